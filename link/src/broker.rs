@@ -1,0 +1,211 @@
+//! Agent ↔ broker. The two are rolled separately, so the encoding is JSON: unknown fields are ignored, new fields
+//! have defaults, and an unknown request is answered with an error instead of ending the connection.
+//!
+//! The broker listens; the agent connects, says [`Hello`] and both sides may then ask and answer at any time.
+
+use crate::{Packet, PacketError, Refusal};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use volume::VolumeSpec;
+
+/// Raised when an old peer could misunderstand a new one.
+pub const PROTOCOL: u32 = 1;
+
+/// One mounted FUSE connection, named by the broker: never reused in the life of a broker's state directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MountId(pub u64);
+
+impl std::fmt::Display for MountId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "m{}", self.0)
+    }
+}
+
+/// One packet in either direction. `id` pairs an answer with its question, per direction.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Frame<Question, Answer> {
+    Ask { id: u64, body: Question },
+    Answer { id: u64, body: Result<Answer, Refusal> },
+}
+
+pub type FromAgent = Frame<BrokerRequest, AgentAnswer>;
+pub type FromBroker = Frame<AgentRequest, BrokerAnswer>;
+
+/// What the agent asks of the broker.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum BrokerRequest {
+    /// First message on a connection.
+    Hello(Hello),
+    /// Register a cache file (attached) as a passthrough backing file of this connection. The broker accepts
+    /// regular files below the cache roots only. → `Backing`
+    BackingOpen { mount: MountId },
+    BackingClose { mount: MountId, id: u32 },
+    /// Which of these threads (ids in the broker's PID namespace) are being killed? → `Dying`
+    Dying { tids: Vec<u32> },
+    /// Requests that the kernel holds for this connection and nobody has answered. → `Waiting`
+    Waiting { mount: MountId },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hello {
+    pub protocol: u32,
+    pub agent_version: String,
+    pub pid: u32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum BrokerAnswer {
+    /// Answer to Hello. `ping` features may be added with defaults.
+    Welcome { protocol: u32, broker_version: String },
+    Backing { id: u32 },
+    Done,
+    Dying { tids: Vec<u32> },
+    Waiting { count: u64 },
+}
+
+/// What the broker asks of the agent.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum AgentRequest {
+    /// Serve this connection. Attached: the /dev/fuse fd. → `Prepared`, attached: the connection's shared memory
+    /// (INIT, in-flight table), which the broker keeps beside its dup of the fd.
+    Publish(Box<Publish>),
+    /// The INIT reply has been written to the kernel and the readahead set: start reading requests. → `Done`
+    Start { mount: MountId },
+    /// Stop the worker, drop every fd of the connection. Unknown mounts are fine. → `Done`
+    Unpublish { mount: MountId },
+    /// Answered from the agent's memory. → `Usage`
+    Usage { mount: MountId },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Publish {
+    pub mount: MountId,
+    pub spec: VolumeSpec,
+    /// In clear, in memory only; see `Credentials::to_secrets`.
+    #[serde(default)]
+    pub secrets: BTreeMap<String, String>,
+    /// The kernel's INIT request, header included.
+    pub init: Vec<u8>,
+    /// For people: shown in status, logs and metrics.
+    #[serde(default)]
+    pub target: String,
+    #[serde(default)]
+    pub pod: Option<Pod>,
+}
+
+impl std::fmt::Debug for AgentRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            // Secrets stay out of every log.
+            Self::Publish(p) => {
+                f.debug_struct("Publish").field("mount", &p.mount).field("volume", &p.spec.id).finish()
+            }
+            Self::Start { mount } => write!(f, "Start({mount})"),
+            Self::Unpublish { mount } => write!(f, "Unpublish({mount})"),
+            Self::Usage { mount } => write!(f, "Usage({mount})"),
+        }
+    }
+}
+
+/// The pod that mounts, where kubelet told us (`podInfoOnMount`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Pod {
+    pub name: String,
+    pub namespace: String,
+    pub uid: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum AgentAnswer {
+    /// The INIT reply for the kernel, header included; the bdi readahead to set, KiB; and how to prime the mount.
+    Prepared { init_reply: Vec<u8>, read_ahead_kb: u32, small: bool },
+    Done,
+    Usage(Usage),
+}
+
+/// What `NodeGetVolumeStats` and statfs report; totals are of what is known of the source so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Usage {
+    pub total_bytes: u64,
+    pub total_inodes: u64,
+    pub cached_bytes: u64,
+}
+
+/// Encodes and sends one frame.
+pub fn send<T: Serialize>(socket: &Packet, frame: &T, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
+    let body = serde_json::to_vec(frame).map_err(|e| PacketError::Malformed(e.to_string()))?;
+    socket.send(&body, fds)
+}
+
+/// Receives and decodes one frame. A frame that cannot be understood is `Malformed`; the connection stays usable.
+pub fn recv<T: for<'de> Deserialize<'de>>(
+    socket: &Packet,
+    buffer: &mut [u8],
+) -> Result<(T, Vec<OwnedFd>), PacketError> {
+    let (body, fds) = socket.recv(buffer)?;
+    // serde's message can quote the input, which may hold a secret: give the position only.
+    let frame = serde_json::from_slice(body)
+        .map_err(|e| PacketError::Malformed(format!("{:?} at column {}", e.classify(), e.column())))?;
+    Ok((frame, fds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::errors::Kind;
+    use volume::{Credentials, Parameters, SourceUrl, VolumeId};
+
+    fn publish() -> Publish {
+        Publish {
+            mount: MountId(7),
+            spec: VolumeSpec {
+                id: VolumeId::parse("v").unwrap(),
+                source: SourceUrl::parse("s3://bucket").unwrap(),
+                parameters: Parameters::default(),
+            },
+            secrets: Credentials::from_secrets([("accessKeyId", "a"), ("secretAccessKey", "hunter2")])
+                .unwrap()
+                .to_secrets(),
+            init: vec![1, 2, 3],
+            target: "/t".into(),
+            pod: None,
+        }
+    }
+
+    #[test]
+    fn publish_survives_the_wire_and_debug_hides_its_secrets() {
+        let (a, b) = Packet::pair().unwrap();
+        let frame: FromBroker = Frame::Ask { id: 1, body: AgentRequest::Publish(Box::new(publish())) };
+        assert!(!format!("{frame:?}").contains("hunter2"));
+        send(&a, &frame, &[]).unwrap();
+        let mut buffer = vec![0; crate::MAX_MESSAGE];
+        let (frame, _) = recv::<FromBroker>(&b, &mut buffer).unwrap();
+        let Frame::Ask { id: 1, body: AgentRequest::Publish(p) } = frame else { panic!() };
+        assert_eq!(p.secrets["secretAccessKey"], "hunter2");
+    }
+
+    #[test]
+    fn garbage_is_malformed_and_is_not_quoted() {
+        let (a, b) = Packet::pair().unwrap();
+        a.send(br#"{"ask":{"id":1,"body":"hunter2"}}"#, &[]).unwrap();
+        let mut buffer = vec![0; crate::MAX_MESSAGE];
+        let error = recv::<FromAgent>(&b, &mut buffer).unwrap_err();
+        assert!(matches!(&error, PacketError::Malformed(text) if !text.contains("hunter2")), "{error}");
+        send(&a, &FromAgent::Answer { id: 2, body: Err(Refusal::new(Kind::Invalid, "no")) }, &[]).unwrap();
+        assert!(matches!(
+            recv::<FromAgent>(&b, &mut buffer).unwrap().0,
+            Frame::Answer { id: 2, body: Err(Refusal { kind: Kind::Invalid, .. }) }
+        ));
+    }
+}

@@ -1,0 +1,50 @@
+//! Why a request could not be served, in words that survive a process boundary.
+
+use serde::{Deserialize, Serialize};
+
+/// The reader's view of a failure. Turned into an errno in exactly one place: `fuse-worker/src/errno.rs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Cause {
+    /// The source has no such object (any more).
+    NotFound,
+    /// The source refused the credentials, or the object is not theirs to read.
+    Denied,
+    /// The version that was opened is gone from the source and not in the cache; or the inode is unknown.
+    Stale,
+    /// The store did not answer properly within `storeTimeout`.
+    Unavailable,
+    /// Not a directory where one was needed.
+    NotADirectory,
+    /// A defect of ours; the agent has logged it.
+    Internal,
+}
+
+/// Why a publish was refused: `kind` decides the gRPC code, `message` tells the user what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    pub kind: RefusalKind,
+    pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RefusalKind {
+    /// The request itself is wrong: a bad parameter, a malformed secret.
+    Invalid,
+    /// Not in the allow-list, wrong key, no permission at the source.
+    Denied,
+    /// Bucket or prefix does not exist.
+    NotFound,
+    /// Source not reachable in time, agent not running or overloaded: worth a retry.
+    Unavailable,
+    /// The volume is known already with other parameters.
+    Conflict,
+    Internal,
+}
+pub use RefusalKind as Kind;
+
+impl Refusal {
+    pub fn new(kind: RefusalKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+}

@@ -1,0 +1,12 @@
+//! The messages between agent and broker and between agent and worker, and the SEQPACKET socket that carries them.
+//!
+//! One message is one packet: a bounded body and up to [`MAX_FDS`] file descriptors. No I/O other than on that socket
+//! happens here, and no policy.
+
+pub mod broker;
+mod errors;
+mod packet;
+pub mod worker;
+
+pub use errors::{Cause, Refusal};
+pub use packet::{MAX_FDS, MAX_MESSAGE, Packet, PacketError, PeerIdentity};

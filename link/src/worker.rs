@@ -1,0 +1,212 @@
+//! Agent ↔ worker. Both are of one build (the agent spawns the worker), so the encoding is compact (postcard).
+//!
+//! ```text
+//!  spawn ──► Ready ──Assign(+fds)──► Answered(init reply) ──Go──► Serving ──► requests …
+//!            a standby waits here    first mount: the broker       replays what its predecessor left,
+//!                                    gives it to the kernel        then reads the device
+//! ```
+//!
+//! The worker's death needs no message: the socket closes and the agent reaps the child.
+
+use crate::{Cause, Packet, PacketError};
+use serde::{Deserialize, Serialize};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Descriptor numbers that the worker inherits; everything else is closed.
+pub const LINK_FD: i32 = 3;
+
+/// Agent → worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToWorker {
+    /// Attached, in this order: the FUSE device, the connection's shared memory, then one directory per cache root
+    /// of this scope (at most [`crate::MAX_FDS`] − 2 in this packet; further roots follow in `Roots`).
+    Assign(Box<Assign>),
+    /// Further cache roots, attached, continuing the numbering.
+    Roots,
+    /// Start reading requests.
+    Go,
+    Answer { id: u64, body: Result<Reply, Cause> },
+    /// A cached object was evicted, replaced or became whole: drop the file you hold for it.
+    Forget { file: u64 },
+}
+
+/// Everything a worker must know of its volume. Carries no credential.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Assign {
+    pub volume: String,
+    /// Directory of the metadata store of this volume's scope.
+    pub metadata: PathBuf,
+    /// Only cache locations recorded by this agent generation may be used without asking (see `cache::meta`).
+    pub generation: u64,
+    /// How many cache root descriptors come (here and in `Roots`).
+    pub roots: u32,
+    pub threads: u32,
+    pub mode: Mode,
+    /// What the mount shows.
+    pub show: Show,
+    pub withhold: Withhold,
+    /// Pages that random readers get at once, bytes; a power of two ≥ 4096.
+    pub block_bytes: u64,
+    /// True for a successor: the INIT reply recorded in the shared memory must come out again.
+    pub takeover: bool,
+}
+
+/// How opens are answered; fixed for the life of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mode {
+    /// Passthrough of whole files, ordinary opens of the rest.
+    Passthrough,
+    /// OPEN, OPENDIR and FLUSH are answered ENOSYS once.
+    NoOpen,
+    /// Ordinary opens with kept page cache: the fallback of either.
+    Kept,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Show {
+    pub uid: u32,
+    pub gid: u32,
+    pub file_mode: u32,
+    pub dir_mode: u32,
+    /// How long the kernel may trust names and attributes; None: for ever (static).
+    pub ttl: Option<Duration>,
+    /// Ask the source at every open (strict).
+    pub revalidate_on_open: bool,
+}
+
+/// Debug switches that withhold a kernel feature, so that the path without it can be tested on a kernel that has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Withhold {
+    pub passthrough: bool,
+    pub no_open: bool,
+    pub readdirplus: bool,
+    pub landlock: bool,
+    pub populate_write: bool,
+}
+
+/// Worker → agent.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum FromWorker {
+    /// Started, warmed up, waiting for `Assign`.
+    Ready,
+    /// The session exists and its self-tests passed; the INIT reply as recorded in the shared memory, header included.
+    Answered { init_reply: Vec<u8>, mode: Mode },
+    /// The device is being read.
+    Serving,
+    /// The worker cannot go on; a person reads this. It exits afterwards.
+    Failed { why: String },
+    Ask { id: u64, body: Ask },
+    /// Files that were read since the last such message (cache file ids, with repetitions folded), for eviction's sake.
+    Touched { files: Vec<u64> },
+    /// A sequential reader has passed the mark that the last `Ready` set: fetch on.
+    Advance { file: u64, offset: u64 },
+    /// Counters since the last such message.
+    Counted(Counts),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Ask {
+    /// Make the metadata store know this name (or that it does not exist), as fresh as the volume demands. → `Stored`
+    Lookup { parent: u64, name: Vec<u8> },
+    /// Make the metadata store hold the listing of this directory. → `Stored`
+    List { dir: u64 },
+    /// Make the attributes of this inode as fresh as the volume demands; `force`: ask the source now. → `Stored`
+    Attributes { ino: u64, force: bool },
+    /// The cache file of this version of this inode. → `File`
+    File { ino: u64, version: u32 },
+    /// Bring these bytes in. → `Present` or `Detached`
+    Read { file: u64, offset: u64, len: u32 },
+    /// The cache file gave an I/O error or a short read: drop it. → `Stored`
+    Damaged { file: u64 },
+    /// A passthrough backing id for this cache file. → `Backing`
+    BackingOpen { file: u64 },
+    /// → `Stored`
+    BackingClose { id: u32 },
+    /// Which of these threads are being killed? → `Dying`
+    Dying { tids: Vec<u32> },
+    /// → `Space`
+    Space,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// Look into the metadata store.
+    Stored,
+    /// Attached: the data file, read-only; and, unless `whole`, the presence bitmap (one bit per block, little endian).
+    File { file: u64, size: u64, whole: bool },
+    /// The range is in the cache file and verified. `mark`: when a reader passes this offset, say `Advance`.
+    Present { mark: Option<u64> },
+    /// The cache could not take the bytes: here they are, in an attached memory file, from offset 0.
+    Detached { len: u32 },
+    Backing { id: u32 },
+    Dying { tids: Vec<u32> },
+    Space { total_bytes: u64, total_inodes: u64 },
+}
+
+/// What the worker did since it last said so. All are counts or bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counts {
+    pub lookups: u64,
+    pub opens_passthrough: u64,
+    pub opens_kept: u64,
+    pub opens_estale: u64,
+    /// READ requests answered from the cache file without the agent.
+    pub reads_hit: u64,
+    pub bytes_hit: u64,
+    /// READ requests that had to ask the agent.
+    pub reads_miss: u64,
+    pub bytes_miss: u64,
+    pub reads_detached: u64,
+    pub readdirs: u64,
+    /// Answered from the metadata store without the agent.
+    pub metadata_hits: u64,
+    pub metadata_misses: u64,
+    pub interrupts: u64,
+    pub interrupted: u64,
+    pub replayed: u64,
+    /// Times that the in-flight table or the staging buffers were full.
+    pub table_full: u64,
+}
+
+pub fn send<T: Serialize>(socket: &Packet, message: &T, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
+    let body = postcard::to_stdvec(message).map_err(|e| PacketError::Malformed(e.to_string()))?;
+    socket.send(&body, fds)
+}
+
+pub fn recv<T: for<'de> Deserialize<'de>>(
+    socket: &Packet,
+    buffer: &mut [u8],
+) -> Result<(T, Vec<OwnedFd>), PacketError> {
+    let (body, fds) = socket.recv(buffer)?;
+    let message = postcard::from_bytes(body).map_err(|e| PacketError::Malformed(e.to_string()))?;
+    Ok((message, fds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_the_wire() {
+        let (a, b) = Packet::pair().unwrap();
+        send(&a, &FromWorker::Ask { id: 9, body: Ask::Lookup { parent: 1, name: b"x\xff".to_vec() } }, &[]).unwrap();
+        let mut buffer = vec![0; crate::MAX_MESSAGE];
+        let (message, _) = recv::<FromWorker>(&b, &mut buffer).unwrap();
+        assert!(matches!(
+            message,
+            FromWorker::Ask { id: 9, body: Ask::Lookup { parent: 1, name } } if name == b"x\xff"
+        ));
+    }
+
+    #[test]
+    fn garbage_from_a_worker_is_malformed() {
+        let (a, b) = Packet::pair().unwrap();
+        a.send(&[0xff; 40], &[]).unwrap();
+        let mut buffer = vec![0; crate::MAX_MESSAGE];
+        assert!(matches!(recv::<FromWorker>(&b, &mut buffer), Err(PacketError::Malformed(_))));
+    }
+}

@@ -1,0 +1,91 @@
+//! The node's allow-list: which sources and endpoints may be used at all.
+
+use crate::{Parameters, SourceUrl};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Each list is matched by prefix after normalisation; an entry ending in `*` matches any continuation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct AllowList {
+    /// `s3://*`, `s3://team-a-*`, `s3://bucket/prefix/`. Empty: no S3 source is allowed.
+    pub sources: Vec<String>,
+    /// `https://*`, `http://127.0.0.1:9000`. A volume without `endpoint` uses AWS's own and needs no entry.
+    pub endpoints: Vec<String>,
+    /// Directories below which `file://` sources may lie. Empty: none.
+    pub roots: Vec<PathBuf>,
+}
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum NotAllowed {
+    #[error("source {0} is not in this node's allow-list: ask the platform team to add it to allow.sources")]
+    Source(String),
+    #[error("directory {0} is not below a root that this node allows: ask the platform team to add it to allow.roots")]
+    Root(String),
+    #[error("endpoint {0} is not in this node's allow-list: ask the platform team to add it to allow.endpoints")]
+    Endpoint(String),
+}
+
+impl AllowList {
+    pub fn check(&self, source: &SourceUrl, parameters: &Parameters) -> Result<(), NotAllowed> {
+        match source {
+            SourceUrl::S3 { .. } => {
+                let text = source.to_string();
+                if !self.sources.iter().any(|entry| covers(entry, &text)) {
+                    return Err(NotAllowed::Source(text));
+                }
+                if let Some(endpoint) = &parameters.endpoint {
+                    let text = endpoint.as_str();
+                    if !self.endpoints.iter().any(|entry| covers(entry, text)) {
+                        return Err(NotAllowed::Endpoint(text.to_owned()));
+                    }
+                }
+                Ok(())
+            }
+            // Path::starts_with compares whole components: /data does not cover /database.
+            SourceUrl::Dir { path } => match self.roots.iter().any(|root| path.starts_with(root)) {
+                true => Ok(()),
+                false => Err(NotAllowed::Root(path.display().to_string())),
+            },
+        }
+    }
+}
+
+/// `s3://b` covers `s3://b/x/` but not `s3://bb/`; `s3://b*` covers both.
+fn covers(entry: &str, text: &str) -> bool {
+    match entry.strip_suffix('*') {
+        Some(prefix) => text.starts_with(prefix),
+        None => {
+            let entry = entry.trim_end_matches('/');
+            text.strip_prefix(entry).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_match_whole_segments_unless_starred() {
+        assert!(covers("s3://b", "s3://b/x/"));
+        assert!(!covers("s3://b", "s3://bb/x/"));
+        assert!(covers("s3://b*", "s3://bb/x/"));
+        assert!(covers("http://127.0.0.1:9000", "http://127.0.0.1:9000/"));
+        assert!(!covers("http://127.0.0.1:9000", "http://127.0.0.1:90001/"));
+        assert!(!covers("https://good.example", "https://good.example.evil/"));
+    }
+
+    #[test]
+    fn empty_list_allows_nothing() {
+        let none = AllowList::default();
+        for source in ["s3://bucket", "file:///data"] {
+            let source = SourceUrl::parse(source).unwrap();
+            assert!(none.check(&source, &Parameters::default()).is_err());
+        }
+        let roots = AllowList { roots: vec!["/data".into()], ..none };
+        let check = |s: &str| roots.check(&SourceUrl::parse(s).unwrap(), &Parameters::default());
+        assert!(check("file:///data/x").is_ok());
+        assert!(check("file:///database").is_err());
+    }
+}

@@ -1,0 +1,192 @@
+//! Credentials of a volume: kept in memory, never shown, told apart by a digest.
+
+use crate::{Parameters, SourceUrl};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// S3-style credentials. `Debug` shows no secret; there is no `Serialize` on purpose, see [`Credentials::to_secrets`].
+#[derive(Clone, Debug, Default)]
+pub struct Credentials {
+    keys: Option<Keys>,
+}
+
+#[derive(Clone)]
+struct Keys {
+    access_key_id: SecretString,
+    secret_access_key: SecretString,
+    session_token: Option<SecretString>,
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Keys(redacted)")
+    }
+}
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum CredentialsError {
+    #[error("the secret has {have} but no {missing}: it needs both accessKeyId and secretAccessKey")]
+    Incomplete { have: &'static str, missing: &'static str },
+    #[error("the secret has an unknown key {0:?}: it takes accessKeyId, secretAccessKey and sessionToken")]
+    Unknown(String),
+    #[error("the secret's {0} is empty or has control characters (a trailing newline?)")]
+    Malformed(&'static str),
+}
+
+impl Credentials {
+    /// No signature: public buckets, local directories.
+    pub fn anonymous() -> Self {
+        Self::default()
+    }
+
+    /// From CSI secrets; an empty map is anonymous.
+    pub fn from_secrets<K: AsRef<str>, V: AsRef<str>>(
+        secrets: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<Self, CredentialsError> {
+        let (mut id, mut key, mut token) = (None, None, None);
+        for (name, value) in secrets {
+            let (slot, name) = match name.as_ref() {
+                "accessKeyId" => (&mut id, "accessKeyId"),
+                "secretAccessKey" => (&mut key, "secretAccessKey"),
+                "sessionToken" => (&mut token, "sessionToken"),
+                other => return Err(CredentialsError::Unknown(other.to_owned())),
+            };
+            let value = value.as_ref();
+            if value.is_empty() || value.chars().any(char::is_control) {
+                return Err(CredentialsError::Malformed(name));
+            }
+            *slot = Some(SecretString::from(value.to_owned()));
+        }
+        match (id, key) {
+            (Some(access_key_id), Some(secret_access_key)) => {
+                Ok(Self { keys: Some(Keys { access_key_id, secret_access_key, session_token: token }) })
+            }
+            (None, None) if token.is_none() => Ok(Self::anonymous()),
+            (Some(_), None) => {
+                Err(CredentialsError::Incomplete { have: "accessKeyId", missing: "secretAccessKey" })
+            }
+            (None, Some(_)) => {
+                Err(CredentialsError::Incomplete { have: "secretAccessKey", missing: "accessKeyId" })
+            }
+            (None, None) => Err(CredentialsError::Incomplete { have: "sessionToken", missing: "accessKeyId" }),
+        }
+    }
+
+    /// From `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`; absent means anonymous.
+    pub fn from_environment(get: impl Fn(&str) -> Option<String>) -> Result<Self, CredentialsError> {
+        let pairs = [
+            ("accessKeyId", "AWS_ACCESS_KEY_ID"),
+            ("secretAccessKey", "AWS_SECRET_ACCESS_KEY"),
+            ("sessionToken", "AWS_SESSION_TOKEN"),
+        ];
+        Self::from_secrets(pairs.into_iter().filter_map(|(name, var)| Some((name, get(var)?))))
+    }
+
+    /// In clear, for the one message that carries them between our own processes. Never log the result.
+    pub fn to_secrets(&self) -> BTreeMap<String, String> {
+        let mut map = BTreeMap::new();
+        if let Some(k) = &self.keys {
+            map.insert("accessKeyId".into(), k.access_key_id.expose_secret().to_owned());
+            map.insert("secretAccessKey".into(), k.secret_access_key.expose_secret().to_owned());
+            if let Some(t) = &k.session_token {
+                map.insert("sessionToken".into(), t.expose_secret().to_owned());
+            }
+        }
+        map
+    }
+
+    pub fn is_anonymous(&self) -> bool {
+        self.keys.is_none()
+    }
+}
+
+/// Names what may share cached bytes: one source seen with one set of credentials. 32 hex digits, safe as a file name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ScopeId(String);
+
+impl ScopeId {
+    pub(crate) fn of(source: &SourceUrl, parameters: &Parameters, credentials: &Credentials) -> Self {
+        use sha2::Digest;
+        let mut digest = sha2::Sha256::new();
+        let mut field = |bytes: &[u8]| {
+            digest.update((bytes.len() as u64).to_le_bytes());
+            digest.update(bytes);
+        };
+        field(source.to_string().as_bytes());
+        field(parameters.endpoint.as_ref().map(|e| e.as_str()).unwrap_or_default().as_bytes());
+        field(parameters.region.as_deref().unwrap_or_default().as_bytes());
+        match &credentials.keys {
+            None => field(b"anonymous"),
+            Some(k) => {
+                field(b"keys");
+                field(k.access_key_id.expose_secret().as_bytes());
+                // The secret belongs to the scope: knowing someone's key id must not open their cache.
+                // A session token does not: it changes every hour for the same identity.
+                field(k.secret_access_key.expose_secret().as_bytes());
+            }
+        }
+        Self(hex::encode(&digest.finalize()[..16]))
+    }
+
+    /// From a directory name written by an earlier run.
+    pub fn parse(text: &str) -> Option<Self> {
+        (text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase()))
+            .then(|| Self(text.to_owned()))
+    }
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for ScopeId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(id: &str, secret: &str) -> Credentials {
+        Credentials::from_secrets([("accessKeyId", id), ("secretAccessKey", secret)]).unwrap()
+    }
+
+    #[test]
+    fn debug_shows_no_secret() {
+        let text = format!("{:?}", keys("AKIAEXAMPLE", "hunter2"));
+        assert!(!text.contains("hunter2") && !text.contains("AKIAEXAMPLE"), "{text}");
+    }
+
+    #[test]
+    fn incomplete_or_unknown_secrets_say_what_is_missing() {
+        assert!(matches!(
+            Credentials::from_secrets([("accessKeyId", "x")]),
+            Err(CredentialsError::Incomplete { missing: "secretAccessKey", .. })
+        ));
+        assert!(matches!(Credentials::from_secrets([("password", "x")]), Err(CredentialsError::Unknown(_))));
+        assert!(matches!(
+            Credentials::from_secrets([("accessKeyId", "x\n"), ("secretAccessKey", "y")]),
+            Err(CredentialsError::Malformed("accessKeyId"))
+        ));
+        assert!(Credentials::from_secrets::<&str, &str>([]).unwrap().is_anonymous());
+    }
+
+    #[test]
+    fn scopes_differ_by_source_endpoint_and_secret_but_not_by_token() {
+        let source = SourceUrl::parse("s3://bucket/a").unwrap();
+        let params = Parameters::default();
+        let base = ScopeId::of(&source, &params, &keys("id", "secret"));
+        assert_ne!(base, ScopeId::of(&source, &params, &keys("id", "other")));
+        assert_ne!(base, ScopeId::of(&source, &params, &Credentials::anonymous()));
+        let token = Credentials::from_secrets([
+            ("accessKeyId", "id"),
+            ("secretAccessKey", "secret"),
+            ("sessionToken", "t"),
+        ])
+        .unwrap();
+        assert_eq!(base, ScopeId::of(&source, &params, &token));
+        assert_eq!(ScopeId::parse(base.as_str()), Some(base));
+    }
+}

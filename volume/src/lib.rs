@@ -1,0 +1,47 @@
+//! What a volume is, typed once: its id, where its bytes live, its parameters and its credentials.
+//!
+//! Everything that arrives as text (StorageClass parameters, CSI secrets, a URL on a command line) becomes one of
+//! these types at the edge or is refused with a message that says what to do. Nothing here does I/O.
+
+mod allow;
+mod credentials;
+mod id;
+mod parameters;
+mod source;
+mod template;
+mod units;
+
+pub use allow::{AllowList, NotAllowed};
+pub use credentials::{Credentials, CredentialsError, ScopeId};
+pub use id::{BadVolumeId, VolumeId};
+pub use parameters::{Addressing, Freshness, KNOWN_PARAMETERS, ParameterError, Parameters, Profile};
+pub use source::{SourceError, SourceUrl};
+pub use template::{TemplateError, TemplateValues, expand_path};
+pub use units::{parse_bytes, parse_duration};
+
+use serde::{Deserialize, Serialize};
+
+/// One volume as the controller recorded it and the node serves it. Carries no secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeSpec {
+    pub id: VolumeId,
+    /// Source with the expanded `path` already appended.
+    pub source: SourceUrl,
+    pub parameters: Parameters,
+}
+
+impl VolumeSpec {
+    /// What the cache may share: same bytes behind the same credentials.
+    /// Endpoint and region belong to the identity, because `s3://data` is another bucket on another endpoint.
+    pub fn scope(&self, credentials: &Credentials) -> ScopeId {
+        ScopeId::of(&self.source, &self.parameters, credentials)
+    }
+
+    /// Digest of everything that decides what is mounted, secrets excluded: equal digests mean that a repeated
+    /// publish asks for the same thing. 16 hex digits.
+    pub fn digest(&self) -> String {
+        use sha2::Digest;
+        let canonical = format!("{:?}", (&self.source, &self.parameters));
+        hex::encode(&sha2::Sha256::digest(canonical.as_bytes())[..8])
+    }
+}

@@ -1,0 +1,366 @@
+//! StorageClass parameters: parsed once, unknown names refused with the nearest known one.
+
+use crate::template::{TemplateError, TemplateValues, expand_path};
+use crate::{SourceError, SourceUrl, parse_bytes, parse_duration};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use url::Url;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Addressing {
+    /// `https://endpoint/bucket/key`
+    #[default]
+    Path,
+    /// `https://bucket.endpoint/key`
+    Virtual,
+}
+
+/// How soon a change at the source is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Freshness {
+    /// Never revalidated.
+    Static,
+    /// Within this time.
+    Ttl(Duration),
+    /// At every open (close-to-open).
+    Strict,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Profile {
+    /// Chosen at publish from one listing page.
+    #[default]
+    Auto,
+    /// Passthrough of whole files.
+    Large,
+    /// No-open, long TTLs.
+    Small,
+}
+
+/// Everything about a volume but its id, source and credentials. Field docs are the user's docs: keep
+/// `docs/configuration.md` in step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Parameters {
+    pub endpoint: Option<Url>,
+    pub region: Option<String>,
+    pub addressing: Addressing,
+    pub allow_http: bool,
+    pub freshness: Freshness,
+    pub profile: Profile,
+    /// Largest readahead of a sequential reader, bytes; None: the agent's default.
+    pub readahead: Option<u64>,
+    /// Most bytes of cache that this volume's scope may hold; None: the agent's default.
+    pub cache_limit: Option<u64>,
+    pub uid: u32,
+    pub gid: u32,
+    pub file_mode: u32,
+    pub dir_mode: u32,
+    pub heal_timeout: Duration,
+    pub store_timeout: Duration,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self {
+            endpoint: None,
+            region: None,
+            addressing: Addressing::Path,
+            allow_http: false,
+            freshness: Freshness::Ttl(Duration::from_secs(60)),
+            profile: Profile::Auto,
+            readahead: None,
+            cache_limit: None,
+            uid: 0,
+            gid: 0,
+            file_mode: 0o444,
+            dir_mode: 0o555,
+            heal_timeout: Duration::from_secs(60),
+            store_timeout: Duration::from_secs(300),
+        }
+    }
+}
+
+/// In the order of `docs/configuration.md`.
+pub const KNOWN_PARAMETERS: &[&str] = &[
+    "source",
+    "endpoint",
+    "region",
+    "addressingStyle",
+    "allowHttp",
+    "path",
+    "freshness",
+    "metadataTtl",
+    "profile",
+    "readahead",
+    "cacheLimit",
+    "uid",
+    "gid",
+    "fileMode",
+    "dirMode",
+    "healTimeout",
+    "storeTimeout",
+];
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ParameterError {
+    #[error("unknown parameter {name:?}{}", .nearest.map(|n| format!(": did you mean {n:?}?")).unwrap_or_else(|| format!("; known: {}", KNOWN_PARAMETERS.join(", "))))]
+    Unknown { name: String, nearest: Option<&'static str> },
+    #[error("parameter \"source\" is missing: set it to s3://bucket/prefix or file:///directory")]
+    NoSource,
+    #[error("parameter {name:?} has value {value:?}: {expected}")]
+    Value { name: &'static str, value: String, expected: &'static str },
+    #[error("parameter \"metadataTtl\" has no meaning with freshness {0:?}: leave it out or set freshness to \"ttl\"")]
+    TtlWithoutTtl(String),
+    #[error("parameter \"endpoint\" {0:?} is plain HTTP: use https, or set \"allowHttp\" to \"true\"")]
+    PlainHttp(String),
+    #[error("parameter {0:?} applies to s3:// sources only")]
+    NotForDirectories(&'static str),
+    #[error("profile \"small\" cannot be used with freshness \"strict\": without OPEN requests nothing can revalidate at open; use \"ttl\" or profile \"large\"")]
+    SmallStrict,
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+}
+
+impl Parameters {
+    /// Parses StorageClass parameters (or a volume context): the source with `path` expanded, and the rest.
+    /// Keys under `csi.storage.k8s.io/` are accepted and left to the caller.
+    pub fn parse<K: AsRef<str>, V: AsRef<str>>(
+        pairs: impl IntoIterator<Item = (K, V)>,
+        values: &TemplateValues,
+    ) -> Result<(SourceUrl, Self), ParameterError> {
+        let mut p = Self::default();
+        let (mut source, mut path, mut freshness, mut ttl) = (None, None, None, None);
+        let mut s3_only = None;
+        for (name, value) in pairs {
+            let (name, value) = (name.as_ref(), value.as_ref());
+            if name.starts_with("csi.storage.k8s.io/") {
+                continue;
+            }
+            let bad = |name, expected| ParameterError::Value { name, value: value.to_owned(), expected };
+            match name {
+                "source" => source = Some(SourceUrl::parse(value)?),
+                "path" => path = Some(value.to_owned()),
+                "endpoint" => {
+                    let text = "write https://host[:port], without user, path, query or fragment";
+                    let url = Url::parse(value).map_err(|_| bad("endpoint", text))?;
+                    let plain = matches!(url.scheme(), "http" | "https")
+                        && url.host_str().is_some()
+                        && url.username().is_empty()
+                        && url.password().is_none()
+                        && matches!(url.path(), "" | "/")
+                        && url.query().is_none()
+                        && url.fragment().is_none();
+                    if !plain {
+                        // The value may hold a password: do not repeat it.
+                        return Err(ParameterError::Value {
+                            name: "endpoint",
+                            value: url.host_str().unwrap_or_default().to_owned(),
+                            expected: text,
+                        });
+                    }
+                    p.endpoint = Some(url);
+                    s3_only = Some("endpoint");
+                }
+                "region" => {
+                    let legal = |c: char| c.is_ascii_alphanumeric() || c == '-';
+                    if value.is_empty() || value.len() > 64 || !value.chars().all(legal) {
+                        return Err(bad("region", "write a region name such as eu-central-1"));
+                    }
+                    p.region = Some(value.to_owned());
+                    s3_only = Some("region");
+                }
+                "addressingStyle" => {
+                    p.addressing = match value {
+                        "path" => Addressing::Path,
+                        "virtual" => Addressing::Virtual,
+                        _ => return Err(bad("addressingStyle", "use \"path\" or \"virtual\"")),
+                    };
+                    s3_only = Some("addressingStyle");
+                }
+                "allowHttp" => {
+                    p.allow_http = match value {
+                        "true" => true,
+                        "false" => false,
+                        _ => return Err(bad("allowHttp", "use \"true\" or \"false\"")),
+                    };
+                    s3_only = Some("allowHttp");
+                }
+                "freshness" => freshness = Some(value.to_owned()),
+                "metadataTtl" => {
+                    let parsed = parse_duration(value).filter(|d| *d <= Duration::from_secs(365 * 86_400));
+                    ttl = Some(parsed.ok_or_else(|| bad("metadataTtl", "write a duration such as 60s or 5m"))?);
+                }
+                "profile" => {
+                    p.profile = match value {
+                        "auto" => Profile::Auto,
+                        "large" => Profile::Large,
+                        "small" => Profile::Small,
+                        _ => return Err(bad("profile", "use \"auto\", \"large\" or \"small\"")),
+                    }
+                }
+                "readahead" => {
+                    let parsed = parse_bytes(value).filter(|b| *b <= 1 << 30);
+                    p.readahead =
+                        Some(parsed.ok_or_else(|| bad("readahead", "write a size up to 1Gi such as 64Mi; 0 is off"))?);
+                }
+                "cacheLimit" => {
+                    let parsed = parse_bytes(value).filter(|b| *b > 0);
+                    p.cache_limit = Some(parsed.ok_or_else(|| bad("cacheLimit", "write a size such as 100Gi"))?);
+                }
+                "uid" => p.uid = id(value).ok_or_else(|| bad("uid", "write a numeric user id"))?,
+                "gid" => p.gid = id(value).ok_or_else(|| bad("gid", "write a numeric group id"))?,
+                "fileMode" => p.file_mode = mode(value).ok_or_else(|| bad("fileMode", "write octal such as 0444"))?,
+                "dirMode" => p.dir_mode = mode(value).ok_or_else(|| bad("dirMode", "write octal such as 0555"))?,
+                "healTimeout" => {
+                    let parsed = limit(value, Duration::from_secs(1), Duration::from_secs(3600));
+                    p.heal_timeout = parsed.ok_or_else(|| bad("healTimeout", "write a duration from 1s to 1h"))?;
+                }
+                "storeTimeout" => {
+                    let parsed = limit(value, Duration::from_secs(1), Duration::from_secs(86_400));
+                    p.store_timeout = parsed.ok_or_else(|| bad("storeTimeout", "write a duration from 1s to 24h"))?;
+                }
+                other => return Err(unknown(other)),
+            }
+        }
+        p.freshness = match (freshness.as_deref(), ttl) {
+            (None, None) => p.freshness,
+            (None | Some("ttl"), Some(ttl)) => Freshness::Ttl(ttl),
+            (Some("ttl"), None) => Self::default().freshness,
+            (Some("static"), None) => Freshness::Static,
+            (Some("strict"), None) => Freshness::Strict,
+            (Some(other @ ("static" | "strict")), Some(_)) => {
+                return Err(ParameterError::TtlWithoutTtl(other.to_owned()));
+            }
+            (Some(other), _) => {
+                let expected = "use \"static\", \"ttl\" or \"strict\"";
+                return Err(ParameterError::Value { name: "freshness", value: other.to_owned(), expected });
+            }
+        };
+        if p.profile == Profile::Small && p.freshness == Freshness::Strict {
+            return Err(ParameterError::SmallStrict);
+        }
+        let source = source.ok_or(ParameterError::NoSource)?;
+        if let (SourceUrl::Dir { .. }, Some(name)) = (&source, s3_only) {
+            return Err(ParameterError::NotForDirectories(name));
+        }
+        if let Some(endpoint) = &p.endpoint
+            && endpoint.scheme() == "http"
+            && !p.allow_http
+        {
+            return Err(ParameterError::PlainHttp(endpoint.to_string()));
+        }
+        let source = match path {
+            None => source,
+            Some(path) => source.join(&expand_path(&path, values)?)?,
+        };
+        Ok((source, p))
+    }
+}
+
+fn unknown(name: &str) -> ParameterError {
+    let distance = |known: &&&str| strsim::damerau_levenshtein(&known.to_lowercase(), &name.to_lowercase());
+    let nearest = KNOWN_PARAMETERS.iter().min_by_key(distance).filter(|known| distance(known) <= 3).copied();
+    ParameterError::Unknown { name: name.chars().take(80).collect(), nearest }
+}
+
+fn id(value: &str) -> Option<u32> {
+    value.parse().ok().filter(|id| *id != u32::MAX)
+}
+
+/// Permission bits only: read-only volumes carry no setuid, setgid or sticky bit.
+fn mode(value: &str) -> Option<u32> {
+    u32::from_str_radix(value.strip_prefix("0o").unwrap_or(value), 8).ok().filter(|m| *m <= 0o777)
+}
+
+fn limit(value: &str, least: Duration, most: Duration) -> Option<Duration> {
+    parse_duration(value).filter(|d| (least..=most).contains(d))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(pairs: &[(&str, &str)]) -> Result<(SourceUrl, Parameters), ParameterError> {
+        Parameters::parse(pairs.iter().copied(), &TemplateValues::default())
+    }
+
+    #[test]
+    fn an_unknown_parameter_names_the_nearest_known_one() {
+        let error = parse(&[("source", "s3://bucket"), ("freshnes", "ttl")]).unwrap_err();
+        assert_eq!(error.to_string(), "unknown parameter \"freshnes\": did you mean \"freshness\"?");
+        let error = parse(&[("colour", "blue")]).unwrap_err().to_string();
+        assert!(error.contains("known: source"), "{error}");
+    }
+
+    #[test]
+    fn values_are_checked() {
+        for (name, value) in [
+            ("endpoint", "localhost:9000"),
+            ("endpoint", "https://user:pw@host"),
+            ("endpoint", "https://host/path"),
+            ("region", "eu central"),
+            ("addressingStyle", "host"),
+            ("allowHttp", "yes"),
+            ("freshness", "fresh"),
+            ("metadataTtl", "60"),
+            ("profile", "huge"),
+            ("readahead", "2Gi"),
+            ("cacheLimit", "0"),
+            ("uid", "-1"),
+            ("gid", "4294967295"),
+            ("fileMode", "4755"),
+            ("dirMode", "rwx"),
+            ("healTimeout", "0s"),
+            ("storeTimeout", "forever"),
+        ] {
+            let error = parse(&[("source", "s3://bucket"), (name, value)]).unwrap_err();
+            assert!(matches!(&error, ParameterError::Value { name: n, .. } if *n == name), "{name}={value}: {error}");
+            assert!(!error.to_string().contains("pw@"), "{error}");
+        }
+    }
+
+    #[test]
+    fn combinations_that_mean_nothing_are_refused() {
+        let s3 = ("source", "s3://bucket");
+        assert!(matches!(
+            parse(&[s3, ("freshness", "static"), ("metadataTtl", "5s")]),
+            Err(ParameterError::TtlWithoutTtl(_))
+        ));
+        assert!(matches!(parse(&[s3, ("endpoint", "http://h:1")]), Err(ParameterError::PlainHttp(_))));
+        assert!(parse(&[s3, ("endpoint", "http://h:1"), ("allowHttp", "true")]).is_ok());
+        assert_eq!(
+            parse(&[s3, ("profile", "small"), ("freshness", "strict")]),
+            Err(ParameterError::SmallStrict)
+        );
+        assert!(matches!(
+            parse(&[("source", "file:///d"), ("region", "x")]),
+            Err(ParameterError::NotForDirectories("region"))
+        ));
+        assert_eq!(parse(&[]), Err(ParameterError::NoSource));
+    }
+
+    #[test]
+    fn kubernetes_own_keys_are_accepted_and_a_ttl_implies_freshness_ttl() {
+        let (source, p) = parse(&[
+            ("source", "s3://bucket/x"),
+            ("csi.storage.k8s.io/pvc/name", "claim"),
+            ("metadataTtl", "5s"),
+        ])
+        .unwrap();
+        assert_eq!(source.to_string(), "s3://bucket/x/");
+        assert_eq!(p.freshness, Freshness::Ttl(Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn specs_survive_serialisation() {
+        let (_, p) = parse(&[("source", "s3://bucket/x"), ("endpoint", "https://h:1"), ("uid", "7")]).unwrap();
+        let text = serde_json::to_string(&p).unwrap();
+        assert_eq!(serde_json::from_str::<Parameters>(&text).unwrap(), p);
+    }
+}

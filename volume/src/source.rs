@@ -1,0 +1,141 @@
+//! Where a volume's bytes live.
+
+use serde::{Deserialize, Serialize};
+use std::path::{Component, Path, PathBuf};
+
+/// A parsed `source` parameter. More schemes are more variants: the compiler then finds every place that must know them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum SourceUrl {
+    /// `s3://bucket/prefix`; `prefix` is "" or ends in "/".
+    S3 { bucket: String, prefix: String },
+    /// `file:///dir`, an absolute, normalised path.
+    Dir { path: PathBuf },
+}
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SourceError {
+    #[error("source {0:?} is not a URL: write s3://bucket/prefix or file:///directory")]
+    NotAUrl(String),
+    #[error("source scheme {0:?} is not supported: use s3:// or file://")]
+    Scheme(String),
+    #[error("source {0:?} names no bucket: write s3://bucket/prefix")]
+    NoBucket(String),
+    #[error("bucket name {0:?} is not valid: 3 to 63 characters of a-z 0-9 . -")]
+    Bucket(String),
+    #[error("source {0:?} must be an absolute path without '..': write file:///directory")]
+    Path(String),
+    #[error("source prefix {0:?} has an empty, '.' or '..' segment, which no path can name")]
+    Prefix(String),
+    #[error("source {0:?} carries a user, password, port, query or fragment: put credentials into the secret and the address into 'endpoint'")]
+    Extras(String),
+}
+
+impl SourceUrl {
+    pub fn parse(text: &str) -> Result<Self, SourceError> {
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| SourceError::NotAUrl(redact(text)))?;
+        match scheme {
+            "s3" => {
+                if rest.contains(['@', '?', '#']) {
+                    return Err(SourceError::Extras(redact(text)));
+                }
+                let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+                if bucket.is_empty() {
+                    return Err(SourceError::NoBucket(text.to_owned()));
+                }
+                let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '-');
+                if !(3..=63).contains(&bucket.len()) || !bucket.chars().all(legal) || bucket.contains("..") {
+                    return Err(SourceError::Bucket(bucket.to_owned()));
+                }
+                Ok(Self::S3 { bucket: bucket.to_owned(), prefix: directory_prefix(prefix)? })
+            }
+            "file" => {
+                let path = Path::new(rest);
+                let plain = |c: Component<'_>| matches!(c, Component::RootDir | Component::Normal(_));
+                if !path.is_absolute() || !path.components().all(plain) || rest.contains('\0') {
+                    return Err(SourceError::Path(text.to_owned()));
+                }
+                Ok(Self::Dir { path: path.components().collect() })
+            }
+            other => Err(SourceError::Scheme(other.to_owned())),
+        }
+    }
+
+    /// The source one directory deeper; `relative` was checked by [`crate::expand_path`].
+    pub fn join(&self, relative: &str) -> Result<Self, SourceError> {
+        if relative.is_empty() {
+            return Ok(self.clone());
+        }
+        let below = directory_prefix(relative)?;
+        Ok(match self {
+            Self::S3 { bucket, prefix } => {
+                Self::S3 { bucket: bucket.clone(), prefix: format!("{prefix}{below}") }
+            }
+            Self::Dir { path } => Self::Dir { path: path.join(below.trim_end_matches('/')) },
+        })
+    }
+}
+
+/// "" or a prefix ending in one slash, every segment nameable as a path component.
+fn directory_prefix(prefix: &str) -> Result<String, SourceError> {
+    let trimmed = prefix.strip_suffix('/').unwrap_or(prefix);
+    if trimmed.is_empty() {
+        return Ok(String::new());
+    }
+    if trimmed.split('/').any(|segment| matches!(segment, "" | "." | "..") || segment.contains('\0')) {
+        return Err(SourceError::Prefix(prefix.to_owned()));
+    }
+    Ok(format!("{trimmed}/"))
+}
+
+/// A user may have pasted a password into the URL: keep it out of the message.
+fn redact(text: &str) -> String {
+    match (text.find("://"), text.rfind('@')) {
+        (Some(start), Some(at)) if at > start => format!("{}://…{}", &text[..start], &text[at..]),
+        _ => text.split(['?', '#']).next().unwrap_or_default().to_owned(),
+    }
+}
+
+impl std::fmt::Display for SourceUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::S3 { bucket, prefix } => write!(f, "s3://{bucket}/{prefix}"),
+            Self::Dir { path } => write!(f, "file://{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_round_trip_and_normalise() {
+        for (text, shown) in [
+            ("s3://bucket", "s3://bucket/"),
+            ("s3://bucket/a/b", "s3://bucket/a/b/"),
+            ("s3://bucket/a/", "s3://bucket/a/"),
+            ("file:///data/set/", "file:///data/set"),
+        ] {
+            assert_eq!(SourceUrl::parse(text).map(|s| s.to_string()), Ok(shown.to_owned()));
+        }
+    }
+
+    #[test]
+    fn bad_sources_say_why() {
+        assert!(matches!(SourceUrl::parse("bucket"), Err(SourceError::NotAUrl(_))));
+        assert!(matches!(SourceUrl::parse("ftp://x/y"), Err(SourceError::Scheme(_))));
+        assert!(matches!(SourceUrl::parse("s3:///x"), Err(SourceError::NoBucket(_))));
+        assert!(matches!(SourceUrl::parse("s3://UPPER/x"), Err(SourceError::Bucket(_))));
+        assert!(matches!(SourceUrl::parse("s3://bucket/a//b"), Err(SourceError::Prefix(_))));
+        assert!(matches!(SourceUrl::parse("s3://bucket/../b"), Err(SourceError::Prefix(_))));
+        assert!(matches!(SourceUrl::parse("file://data"), Err(SourceError::Path(_))));
+        assert!(matches!(SourceUrl::parse("file:///data/../etc"), Err(SourceError::Path(_))));
+    }
+
+    #[test]
+    fn a_password_in_the_url_is_not_repeated() {
+        let error = SourceUrl::parse("s3://key:hunter2@bucket/x").expect_err("has a user").to_string();
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}
