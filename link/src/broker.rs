@@ -42,12 +42,27 @@ pub enum BrokerRequest {
     Hello(Hello),
     /// Register a cache file (attached) as a passthrough backing file of this connection. The broker accepts
     /// regular files below the cache roots only. → `Backing`
-    BackingOpen { mount: MountId },
-    BackingClose { mount: MountId, id: u32 },
+    BackingOpen {
+        mount: MountId,
+    },
+    BackingClose {
+        mount: MountId,
+        id: u32,
+    },
     /// Which of these threads (ids in the broker's PID namespace) are being killed? → `Dying`
-    Dying { tids: Vec<u32> },
+    Dying {
+        tids: Vec<u32>,
+    },
     /// Requests that the kernel holds for this connection and nobody has answered. → `Waiting`
-    Waiting { mount: MountId },
+    Waiting {
+        mount: MountId,
+    },
+    /// No worker could be brought up within `healTimeout`: abort this connection, so that readers get an error
+    /// instead of waiting for ever. `why` is for the broker's log line. → `Done`
+    Abort {
+        mount: MountId,
+        why: String,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,11 +77,20 @@ pub struct Hello {
 #[serde(rename_all = "camelCase")]
 pub enum BrokerAnswer {
     /// Answer to Hello. `ping` features may be added with defaults.
-    Welcome { protocol: u32, broker_version: String },
-    Backing { id: u32 },
+    Welcome {
+        protocol: u32,
+        broker_version: String,
+    },
+    Backing {
+        id: u32,
+    },
     Done,
-    Dying { tids: Vec<u32> },
-    Waiting { count: u64 },
+    Dying {
+        tids: Vec<u32>,
+    },
+    Waiting {
+        count: u64,
+    },
 }
 
 /// What the broker asks of the agent.
@@ -128,7 +152,11 @@ pub struct Pod {
 #[serde(rename_all = "camelCase")]
 pub enum AgentAnswer {
     /// The INIT reply for the kernel, header included; the bdi readahead to set, KiB; and how to prime the mount.
-    Prepared { init_reply: Vec<u8>, read_ahead_kb: u32, small: bool },
+    Prepared {
+        init_reply: Vec<u8>,
+        read_ahead_kb: u32,
+        small: bool,
+    },
     Done,
     Usage(Usage),
 }
@@ -163,7 +191,7 @@ pub fn recv<T: for<'de> Deserialize<'de>>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::errors::Kind;
+    use crate::RefusalKind as Kind;
     use volume::{Credentials, Parameters, SourceUrl, VolumeId};
 
     fn publish() -> Publish {

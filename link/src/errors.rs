@@ -41,7 +41,6 @@ pub enum RefusalKind {
     Conflict,
     Internal,
 }
-pub use RefusalKind as Kind;
 
 impl Refusal {
     pub fn new(kind: RefusalKind, message: impl Into<String>) -> Self {

@@ -8,5 +8,5 @@ mod errors;
 mod packet;
 pub mod worker;
 
-pub use errors::{Cause, Refusal};
+pub use errors::{Cause, Refusal, RefusalKind};
 pub use packet::{MAX_FDS, MAX_MESSAGE, Packet, PacketError, PeerIdentity};

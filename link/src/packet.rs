@@ -52,24 +52,16 @@ impl Packet {
     }
 
     pub fn connect(path: &Path) -> io::Result<Self> {
-        let fd = rustix::net::socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
+        let fd =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
         Ok(Self { fd })
     }
 
     /// A listening socket; the caller has removed a stale file and sets the mode of the new one.
     pub fn listen(path: &Path) -> io::Result<OwnedFd> {
-        let fd = rustix::net::socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
+        let fd =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
         rustix::net::listen(&fd, 16)?;
         Ok(fd)
@@ -102,7 +94,9 @@ impl Packet {
             match rustix::net::sendmsg(&self.fd, &[IoSlice::new(body)], &mut ancillary, SendFlags::NOSIGNAL) {
                 Ok(_) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Err(PacketError::Closed),
+                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
+                    return Err(PacketError::Closed);
+                }
                 Err(e) => return Err(PacketError::Io(e.into())),
             }
         }

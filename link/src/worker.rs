@@ -27,9 +27,14 @@ pub enum ToWorker {
     Roots,
     /// Start reading requests.
     Go,
-    Answer { id: u64, body: Result<Reply, Cause> },
+    Answer {
+        id: u64,
+        body: Result<Reply, Cause>,
+    },
     /// A cached object was evicted, replaced or became whole: drop the file you hold for it.
-    Forget { file: u64 },
+    Forget {
+        file: u64,
+    },
 }
 
 /// Everything a worker must know of its volume. Carries no credential.
@@ -93,16 +98,29 @@ pub enum FromWorker {
     /// Started, warmed up, waiting for `Assign`.
     Ready,
     /// The session exists and its self-tests passed; the INIT reply as recorded in the shared memory, header included.
-    Answered { init_reply: Vec<u8>, mode: Mode },
+    Answered {
+        init_reply: Vec<u8>,
+        mode: Mode,
+    },
     /// The device is being read.
     Serving,
     /// The worker cannot go on; a person reads this. It exits afterwards.
-    Failed { why: String },
-    Ask { id: u64, body: Ask },
+    Failed {
+        why: String,
+    },
+    Ask {
+        id: u64,
+        body: Ask,
+    },
     /// Files that were read since the last such message (cache file ids, with repetitions folded), for eviction's sake.
-    Touched { files: Vec<u64> },
+    Touched {
+        files: Vec<u64>,
+    },
     /// A sequential reader has passed the mark that the last `Ready` set: fetch on.
-    Advance { file: u64, offset: u64 },
+    Advance {
+        file: u64,
+        offset: u64,
+    },
     /// Counters since the last such message.
     Counted(Counts),
 }
@@ -136,14 +154,29 @@ pub enum Reply {
     /// Look into the metadata store.
     Stored,
     /// Attached: the data file, read-only; and, unless `whole`, the presence bitmap (one bit per block, little endian).
-    File { file: u64, size: u64, whole: bool },
+    File {
+        file: u64,
+        size: u64,
+        whole: bool,
+    },
     /// The range is in the cache file and verified. `mark`: when a reader passes this offset, say `Advance`.
-    Present { mark: Option<u64> },
+    Present {
+        mark: Option<u64>,
+    },
     /// The cache could not take the bytes: here they are, in an attached memory file, from offset 0.
-    Detached { len: u32 },
-    Backing { id: u32 },
-    Dying { tids: Vec<u32> },
-    Space { total_bytes: u64, total_inodes: u64 },
+    Detached {
+        len: u32,
+    },
+    Backing {
+        id: u32,
+    },
+    Dying {
+        tids: Vec<u32>,
+    },
+    Space {
+        total_bytes: u64,
+        total_inodes: u64,
+    },
 }
 
 /// What the worker did since it last said so. All are counts or bytes.
@@ -193,7 +226,8 @@ mod tests {
     #[test]
     fn messages_survive_the_wire() {
         let (a, b) = Packet::pair().unwrap();
-        send(&a, &FromWorker::Ask { id: 9, body: Ask::Lookup { parent: 1, name: b"x\xff".to_vec() } }, &[]).unwrap();
+        send(&a, &FromWorker::Ask { id: 9, body: Ask::Lookup { parent: 1, name: b"x\xff".to_vec() } }, &[])
+            .unwrap();
         let mut buffer = vec![0; crate::MAX_MESSAGE];
         let (message, _) = recv::<FromWorker>(&b, &mut buffer).unwrap();
         assert!(matches!(

@@ -20,9 +20,13 @@ pub struct AllowList {
 pub enum NotAllowed {
     #[error("source {0} is not in this node's allow-list: ask the platform team to add it to allow.sources")]
     Source(String),
-    #[error("directory {0} is not below a root that this node allows: ask the platform team to add it to allow.roots")]
+    #[error(
+        "directory {0} is not below a root that this node allows: ask the platform team to add it to allow.roots"
+    )]
     Root(String),
-    #[error("endpoint {0} is not in this node's allow-list: ask the platform team to add it to allow.endpoints")]
+    #[error(
+        "endpoint {0} is not in this node's allow-list: ask the platform team to add it to allow.endpoints"
+    )]
     Endpoint(String),
 }
 

@@ -69,7 +69,9 @@ impl Credentials {
             (None, Some(_)) => {
                 Err(CredentialsError::Incomplete { have: "secretAccessKey", missing: "accessKeyId" })
             }
-            (None, None) => Err(CredentialsError::Incomplete { have: "sessionToken", missing: "accessKeyId" }),
+            (None, None) => {
+                Err(CredentialsError::Incomplete { have: "sessionToken", missing: "accessKeyId" })
+            }
         }
     }
 

@@ -113,13 +113,17 @@ pub enum ParameterError {
     NoSource,
     #[error("parameter {name:?} has value {value:?}: {expected}")]
     Value { name: &'static str, value: String, expected: &'static str },
-    #[error("parameter \"metadataTtl\" has no meaning with freshness {0:?}: leave it out or set freshness to \"ttl\"")]
+    #[error(
+        "parameter \"metadataTtl\" has no meaning with freshness {0:?}: leave it out or set freshness to \"ttl\""
+    )]
     TtlWithoutTtl(String),
     #[error("parameter \"endpoint\" {0:?} is plain HTTP: use https, or set \"allowHttp\" to \"true\"")]
     PlainHttp(String),
     #[error("parameter {0:?} applies to s3:// sources only")]
     NotForDirectories(&'static str),
-    #[error("profile \"small\" cannot be used with freshness \"strict\": without OPEN requests nothing can revalidate at open; use \"ttl\" or profile \"large\"")]
+    #[error(
+        "profile \"small\" cannot be used with freshness \"strict\": without OPEN requests nothing can revalidate at open; use \"ttl\" or profile \"large\""
+    )]
     SmallStrict,
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -194,7 +198,8 @@ impl Parameters {
                 "freshness" => freshness = Some(value.to_owned()),
                 "metadataTtl" => {
                     let parsed = parse_duration(value).filter(|d| *d <= Duration::from_secs(365 * 86_400));
-                    ttl = Some(parsed.ok_or_else(|| bad("metadataTtl", "write a duration such as 60s or 5m"))?);
+                    ttl =
+                        Some(parsed.ok_or_else(|| bad("metadataTtl", "write a duration such as 60s or 5m"))?);
                 }
                 "profile" => {
                     p.profile = match value {
@@ -207,23 +212,32 @@ impl Parameters {
                 "readahead" => {
                     let parsed = parse_bytes(value).filter(|b| *b <= 1 << 30);
                     p.readahead =
-                        Some(parsed.ok_or_else(|| bad("readahead", "write a size up to 1Gi such as 64Mi; 0 is off"))?);
+                        Some(parsed.ok_or_else(|| {
+                            bad("readahead", "write a size up to 1Gi such as 64Mi; 0 is off")
+                        })?);
                 }
                 "cacheLimit" => {
                     let parsed = parse_bytes(value).filter(|b| *b > 0);
-                    p.cache_limit = Some(parsed.ok_or_else(|| bad("cacheLimit", "write a size such as 100Gi"))?);
+                    p.cache_limit =
+                        Some(parsed.ok_or_else(|| bad("cacheLimit", "write a size such as 100Gi"))?);
                 }
                 "uid" => p.uid = id(value).ok_or_else(|| bad("uid", "write a numeric user id"))?,
                 "gid" => p.gid = id(value).ok_or_else(|| bad("gid", "write a numeric group id"))?,
-                "fileMode" => p.file_mode = mode(value).ok_or_else(|| bad("fileMode", "write octal such as 0444"))?,
-                "dirMode" => p.dir_mode = mode(value).ok_or_else(|| bad("dirMode", "write octal such as 0555"))?,
+                "fileMode" => {
+                    p.file_mode = mode(value).ok_or_else(|| bad("fileMode", "write octal such as 0444"))?
+                }
+                "dirMode" => {
+                    p.dir_mode = mode(value).ok_or_else(|| bad("dirMode", "write octal such as 0555"))?
+                }
                 "healTimeout" => {
                     let parsed = limit(value, Duration::from_secs(1), Duration::from_secs(3600));
-                    p.heal_timeout = parsed.ok_or_else(|| bad("healTimeout", "write a duration from 1s to 1h"))?;
+                    p.heal_timeout =
+                        parsed.ok_or_else(|| bad("healTimeout", "write a duration from 1s to 1h"))?;
                 }
                 "storeTimeout" => {
                     let parsed = limit(value, Duration::from_secs(1), Duration::from_secs(86_400));
-                    p.store_timeout = parsed.ok_or_else(|| bad("storeTimeout", "write a duration from 1s to 24h"))?;
+                    p.store_timeout =
+                        parsed.ok_or_else(|| bad("storeTimeout", "write a duration from 1s to 24h"))?;
                 }
                 other => return Err(unknown(other)),
             }
@@ -320,7 +334,10 @@ mod tests {
             ("storeTimeout", "forever"),
         ] {
             let error = parse(&[("source", "s3://bucket"), (name, value)]).unwrap_err();
-            assert!(matches!(&error, ParameterError::Value { name: n, .. } if *n == name), "{name}={value}: {error}");
+            assert!(
+                matches!(&error, ParameterError::Value { name: n, .. } if *n == name),
+                "{name}={value}: {error}"
+            );
             assert!(!error.to_string().contains("pw@"), "{error}");
         }
     }
@@ -359,7 +376,8 @@ mod tests {
 
     #[test]
     fn specs_survive_serialisation() {
-        let (_, p) = parse(&[("source", "s3://bucket/x"), ("endpoint", "https://h:1"), ("uid", "7")]).unwrap();
+        let (_, p) =
+            parse(&[("source", "s3://bucket/x"), ("endpoint", "https://h:1"), ("uid", "7")]).unwrap();
         let text = serde_json::to_string(&p).unwrap();
         assert_eq!(serde_json::from_str::<Parameters>(&text).unwrap(), p);
     }

@@ -27,7 +27,9 @@ pub enum SourceError {
     Path(String),
     #[error("source prefix {0:?} has an empty, '.' or '..' segment, which no path can name")]
     Prefix(String),
-    #[error("source {0:?} carries a user, password, port, query or fragment: put credentials into the secret and the address into 'endpoint'")]
+    #[error(
+        "source {0:?} carries a user, password, port, query or fragment: put credentials into the secret and the address into 'endpoint'"
+    )]
     Extras(String),
 }
 

@@ -10,13 +10,19 @@ pub struct TemplateValues {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TemplateError {
-    #[error("path template has an unknown variable ${{{0}}}: use ${{pvc.name}}, ${{pvc.namespace}} or ${{pv.name}}")]
+    #[error(
+        "path template has an unknown variable ${{{0}}}: use ${{pvc.name}}, ${{pvc.namespace}} or ${{pv.name}}"
+    )]
     Unknown(String),
     #[error("path template has '${{' without '}}': {0:?}")]
     Unclosed(String),
-    #[error("path template needs ${{{0}}}, which is empty or was not passed on: run the provisioner with --extra-create-metadata")]
+    #[error(
+        "path template needs ${{{0}}}, which is empty or was not passed on: run the provisioner with --extra-create-metadata"
+    )]
     Empty(&'static str),
-    #[error("value {value:?} of ${{{variable}}} would leave the source: it must be one path segment, not '', '.' or '..', without '/'")]
+    #[error(
+        "value {value:?} of ${{{variable}}} would leave the source: it must be one path segment, not '', '.' or '..', without '/'"
+    )]
     Escapes { variable: &'static str, value: String },
     #[error("path {0:?} would leave the source: it must be relative, without empty, '.' or '..' segments")]
     Path(String),
