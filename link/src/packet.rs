@@ -80,8 +80,17 @@ impl Packet {
         Ok(PeerIdentity { pid: c.pid.as_raw_nonzero().get(), uid: c.uid.as_raw(), gid: c.gid.as_raw() })
     }
 
-    /// Sends one message. Blocks while the peer's buffer is full.
+    /// Sends one message. Blocks while the peer's buffer is full, until the send timeout.
     pub fn send(&self, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
+        self.send_flags(body, fds, SendFlags::NOSIGNAL)
+    }
+
+    /// As `send`, but a full buffer is `TimedOut` at once: for threads that must not block.
+    pub fn try_send(&self, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
+        self.send_flags(body, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    fn send_flags(&self, body: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> Result<(), PacketError> {
         if body.len() > MAX_MESSAGE || fds.len() > MAX_FDS || body.is_empty() {
             return Err(PacketError::TooLarge(body.len(), fds.len()));
         }
@@ -91,9 +100,10 @@ impl Packet {
             return Err(PacketError::TooLarge(body.len(), fds.len()));
         }
         loop {
-            match rustix::net::sendmsg(&self.fd, &[IoSlice::new(body)], &mut ancillary, SendFlags::NOSIGNAL) {
+            match rustix::net::sendmsg(&self.fd, &[IoSlice::new(body)], &mut ancillary, flags) {
                 Ok(_) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => continue,
+                Err(rustix::io::Errno::AGAIN) => return Err(PacketError::TimedOut),
                 Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
                     return Err(PacketError::Closed);
                 }

@@ -163,6 +163,8 @@ pub enum Reply {
     Present {
         mark: Option<u64>,
     },
+    /// That cache file was dropped meanwhile (evicted, damaged): ask `File` again and read from what comes.
+    Gone,
     /// The cache could not take the bytes: here they are, in an attached memory file, from offset 0.
     Detached {
         len: u32,
