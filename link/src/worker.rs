@@ -212,6 +212,12 @@ pub fn send<T: Serialize>(socket: &Packet, message: &T, fds: &[BorrowedFd<'_>]) 
     socket.send(&body, fds)
 }
 
+/// As [`send`], but a full queue is `TimedOut` at once.
+pub fn try_send<T: Serialize>(socket: &Packet, message: &T, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
+    let body = postcard::to_stdvec(message).map_err(|e| PacketError::Malformed(e.to_string()))?;
+    socket.try_send(&body, fds)
+}
+
 pub fn recv<T: for<'de> Deserialize<'de>>(
     socket: &Packet,
     buffer: &mut [u8],
