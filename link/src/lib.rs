@@ -5,6 +5,7 @@
 
 pub mod broker;
 mod errors;
+pub mod flight;
 mod packet;
 pub mod worker;
 

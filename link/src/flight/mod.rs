@@ -1,0 +1,193 @@
+//! The memory that a FUSE connection's worker shares with the agent and the broker, and that outlives the worker.
+//!
+//! A worker reads every request into this memory before anything looks at it, so that its successor can take up what
+//! the dead one had taken. Nothing here knows what a request means.
+//!
+//! ```text
+//!  page 0    header: format, INIT and its reply, heartbeat, counters
+//!  words     one word per request in flight: unique << 3 | state      dense: few cache lines to scan
+//!  notes     64 bytes each: who asks, where the body lies, marks
+//!  bodies    512 bytes each; longer requests keep their staging buffer
+//!  stages    64 staging buffers of 8 KiB, one per thread that reads the device
+//!  backing   passthrough: nodeid → backing id, references, cache file
+//!  given     nodeids whose OPEN has been answered ESTALE
+//! ```
+//!
+//! A slot's life:
+//!
+//! ```text
+//!          put                      claim                answered
+//!  FREE ─────────► FILLING ─► WAITING ─────► ANSWERING ─────────► FREE
+//!    ▲                          ▲   ▲            │ refused: the kernel still waits
+//!    │ collect: answered        │   └────────────┘
+//!    │ or half filled    next_orphan
+//!    └───────────────────── ORPHAN ◄──── collect: the worker died, the kernel still waits
+//! ```
+//!
+//! Slots are given out lowest first, so that an idle volume touches a handful of pages.
+
+mod backing;
+mod collect;
+mod memory;
+mod stage;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use backing::{BACKINGS, Backing};
+pub use collect::{Collected, LIMIT_DEATHS, Poisoned, Probe, answer_errno, probe, probe_works};
+pub use stage::{STAGE_BYTES, STAGES};
+pub use table::{Claim, INLINE_BYTES, Interrupted, Orphan, RequestHeader, SLOTS, Slot};
+
+use memory::Memory;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+/// Raised whenever the layout or the meaning of a field changes. A map of another format is refused.
+pub const FORMAT: u64 = u64::from_be_bytes(*b"MPFLT\0\0\x01");
+
+/// Longest INIT request or reply that is kept, bytes. Today's are 104 and 80.
+pub const INIT_BYTES: usize = 512;
+
+// Offsets, bytes. The header's fields each have their own line where both sides write often.
+const FORMAT_AT: usize = 0;
+const HEARTBEAT_AT: usize = 64;
+const INIT_LEN_AT: usize = 128;
+const REPLY_LEN_AT: usize = 132;
+const HIGH_SLOT_AT: usize = 192;
+const ORPHANS_AT: usize = 196;
+const HIGH_BACKING_AT: usize = 256;
+const COUNTERS_AT: usize = 512;
+const INIT_AT: usize = 1024;
+const REPLY_AT: usize = INIT_AT + INIT_BYTES;
+const WORDS_AT: usize = 4096;
+const NOTES_AT: usize = WORDS_AT + SLOTS * 8;
+const BODIES_AT: usize = NOTES_AT + SLOTS * table::NOTE_BYTES;
+const STAGE_WORDS_AT: usize = BODIES_AT + SLOTS * INLINE_BYTES;
+const STAGES_AT: usize = STAGE_WORDS_AT + STAGES * stage::WORD_BYTES;
+const BACKINGS_AT: usize = STAGES_AT + STAGES * STAGE_BYTES;
+const GIVEN_AT: usize = BACKINGS_AT + BACKINGS * backing::ENTRY_BYTES;
+const BYTES: usize = (GIVEN_AT + backing::GIVEN_SETS * 64).next_multiple_of(4096);
+
+#[derive(Debug, thiserror::Error)]
+pub enum FlightError {
+    #[error("the connection's shared memory cannot be mapped: {0}")]
+    Map(#[from] io::Error),
+    #[error("the connection's shared memory has format {found:#x}, this build reads {FORMAT:#x}")]
+    Format { found: u64 },
+    #[error("an INIT message of {0} bytes does not fit")]
+    InitSize(usize),
+}
+
+/// What the two sides count here, because a worker's own counters die with it. Never reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Counter {
+    /// Times that a reader waited for a free slot or staging buffer.
+    Full,
+    /// Requests that a successor took up.
+    Replayed,
+    /// FUSE_INTERRUPT messages.
+    Interrupts,
+    /// Requests answered EINTR because their caller is being killed.
+    Interrupted,
+    /// FUSE_INTERRUPT messages that came before their request and were queued again.
+    Requeued,
+    /// Replies swallowed because the request had been answered already, or refused because its caller was gone.
+    Dropped,
+}
+
+/// One connection's shared memory, mapped.
+#[derive(Debug)]
+pub struct Flight {
+    memory: Memory,
+}
+
+impl Flight {
+    /// A new connection's memory file: empty, of fixed size, mostly untouched (about 11 MB of address space).
+    pub fn create() -> io::Result<OwnedFd> {
+        let fd = memory::create(BYTES)?;
+        Memory::map(&fd, BYTES)?.u64(FORMAT_AT).store(FORMAT, Release);
+        Ok(fd)
+    }
+
+    pub fn map(fd: impl AsFd) -> Result<Self, FlightError> {
+        let memory = Memory::map(fd, BYTES)?;
+        let found = memory.u64(FORMAT_AT).load(Acquire);
+        if found != FORMAT {
+            return Err(FlightError::Format { found });
+        }
+        Ok(Self { memory })
+    }
+
+    /// Records the kernel's INIT request, header included.
+    pub fn set_init(&self, request: &[u8]) -> Result<(), FlightError> {
+        self.set_message(INIT_AT, INIT_LEN_AT, request)
+    }
+
+    pub fn init(&self) -> Option<Vec<u8>> {
+        self.message(INIT_AT, INIT_LEN_AT)
+    }
+
+    /// Records the worker's answer to INIT, header included.
+    pub fn set_init_reply(&self, reply: &[u8]) -> Result<(), FlightError> {
+        self.set_message(REPLY_AT, REPLY_LEN_AT, reply)
+    }
+
+    pub fn init_reply(&self) -> Option<Vec<u8>> {
+        self.message(REPLY_AT, REPLY_LEN_AT)
+    }
+
+    /// Grows while the worker is alive inside; see the worker's heartbeat thread.
+    pub fn heartbeat(&self) -> u64 {
+        self.memory.u64(HEARTBEAT_AT).load(Relaxed)
+    }
+
+    pub fn beat(&self) {
+        self.memory.u64(HEARTBEAT_AT).fetch_add(1, Relaxed);
+    }
+
+    pub fn count(&self, counter: Counter) {
+        self.counter_word(counter).fetch_add(1, Relaxed);
+    }
+
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.counter_word(counter).load(Relaxed)
+    }
+
+    fn counter_word(&self, counter: Counter) -> &AtomicU64 {
+        self.memory.u64(COUNTERS_AT + counter as usize * 8)
+    }
+
+    fn set_message(&self, at: usize, len_at: usize, bytes: &[u8]) -> Result<(), FlightError> {
+        if bytes.is_empty() || bytes.len() > INIT_BYTES {
+            return Err(FlightError::InitSize(bytes.len()));
+        }
+        self.memory.store(at, bytes);
+        self.memory.u32(len_at).store(bytes.len() as u32, Release);
+        Ok(())
+    }
+
+    fn message(&self, at: usize, len_at: usize) -> Option<Vec<u8>> {
+        let len = self.memory.u32(len_at).load(Acquire) as usize;
+        if len == 0 || len > INIT_BYTES {
+            return None;
+        }
+        let mut bytes = vec![0; len];
+        self.memory.load(at, &mut bytes);
+        Some(bytes)
+    }
+
+    /// One past the highest slot that was ever used, clamped: the other side may have written anything.
+    fn high_slot(&self) -> usize {
+        (self.memory.u32(HIGH_SLOT_AT).load(Acquire) as usize).min(SLOTS)
+    }
+
+    fn orphans_word(&self) -> &AtomicU32 {
+        self.memory.u32(ORPHANS_AT)
+    }
+}

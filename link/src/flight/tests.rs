@@ -1,0 +1,339 @@
+//! The table against a model of the kernel, with workers that die at any access to the shared memory.
+
+use super::collect::Kernel;
+use super::memory::crash::within;
+use super::*;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+
+/// What the kernel knows: the requests that it waits for.
+#[derive(Default)]
+struct Model {
+    waiting: BTreeMap<u64, Vec<u8>>,
+    failed: BTreeSet<u64>,
+    next: u64,
+}
+
+impl Kernel for Model {
+    fn probe(&mut self, unique: u64) -> io::Result<Probe> {
+        Ok(if self.waiting.contains_key(&unique) { Probe::Waiting } else { Probe::Gone })
+    }
+    fn fail(&mut self, unique: u64) {
+        assert!(self.waiting.remove(&unique).is_some(), "failed a request nobody waits for");
+        self.failed.insert(unique);
+    }
+}
+
+impl Model {
+    fn request(&mut self, len: usize) -> Vec<u8> {
+        self.next += 2;
+        let mut bytes: Vec<u8> = (0..len).map(|i| (i as u64 * 7 + self.next) as u8).collect();
+        bytes[0..4].copy_from_slice(&(len as u32).to_ne_bytes());
+        bytes[4..8].copy_from_slice(&15u32.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&self.next.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&77u64.to_ne_bytes());
+        bytes[32..36].copy_from_slice(&4321u32.to_ne_bytes());
+        self.waiting.insert(self.next, bytes.clone());
+        bytes
+    }
+}
+
+fn flight() -> Flight {
+    Flight::map(Flight::create().unwrap()).unwrap()
+}
+
+/// As read(2) on the device does.
+fn arrive(flight: &Flight, stage: usize, bytes: &[u8]) {
+    // SAFETY: the buffer is STAGE_BYTES long and the test's requests are shorter.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), flight.stage_pointer(stage), bytes.len()) }
+}
+
+/// One reader thread's turn.
+fn take(flight: &Flight, model: &mut Model, len: usize) -> Option<u64> {
+    let stage = flight.acquire_stage()?;
+    let bytes = model.request(len);
+    arrive(flight, stage, &bytes);
+    let header = flight.stage_header(stage);
+    let slot = flight.put(stage, &header).unwrap();
+    flight.commit_stage(stage, header.unique);
+    flight.park(slot, header.unique);
+    flight.release_stage(stage);
+    Some(header.unique)
+}
+
+fn reply(flight: &Flight, model: &mut Model, unique: u64) {
+    if let Some(claim) = flight.claim(unique) {
+        assert!(model.waiting.remove(&claim.unique()).is_some(), "answered twice");
+        flight.answered(claim);
+    }
+}
+
+/// Everything that the kernel waits for comes out once, unchanged, and can be answered.
+fn successor_finishes(flight: &Flight, model: &mut Model) {
+    let mut buffer = vec![0; STAGE_BYTES];
+    let mut seen = BTreeSet::new();
+    while let Some(orphan) = flight.next_orphan(&mut buffer) {
+        let Orphan::Request(_, header) = orphan else { panic!("torn: {orphan:?}") };
+        assert!(seen.insert(header.unique), "replayed twice");
+        assert_eq!(&buffer[..header.len as usize], &model.waiting[&header.unique][..]);
+    }
+    assert_eq!(seen, model.waiting.keys().copied().collect(), "the kernel waits for what nobody replays");
+    for unique in seen {
+        reply(flight, model, unique);
+    }
+    assert!(model.waiting.is_empty());
+    assert_eq!(flight.in_flight(), 0);
+    let stages: Vec<_> = std::iter::from_fn(|| flight.acquire_stage()).collect();
+    assert_eq!(stages.len(), STAGES, "a staging buffer was lost");
+    stages.into_iter().for_each(|stage| flight.release_stage(stage));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Take { len: usize },
+    Reply { nth: usize },
+    Refuse { nth: usize },
+    Interrupt { nth: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => prop_oneof![Just(56usize), Just(INLINE_BYTES), Just(INLINE_BYTES + 1), Just(4000), Just(STAGE_BYTES)]
+            .prop_map(|len| Step::Take { len }),
+        3 => any::<usize>().prop_map(|nth| Step::Reply { nth }),
+        1 => any::<usize>().prop_map(|nth| Step::Refuse { nth }),
+        1 => any::<usize>().prop_map(|nth| Step::Interrupt { nth }),
+    ]
+}
+
+fn run(flight: &Flight, model: &mut Model, step: &Step) {
+    let nth = |model: &Model, n: usize| model.waiting.keys().copied().nth(n % model.waiting.len().max(1));
+    match step {
+        Step::Take { len } => {
+            take(flight, model, *len);
+        }
+        Step::Reply { nth: n } => {
+            if let Some(unique) = nth(model, *n) {
+                reply(flight, model, unique);
+            }
+        }
+        Step::Refuse { nth: n } => {
+            if let Some(claim) = nth(model, *n).and_then(|unique| flight.claim(unique)) {
+                flight.refused(claim);
+            }
+        }
+        Step::Interrupt { nth: n } => {
+            if let Some(unique) = nth(model, *n) {
+                assert!(flight.mark_interrupted(unique));
+                assert!(flight.interrupted().contains(&Interrupted { unique, pid: 4321 }));
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_lost_or_done_twice_wherever_a_worker_dies(
+        steps in proptest::collection::vec((step(), proptest::option::weighted(0.3, 0u32..120)), 1..40),
+        collector_dies in proptest::option::of(0u32..4000),
+    ) {
+        let flight = flight();
+        let mut model = Model::default();
+        for (step, death) in &steps {
+            let Some(accesses) = death else { run(&flight, &mut model, step); continue };
+            if within(*accesses, || run(&flight, &mut model, step)).is_some() {
+                continue;
+            }
+            if let Some(accesses) = collector_dies {
+                within(accesses, || flight.collect_with(&mut model).unwrap());
+            }
+            // A request that was not yet copied out of the kernel stays in the kernel's queue.
+            let read: BTreeSet<u64> = (0..STAGES).map(|s| flight.stage_header(s).unique).collect();
+            let recorded: Vec<u64> =
+                model.waiting.keys().copied().filter(|u| read.contains(u) || flight.is_in_flight(*u)).collect();
+            model.waiting.retain(|unique, _| recorded.contains(unique));
+            let collected = flight.collect_with(&mut model).unwrap();
+            prop_assert_eq!(collected.lost, 0);
+            prop_assert_eq!(collected.orphans, model.waiting.len());
+            prop_assert!(collected.poisoned.is_empty() || !model.failed.is_empty());
+            successor_finishes(&flight, &mut model);
+        }
+        flight.collect_with(&mut model).unwrap();
+        successor_finishes(&flight, &mut model);
+    }
+
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_map_full_of_garbage_neither_panics_nor_loops(garbage in proptest::collection::vec(any::<u8>(), 64..4096)) {
+        let fd = Flight::create().unwrap();
+        let mut file = std::fs::File::from(fd.as_fd().try_clone_to_owned().unwrap());
+        file.write_all(&FORMAT.to_ne_bytes()).unwrap();
+        for _ in 0..400 {
+            file.write_all(&garbage).unwrap();
+        }
+        let flight = Flight::map(fd).unwrap();
+        struct Deaf;
+        impl Kernel for Deaf {
+            fn probe(&mut self, unique: u64) -> io::Result<Probe> {
+                Ok(if unique.is_multiple_of(3) { Probe::Waiting } else { Probe::Gone })
+            }
+            fn fail(&mut self, _: u64) {}
+        }
+        flight.collect_with(&mut Deaf).unwrap();
+        flight.init();
+        flight.init_reply();
+        flight.interrupted();
+        flight.backings();
+        let mut buffer = [0; STAGE_BYTES];
+        while flight.next_orphan(&mut buffer).is_some() {}
+    }
+}
+
+#[test]
+fn a_request_that_kills_worker_after_worker_is_failed_and_the_bystander_is_not() {
+    let flight = flight();
+    let mut model = Model::default();
+    let bystander = take(&flight, &mut model, 80).unwrap();
+    let stage = flight.acquire_stage().unwrap();
+    let bytes = model.request(90);
+    arrive(&flight, stage, &bytes);
+    let header = flight.stage_header(stage);
+    flight.put(stage, &header).unwrap();
+    flight.commit_stage(stage, header.unique);
+    for death in 1..LIMIT_DEATHS {
+        let collected = flight.collect_with(&mut model).unwrap();
+        assert_eq!((collected.orphans, collected.poisoned.len()), (2, 0), "death {death}");
+        let mut buffer = [0; STAGE_BYTES];
+        while let Some(Orphan::Request(slot, taken)) = flight.next_orphan(&mut buffer) {
+            if taken.unique == bystander {
+                flight.park(slot, bystander);
+            }
+        }
+    }
+    let collected = flight.collect_with(&mut model).unwrap();
+    let poisoned = Poisoned { unique: header.unique, opcode: 15, nodeid: 77, deaths: LIMIT_DEATHS };
+    assert_eq!((collected.orphans, collected.poisoned), (1, vec![poisoned]));
+    assert_eq!(model.failed, BTreeSet::from([header.unique]));
+}
+
+#[test]
+fn a_full_table_refuses_and_recovers() {
+    let flight = flight();
+    let mut model = Model::default();
+    for _ in 0..SLOTS {
+        take(&flight, &mut model, 48).unwrap();
+    }
+    let stage = flight.acquire_stage().unwrap();
+    let bytes = model.request(48);
+    arrive(&flight, stage, &bytes);
+    let header = flight.stage_header(stage);
+    assert!(flight.put(stage, &header).is_none());
+    reply(&flight, &mut model, 2 * SLOTS as u64);
+    assert!(flight.put(stage, &header).is_some());
+}
+
+#[test]
+fn the_second_answer_to_a_request_finds_no_claim() {
+    let flight = flight();
+    let unique = take(&flight, &mut Model::default(), 60).unwrap();
+    let claim = flight.claim(unique).unwrap();
+    assert!(flight.claim(unique).is_none());
+    flight.refused(claim);
+    flight.answered(flight.claim(unique).unwrap());
+    assert!(flight.claim(unique).is_none());
+}
+
+#[test]
+fn effects_are_noted_once_and_survive_a_death() {
+    let flight = flight();
+    let mut model = Model::default();
+    let unique = take(&flight, &mut model, 60).unwrap();
+    assert!(flight.set_effect(unique));
+    flight.collect_with(&mut model).unwrap();
+    assert!(flight.next_orphan(&mut [0; 64]).is_some());
+    assert!(!flight.set_effect(unique));
+    assert!(flight.claim(unique).unwrap().had_effect());
+}
+
+#[test]
+fn backing_ids_are_counted_and_found_again() {
+    let fd = Flight::create().unwrap();
+    let first = Flight::map(&fd).unwrap();
+    let index = first.add_backing(3 | 1 << 40, 9, 0xabc).unwrap();
+    first.ref_backing(index);
+    first.ref_backing(index);
+    drop(first);
+    let second = Flight::map(&fd).unwrap();
+    assert_eq!(second.backings(), [(index, Backing { nodeid: 3 | 1 << 40, id: 9, refs: 2, file: 0xabc })]);
+    assert_eq!(second.unref_backing(index), 1);
+    assert_eq!(second.unref_backing(index), 0);
+    assert_eq!(second.unref_backing(index), 0, "one RELEASE too many");
+    second.remove_backing(index);
+    assert!(second.backings().is_empty());
+}
+
+#[test]
+fn estale_is_given_once_per_nodeid() {
+    let flight = flight();
+    for nodeid in 1..3000 {
+        assert!(flight.give_estale(nodeid));
+    }
+    let repeated = (2900..3000).filter(|&nodeid| flight.give_estale(nodeid)).count();
+    assert!(repeated < 5, "{repeated} of the latest 100 were forgotten");
+}
+
+#[test]
+fn other_formats_sizes_and_unsealed_files_are_refused() {
+    let fd = Flight::create().unwrap();
+    Flight::map(&fd).unwrap();
+    let mut file = std::fs::File::from(fd.as_fd().try_clone_to_owned().unwrap());
+    file.write_all(&(FORMAT + 1).to_ne_bytes()).unwrap();
+    assert!(matches!(Flight::map(&fd), Err(FlightError::Format { .. })));
+    assert!(rustix::fs::ftruncate(&fd, 4096).is_err(), "nobody may shrink it under the agent");
+    let other = tempfile::tempfile().unwrap();
+    other.set_len(BYTES as u64).unwrap();
+    assert!(matches!(Flight::map(&other), Err(FlightError::Map(_))));
+}
+
+#[test]
+fn an_idle_connection_touches_few_pages() {
+    let fd = Flight::create().unwrap();
+    let flight = Flight::map(&fd).unwrap();
+    let mut model = Model::default();
+    flight.set_init(&[1; 104]).unwrap();
+    flight.set_init_reply(&[2; 80]).unwrap();
+    for _ in 0..1000 {
+        let unique = take(&flight, &mut model, 100).unwrap();
+        reply(&flight, &mut model, unique);
+    }
+    assert!(!flight.is_in_flight(1));
+    let kib = rustix::fs::fstat(&fd).unwrap().st_blocks / 2;
+    assert!(kib <= 40, "{kib} KiB");
+}
+
+#[test]
+fn init_is_kept_and_oversized_messages_are_refused() {
+    let flight = flight();
+    assert_eq!((flight.init(), flight.init_reply()), (None, None));
+    flight.set_init(&[7; 104]).unwrap();
+    assert_eq!(flight.init().unwrap(), vec![7; 104]);
+    assert!(matches!(flight.set_init_reply(&[0; INIT_BYTES + 1]), Err(FlightError::InitSize(_))));
+}
+
+#[test]
+fn an_answer_is_one_header_with_a_negative_errno() {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    answer_errno(&writer, 42, 5).unwrap();
+    let mut header = [0; 16];
+    reader.read_exact(&mut header).unwrap();
+    assert_eq!(header[4..8], (-5i32).to_ne_bytes());
+    assert_eq!(header[8..16], 42u64.to_ne_bytes());
+}
