@@ -1,0 +1,39 @@
+//! The application under test as a process of its own: see `e2e::oracle`.
+
+use anyhow::Result;
+use clap::Parser;
+use e2e::oracle::{self, Plan};
+use e2e::tree::Tree;
+use std::path::PathBuf;
+
+#[derive(Parser)]
+enum Command {
+    /// Work until stdin closes, then print a report.
+    Run(Plan),
+    /// Read everything once, compare, print what was found.
+    Verify {
+        #[arg(long)]
+        root: PathBuf,
+        #[arg(long)]
+        tree: PathBuf,
+        #[arg(long, default_value_t = 1)]
+        threads: usize,
+        /// Shuffles the order; 0: as listed.
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+        /// Files only: do not compare directory listings.
+        #[arg(long)]
+        no_names: bool,
+    },
+}
+
+fn main() -> Result<()> {
+    match Command::parse() {
+        Command::Run(plan) => oracle::run(&plan),
+        Command::Verify { root, tree, threads, seed, no_names } => {
+            let verified = oracle::verify(&root, &Tree::load(&tree)?, threads, seed, !no_names)?;
+            println!("{}", serde_json::to_string(&verified)?);
+            Ok(())
+        }
+    }
+}

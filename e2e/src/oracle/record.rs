@@ -1,0 +1,171 @@
+//! Keeps the books: every call is timed, judged and watched.
+
+use super::report::{Failure, Report, Slow};
+use crate::clock::monotonic_ns;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+const FAILURES_KEPT: usize = 1000;
+/// Per thread; beyond it a run is broken in ways that more entries would not explain.
+const SLOW_KEPT: usize = 100_000;
+
+/// What the threads of one oracle share.
+pub(super) struct Shared {
+    pub(super) stop: AtomicBool,
+    slow: Duration,
+    totals: Mutex<Report>,
+    /// One per thread: what it is doing right now.
+    current: Mutex<Vec<Arc<Mutex<Current>>>>,
+}
+
+#[derive(Default)]
+struct Current {
+    thread: String,
+    /// The call under way and when it began; None between calls.
+    call: Option<(&'static str, u64)>,
+    path: String,
+    reported: bool,
+}
+
+impl Shared {
+    pub(super) fn new(slow: Duration) -> Self {
+        Self { stop: AtomicBool::new(false), slow, totals: Mutex::default(), current: Mutex::default() }
+    }
+
+    fn totals(&self) -> MutexGuard<'_, Report> {
+        self.totals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, failure: Failure) -> MutexGuard<'_, Report> {
+        let mut totals = self.totals();
+        totals.failed += 1;
+        if totals.failures.len() < FAILURES_KEPT {
+            totals.failures.push(failure);
+        }
+        totals
+    }
+
+    pub(super) fn report(&self, seed: u64, elapsed: Duration) -> Report {
+        Report { seed, seconds: elapsed.as_secs_f64(), ..self.totals().clone() }
+    }
+}
+
+/// The books of one thread; written into the shared report when it ends.
+pub(super) struct Recorder {
+    thread: String,
+    shared: Arc<Shared>,
+    current: Arc<Mutex<Current>>,
+    calls: BTreeMap<&'static str, u64>,
+    bytes: u64,
+    slow: Vec<Slow>,
+}
+
+impl Recorder {
+    pub(super) fn new(number: usize, kind: &str, shared: Arc<Shared>) -> Self {
+        let thread = format!("{kind}{number}");
+        let current = Arc::new(Mutex::new(Current { thread: thread.clone(), ..Current::default() }));
+        shared.current.lock().unwrap_or_else(PoisonError::into_inner).push(current.clone());
+        Self { thread, shared, current, calls: BTreeMap::new(), bytes: 0, slow: Vec::new() }
+    }
+
+    pub(super) fn stopping(&self) -> bool {
+        self.shared.stop.load(Relaxed)
+    }
+
+    /// Makes one call; None: it failed, which has been recorded.
+    pub(super) fn call<T>(
+        &mut self,
+        name: &'static str,
+        path: &str,
+        call: impl FnOnce() -> io::Result<T>,
+    ) -> Option<T> {
+        let start_ns = monotonic_ns();
+        {
+            let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+            current.call = Some((name, start_ns));
+            path.clone_into(&mut current.path);
+        }
+        let result = call();
+        let end_ns = monotonic_ns();
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).call = None;
+        *self.calls.entry(name).or_default() += 1;
+        if end_ns - start_ns > self.shared.slow.as_nanos() as u64 && self.slow.len() < SLOW_KEPT {
+            self.slow.push(Slow { call: name.to_owned(), start_ns, end_ns });
+        }
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let failure = self.failure(name, path, error.to_string());
+                let mut totals = self.shared.fail(failure);
+                totals.interrupted += u64::from(error.kind() == io::ErrorKind::Interrupted);
+                None
+            }
+        }
+    }
+
+    /// The call succeeded and its answer is wrong.
+    pub(super) fn wrong(&mut self, name: &'static str, path: &str, what: String) {
+        let failure = self.failure(name, path, what);
+        self.shared.fail(failure).wrong += 1;
+    }
+
+    pub(super) fn compared(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+    }
+
+    fn failure(&self, call: &str, path: &str, what: String) -> Failure {
+        Failure {
+            thread: self.thread.clone(),
+            call: call.to_owned(),
+            path: path.to_owned(),
+            what,
+            at_ns: monotonic_ns(),
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        let mut totals = self.shared.totals();
+        for (call, n) in std::mem::take(&mut self.calls) {
+            *totals.calls.entry(call.to_owned()).or_default() += n;
+        }
+        totals.bytes += self.bytes;
+        totals.slow.append(&mut self.slow);
+    }
+}
+
+/// Looks every half second for calls that take longer than `limit`; each is counted once.
+pub(super) fn watch(shared: Arc<Shared>, limit: Duration) -> std::thread::JoinHandle<()> {
+    std::thread::spawn(move || {
+        super::signals::block_alarm();
+        loop {
+            std::thread::sleep(Duration::from_millis(500));
+            let threads = shared.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            for thread in threads {
+                let mut current = thread.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some((call, since_ns)) = current.call else {
+                    current.reported = false;
+                    continue;
+                };
+                let waited = Duration::from_nanos(monotonic_ns().saturating_sub(since_ns));
+                if waited > limit && !current.reported {
+                    current.reported = true;
+                    let failure = Failure {
+                        thread: current.thread.clone(),
+                        call: call.to_owned(),
+                        path: current.path.clone(),
+                        what: format!("no answer for {:.1} s", waited.as_secs_f64()),
+                        at_ns: monotonic_ns(),
+                    };
+                    eprintln!("oracle: {failure:?}");
+                    shared.fail(failure).hangs += 1;
+                }
+            }
+        }
+    })
+}
