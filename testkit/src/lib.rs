@@ -1,1 +1,9 @@
-//! (room not furnished yet)
+//! Seeded fakes and fault injectors for Millpond's tests: an S3 server, its faults, file contents, child processes.
+//!
+//! Nothing here is part of the product. Everything that decides by chance takes a seed and prints it; everything that
+//! starts a process or a server ends it on drop.
+
+pub mod content;
+pub mod faults;
+pub mod process;
+pub mod s3;

@@ -1,0 +1,170 @@
+//! A real S3 server over HTTP on loopback, with signature checking, scripted faults and counters.
+//!
+//! `s3s` speaks the protocol and checks signatures; the buckets and the faults are ours. Besides S3 it answers, on
+//! paths that no bucket can have:
+//!
+//! ```text
+//! GET  /_stats      counters as JSON          POST /_faults    replaces the fault script (JSON)
+//! POST /_reset      counters back to 0        POST /_release   lets stalled requests go on
+//! ```
+
+mod body;
+mod bucket;
+mod directory;
+mod memory;
+mod serve;
+mod service;
+mod stats;
+mod synthetic;
+#[cfg(test)]
+mod tests;
+
+pub use bucket::{Body, Bucket, Listing, Meta, Next, Visitor, list};
+pub use directory::Directory;
+pub use memory::Memory;
+pub use stats::Stats;
+pub use synthetic::Synthetic;
+
+use crate::faults::{Faults, Script};
+use bytes::Bytes;
+use service::{Access, Buckets, Service};
+use stats::Counters;
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, RwLock};
+use tokio::task::JoinHandle;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    All,
+    /// May list but not read.
+    ListOnly,
+    /// May read but not list.
+    ReadOnly,
+    /// Is known, and may do nothing.
+    None,
+}
+
+/// An access key of the server.
+#[derive(Clone, Debug)]
+pub struct Key {
+    pub id: String,
+    pub secret: String,
+    pub rights: Rights,
+}
+
+impl Key {
+    pub fn new(id: &str, secret: &str, rights: Rights) -> Self {
+        Self { id: id.into(), secret: secret.into(), rights }
+    }
+}
+
+/// Builds a [`Server`].
+pub struct Config {
+    pub listen: SocketAddr,
+    pub anonymous: bool,
+    pub keys: Vec<Key>,
+    pub faults: Script,
+    pub buckets: BTreeMap<String, Arc<dyn Bucket>>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: ([127, 0, 0, 1], 0).into(),
+            anonymous: false,
+            keys: vec![Key::new(ACCESS_KEY, SECRET_KEY, Rights::All)],
+            faults: Script::default(),
+            buckets: BTreeMap::new(),
+        }
+    }
+}
+
+impl Config {
+    pub fn bucket(mut self, name: &str, bucket: impl Bucket) -> Self {
+        self.buckets.insert(name.to_owned(), Arc::new(bucket));
+        self
+    }
+}
+
+/// The key that a default server accepts.
+pub const ACCESS_KEY: &str = "testkit-access-key";
+pub const SECRET_KEY: &str = "testkit-secret-key";
+
+/// A running server; stops on drop.
+pub struct Server {
+    address: SocketAddr,
+    buckets: Buckets,
+    faults: Faults,
+    counters: Arc<Counters>,
+    acceptor: JoinHandle<()>,
+}
+
+impl Server {
+    /// Binds and serves on the current tokio runtime.
+    pub async fn start(config: Config) -> io::Result<Self> {
+        let listener = tokio::net::TcpListener::bind(config.listen).await?;
+        let address = listener.local_addr()?;
+        let buckets: Buckets = Arc::new(RwLock::new(config.buckets));
+        let mut auth = s3s::auth::SimpleAuth::new();
+        for key in &config.keys {
+            auth.register(key.id.clone(), key.secret.clone().into());
+        }
+        let mut builder = s3s::service::S3ServiceBuilder::new(Service { buckets: buckets.clone() });
+        builder.set_auth(serve::Auth(auth));
+        builder.set_access(Access { anonymous: config.anonymous, keys: config.keys });
+        let faults = Faults::new(config.faults);
+        let counters = Arc::new(Counters::default());
+        let shared =
+            serve::Shared { s3: builder.build(), faults: faults.clone(), counters: counters.clone() };
+        let acceptor = tokio::spawn(serve::accept(listener, shared));
+        Ok(Self { address, buckets, faults, counters, acceptor })
+    }
+
+    /// One empty memory bucket of this name, the default key.
+    pub async fn memory(bucket: &str) -> io::Result<Self> {
+        Self::start(Config::default().bucket(bucket, Memory::default())).await
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+    /// `http://127.0.0.1:port`
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+    pub fn stats(&self) -> Stats {
+        self.counters.lock().clone()
+    }
+    pub fn reset_stats(&self) {
+        self.counters.reset();
+    }
+
+    /// Puts an object without a request.
+    pub fn put(&self, bucket: &str, key: &str, body: impl Into<Bytes>) -> io::Result<Meta> {
+        self.bucket(bucket)?.put(key, body.into())
+    }
+    pub fn delete(&self, bucket: &str, key: &str) -> io::Result<()> {
+        self.bucket(bucket)?.delete(key)
+    }
+
+    fn bucket(&self, name: &str) -> io::Result<Arc<dyn Bucket>> {
+        let buckets = self.buckets.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        buckets.get(name).cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Serves until the task is cancelled or fails; for the binary.
+    pub async fn run(mut self) {
+        let _ = (&mut self.acceptor).await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.acceptor.abort();
+    }
+}

@@ -1,0 +1,233 @@
+//! Connections: accept, count, ask the fault script, hand the request to `s3s`.
+
+use super::body::{Answer, Socket};
+use super::stats::Counters;
+use crate::faults::{Decision, Faults, Script, Seen};
+use async_trait::async_trait;
+use hyper::body::{Body, Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use s3s::auth::{S3Auth, SecretKey, SimpleAuth};
+use s3s::service::S3Service;
+use s3s::{S3Result, s3_error};
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) s3: S3Service,
+    pub(super) faults: Faults,
+    pub(super) counters: Arc<Counters>,
+}
+
+/// The answer to an unknown key that AWS gives; `SimpleAuth` alone says NotSignedUp.
+pub(super) struct Auth(pub(super) SimpleAuth);
+
+#[async_trait]
+impl S3Auth for Auth {
+    async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
+        let found = self.0.lookup(access_key).cloned();
+        found.ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key id does not exist"))
+    }
+}
+
+pub(super) async fn accept(listener: TcpListener, shared: Shared) {
+    // Dropping the set with this task ends every connection: a stopped server is really gone.
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                connections.spawn(connection(stream, shared.clone()));
+            }
+            // Out of descriptors, or the peer was faster: the next accept may do better.
+            Err(e) => {
+                tracing::warn!(error = %e, "accept");
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, shared: Shared) {
+    shared.counters.lock().connections += 1;
+    let _ = stream.set_nodelay(true);
+    let socket = Socket(stream.as_raw_fd());
+    let service = service_fn(move |request| answer(request, shared.clone(), socket));
+    // Errors are what the script asked for, or the client's going away.
+    let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
+/// An error makes hyper drop the connection without an answer.
+async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> io::Result<Response<Answer>> {
+    {
+        let mut stats = shared.counters.lock();
+        stats.in_flight += 1;
+        stats.in_flight_max = stats.in_flight_max.max(stats.in_flight);
+    }
+    let in_flight = InFlight(Some(shared.counters.clone()));
+    if request.uri().path().starts_with("/_") {
+        let (status, text) = control(request, &shared).await;
+        let body = Bytes::from(text);
+        return Ok(in_flight.answer(status, body.into(), None, "", &Decision::default(), &shared, socket));
+    }
+    let (op, key) = classify(&request);
+    *shared.counters.lock().requests.entry(op.to_owned()).or_insert(0) += 1;
+    let range = request.headers().get("range").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let decision = shared.faults.decide(Seen { op, key: &key, range });
+
+    if !decision.latency.is_zero() {
+        tokio::time::sleep(decision.latency).await;
+    }
+    if let Some(time) = decision.stall {
+        shared.faults.stall(time).await;
+    }
+    if decision.reset {
+        socket.reset_on_close();
+        return Err(io::Error::other("scripted reset"));
+    }
+    if let Some((code, retry_after)) = decision.status {
+        let status = StatusCode::from_u16(code).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+        let name = match code {
+            503 => "SlowDown",
+            429 => "TooManyRequests",
+            _ => "InternalError",
+        };
+        let text = if request.method() == Method::HEAD {
+            String::new()
+        } else {
+            format!("<?xml version=\"1.0\"?><Error><Code>{name}</Code><Message>scripted</Message></Error>")
+        };
+        let quiet = Decision::default();
+        let mut response =
+            in_flight.answer(status, Bytes::from(text).into(), None, op, &quiet, &shared, socket);
+        if let Some(seconds) = retry_after {
+            response.headers_mut().insert("retry-after", seconds.into());
+        }
+        return Ok(response);
+    }
+    let head = request.method() == Method::HEAD;
+    let response = match shared.s3.call(request.map(s3s::Body::from)).await {
+        Ok(response) => response,
+        Err(e) => return Err(io::Error::other(format!("{e:?}"))),
+    };
+    let (mut parts, body) = response.into_parts();
+    let length =
+        parts.headers.get("content-length").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    let length = length.or_else(|| body.size_hint().exact()).filter(|_| !head);
+    if decision.changed_etag && parts.headers.contains_key("etag") {
+        parts.headers.insert("etag", http::HeaderValue::from_static("\"scripted-other-etag\""));
+    }
+    if let Some(length) = length {
+        let told = if decision.wrong_length { length.saturating_sub(1) } else { length };
+        parts.headers.insert("content-length", told.into());
+    }
+    let mut response = in_flight.answer(parts.status, body, length, op, &decision, &shared, socket);
+    *response.headers_mut() = parts.headers;
+    Ok(response)
+}
+
+/// Counts the request as under way until its body, or the future that would have made one, is gone.
+struct InFlight(Option<Arc<Counters>>);
+
+impl InFlight {
+    fn answer(
+        mut self,
+        status: StatusCode,
+        body: s3s::Body,
+        length: Option<u64>,
+        op: &str,
+        decision: &Decision,
+        shared: &Shared,
+        socket: Socket,
+    ) -> Response<Answer> {
+        let counters = self.0.take().expect("taken only here, and self is consumed");
+        if !op.is_empty() {
+            *counters.lock().answers.entry(status.as_u16()).or_insert(0) += 1;
+        }
+        let known = length.or_else(|| body.size_hint().exact());
+        let answer = Answer::new(body, known, op == "GetObject", decision, &shared.faults, socket, counters);
+        let mut response = Response::new(answer);
+        *response.status_mut() = status;
+        if let Some(known) = known {
+            response.headers_mut().insert("content-length", known.into());
+        }
+        response
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if let Some(counters) = &self.0 {
+            counters.lock().in_flight -= 1;
+        }
+    }
+}
+
+/// The operation's S3 name and its key (of a listing: its prefix).
+fn classify(request: &Request<Incoming>) -> (&'static str, String) {
+    let decode = |text: &str| percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned();
+    let path = request.uri().path().trim_start_matches('/');
+    let query = request.uri().query().unwrap_or_default();
+    match (path.split_once('/').map_or("", |(_, key)| key), request.method()) {
+        ("", &Method::HEAD) => ("HeadBucket", String::new()),
+        ("", &Method::PUT) => ("CreateBucket", String::new()),
+        ("", &Method::GET) if query.contains("list-type=2") => {
+            let prefix = query.split('&').find_map(|pair| pair.strip_prefix("prefix="));
+            ("ListObjectsV2", decode(&prefix.unwrap_or_default().replace('+', " ")))
+        }
+        (key, &Method::GET) if !key.is_empty() => ("GetObject", decode(key)),
+        (key, &Method::HEAD) => ("HeadObject", decode(key)),
+        (key, &Method::PUT) => ("PutObject", decode(key)),
+        (key, &Method::DELETE) => ("DeleteObject", decode(key)),
+        _ => ("Other", String::new()),
+    }
+}
+
+async fn control(request: Request<Incoming>, shared: &Shared) -> (StatusCode, String) {
+    let (parts, body) = request.into_parts();
+    match (&parts.method, parts.uri.path()) {
+        (&Method::GET, "/_stats") => {
+            let stats = shared.counters.lock().clone();
+            (StatusCode::OK, serde_json::to_string(&stats).expect("numbers and names are JSON"))
+        }
+        (&Method::POST, "/_reset") => {
+            shared.counters.reset();
+            (StatusCode::OK, String::new())
+        }
+        (&Method::POST, "/_release") => {
+            shared.faults.release();
+            (StatusCode::OK, String::new())
+        }
+        (&Method::POST, "/_faults") => {
+            match read(body).await.map(|text| serde_json::from_slice::<Script>(&text)) {
+                Ok(Ok(script)) => {
+                    shared.faults.set(script);
+                    (StatusCode::OK, String::new())
+                }
+                Ok(Err(e)) => (StatusCode::BAD_REQUEST, format!("not a fault script: {e}\n")),
+                Err(e) => (StatusCode::BAD_REQUEST, format!("{e}\n")),
+            }
+        }
+        _ => (StatusCode::NOT_FOUND, "GET /_stats, POST /_reset, /_release, /_faults\n".into()),
+    }
+}
+
+async fn read(mut body: Incoming) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        if let Ok(data) = frame.map_err(io::Error::other)?.into_data() {
+            bytes.extend_from_slice(&data);
+        }
+        if bytes.len() > 1 << 20 {
+            return Err(io::Error::other("longer than 1 MiB"));
+        }
+    }
+    Ok(bytes)
+}
