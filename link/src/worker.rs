@@ -41,6 +41,8 @@ pub enum ToWorker {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Assign {
     pub volume: String,
+    /// For people: the `user.millpond.source` attribute.
+    pub source: String,
     /// Directory of the metadata store of this volume's scope.
     pub metadata: PathBuf,
     /// Only cache locations recorded by this agent generation may be used without asking (see `cache::meta`).
@@ -213,7 +215,11 @@ pub fn send<T: Serialize>(socket: &Packet, message: &T, fds: &[BorrowedFd<'_>]) 
 }
 
 /// As [`send`], but a full queue is `TimedOut` at once.
-pub fn try_send<T: Serialize>(socket: &Packet, message: &T, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
+pub fn try_send<T: Serialize>(
+    socket: &Packet,
+    message: &T,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), PacketError> {
     let body = postcard::to_stdvec(message).map_err(|e| PacketError::Malformed(e.to_string()))?;
     socket.try_send(&body, fds)
 }
