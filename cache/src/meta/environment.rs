@@ -1,0 +1,266 @@
+//! Opening the store's directory for writing: what is found there is kept, or set aside if there is any doubt.
+//!
+//! ```text
+//!  marker            data.mdb       →
+//!  –                 –              start empty
+//!  –                 there          set aside: nobody vouches for it
+//!  unknown format    any            set aside
+//!  distrusted        any            set aside: its last owner found damage
+//!  clean             there          keep: it was written out when it was closed
+//!  open, this boot   there          keep: its owner was killed, the kernel still has every page
+//!  open, other boot  there          set aside: nothing was synced, power may have torn it
+//! ```
+//!
+//! Commits are not synced (a listing of a million names would take minutes), so the marker carries the boot id.
+
+use super::record::{FORMAT, Known, NameKey};
+use super::types::{Attributes, Kind, MetaError, Opened, Options, ROOT};
+use super::view::{DATABASES, Tables, View, from_heed, is_no_room};
+use heed::types::Bytes;
+use heed::{EnvFlags, EnvOpenOptions, MdbError};
+use rustix::fs::{FallocateFlags, FlockOperation};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+const DATA: &str = "data.mdb";
+const LOCK: &str = "lock.mdb";
+const MARKER: &str = "marker";
+const SET_ASIDE: &str = "data.mdb.set-aside";
+/// A slot of LMDB's reader table, bytes; the header takes two to four of them.
+const READER_BYTES: u64 = 64;
+/// Maps are whole pages; 64 KiB is the largest page of any machine that we run on.
+const LARGEST_PAGE: usize = 64 << 10;
+
+/// The store's directory, held by this process alone.
+#[derive(Debug)]
+pub(super) struct Home {
+    dir: PathBuf,
+    /// Carries the flock for as long as this lives.
+    handle: File,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Open,
+    Clean,
+    Distrusted,
+}
+
+impl State {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Clean => "clean",
+            Self::Distrusted => "distrusted",
+        }
+    }
+}
+
+impl Home {
+    pub(super) fn take(dir: &Path) -> Result<Self, MetaError> {
+        fs::create_dir_all(dir).map_err(io("cannot create the directory of the metadata store"))?;
+        let handle = File::open(dir).map_err(io("cannot open the directory of the metadata store"))?;
+        match rustix::fs::flock(&handle, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { dir: dir.to_owned(), handle }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(MetaError::InUse(dir.to_owned())),
+            Err(e) => Err(io("cannot lock the directory of the metadata store")(e.into())),
+        }
+    }
+
+    /// Opens what is there, or sets it aside and starts empty.
+    pub(super) fn open(&self, options: &Options, now_ms: u64) -> Result<(View, Opened), MetaError> {
+        let mut opened = match self.judge()? {
+            None if self.dir.join(DATA).exists() => Opened::Kept,
+            None => Opened::Fresh,
+            Some(why) => self.set_aside(why)?,
+        };
+        // Before the first write: from here on only this boot can vouch for the file.
+        self.mark(State::Open)?;
+        let view = match self.environment(options, now_ms) {
+            // Every file whose marker was good and whose content is not: start empty, once.
+            Err(MetaError::Damaged(why) | MetaError::Format { found: why, .. }) if opened == Opened::Kept => {
+                opened = self.set_aside(why)?;
+                self.environment(options, now_ms)?
+            }
+            other => other?,
+        };
+        Ok((view, opened))
+    }
+
+    /// Why what is there cannot be trusted.
+    fn judge(&self) -> Result<Option<String>, MetaError> {
+        if !self.dir.join(DATA).exists() {
+            return Ok(None);
+        }
+        let text = match fs::read(self.dir.join(MARKER)) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes[..bytes.len().min(512)]).into_owned(),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Some("it has no marker".into())),
+            Err(e) => return Err(io("cannot read the marker of the metadata store")(e)),
+        };
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let ["millpond-meta", format, state, boot] = words[..] else {
+            return Ok(Some("its marker cannot be read".into()));
+        };
+        if format != FORMAT.to_string() {
+            return Ok(Some(format!("its format is {format}, this build reads {FORMAT}")));
+        }
+        Ok(match state {
+            "clean" => None,
+            "open" if boot == boot_id()? => None,
+            "open" => Some("the machine stopped while it was in use".into()),
+            "distrusted" => Some("damage was found in it".into()),
+            other => Some(format!("its marker says {other:?}")),
+        })
+    }
+
+    /// Publishes the marker by rename.
+    pub(super) fn mark(&self, state: State) -> Result<(), MetaError> {
+        let fail = io("cannot write the marker of the metadata store");
+        let write = || {
+            let new = self.dir.join("marker.new");
+            let mut file =
+                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            let boot = boot_id().map_err(|e| io::Error::other(e.to_string()))?;
+            writeln!(file, "millpond-meta {FORMAT} {} {boot}", state.word())?;
+            file.sync_all()?;
+            fs::rename(&new, self.dir.join(MARKER))?;
+            self.handle.sync_all()
+        };
+        write()
+            .map_err(|e| if is_no_room(&e) { MetaError::Full("no space left on its disk") } else { fail(e) })
+    }
+
+    /// Renames rather than deletes: a person may want to look, and a process that has it mapped keeps its pages. Only
+    /// the last one set aside is kept.
+    fn set_aside(&self, why: String) -> Result<Opened, MetaError> {
+        let fail = io("cannot set the metadata store aside");
+        fs::rename(self.dir.join(DATA), self.dir.join(SET_ASIDE)).map_err(fail)?;
+        match fs::remove_file(self.dir.join(LOCK)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(fail(e)),
+            _ => {}
+        }
+        tracing::warn!(dir = %self.dir.display(), why, "metadata store set aside, starting empty");
+        Ok(Opened::SetAside { why })
+    }
+
+    fn environment(&self, options: &Options, now_ms: u64) -> Result<View, MetaError> {
+        let dir = &self.dir;
+        self.reserve_lock_file(options)?;
+        let mut lmdb = EnvOpenOptions::new().read_txn_with_tls();
+        lmdb.max_dbs(DATABASES)
+            .max_readers(options.readers_max)
+            .map_size(options.map_bytes.next_multiple_of(LARGEST_PAGE));
+        // Never WRITE_MAP: a full disk would be SIGBUS instead of an error. Never NO_MEM_INIT: what the heap held
+        // before would go to the disk.
+        // SAFETY: without syncs a power cut may tear the file; the marker carries the boot id, and a file that another
+        // boot left open is set aside. A killed process tears nothing: the kernel has what it wrote, in order.
+        unsafe { lmdb.flags(EnvFlags::NO_SYNC | EnvFlags::NO_META_SYNC) };
+        // SAFETY: as in `View::open`; the flock makes this process the only writer.
+        let env = unsafe { lmdb.open(dir) }.map_err(|e| opening(e, dir))?;
+        env.clear_stale_readers().map_err(|e| from_heed(e, dir))?;
+        let mut txn = env.write_txn().map_err(|e| from_heed(e, dir))?;
+        let mut table =
+            |name| env.create_database::<Bytes, Bytes>(&mut txn, Some(name)).map_err(|e| from_heed(e, dir));
+        let tables = Tables {
+            names: table("names")?,
+            inodes: table("inodes")?,
+            directories: table("directories")?,
+            about: table("about")?,
+        };
+        match tables.about.get(&txn, b"format").map_err(|e| from_heed(e, dir))? {
+            None => {
+                tables
+                    .about
+                    .put(&mut txn, b"format", &FORMAT.to_le_bytes())
+                    .map_err(|e| from_heed(e, dir))?;
+                let (key, value) = root_record(now_ms)?;
+                tables.names.put(&mut txn, key.as_bytes(), &value).map_err(|e| from_heed(e, dir))?;
+                tables
+                    .inodes
+                    .put(&mut txn, &ROOT.to_be_bytes(), key.as_bytes())
+                    .map_err(|e| from_heed(e, dir))?;
+            }
+            Some(bytes) if bytes == FORMAT.to_le_bytes() => {}
+            Some(other) => {
+                return Err(MetaError::Format { found: format!("{other:?}"), expected: FORMAT });
+            }
+        }
+        txn.commit().map_err(|e| from_heed(e, dir))?;
+        Ok(View { env, tables })
+    }
+
+    /// LMDB makes `lock.mdb` sparse and every reader writes it through a map: on a full disk that is SIGBUS. So its
+    /// blocks are taken now, and a full disk is an error here.
+    fn reserve_lock_file(&self, options: &Options) -> Result<(), MetaError> {
+        let fail = io("cannot create the lock file of the metadata store");
+        let bytes = (u64::from(options.readers_max) + 4) * READER_BYTES;
+        let bytes = bytes.next_multiple_of(LARGEST_PAGE as u64);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(self.dir.join(LOCK))
+            .map_err(fail)?;
+        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) => {
+                Err(MetaError::Full("no space left on its disk"))
+            }
+            // A file system without fallocate: as good as LMDB alone.
+            Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+            Err(e) => Err(fail(e.into())),
+        }
+    }
+}
+
+/// The root is a name like any other, so that its attributes need no special case: parent 0, no name.
+fn root_record(now_ms: u64) -> Result<(NameKey, Vec<u8>), MetaError> {
+    let key = NameKey::new(0, b"").ok_or(MetaError::BadName)?;
+    let known = Known {
+        attributes: Some(Attributes {
+            ino: ROOT,
+            kind: Kind::Directory,
+            size: 0,
+            mtime_ns: i64::try_from(now_ms).unwrap_or(0).saturating_mul(1_000_000),
+            version: 1,
+            epoch: 0,
+            token: String::new(),
+            cached: None,
+            target: Vec::new(),
+        }),
+        absent: false,
+        first: 0,
+        last: u32::MAX,
+        // Never stale, and far from overflowing when a caller adds to it.
+        seen_ms: u64::MAX / 2,
+    };
+    let mut value = Vec::new();
+    known.encode(&mut value)?;
+    Ok((key, value))
+}
+
+/// What LMDB says of a file that is not its own, or was cut short.
+fn opening(e: heed::Error, dir: &Path) -> MetaError {
+    match e {
+        heed::Error::Mdb(e @ (MdbError::Invalid | MdbError::VersionMismatch | MdbError::Incompatible)) => {
+            MetaError::Damaged(e.to_string())
+        }
+        // It reads its two first pages: a shorter file is ENOENT to it.
+        heed::Error::Io(e) if e.kind() == io::ErrorKind::NotFound => MetaError::Damaged("cut short".into()),
+        other => from_heed(other, dir),
+    }
+}
+
+fn io(what: &'static str) -> impl Fn(io::Error) -> MetaError + Copy {
+    move |source| MetaError::Io { what, source }
+}
+
+fn boot_id() -> Result<String, MetaError> {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|s| s.trim().to_owned())
+        .map_err(io("cannot read this machine's boot id"))
+}

@@ -1,0 +1,131 @@
+//! Storing a listing, of any length, in bounded memory, unseen until its end.
+
+use super::store::{BATCH, Store};
+use super::types::{Incoming, Kind, ListingState, MetaError};
+use super::write::{Listed, Write, is_name};
+
+/// Most files that wait for the end of the listing to learn whether a directory takes their name. They are names
+/// that were directories before; beyond this many they are stored at once, at worst for one version too many.
+const UNDECIDED_MAX: usize = 10_000;
+
+/// A listing on its way in. Dropped before [`ListingWriter::finish`], it leaves the old listing in force.
+#[derive(Debug)]
+pub struct ListingWriter<'s> {
+    store: &'s Store,
+    dir: u64,
+    batch: Vec<Incoming>,
+    undecided: Vec<Incoming>,
+    /// Names that no directory can show, since the last batch.
+    hidden: u64,
+    failed: bool,
+}
+
+impl<'s> ListingWriter<'s> {
+    pub(super) fn new(store: &'s Store, dir: u64) -> Self {
+        Self { store, dir, batch: Vec::new(), undecided: Vec::new(), hidden: 0, failed: false }
+    }
+
+    /// Takes entries, in any order. Names that cannot be shown are counted as hidden.
+    pub fn page(&mut self, entries: &[Incoming]) -> Result<(), MetaError> {
+        for entry in entries {
+            if is_name(&entry.name) {
+                self.batch.push(entry.clone());
+            } else {
+                self.hidden += 1;
+            }
+            if self.batch.len() == BATCH {
+                self.flush(false)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts objects that the caller could not even name.
+    pub fn hide(&mut self, objects: u64) {
+        self.hidden += objects;
+    }
+
+    /// Puts the listing in force: names that it did not have are gone from now on.
+    pub fn finish(mut self) -> Result<ListingState, MetaError> {
+        self.flush(false)?;
+        self.batch = std::mem::take(&mut self.undecided);
+        self.flush(true)?;
+
+        let mut pending = self.store.pending();
+        let listing = *pending.get(&self.dir).ok_or(MetaError::ListingFailed(self.dir))?;
+        let mut write = Write::begin(self.store)?;
+        let mut directory = write.directory_to_fill(self.dir)?;
+        directory.in_force = listing.number;
+        directory.complete = true;
+        directory.seen_ms = listing.seen_ms;
+        directory.entries = listing.entries;
+        directory.hidden = listing.hidden;
+        write.put_directory(self.dir, &directory)?;
+        write.commit()?;
+        pending.remove(&self.dir);
+        drop(pending);
+        self.failed = true; // nothing to abort in drop
+        if directory.negatives > 0
+            && let Err(error) = self.store.prune_negatives(self.dir, listing.seen_ms)
+        {
+            // The listing is in force; what was not deleted says the same as it.
+            tracing::debug!(%error, dir = self.dir, "superfluous absences stay for now");
+        }
+        Ok(directory.state())
+    }
+
+    /// Writes the batch in one transaction.
+    fn flush(&mut self, last_word: bool) -> Result<(), MetaError> {
+        if self.failed {
+            return Err(MetaError::ListingFailed(self.dir));
+        }
+        let result = self.write(last_word);
+        if result.is_err() {
+            self.abort();
+        }
+        result
+    }
+
+    fn write(&mut self, last_word: bool) -> Result<(), MetaError> {
+        // In key order a transaction touches each page of the map once. A stable sort: the last word on a name wins.
+        self.batch.sort_by(|a, b| a.name.cmp(&b.name));
+        let now_ms = self.store.now_ms();
+        let mut pending = self.store.pending();
+        let known = pending.get_mut(&self.dir).ok_or(MetaError::ListingFailed(self.dir))?;
+        let mut listing = *known;
+        listing.hidden += self.hidden;
+        let mut write = Write::begin(self.store)?;
+        let mut directory = write.directory_to_fill(self.dir)?;
+        let mut undecided = Vec::new();
+        for entry in &self.batch {
+            let last_word = last_word || self.undecided.len() + undecided.len() >= UNDECIDED_MAX;
+            let numbers = self.store.numbers();
+            let outcome =
+                write.list(self.dir, &mut directory, &mut listing, entry, last_word, now_ms, numbers)?;
+            if let Listed::Undecided = outcome {
+                debug_assert!(entry.kind != Kind::Directory, "only files wait for a directory");
+                undecided.push(entry.clone());
+            }
+        }
+        write.put_directory(self.dir, &directory)?;
+        write.commit()?;
+        *known = listing;
+        self.undecided.append(&mut undecided);
+        self.hidden = 0;
+        self.batch.clear();
+        Ok(())
+    }
+
+    fn abort(&mut self) {
+        if !self.failed {
+            self.failed = true;
+            self.store.pending().remove(&self.dir);
+        }
+    }
+}
+
+impl Drop for ListingWriter<'_> {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}

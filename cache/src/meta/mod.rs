@@ -1,0 +1,24 @@
+//! What a node knows of names: inode numbers, attributes, listings, absences, in a memory map that all processes read.
+//!
+//! One environment per scope. The agent writes it through [`Store`], a worker reads it through [`View`] without asking
+//! anyone. Nothing here talks to a source, decides freshness (callers compare `seen_ms`) or is needed to survive: the
+//! whole may be thrown away at any doubt, but for the inode numbers, whose high-water mark is kept elsewhere.
+
+mod environment;
+mod listing;
+mod record;
+mod store;
+mod types;
+mod view;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use listing::ListingWriter;
+pub use store::Store;
+pub use types::{
+    Attributes, Cached, Clock, EPOCH_MAX, FIRST_INO, INO_LIMIT, Incoming, InodeNumbers, Kind, ListingState,
+    Lookup, MetaError, NAME_MAX, Opened, Options, ROOT, Stats,
+};
+pub use view::View;

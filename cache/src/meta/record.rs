@@ -1,0 +1,312 @@
+//! How the store's records lie in the memory map: fixed offsets, little endian, decoded without copying.
+//!
+//! | database      | key                       | value                                              |
+//! |---------------|---------------------------|----------------------------------------------------|
+//! | `names`       | parent u64 BE, name       | [`Record`]: the inode and all that is known of it  |
+//! | `inodes`      | ino u64 BE                | parent u64 BE, name: the key of its `Record`       |
+//! | `directories` | ino u64 BE                | [`Directory`]: its listing                         |
+//! | `about`       | `format`                  | u32 LE                                             |
+//!
+//! # Which names a directory shows
+//!
+//! Every listing of a directory has a number, higher than any before. A record carries the numbers of the `first` and
+//! the `last` listing that had it, a directory the number of the listing that is in force. A name is visible while
+//! `first ≤ in force ≤ last`. So a listing is written in as many transactions as it takes, unseen; raising the one
+//! number shows it, and hides without a further write every name that it did not have.
+
+use super::types::{Attributes, Cached, EPOCH_MAX, Kind, MetaError, NAME_MAX};
+
+/// Raised by every change of this file that an older build would misread.
+pub(super) const FORMAT: u32 = 1;
+
+const HEADER: usize = 56;
+const CACHED: usize = 17;
+/// The source said that the name does not exist.
+const FLAG_ABSENT: u8 = 1;
+const FLAG_CACHED: u8 = 2;
+
+/// Key of a name: the parent in big endian, so that one directory's names lie together, in byte order.
+pub(super) struct NameKey {
+    bytes: [u8; 8 + NAME_MAX],
+    len: usize,
+}
+
+impl NameKey {
+    /// None: no such name can exist.
+    pub(super) fn new(parent: u64, name: &[u8]) -> Option<Self> {
+        if name.len() > NAME_MAX {
+            return None;
+        }
+        let mut bytes = [0; 8 + NAME_MAX];
+        bytes[..8].copy_from_slice(&parent.to_be_bytes());
+        bytes[8..8 + name.len()].copy_from_slice(name);
+        Some(Self { bytes, len: 8 + name.len() })
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// Parent and name of a key of `names` (which is also the value in `inodes`).
+pub(super) fn split_key(key: &[u8]) -> Result<(u64, &[u8]), MetaError> {
+    let (parent, name) = key.split_first_chunk::<8>().ok_or_else(|| damaged("a key"))?;
+    Ok((u64::from_be_bytes(*parent), name))
+}
+
+fn damaged(what: &str) -> MetaError {
+    MetaError::Damaged(format!("{what} is too short or of an unknown kind"))
+}
+
+/// One name, as it lies in the map.
+#[derive(Clone, Copy)]
+pub(super) struct Record<'a>(&'a [u8]);
+
+impl<'a> Record<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Result<Self, MetaError> {
+        let record = (bytes.len() >= HEADER).then_some(Self(bytes)).ok_or_else(|| damaged("a record"))?;
+        if bytes.len() < record.token_at() + record.token_len() {
+            return Err(damaged("a record"));
+        }
+        Ok(record)
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        let mut b = [0; 4];
+        b.copy_from_slice(&self.0[at..at + 4]);
+        u32::from_le_bytes(b)
+    }
+
+    fn u64(&self, at: usize) -> u64 {
+        let mut b = [0; 8];
+        b.copy_from_slice(&self.0[at..at + 8]);
+        u64::from_le_bytes(b)
+    }
+
+    fn token_len(&self) -> usize {
+        usize::from(u16::from_le_bytes([self.0[2], self.0[3]]))
+    }
+
+    fn token_at(&self) -> usize {
+        HEADER + if self.0[1] & FLAG_CACHED != 0 { CACHED } else { 0 }
+    }
+
+    fn first(&self) -> u32 {
+        self.u32(12)
+    }
+
+    pub(super) fn last(&self) -> u32 {
+        self.u32(16)
+    }
+
+    /// 0: a name that has only ever been absent.
+    pub(super) fn ino(&self) -> u64 {
+        self.u64(24)
+    }
+
+    pub(super) fn seen_ms(&self) -> u64 {
+        self.u64(48)
+    }
+
+    /// Absent because the source was asked for this very name.
+    pub(super) fn is_absent(&self) -> bool {
+        self.0[1] & FLAG_ABSENT != 0
+    }
+
+    pub(super) fn is_visible(&self, in_force: u32) -> bool {
+        !self.is_absent() && self.first() <= in_force && in_force <= self.last()
+    }
+
+    pub(super) fn kind(&self) -> Result<Kind, MetaError> {
+        match self.0[0] {
+            1 => Ok(Kind::File),
+            2 => Ok(Kind::Directory),
+            3 => Ok(Kind::Symlink),
+            _ => Err(damaged("a record")),
+        }
+    }
+
+    pub(super) fn attributes(&self) -> Result<Attributes, MetaError> {
+        let kind = self.kind()?;
+        let at = self.token_at();
+        let (token, target) = self.0[at..].split_at(self.token_len());
+        Ok(Attributes {
+            ino: self.ino(),
+            kind,
+            size: self.u64(32),
+            mtime_ns: self.u64(40) as i64,
+            version: self.u32(4),
+            epoch: self.u32(8),
+            token: std::str::from_utf8(token).map_err(|_| damaged("a token"))?.to_owned(),
+            cached: (self.0[1] & FLAG_CACHED != 0).then(|| Cached {
+                generation: self.u64(HEADER),
+                file: self.u64(HEADER + 8),
+                root: self.0[HEADER + 16],
+            }),
+            target: target.to_vec(),
+        })
+    }
+
+    pub(super) fn to_owned(self) -> Result<Known, MetaError> {
+        let attributes = if self.ino() == 0 { None } else { Some(self.attributes()?) };
+        Ok(Known {
+            attributes,
+            absent: self.is_absent(),
+            first: self.first(),
+            last: self.last(),
+            seen_ms: self.seen_ms(),
+        })
+    }
+}
+
+/// One name, as the writer changes it. Without attributes: a name that has only ever been absent.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    pub(super) attributes: Option<Attributes>,
+    pub(super) absent: bool,
+    pub(super) first: u32,
+    pub(super) last: u32,
+    pub(super) seen_ms: u64,
+}
+
+impl Known {
+    pub(super) fn is_visible(&self, in_force: u32) -> bool {
+        !self.absent && self.first <= in_force && in_force <= self.last
+    }
+
+    /// Replaces `out` by this record's bytes.
+    pub(super) fn encode(&self, out: &mut Vec<u8>) -> Result<(), MetaError> {
+        out.clear();
+        let a = self.attributes.as_ref();
+        let token = a.map_or("", |a| a.token.as_str());
+        let token_len =
+            u16::try_from(token.len()).map_err(|_| MetaError::Unexpected("a token over 64 KiB".into()))?;
+        let cached = a.and_then(|a| a.cached);
+        out.push(a.map_or(0, |a| match a.kind {
+            Kind::File => 1,
+            Kind::Directory => 2,
+            Kind::Symlink => 3,
+        }));
+        out.push(if self.absent { FLAG_ABSENT } else { 0 } | if cached.is_some() { FLAG_CACHED } else { 0 });
+        out.extend(token_len.to_le_bytes());
+        out.extend(a.map_or(0, |a| a.version).to_le_bytes());
+        out.extend(a.map_or(0, |a| a.epoch).to_le_bytes());
+        out.extend(self.first.to_le_bytes());
+        out.extend(self.last.to_le_bytes());
+        out.extend([0; 4]);
+        out.extend(a.map_or(0, |a| a.ino).to_le_bytes());
+        out.extend(a.map_or(0, |a| a.size).to_le_bytes());
+        out.extend(a.map_or(0, |a| a.mtime_ns).to_le_bytes());
+        out.extend(self.seen_ms.to_le_bytes());
+        if let Some(c) = cached {
+            out.extend(c.generation.to_le_bytes());
+            out.extend(c.file.to_le_bytes());
+            out.push(c.root);
+        }
+        out.extend(token.as_bytes());
+        out.extend(a.map_or(&[][..], |a| &a.target));
+        Ok(())
+    }
+}
+
+/// The epoch of content that the worker serves, after `epoch`.
+pub(super) fn next_even(epoch: u32) -> u32 {
+    ((epoch | 1) + 1).min(EPOCH_MAX)
+}
+
+/// The epoch of content that is whole and verified, after `epoch`; None: used up, the inode stays with the worker.
+pub(super) fn next_odd(epoch: u32) -> Option<u32> {
+    Some((epoch + 1) | 1).filter(|e| *e < EPOCH_MAX)
+}
+
+/// One directory's listing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Directory {
+    /// Number of the listing in force.
+    pub(super) in_force: u32,
+    /// Highest number that was ever begun.
+    pub(super) newest: u32,
+    /// The listing in force was stored to its end.
+    pub(super) complete: bool,
+    pub(super) seen_ms: u64,
+    pub(super) entries: u64,
+    pub(super) hidden: u64,
+    /// Records without an inode.
+    pub(super) negatives: u64,
+}
+
+impl Directory {
+    const BYTES: usize = 48;
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, MetaError> {
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| damaged("a directory"))?;
+        let u32_at = |at: usize| bytes[at..at + 4].iter().rev().fold(0u32, |n, b| n << 8 | u32::from(*b));
+        let u64_at = |at: usize| bytes[at..at + 8].iter().rev().fold(0u64, |n, b| n << 8 | u64::from(*b));
+        Ok(Self {
+            in_force: u32_at(0),
+            newest: u32_at(4),
+            complete: u32_at(8) != 0,
+            seen_ms: u64_at(16),
+            entries: u64_at(24),
+            hidden: u64_at(32),
+            negatives: u64_at(40),
+        })
+    }
+
+    pub(super) fn encode(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        out[0..4].copy_from_slice(&self.in_force.to_le_bytes());
+        out[4..8].copy_from_slice(&self.newest.to_le_bytes());
+        out[8..12].copy_from_slice(&u32::from(self.complete).to_le_bytes());
+        out[16..24].copy_from_slice(&self.seen_ms.to_le_bytes());
+        out[24..32].copy_from_slice(&self.entries.to_le_bytes());
+        out[32..40].copy_from_slice(&self.hidden.to_le_bytes());
+        out[40..48].copy_from_slice(&self.negatives.to_le_bytes());
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_back_as_they_were_written() {
+        let attributes = Attributes {
+            ino: 77,
+            kind: Kind::Symlink,
+            size: u64::MAX,
+            mtime_ns: -5,
+            version: 3,
+            epoch: 8,
+            token: "0123456789abcdef0123456789abcdef".into(),
+            cached: Some(Cached { generation: 1 << 63, root: 9, file: 42 }),
+            target: b"../\xff".to_vec(),
+        };
+        for cached in [attributes.cached, None] {
+            let known = Known {
+                attributes: Some(Attributes { cached, ..attributes.clone() }),
+                absent: false,
+                first: 4,
+                last: 6,
+                seen_ms: 1 << 41,
+            };
+            let mut bytes = Vec::new();
+            known.encode(&mut bytes).unwrap();
+            let record = Record::new(&bytes).unwrap();
+            assert_eq!(Some(record.attributes().unwrap()), known.attributes);
+            assert_eq!((record.seen_ms(), record.last()), (1 << 41, 6));
+            assert_eq!([3, 4, 6, 7].map(|n| record.is_visible(n)), [false, true, true, false]);
+            assert!(Record::new(&bytes[..HEADER + 3]).is_err());
+        }
+    }
+
+    #[test]
+    fn epochs_alternate_and_end_even() {
+        assert_eq!((next_even(0), next_even(1), next_odd(0), next_odd(1)), (2, 2, Some(1), Some(3)));
+        assert_eq!(next_odd(EPOCH_MAX - 2), Some(EPOCH_MAX - 1));
+        assert_eq!(next_even(EPOCH_MAX - 1), EPOCH_MAX);
+        assert_eq!((next_even(EPOCH_MAX), next_odd(EPOCH_MAX)), (EPOCH_MAX, None));
+        assert_eq!(EPOCH_MAX % 2, 0);
+    }
+}

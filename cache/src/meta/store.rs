@@ -1,0 +1,270 @@
+//! The writing side: the one process that learns from the source tells the others through here.
+
+use super::environment::{Home, State};
+use super::listing::ListingWriter;
+use super::types::{
+    Attributes, Cached, Clock, INO_LIMIT, Incoming, InodeNumbers, Kind, MetaError, Opened, Options, Stats,
+};
+use super::view::{View, unexpected};
+use super::write::{Origin, Pending, Write, is_name};
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Most negative records that one directory keeps without a complete listing: they come from guesses (import paths,
+/// optional files), and guesses have no end.
+const NEGATIVES_MAX: u64 = 65_536;
+/// Entries written in one transaction.
+pub(super) const BATCH: usize = 10_000;
+
+/// One scope's names, open for writing. Reads go through the [`View`] that it dereferences to.
+pub struct Store {
+    view: View,
+    home: Home,
+    numbers: Arc<dyn InodeNumbers>,
+    now_ms: Clock,
+    opened: Opened,
+    /// The marker is final: dropping must not write it again.
+    settled: AtomicBool,
+    /// Listings that are being stored, by directory. Lock order: this, then LMDB's writer lock, then `numbers`.
+    pending: Mutex<HashMap<u64, Pending>>,
+}
+
+impl Store {
+    /// Opens or creates the store in `dir` with the default [`Options`].
+    pub fn open(dir: &Path, numbers: Arc<dyn InodeNumbers>, now_ms: Clock) -> Result<Self, MetaError> {
+        Self::open_with(dir, &Options::default(), numbers, now_ms)
+    }
+
+    /// What cannot be trusted or read is set aside and a new store started: see [`Store::opened`].
+    pub fn open_with(
+        dir: &Path,
+        options: &Options,
+        numbers: Arc<dyn InodeNumbers>,
+        now_ms: Clock,
+    ) -> Result<Self, MetaError> {
+        let home = Home::take(dir)?;
+        let (view, opened) = home.open(options, now_ms())?;
+        Ok(Self {
+            view,
+            home,
+            numbers,
+            now_ms,
+            opened,
+            settled: AtomicBool::new(false),
+            pending: Mutex::default(),
+        })
+    }
+
+    pub fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    /// For readers in this process, in which [`View::open`] would be a second opening.
+    pub fn view(&self) -> View {
+        self.view.clone()
+    }
+
+    /// Starts to store a listing. Until [`ListingWriter::finish`] readers see the listing before it, or none.
+    pub fn begin_listing(&self, dir: u64) -> Result<ListingWriter<'_>, MetaError> {
+        let seen_ms = (self.now_ms)();
+        let mut pending = self.pending();
+        if pending.contains_key(&dir) {
+            return Err(MetaError::ListingInProgress(dir));
+        }
+        let mut write = Write::begin(&self.view)?;
+        let mut directory = write.directory_to_fill(dir)?;
+        directory.newest = directory
+            .newest
+            .checked_add(1)
+            .ok_or_else(|| MetaError::Unexpected("listing numbers are used up".into()))?;
+        write.put_directory(dir, &directory)?;
+        write.commit()?;
+        pending.insert(dir, Pending { number: directory.newest, seen_ms, entries: 0, hidden: 0 });
+        Ok(ListingWriter::new(self, dir))
+    }
+
+    /// Records one name as the source has it now, and returns what it became.
+    pub fn put(&self, parent: u64, incoming: &Incoming) -> Result<Attributes, MetaError> {
+        if !is_name(&incoming.name) {
+            return Err(MetaError::BadName);
+        }
+        let seen_ms = (self.now_ms)();
+        let mut pending = self.pending();
+        let mut write = Write::begin(&self.view)?;
+        let mut directory = write.directory_to_fill(parent)?;
+        let mut listing = pending.get(&parent).copied();
+        let origin = Origin::Asked { seen_ms };
+        let attributes =
+            write.upsert(parent, &mut directory, listing.as_mut(), incoming, origin, &*self.numbers)?;
+        write.put_directory(parent, &directory)?;
+        write.commit()?;
+        if let Some(listing) = listing {
+            pending.insert(parent, listing);
+        }
+        Ok(attributes)
+    }
+
+    /// Records that the source has no such name now.
+    pub fn put_absent(&self, parent: u64, name: &[u8]) -> Result<(), MetaError> {
+        if !is_name(name) {
+            return Err(MetaError::BadName);
+        }
+        let seen_ms = (self.now_ms)();
+        let mut pending = self.pending();
+        let mut write = Write::begin(&self.view)?;
+        let mut directory = write.directory_to_fill(parent)?;
+        let mut listing = pending.get(&parent).copied();
+        if directory.negatives >= NEGATIVES_MAX {
+            write.forget_negatives(parent, &mut directory, u64::MAX, usize::MAX)?;
+        }
+        write.absent(parent, &mut directory, listing.as_mut(), name, seen_ms)?;
+        write.put_directory(parent, &directory)?;
+        write.commit()?;
+        if let Some(listing) = listing {
+            pending.insert(parent, listing);
+        }
+        Ok(())
+    }
+
+    /// Records where the whole and verified content of this version lies, or that it lies nowhere any more. None: the
+    /// inode is unknown, no file, or has another version by now; nothing changed.
+    pub fn set_cached(
+        &self,
+        ino: u64,
+        version: u32,
+        cached: Option<Cached>,
+    ) -> Result<Option<Attributes>, MetaError> {
+        let _order = self.pending();
+        let mut write = Write::begin(&self.view)?;
+        let Some((key, mut known)) = write.known_of(ino)? else { return Ok(None) };
+        let Some(attributes) =
+            known.attributes.as_mut().filter(|a| a.version == version && a.kind == Kind::File)
+        else {
+            return Ok(None);
+        };
+        if attributes.cached != cached {
+            attributes.locate(cached);
+            let attributes = attributes.clone();
+            write.put_known(&key, &known)?;
+            write.commit()?;
+            return Ok(Some(attributes));
+        }
+        Ok(known.attributes)
+    }
+
+    /// Makes a directory unknown again, as if it had never been listed nor a name in it asked for. Inode numbers stay.
+    pub fn forget(&self, dir: u64) -> Result<(), MetaError> {
+        let mut pending = self.pending();
+        let mut write = Write::begin(&self.view)?;
+        let Some(mut directory) = write.directory(dir)? else { return Ok(()) };
+        write.forget_names(dir, &mut directory)?;
+        write.put_directory(dir, &directory)?;
+        write.commit()?;
+        // A listing under way is older than the wish to forget.
+        pending.remove(&dir);
+        Ok(())
+    }
+
+    /// Frees what killed readers left behind (without it the file grows). Call it after each reap. Returns how many.
+    pub fn reader_check(&self) -> Result<usize, MetaError> {
+        self.view.env.clear_stale_readers().map_err(unexpected)
+    }
+
+    pub fn stats(&self) -> Result<Stats, MetaError> {
+        let txn = self.view.read()?;
+        let tables = &self.view.tables;
+        let highest = tables.inodes.last(&txn).map_err(unexpected)?;
+        let info = self.view.env.info();
+        let page = u64::from(self.view.env.stat().page_size);
+        Ok(Stats {
+            inodes: tables.inodes.len(&txn).map_err(unexpected)?,
+            names: tables.names.len(&txn).map_err(unexpected)?,
+            directories: tables.directories.len(&txn).map_err(unexpected)?,
+            used_bytes: (info.last_page_number as u64 + 1) * page,
+            map_bytes: info.map_size as u64,
+            highest_ino: highest
+                .and_then(|(key, _)| key.try_into().ok())
+                .map_or(0, u64::from_be_bytes)
+                .min(INO_LIMIT),
+        })
+    }
+
+    /// Damage was found: the next opening sets this store aside.
+    pub fn distrust(&self) -> Result<(), MetaError> {
+        self.settled.store(true, Ordering::Relaxed);
+        self.home.mark(State::Distrusted)
+    }
+
+    /// Writes everything out, so that the store is kept even if the machine is restarted. Dropping does the same,
+    /// without telling of errors.
+    pub fn close(self) -> Result<(), MetaError> {
+        self.write_out()
+    }
+
+    fn write_out(&self) -> Result<(), MetaError> {
+        if self.settled.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.view.env.force_sync().map_err(unexpected)?;
+        self.home.mark(State::Clean)?;
+        self.settled.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(super) fn pending(&self) -> MutexGuard<'_, HashMap<u64, Pending>> {
+        // What it guards is replaced in one step after each commit, so a panic elsewhere leaves it whole.
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        (self.now_ms)()
+    }
+
+    pub(super) fn numbers(&self) -> &dyn InodeNumbers {
+        &*self.numbers
+    }
+
+    /// Deletes what a complete listing has made superfluous, a batch at a time.
+    pub(super) fn prune_negatives(&self, dir: u64, seen_ms: u64) -> Result<(), MetaError> {
+        loop {
+            let _order = self.pending();
+            let mut write = Write::begin(&self.view)?;
+            let Some(mut directory) = write.directory(dir)?.filter(|d| d.negatives > 0) else {
+                return Ok(());
+            };
+            if write.forget_negatives(dir, &mut directory, seen_ms, BATCH)? == 0 {
+                return Ok(());
+            }
+            write.put_directory(dir, &directory)?;
+            write.commit()?;
+        }
+    }
+}
+
+impl Deref for Store {
+    type Target = View;
+
+    fn deref(&self) -> &View {
+        &self.view
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if let Err(e) = self.write_out() {
+            tracing::warn!(error = %e, "metadata store not written out; it is kept until the machine restarts");
+        }
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store")
+            .field("home", &self.home)
+            .field("opened", &self.opened)
+            .finish_non_exhaustive()
+    }
+}

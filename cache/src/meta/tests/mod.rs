@@ -1,0 +1,1 @@
+//! What the metadata store promises, as claims.

@@ -1,0 +1,272 @@
+//! Reading the store, from any process and any thread, one short transaction per question.
+//!
+//! A thread's first question takes a reader slot in `lock.mdb`; it gives it back when it ends. Later questions take no
+//! lock and make no system call.
+
+use super::record::{Directory, FORMAT, NameKey, Record, split_key};
+use super::types::{Attributes, ListingState, Lookup, MetaError, ROOT};
+use heed::types::Bytes;
+use heed::{Database, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, WithTls};
+use std::ops::Bound;
+use std::path::Path;
+
+/// How deep a path may be: keys have 1,024 bytes at most, so this is never reached but by damage.
+const DEPTH_MAX: usize = 4096;
+pub(super) const DATABASES: u32 = 4;
+
+/// A way to read one scope's names. Cheap to clone; all clones share one map.
+#[derive(Clone, Debug)]
+pub struct View {
+    pub(super) env: Env<WithTls>,
+    pub(super) tables: Tables,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tables {
+    pub(super) names: Database<Bytes, Bytes>,
+    pub(super) inodes: Database<Bytes, Bytes>,
+    pub(super) directories: Database<Bytes, Bytes>,
+    pub(super) about: Database<Bytes, Bytes>,
+}
+
+impl View {
+    /// Opens the store of another process, in which the agent has it open. `data.mdb` is mapped read-only, `lock.mdb` is
+    /// written (reader slots). After this returns no file is opened any more; a thread's first question needs futex, and
+    /// closing needs fcntl: a process may lock itself down now. Must be called in the process that reads (not before a fork).
+    pub fn open(dir: &Path) -> Result<Self, MetaError> {
+        // LMDB would create what is missing.
+        if !dir.join("data.mdb").is_file() || !dir.join("lock.mdb").is_file() {
+            return Err(MetaError::NotReady(dir.to_owned()));
+        }
+        // The size of the map comes from the file: it is what the agent chose.
+        let mut options = EnvOpenOptions::new().read_txn_with_tls();
+        options.max_dbs(DATABASES);
+        // SAFETY: READ_ONLY is not one of the flags that weaken LMDB's guarantees.
+        unsafe { options.flags(EnvFlags::READ_ONLY) };
+        // SAFETY: `data.mdb` is changed by the agent alone, through LMDB, under the locks in `lock.mdb`. When the agent
+        // sets a file aside it renames it, so that the pages mapped here stay what they were.
+        let env = unsafe { options.open(dir) }.map_err(|e| from_heed(e, dir))?;
+        let txn = env.read_txn().map_err(|e| from_heed(e, dir))?;
+        let table = |name| {
+            env.open_database::<Bytes, Bytes>(&txn, Some(name))
+                .map_err(|e| from_heed(e, dir))?
+                .ok_or_else(|| MetaError::NotReady(dir.to_owned()))
+        };
+        let about = table("about")?;
+        match about.get(&txn, b"format").map_err(|e| from_heed(e, dir))? {
+            Some(bytes) if bytes == FORMAT.to_le_bytes() => {}
+            other => return Err(MetaError::Format { found: format!("{other:?}"), expected: FORMAT }),
+        }
+        let tables = Tables {
+            names: table("names")?,
+            inodes: table("inodes")?,
+            directories: table("directories")?,
+            about,
+        };
+        // Dropped, the handles would be forgotten with it.
+        txn.commit().map_err(|e| from_heed(e, dir))?;
+        Ok(Self { env, tables })
+    }
+
+    /// What is known of `name` in the directory `parent`. A directory that was never heard of knows nothing.
+    pub fn lookup(&self, parent: u64, name: &[u8]) -> Result<Lookup, MetaError> {
+        let Some(key) = NameKey::new(parent, name).filter(|_| !name.is_empty()) else {
+            return Err(MetaError::BadName);
+        };
+        let txn = self.read()?;
+        let directory = self.tables.directory(&txn, parent)?.unwrap_or_default();
+        let record = self.tables.record(&txn, key.as_bytes())?;
+        if let Some(record) = record {
+            if record.is_visible(directory.in_force) {
+                return Ok(Lookup::Found { attributes: record.attributes()?, seen_ms: record.seen_ms() });
+            }
+            if record.is_absent() {
+                let listed = if directory.complete { directory.seen_ms } else { 0 };
+                return Ok(Lookup::Absent { seen_ms: record.seen_ms().max(listed) });
+            }
+        }
+        Ok(if directory.complete { Lookup::Absent { seen_ms: directory.seen_ms } } else { Lookup::Unknown })
+    }
+
+    /// Attributes of an inode whose name exists, with the moment for which that is known. The root always exists; its
+    /// `seen_ms` is far in the future.
+    pub fn attributes(&self, ino: u64) -> Result<Option<(Attributes, u64)>, MetaError> {
+        let txn = self.read()?;
+        let Some((parent, record)) = self.tables.record_of(&txn, ino)? else { return Ok(None) };
+        let in_force = self.tables.directory(&txn, parent)?.unwrap_or_default().in_force;
+        if !record.is_visible(in_force) {
+            return Ok(None);
+        }
+        Ok(Some((record.attributes()?, record.seen_ms())))
+    }
+
+    /// Attributes of an inode as last known, also after its name has vanished: for what a file still open looks like.
+    pub fn last_attributes(&self, ino: u64) -> Result<Option<Attributes>, MetaError> {
+        let txn = self.read()?;
+        self.tables.record_of(&txn, ino)?.map(|(_, record)| record.attributes()).transpose()
+    }
+
+    /// Inode of the directory in which `ino` lies, also after it has vanished. The root's parent is the root.
+    pub fn parent(&self, ino: u64) -> Result<Option<u64>, MetaError> {
+        if ino == ROOT {
+            return Ok(Some(ROOT));
+        }
+        let txn = self.read()?;
+        match self.tables.key_of(&txn, ino)? {
+            Some(key) => Ok(Some(split_key(key)?.0)),
+            None => Ok(None),
+        }
+    }
+
+    /// Path below the source, segments joined by slashes, empty for the root; also of what has vanished.
+    pub fn path(&self, ino: u64) -> Result<Option<Vec<u8>>, MetaError> {
+        let txn = self.read()?;
+        let mut segments = Vec::new();
+        let mut at = ino;
+        while at != ROOT {
+            let Some(key) = self.tables.key_of(&txn, at)? else { return Ok(None) };
+            let (parent, name) = split_key(key)?;
+            segments.push(name);
+            if segments.len() > DEPTH_MAX {
+                return Err(MetaError::Damaged(format!("inode {ino} has no way to the root")));
+            }
+            at = parent;
+        }
+        segments.reverse();
+        Ok(Some(segments.join(&b'/')))
+    }
+
+    /// Inode of a path below the source, if every segment of it is known; also of what has vanished.
+    pub fn resolve(&self, path: &[u8]) -> Result<Option<u64>, MetaError> {
+        let txn = self.read()?;
+        let mut at = ROOT;
+        for name in path.split(|b| *b == b'/').filter(|s| !s.is_empty()) {
+            let Some(key) = NameKey::new(at, name) else { return Ok(None) };
+            match self.tables.record(&txn, key.as_bytes())?.map(|r| r.ino()) {
+                None | Some(0) => return Ok(None),
+                Some(ino) => at = ino,
+            }
+        }
+        Ok(Some(at))
+    }
+
+    /// None: no name of this directory was ever stored, nor a listing begun.
+    pub fn listing(&self, dir: u64) -> Result<Option<ListingState>, MetaError> {
+        let txn = self.read()?;
+        Ok(self.tables.directory(&txn, dir)?.map(|d| d.state()))
+    }
+
+    /// Calls `each` with the names of a directory in byte order, after the name of the inode `after` (which may have
+    /// vanished since), until it says false. None: there is no complete listing.
+    ///
+    /// `each` runs inside a read transaction: it must be quick and must not ask this store anything.
+    pub fn read_dir(
+        &self,
+        dir: u64,
+        after: Option<u64>,
+        each: &mut dyn FnMut(&[u8], &Attributes) -> bool,
+    ) -> Result<Option<()>, MetaError> {
+        let txn = self.read()?;
+        let Some(directory) = self.tables.directory(&txn, dir)?.filter(|d| d.complete) else {
+            return Ok(None);
+        };
+        let start = match after {
+            // No name is empty but the root's own, which has parent 0.
+            None => dir.to_be_bytes().to_vec(),
+            Some(ino) => match self.tables.key_of(&txn, ino)? {
+                Some(key) if split_key(key)?.0 == dir => key.to_vec(),
+                _ => return Err(MetaError::UnknownInode(ino)),
+            },
+        };
+        let end = dir.saturating_add(1).to_be_bytes();
+        let range = (Bound::Excluded(&start[..]), Bound::Excluded(&end[..]));
+        for item in self.tables.names.range(&txn, &range).map_err(unexpected)? {
+            let (key, bytes) = item.map_err(unexpected)?;
+            let record = Record::new(bytes)?;
+            if record.is_visible(directory.in_force) && !each(split_key(key)?.1, &record.attributes()?) {
+                break;
+            }
+        }
+        Ok(Some(()))
+    }
+
+    pub(super) fn read(&self) -> Result<RoTxn<'_, WithTls>, MetaError> {
+        match self.env.read_txn() {
+            Err(heed::Error::Mdb(MdbError::ReadersFull)) => {
+                // Slots of processes that were killed stay taken until somebody looks.
+                self.env.clear_stale_readers().map_err(unexpected)?;
+                self.env.read_txn().map_err(unexpected)
+            }
+            other => other.map_err(unexpected),
+        }
+    }
+}
+
+impl Tables {
+    pub(super) fn directory(&self, txn: &RoTxn<'_>, ino: u64) -> Result<Option<Directory>, MetaError> {
+        self.directories.get(txn, &ino.to_be_bytes()).map_err(unexpected)?.map(Directory::decode).transpose()
+    }
+
+    pub(super) fn record<'t>(&self, txn: &'t RoTxn<'_>, key: &[u8]) -> Result<Option<Record<'t>>, MetaError> {
+        self.names.get(txn, key).map_err(unexpected)?.map(Record::new).transpose()
+    }
+
+    pub(super) fn key_of<'t>(&self, txn: &'t RoTxn<'_>, ino: u64) -> Result<Option<&'t [u8]>, MetaError> {
+        self.inodes.get(txn, &ino.to_be_bytes()).map_err(unexpected)
+    }
+
+    /// Parent and record of an inode, visible or not.
+    pub(super) fn record_of<'t>(
+        &self,
+        txn: &'t RoTxn<'_>,
+        ino: u64,
+    ) -> Result<Option<(u64, Record<'t>)>, MetaError> {
+        let Some(key) = self.key_of(txn, ino)? else { return Ok(None) };
+        let record = self
+            .record(txn, key)?
+            .ok_or_else(|| MetaError::Damaged(format!("inode {ino} points at no name")))?;
+        Ok(Some((split_key(key)?.0, record)))
+    }
+}
+
+impl Directory {
+    pub(super) fn state(&self) -> ListingState {
+        let shown = |n| if self.complete { n } else { 0 };
+        ListingState {
+            complete: self.complete,
+            seen_ms: shown(self.seen_ms),
+            entries: shown(self.entries),
+            hidden: shown(self.hidden),
+        }
+    }
+}
+
+/// An error of an environment that is open.
+pub(super) fn unexpected(e: heed::Error) -> MetaError {
+    match e {
+        heed::Error::Mdb(MdbError::MapFull) => MetaError::Full("its size limit is reached"),
+        heed::Error::Mdb(MdbError::ReadersFull) => MetaError::TooManyReaders,
+        heed::Error::Mdb(
+            e @ (MdbError::PageNotFound | MdbError::Corrupted | MdbError::Panic | MdbError::Invalid),
+        ) => MetaError::Damaged(e.to_string()),
+        heed::Error::Io(e) if is_no_room(&e) => MetaError::Full("no space left on its disk"),
+        heed::Error::Io(source) => MetaError::Io { what: "cannot access the metadata store", source },
+        other => MetaError::Unexpected(other.to_string()),
+    }
+}
+
+pub(super) fn is_no_room(e: &std::io::Error) -> bool {
+    let is = |errno: rustix::io::Errno| e.raw_os_error() == Some(errno.raw_os_error());
+    is(rustix::io::Errno::NOSPC) || is(rustix::io::Errno::DQUOT)
+}
+
+/// An error while opening.
+pub(super) fn from_heed(e: heed::Error, dir: &Path) -> MetaError {
+    match e {
+        heed::Error::EnvAlreadyOpened => MetaError::InUse(dir.to_owned()),
+        heed::Error::Mdb(e @ MdbError::VersionMismatch) => {
+            MetaError::Format { found: e.to_string(), expected: FORMAT }
+        }
+        other => unexpected(other),
+    }
+}
