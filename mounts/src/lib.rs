@@ -1,1 +1,112 @@
-//! (room not furnished yet)
+//! Every privileged thing that Millpond asks of the kernel: mounting, the FUSE device's ioctls, connection control.
+//!
+//! The trait [`Kernel`] is the seam: [`Linux`] does it, [`Fake`] pretends to for tests. There is no policy here (who
+//! may mount what, when to give up) and nobody in this crate opens, stats or lists anything inside a FUSE mount:
+//! that is left to the disposable process of [`probe`].
+
+mod backing;
+mod connection;
+mod device;
+mod dying;
+mod fake;
+mod linux;
+mod mountinfo;
+pub mod probe;
+mod source;
+mod target;
+
+pub use connection::Connection;
+pub use device::sample_init;
+pub use fake::{Fake, FakeState};
+pub use linux::{Linux, LinuxPaths};
+pub use mountinfo::{MountEntry, parse_mountinfo, stack_at};
+pub use source::{FUSE_TYPE, MountSource, Ours};
+pub use target::{Target, TargetError};
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What the broker needs of the kernel. Calls block; none of them waits for a FUSE worker except [`Kernel::probe`],
+/// which waits in another process and for a limited time.
+pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
+    /// A fresh FUSE device, close-on-exec.
+    fn open_device(&self) -> Result<OwnedFd, KernelError>;
+
+    /// Puts the guard and the FUSE mount at `target`, an existing empty directory where nothing of ours is mounted.
+    /// After an error nothing is left mounted.
+    fn mount(
+        &self,
+        target: &Target,
+        device: BorrowedFd<'_>,
+        source: &MountSource,
+    ) -> Result<Connection, KernelError>;
+
+    /// Takes FUSE mount and guard away, and whatever earlier runs stacked there, until nothing of ours is left.
+    /// Returns how many mounts went; none is a success.
+    fn unmount(&self, target: &Target) -> Result<u32, KernelError>;
+
+    /// The mount table of this process' mount namespace.
+    fn table(&self) -> Result<Vec<MountEntry>, KernelError>;
+
+    /// The kernel's INIT request, header included.
+    fn read_init(&self, device: BorrowedFd<'_>, limit: Duration) -> Result<Vec<u8>, KernelError>;
+    fn write_init_reply(&self, device: BorrowedFd<'_>, reply: &[u8]) -> Result<(), KernelError>;
+
+    fn set_read_ahead_kb(&self, connection: Connection, kb: u32) -> Result<(), KernelError>;
+
+    /// Registers a passthrough backing file: a read-only descriptor of a regular file below a cache root.
+    fn backing_open(&self, device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, KernelError>;
+    fn backing_close(&self, device: BorrowedFd<'_>, id: u32) -> Result<(), KernelError>;
+
+    /// Requests that nobody has answered yet.
+    fn waiting(&self, connection: Connection) -> Result<u64, KernelError>;
+    /// Ends the connection: every waiting and later request fails with ENOTCONN or ECONNABORTED. A connection that
+    /// is gone already is a success.
+    fn abort(&self, connection: Connection, target: &Target) -> Result<(), KernelError>;
+
+    /// Is this thread being killed? A thread that cannot be looked at is not.
+    fn dying(&self, tid: u32) -> bool;
+
+    /// Lets a disposable process look at the mount.
+    fn probe(
+        &self,
+        target: &Target,
+        what: probe::What,
+        limit: Duration,
+    ) -> Result<probe::Outcome, KernelError>;
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    #[error("cannot {what} {subject}: {source}")]
+    Call { what: &'static str, subject: String, source: io::Error },
+    #[error("the kernel sent no INIT within {0:?}")]
+    NoInit(Duration),
+    #[error("the kernel's first message is not an INIT request ({0} bytes)")]
+    BadInit(usize),
+    #[error("not a cache file: {0}")]
+    NotACacheFile(&'static str),
+    #[error(
+        "{} has no entry for connection {minor}: mount the fusectl file system there on the host (mount -t fusectl fusectl /sys/fs/fuse/connections)",
+        dir.display()
+    )]
+    NoFusectl { dir: PathBuf, minor: u32 },
+    #[error("{} is covered by a mount that is not ours ({kind} {source_text:?}): unmount it first", target.display())]
+    Foreign { target: PathBuf, kind: String, source_text: String },
+    #[error("the mount at {} disappeared while it was being set up", .0.display())]
+    Vanished(PathBuf),
+    #[error("{} did not answer the probe within {limit:?}", target.display())]
+    ProbeTimedOut { target: PathBuf, limit: Duration },
+    #[error("the probe of {} failed: {reason}", target.display())]
+    ProbeFailed { target: PathBuf, reason: String },
+    #[error(transparent)]
+    Target(#[from] TargetError),
+}
+
+impl KernelError {
+    pub(crate) fn call(what: &'static str, subject: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Call { what, subject: subject.into(), source: source.into() }
+    }
+}

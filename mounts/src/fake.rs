@@ -1,0 +1,170 @@
+//! A kernel for tests: a mount table in memory, devices that are pipes, and failures on demand.
+
+use crate::{
+    Connection, FUSE_TYPE, Kernel, KernelError, MountEntry, MountSource, Target, probe, sample_init, stack_at,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Everything a test may look at or change.
+#[derive(Debug, Default)]
+pub struct FakeState {
+    pub table: Vec<MountEntry>,
+    /// Device numbers of aborted connections.
+    pub aborted: BTreeSet<u32>,
+    pub init_replies: Vec<Vec<u8>>,
+    pub read_ahead_kb: BTreeMap<u32, u32>,
+    pub backing_open: BTreeSet<u32>,
+    pub dying: BTreeSet<u32>,
+    pub waiting: u64,
+    /// What probes find; None: served.
+    pub probe: Option<FakeProbe>,
+    /// Name of the call that fails next, once.
+    pub fail: Option<&'static str>,
+    last: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FakeProbe {
+    Dead,
+    TimesOut,
+}
+
+#[derive(Debug, Default)]
+pub struct Fake {
+    state: Mutex<FakeState>,
+}
+
+impl Fake {
+    pub fn state(&self) -> MutexGuard<'_, FakeState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A mount that an earlier broker left.
+    pub fn leave_mount(&self, at: &Path, source: &MountSource) -> Connection {
+        self.state().push(at, source)
+    }
+
+    fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, FakeState>, KernelError> {
+        let mut state = self.state();
+        if state.fail == Some(call) {
+            state.fail = None;
+            return Err(KernelError::call(call, "(scripted)", std::io::Error::from_raw_os_error(libc::EIO)));
+        }
+        Ok(state)
+    }
+}
+
+impl FakeState {
+    fn push(&mut self, at: &Path, source: &MountSource) -> Connection {
+        let below = stack_at(&self.table, at).last().map_or(1, |e| e.id);
+        let add = |state: &mut Self, parent, fs_type: &str, source: String| {
+            state.last += 1;
+            let minor = state.last;
+            state.table.push(MountEntry {
+                id: 1000 + u64::from(minor),
+                parent,
+                major: 0,
+                minor,
+                mount_point: at.to_owned(),
+                fs_type: fs_type.to_owned(),
+                source,
+                read_only: true,
+            });
+            minor
+        };
+        let guard = add(self, below, "tmpfs", source.guard_text());
+        let minor = add(self, 1000 + u64::from(guard), FUSE_TYPE, source.fuse_text());
+        Connection { major: 0, minor }
+    }
+}
+
+impl Kernel for Fake {
+    fn open_device(&self) -> Result<OwnedFd, KernelError> {
+        drop(self.enter("open_device")?);
+        let (read, _write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .map_err(|e| KernelError::call("pipe", "", e))?;
+        Ok(read)
+    }
+
+    fn mount(
+        &self,
+        target: &Target,
+        _device: BorrowedFd<'_>,
+        source: &MountSource,
+    ) -> Result<Connection, KernelError> {
+        Ok(self.enter("mount")?.push(target.path(), source))
+    }
+
+    fn unmount(&self, target: &Target) -> Result<u32, KernelError> {
+        let mut state = self.enter("unmount")?;
+        let before = state.table.len();
+        state.table.retain(|e| e.mount_point != target.path() || e.ours().is_none());
+        Ok((before - state.table.len()) as u32)
+    }
+
+    fn table(&self) -> Result<Vec<MountEntry>, KernelError> {
+        Ok(self.enter("table")?.table.clone())
+    }
+
+    fn read_init(&self, _device: BorrowedFd<'_>, limit: Duration) -> Result<Vec<u8>, KernelError> {
+        match self.enter("read_init") {
+            Ok(_) => Ok(sample_init()),
+            Err(_) => Err(KernelError::NoInit(limit)),
+        }
+    }
+
+    fn write_init_reply(&self, _device: BorrowedFd<'_>, reply: &[u8]) -> Result<(), KernelError> {
+        self.enter("write_init_reply")?.init_replies.push(reply.to_vec());
+        Ok(())
+    }
+
+    fn set_read_ahead_kb(&self, connection: Connection, kb: u32) -> Result<(), KernelError> {
+        self.enter("set_read_ahead_kb")?.read_ahead_kb.insert(connection.minor, kb);
+        Ok(())
+    }
+
+    fn backing_open(&self, _device: BorrowedFd<'_>, _file: BorrowedFd<'_>) -> Result<u32, KernelError> {
+        let mut state = self.enter("backing_open")?;
+        state.last += 1;
+        let id = state.last;
+        state.backing_open.insert(id);
+        Ok(id)
+    }
+
+    fn backing_close(&self, _device: BorrowedFd<'_>, id: u32) -> Result<(), KernelError> {
+        self.enter("backing_close")?.backing_open.remove(&id);
+        Ok(())
+    }
+
+    fn waiting(&self, _connection: Connection) -> Result<u64, KernelError> {
+        Ok(self.enter("waiting")?.waiting)
+    }
+
+    fn abort(&self, connection: Connection, _target: &Target) -> Result<(), KernelError> {
+        self.enter("abort")?.aborted.insert(connection.minor);
+        Ok(())
+    }
+
+    fn dying(&self, tid: u32) -> bool {
+        self.state().dying.contains(&tid)
+    }
+
+    fn probe(
+        &self,
+        target: &Target,
+        _what: probe::What,
+        limit: Duration,
+    ) -> Result<probe::Outcome, KernelError> {
+        let target = target.path().to_owned();
+        let probe = self.enter("probe")?.probe;
+        match probe {
+            None => Ok(probe::Outcome::Primed),
+            Some(FakeProbe::Dead) => Ok(probe::Outcome::Dead),
+            Some(FakeProbe::TimesOut) => Err(KernelError::ProbeTimedOut { target, limit }),
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The real kernel.
+
+use crate::{
+    Connection, FUSE_TYPE, Kernel, KernelError, MountEntry, MountSource, Ours, Target, backing, device,
+    dying, parse_mountinfo, probe, stack_at,
+};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A target never has more mounts of ours than this, unless something goes round in circles.
+const STACK_MAX: u32 = 64;
+
+#[derive(Debug)]
+pub struct Linux {
+    paths: LinuxPaths,
+    cache_roots: Vec<PathBuf>,
+    probe: probe::Helper,
+}
+
+/// Where the kernel shows itself; another place in tests only.
+#[derive(Clone, Debug)]
+pub struct LinuxPaths {
+    pub device: PathBuf,
+    pub fusectl: PathBuf,
+    pub bdi: PathBuf,
+    pub mountinfo: PathBuf,
+}
+
+impl Default for LinuxPaths {
+    fn default() -> Self {
+        Self {
+            device: "/dev/fuse".into(),
+            fusectl: "/sys/fs/fuse/connections".into(),
+            bdi: "/sys/class/bdi".into(),
+            mountinfo: "/proc/self/mountinfo".into(),
+        }
+    }
+}
+
+impl Linux {
+    /// `cache_roots`: where files must lie to be passed through.
+    pub fn new(paths: LinuxPaths, cache_roots: Vec<PathBuf>, probe: probe::Helper) -> Self {
+        Self { paths, cache_roots, probe }
+    }
+
+    fn mount_both(
+        &self,
+        target: &Target,
+        device: BorrowedFd<'_>,
+        source: &MountSource,
+    ) -> Result<Connection, KernelError> {
+        let shown = || target.path().display().to_string();
+        // Both mounts go to the directory that was checked, whatever the path names by now. The second lands on
+        // the first: the kernel walks up a stack of mounts before it adds one.
+        let directory = target.open()?;
+        let here = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string());
+        let safe = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::RDONLY;
+        rustix::mount::mount(
+            source.guard_text(),
+            &here,
+            "tmpfs",
+            safe | MountFlags::NOEXEC,
+            Some(c"size=4k,nr_inodes=1,mode=0555"),
+        )
+        .map_err(|e| KernelError::call("mount the guard at", shown(), e))?;
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
+            device.as_raw_fd()
+        );
+        let options = CString::new(options)
+            .map_err(|e| KernelError::call("write the mount options of", shown(), std::io::Error::from(e)))?;
+        rustix::mount::mount(source.fuse_text(), &here, FUSE_TYPE, safe, Some(options.as_c_str()))
+            .map_err(|e| KernelError::call("mount at", shown(), e))?;
+
+        let table = self.table()?;
+        match stack_at(&table, target.path()).last() {
+            Some(top) if top.ours() == Some(Ours::Fuse(source.clone())) => {
+                Ok(Connection { major: top.major, minor: top.minor })
+            }
+            _ => Err(KernelError::Vanished(target.path().to_owned())),
+        }
+    }
+}
+
+impl Kernel for Linux {
+    fn open_device(&self) -> Result<OwnedFd, KernelError> {
+        rustix::fs::open(&self.paths.device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| KernelError::call("open", self.paths.device.display().to_string(), e))
+    }
+
+    fn mount(
+        &self,
+        target: &Target,
+        device: BorrowedFd<'_>,
+        source: &MountSource,
+    ) -> Result<Connection, KernelError> {
+        self.mount_both(target, device, source).inspect_err(|_| {
+            if let Err(error) = self.unmount(target) {
+                tracing::error!(target_path = %target.path().display(), %error, "a failed mount could not be taken back");
+            }
+        })
+    }
+
+    fn unmount(&self, target: &Target) -> Result<u32, KernelError> {
+        for gone in 0..STACK_MAX {
+            let table = self.table()?;
+            let stack = stack_at(&table, target.path());
+            let Some(top) = stack.last() else { return Ok(gone) };
+            if top.ours().is_none() {
+                if stack.iter().all(|e| e.ours().is_none()) {
+                    return Ok(gone);
+                }
+                return Err(KernelError::Foreign {
+                    target: target.path().to_owned(),
+                    kind: top.fs_type.clone(),
+                    source_text: top.source.clone(),
+                });
+            }
+            match rustix::mount::unmount(target.pinned_path(), UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+            {
+                // EINVAL: not a mount point any more; somebody was faster.
+                Ok(()) | Err(Errno::INVAL) => {}
+                Err(e) => return Err(KernelError::call("unmount", target.path().display().to_string(), e)),
+            }
+        }
+        Err(KernelError::call(
+            "unmount everything at",
+            target.path().display().to_string(),
+            std::io::Error::from(std::io::ErrorKind::ResourceBusy),
+        ))
+    }
+
+    fn table(&self) -> Result<Vec<MountEntry>, KernelError> {
+        let text = std::fs::read(&self.paths.mountinfo)
+            .map_err(|e| KernelError::call("read", self.paths.mountinfo.display().to_string(), e))?;
+        Ok(parse_mountinfo(&text))
+    }
+
+    fn read_init(&self, device: BorrowedFd<'_>, limit: Duration) -> Result<Vec<u8>, KernelError> {
+        device::read_init(device, limit)
+    }
+
+    fn write_init_reply(&self, device: BorrowedFd<'_>, reply: &[u8]) -> Result<(), KernelError> {
+        device::write_init_reply(device, reply)
+    }
+
+    fn set_read_ahead_kb(&self, connection: Connection, kb: u32) -> Result<(), KernelError> {
+        connection.set_read_ahead_kb(&self.paths.bdi, kb)
+    }
+
+    fn backing_open(&self, device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, KernelError> {
+        backing::check(file, &self.cache_roots)?;
+        device::backing_open(device, file)
+    }
+
+    fn backing_close(&self, device: BorrowedFd<'_>, id: u32) -> Result<(), KernelError> {
+        device::backing_close(device, id)
+    }
+
+    fn waiting(&self, connection: Connection) -> Result<u64, KernelError> {
+        connection.waiting(&self.paths.fusectl)
+    }
+
+    fn abort(&self, connection: Connection, target: &Target) -> Result<(), KernelError> {
+        let is_here = || -> Result<bool, KernelError> {
+            Ok(self.table()?.iter().any(|e| (e.major, e.minor) == (connection.major, connection.minor)))
+        };
+        match connection.abort(&self.paths.fusectl) {
+            // No fusectl on this host. A forced unmount ends the connection first (`umount_begin`), whether or not
+            // the unmount itself then succeeds.
+            Err(KernelError::NoFusectl { .. }) if is_here()? => {
+                let top_is_it = stack_at(&self.table()?, target.path())
+                    .last()
+                    .is_some_and(|e| (e.major, e.minor) == (connection.major, connection.minor));
+                if !top_is_it {
+                    return connection.abort(&self.paths.fusectl);
+                }
+                match rustix::mount::unmount(
+                    target.pinned_path(),
+                    UnmountFlags::FORCE | UnmountFlags::NOFOLLOW,
+                ) {
+                    Ok(()) | Err(Errno::BUSY | Errno::INVAL) => Ok(()),
+                    Err(e) => Err(KernelError::call("abort", target.path().display().to_string(), e)),
+                }
+            }
+            Err(KernelError::NoFusectl { .. }) => Ok(()), // the connection went with its last mount
+            other => other,
+        }
+    }
+
+    fn dying(&self, tid: u32) -> bool {
+        std::fs::read_to_string(format!("/proc/{tid}/status")).is_ok_and(|text| dying::is_dying(&text))
+    }
+
+    fn probe(
+        &self,
+        target: &Target,
+        what: probe::What,
+        limit: Duration,
+    ) -> Result<probe::Outcome, KernelError> {
+        self.probe.run(target.path(), what, limit)
+    }
+}

@@ -1,0 +1,71 @@
+//! The text that marks a mount as ours: enough to recognise volume and parameters in the mount table after a restart.
+
+/// `mount -t` name of our FUSE mounts, as `/proc/self/mountinfo` shows it.
+pub const FUSE_TYPE: &str = "fuse.millpond";
+const FUSE_SCHEME: &str = "millpond:";
+const GUARD_SCHEME: &str = "millpond-guard:";
+
+/// `millpond:<volume id>:<spec digest>`. Volume ids hold no colon, so the text splits in one way only.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MountSource {
+    pub volume: String,
+    pub digest: String,
+}
+
+/// What a mount of ours is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ours {
+    Fuse(MountSource),
+    /// The empty read-only file system below the FUSE mount.
+    Guard {
+        volume: String,
+    },
+}
+
+impl MountSource {
+    pub fn fuse_text(&self) -> String {
+        format!("{FUSE_SCHEME}{}:{}", self.volume, self.digest)
+    }
+
+    pub fn guard_text(&self) -> String {
+        format!("{GUARD_SCHEME}{}", self.volume)
+    }
+}
+
+impl Ours {
+    /// None: somebody else's mount. A file system type of another program with our text is not ours.
+    pub fn recognise(fs_type: &str, source: &str) -> Option<Self> {
+        if fs_type == FUSE_TYPE {
+            let (volume, digest) = source.strip_prefix(FUSE_SCHEME)?.split_once(':')?;
+            return Some(Self::Fuse(MountSource { volume: volume.into(), digest: digest.into() }));
+        }
+        if fs_type == "tmpfs" {
+            let volume = source.strip_prefix(GUARD_SCHEME)?;
+            return Some(Self::Guard { volume: volume.into() });
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_recognised_and_strangers_are_not() {
+        let source = MountSource { volume: "pvc-1.a_b".into(), digest: "0123".into() };
+        assert_eq!(Ours::recognise(FUSE_TYPE, &source.fuse_text()), Some(Ours::Fuse(source.clone())));
+        assert_eq!(
+            Ours::recognise("tmpfs", &source.guard_text()),
+            Some(Ours::Guard { volume: "pvc-1.a_b".into() })
+        );
+        for (kind, text) in [
+            ("fuse.s3fs", "millpond:a:b"),
+            ("tmpfs", "millpond:a:b"),
+            (FUSE_TYPE, "millpond:a"),
+            (FUSE_TYPE, "x"),
+        ] {
+            assert_eq!(Ours::recognise(kind, text), None, "{kind} {text}");
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! The real kernel: mounts, guard, probe and abort. Needs root and `/dev/fuse`, and says so.
+
+#![allow(clippy::unwrap_used)]
+
+use mounts::{Connection, Kernel, KernelError, Linux, LinuxPaths, MountSource, Target, probe, stack_at};
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// A directory of its own with a private fusectl; takes every mount away at the end, also of a failed test.
+struct Bench {
+    dir: tempfile::TempDir,
+    kernel: Linux,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let fusectl = dir.path().join("fusectl");
+        for name in ["fusectl", "pod", "cache"] {
+            fs::create_dir(dir.path().join(name)).expect("directory");
+        }
+        rustix::mount::mount("fusectl", &fusectl, "fusectl", rustix::mount::MountFlags::empty(), None)
+            .expect("these tests need root");
+        let paths = LinuxPaths { fusectl, ..LinuxPaths::default() };
+        let helper = probe::Helper::new(
+            std::env::current_exe().expect("own path"),
+            ["--exact", "probe_child", "--nocapture"].map(OsString::from),
+        );
+        let kernel = Linux::new(paths, vec![dir.path().join("cache")], helper);
+        Self { dir, kernel }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join(name)
+    }
+
+    fn target(&self, name: &str) -> Target {
+        let target = Target::resolve(&[self.dir.path().to_owned()], &self.dir.path().join(name)).unwrap();
+        target.ensure_directory().unwrap();
+        target
+    }
+
+    fn mount(&self, target: &Target) -> (OwnedFd, Connection) {
+        let device = self.kernel.open_device().expect("these tests need /dev/fuse");
+        let connection = self.kernel.mount(target, device.as_fd(), &source()).unwrap();
+        (device, connection)
+    }
+
+    fn mounts_at(&self, target: &Target) -> usize {
+        stack_at(&self.kernel.table().unwrap(), target.path()).len()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let flags = rustix::mount::UnmountFlags::DETACH;
+        let mut table = self.kernel.table().unwrap_or_default();
+        table.reverse();
+        for entry in table {
+            if entry.mount_point.starts_with(self.dir.path()) {
+                let _ = rustix::mount::unmount(&entry.mount_point, flags);
+            }
+        }
+    }
+}
+
+fn source() -> MountSource {
+    MountSource { volume: "pvc-7".into(), digest: "00ff".into() }
+}
+
+/// Not a test of its own: the body of the probe child, see `Helper`.
+#[test]
+fn probe_child() {
+    probe::run_if_asked();
+}
+
+/// The reply of a server that offers nothing special: version 7.31, 128 KiB writes.
+fn init_reply(init: &[u8]) -> Vec<u8> {
+    let mut reply = vec![0; 16 + 64];
+    reply[0..4].copy_from_slice(&80u32.to_ne_bytes());
+    reply[8..16].copy_from_slice(&init[8..16]);
+    reply[16..20].copy_from_slice(&7u32.to_ne_bytes());
+    reply[20..24].copy_from_slice(&31u32.to_ne_bytes());
+    reply[24..28].copy_from_slice(&(1u32 << 20).to_ne_bytes());
+    reply[36..40].copy_from_slice(&(128u32 << 10).to_ne_bytes());
+    reply
+}
+
+/// Answers GETATTR of the root, OPENDIR and an empty READDIR, STATFS; ENOENT to LOOKUP; ENOSYS to the rest.
+fn serve(device: OwnedFd, stop: Arc<AtomicBool>) -> std::thread::JoinHandle<()> {
+    std::thread::spawn(move || {
+        let mut device = File::from(device);
+        let mut buffer = vec![0; 256 << 10];
+        while !stop.load(Ordering::Relaxed) {
+            let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+            let ready = rustix::event::poll(
+                &mut [rustix::event::PollFd::new(&device, rustix::event::PollFlags::IN)],
+                Some(&wait),
+            );
+            if ready != Ok(1) {
+                continue;
+            }
+            let Ok(_) = device.read(&mut buffer) else { return };
+            let opcode = u32::from_ne_bytes(buffer[4..8].try_into().unwrap());
+            let (error, body): (i32, Vec<u8>) = match opcode {
+                3 => {
+                    let mut attr = vec![0u8; 104];
+                    attr[16..24].copy_from_slice(&1u64.to_ne_bytes());
+                    attr[76..80].copy_from_slice(&0o40555u32.to_ne_bytes());
+                    attr[80..84].copy_from_slice(&2u32.to_ne_bytes());
+                    (0, attr)
+                }
+                17 => (0, vec![0; 80]),
+                27 => (0, vec![0; 16]),
+                28 => (0, Vec::new()),
+                1 => (-libc::ENOENT, Vec::new()),
+                2 | 42 | 36 => continue, // FORGET, BATCH_FORGET, INTERRUPT
+                _ => (-libc::ENOSYS, Vec::new()),
+            };
+            let mut reply = Vec::new();
+            reply.extend((16 + body.len() as u32).to_ne_bytes());
+            reply.extend(error.to_ne_bytes());
+            reply.extend(&buffer[8..16]);
+            reply.extend(body);
+            let _ = device.write(&reply);
+        }
+    })
+}
+
+#[test]
+fn a_mount_is_recognised_guarded_and_leaves_nothing_behind() {
+    let bench = Bench::new();
+    let target = bench.target("pod/mount");
+    let (device, connection) = bench.mount(&target);
+    let init = bench.kernel.read_init(device.as_fd(), Duration::from_secs(5)).unwrap();
+    assert!(init.len() > 40);
+
+    let table = bench.kernel.table().unwrap();
+    let stack = stack_at(&table, target.path());
+    assert_eq!(stack.len(), 2);
+    assert!(stack.iter().all(|e| e.read_only));
+    assert_eq!(stack[1].ours(), Some(mounts::Ours::Fuse(source())));
+    assert_eq!((stack[1].major, stack[1].minor), (connection.major, connection.minor));
+    drop(stack);
+
+    // The FUSE mount vanishes: what shows is empty and cannot be written, even by root.
+    rustix::mount::unmount(target.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    let mode = fs::metadata(target.path()).unwrap().mode();
+    assert_eq!(mode & 0o7777, 0o555);
+    assert_eq!(fs::read_dir(target.path()).unwrap().count(), 0);
+    let refused = File::create(target.path().join("x")).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
+
+    assert_eq!(bench.kernel.unmount(&target).unwrap(), 1);
+    assert_eq!(bench.mounts_at(&target), 0);
+    target.remove().unwrap();
+    assert!(!bench.path("pod/mount").exists());
+}
+
+#[test]
+fn stacked_mounts_all_go_and_a_stranger_on_top_stays() {
+    let bench = Bench::new();
+    let target = bench.target("pod/stack");
+    let devices: Vec<_> = (0..3).map(|_| bench.mount(&target)).collect();
+    assert_eq!(bench.mounts_at(&target), 6);
+    rustix::mount::mount("stranger", target.path(), "tmpfs", rustix::mount::MountFlags::empty(), None)
+        .unwrap();
+    assert!(matches!(bench.kernel.unmount(&target), Err(KernelError::Foreign { .. })));
+    rustix::mount::unmount(target.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    assert_eq!(bench.kernel.unmount(&target).unwrap(), 6);
+    assert_eq!(bench.kernel.unmount(&target).unwrap(), 0);
+    drop(devices);
+}
+
+#[test]
+fn a_target_that_becomes_a_symlink_is_not_followed() {
+    let bench = Bench::new();
+    let target = bench.target("pod/link");
+    fs::remove_dir(bench.path("pod/link")).unwrap();
+    fs::create_dir(bench.path("elsewhere")).unwrap();
+    symlink(bench.path("elsewhere"), bench.path("pod/link")).unwrap();
+    let device = bench.kernel.open_device().unwrap();
+    assert!(bench.kernel.mount(&target, device.as_fd(), &source()).is_err());
+    assert!(
+        !bench
+            .kernel
+            .table()
+            .unwrap()
+            .iter()
+            .any(|e| e.mount_point.starts_with(bench.path("")) && e.ours().is_some())
+    );
+}
+
+#[test]
+fn a_failed_mount_leaves_no_guard() {
+    let bench = Bench::new();
+    let target = bench.target("pod/bad");
+    let not_a_device = File::open("/dev/null").unwrap();
+    assert!(bench.kernel.mount(&target, not_a_device.as_fd(), &source()).is_err());
+    assert_eq!(bench.mounts_at(&target), 0);
+}
+
+#[test]
+fn a_silent_device_times_out() {
+    let bench = Bench::new();
+    let device = bench.kernel.open_device().unwrap();
+    let result = bench.kernel.read_init(device.as_fd(), Duration::from_millis(50));
+    // A device without a mount answers EPERM at once on this kernel; others wait.
+    assert!(matches!(result, Err(KernelError::NoInit(_) | KernelError::Call { .. })), "{result:?}");
+}
+
+#[test]
+fn a_served_mount_is_probed_and_an_aborted_one_is_dead() {
+    let bench = Bench::new();
+    let target = bench.target("pod/served");
+    let (device, connection) = bench.mount(&target);
+    let init = bench.kernel.read_init(device.as_fd(), Duration::from_secs(5)).unwrap();
+    bench.kernel.write_init_reply(device.as_fd(), &init_reply(&init)).unwrap();
+    bench.kernel.set_read_ahead_kb(connection, 2048).unwrap();
+    let shown = fs::read_to_string(format!("/sys/class/bdi/0:{}/read_ahead_kb", connection.minor)).unwrap();
+    assert_eq!(shown.trim(), "2048");
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let server = serve(device.try_clone().unwrap(), stop.clone());
+    let limit = Duration::from_secs(20);
+    for what in [probe::What::Large, probe::What::Small, probe::What::Alive] {
+        assert_eq!(bench.kernel.probe(&target, what, limit).unwrap(), probe::Outcome::Primed, "{what:?}");
+    }
+    stop.store(true, Ordering::Relaxed);
+    server.join().unwrap();
+
+    // Nobody serves: the probe gives up in time, and the abort frees its child.
+    let started = Instant::now();
+    let result = bench.kernel.probe(&target, probe::What::Alive, Duration::from_millis(300));
+    assert!(matches!(result, Err(KernelError::ProbeTimedOut { .. })), "{result:?}");
+    assert!(started.elapsed() < Duration::from_secs(5));
+
+    // A caller waits: it is counted, and the abort lets it go.
+    let mut caller = std::process::Command::new("stat").arg("-f").arg(target.path()).spawn().unwrap();
+    let deadline = Instant::now() + limit;
+    while bench.kernel.waiting(connection).unwrap() == 0 {
+        assert!(Instant::now() < deadline, "the waiting request was never counted");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    bench.kernel.abort(connection, &target).unwrap();
+    assert!(!caller.wait().unwrap().success());
+    assert_eq!(bench.kernel.probe(&target, probe::What::Alive, limit).unwrap(), probe::Outcome::Dead);
+
+    assert_eq!(bench.kernel.unmount(&target).unwrap(), 2);
+    drop(device);
+    let gone = Connection { major: 0, minor: 999_999 };
+    bench.kernel.abort(gone, &target).unwrap();
+    assert!(matches!(bench.kernel.waiting(gone), Err(KernelError::NoFusectl { .. })));
+}
+
+#[test]
+fn without_fusectl_a_forced_unmount_ends_the_connection() {
+    let bench = Bench::new();
+    let target = bench.target("pod/forced");
+    let empty = bench.path("empty");
+    fs::create_dir(&empty).unwrap();
+    let helper = probe::Helper::new("/bin/false", []);
+    let blind = Linux::new(LinuxPaths { fusectl: empty, ..LinuxPaths::default() }, Vec::new(), helper);
+    let (device, connection) = bench.mount(&target);
+    bench.kernel.read_init(device.as_fd(), Duration::from_secs(5)).unwrap();
+    blind.abort(connection, &target).unwrap();
+    let dead = rustix::io::read(device.as_fd(), &mut vec![0; 1 << 16]).unwrap_err();
+    assert!(matches!(dead, rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED), "{dead}");
+    bench.kernel.unmount(&target).unwrap();
+}
+
+#[test]
+fn a_thread_that_sleeps_is_not_dying() {
+    let bench = Bench::new();
+    assert!(!bench.kernel.dying(std::process::id()));
+    assert!(!bench.kernel.dying(u32::MAX));
+    assert!(Path::new("/proc/self/status").exists());
+}
