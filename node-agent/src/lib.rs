@@ -1,1 +1,24 @@
-//! (room not furnished yet)
+//! The node agent: owns everything that is cached on the node, the network, and the life of every worker.
+//!
+//! Never here: a mount system call (the broker's), a FUSE request (a worker's), a Kubernetes API call.
+
+pub mod api;
+pub mod app;
+mod broker_client;
+pub mod config;
+mod flights;
+mod heals;
+mod http;
+mod memory;
+mod metrics;
+pub mod privileged;
+mod profile;
+pub mod publish;
+mod scope;
+mod serve;
+mod state;
+mod supervisor;
+mod warm;
+
+pub use app::App;
+pub use config::Config;

@@ -1,0 +1,199 @@
+//! The operator's API: what `millpond status`, `warm`, `evict` and `doctor` are told.
+
+use crate::heals::Heals;
+use crate::memory;
+use crate::metrics::Metrics;
+use crate::privileged::Privileged;
+use crate::publish::Volumes;
+use crate::supervisor::{MountState, Phase, Spawner};
+use cache::data::Engine;
+use link::worker::Mode;
+use proto::agent::v1 as pb;
+use proto::agent::v1::agent_server::Agent;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+pub struct Api {
+    pub volumes: Arc<Volumes>,
+    pub engine: Arc<Engine>,
+    pub privileged: Arc<dyn Privileged>,
+    pub spawner: Arc<Spawner>,
+    pub heals: Arc<Heals>,
+    pub metrics: Arc<Metrics>,
+    pub started: SystemTime,
+    pub memory_budget: u64,
+}
+
+fn ms(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64
+}
+
+pub fn mode_name(mode: Option<Mode>) -> &'static str {
+    match mode {
+        Some(Mode::Passthrough) => "passthrough",
+        Some(Mode::NoOpen) => "no-open",
+        Some(Mode::Kept) => "kept",
+        None => "",
+    }
+}
+
+fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Starting | Phase::Answered => "starting",
+        Phase::Serving => "serving",
+        Phase::Dead => "dead",
+        Phase::Suspended => "suspended",
+        Phase::Failed => "failed",
+        Phase::Stopped => "stopped",
+    }
+}
+
+#[tonic::async_trait]
+impl Agent for Api {
+    async fn get_status(
+        &self,
+        _: Request<pb::GetStatusRequest>,
+    ) -> Result<Response<pb::GetStatusResponse>, Status> {
+        let workers: Vec<u32> =
+            self.volumes.mounts().iter().filter_map(|m| m.state().worker.map(|w| w.pid)).collect();
+        Ok(Response::new(pb::GetStatusResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            started_ms: ms(self.started),
+            broker_connected: self.privileged.connected(),
+            anonymous_bytes: memory::of_self_and(&workers),
+            memory_budget_bytes: self.memory_budget,
+            volumes: self.volumes.mounts().len() as u32,
+            standby_workers: self.spawner.standing_by() as u32,
+            features: Default::default(),
+        }))
+    }
+
+    async fn list_volumes(
+        &self,
+        _: Request<pb::ListVolumesRequest>,
+    ) -> Result<Response<pb::ListVolumesResponse>, Status> {
+        let mut mounts = self.volumes.mounts();
+        mounts.sort_by_key(|m| m.id);
+        let volumes = mounts
+            .iter()
+            .map(|m| {
+                let MountState { phase, since, mode, heals, worker, counts } = m.state();
+                pb::Volume {
+                    mount: m.id.to_string(),
+                    volume_id: m.spec.id.to_string(),
+                    source: m.spec.source.to_string(),
+                    scope: m.scope.id.to_string(),
+                    target: m.target.clone(),
+                    pod: m.pod.as_ref().map(|p| format!("{}/{}", p.namespace, p.name)).unwrap_or_default(),
+                    mode: mode_name(mode).to_owned(),
+                    worker: Some(pb::Worker {
+                        pid: worker.map_or(0, |w| w.pid),
+                        state: phase_name(phase).to_owned(),
+                        since_ms: ms(since),
+                        anonymous_bytes: worker.map_or(0, |w| memory::of(w.pid)),
+                    }),
+                    heals,
+                    published_ms: ms(m.published),
+                    reads_hit: counts.reads_hit,
+                    reads_miss: counts.reads_miss,
+                }
+            })
+            .collect();
+        Ok(Response::new(pb::ListVolumesResponse { volumes }))
+    }
+
+    async fn get_cache(
+        &self,
+        _: Request<pb::GetCacheRequest>,
+    ) -> Result<Response<pb::GetCacheResponse>, Status> {
+        let usage = self.engine.usage();
+        let live = self.volumes.scopes();
+        let tiers = usage
+            .tiers
+            .iter()
+            .map(|t| pb::Tier {
+                name: t.name.clone(),
+                kind: format!("{:?}", t.kind).to_lowercase(),
+                paths: t.paths.iter().map(|p| p.display().to_string()).collect(),
+                bytes: t.bytes,
+                quota_bytes: t.quota_bytes,
+                files: t.files,
+                quota_files: t.quota_inodes,
+                free_bytes: t.free_bytes,
+                degraded: t.degraded,
+            })
+            .collect();
+        let scopes = usage
+            .scopes
+            .iter()
+            .map(|s| pb::Scope {
+                scope: s.scope.to_string(),
+                source: live.iter().find(|l| l.id == s.scope).map(|l| l.shown.clone()).unwrap_or_default(),
+                bytes: s.bytes,
+                files: s.files,
+            })
+            .collect();
+        Ok(Response::new(pb::GetCacheResponse { tiers, scopes }))
+    }
+
+    async fn list_heals(
+        &self,
+        _: Request<pb::ListHealsRequest>,
+    ) -> Result<Response<pb::ListHealsResponse>, Status> {
+        let heals = self
+            .heals
+            .recent()
+            .into_iter()
+            .map(|h| pb::Heal {
+                at_ms: ms(h.at),
+                volume_id: h.volume.to_string(),
+                mount: h.mount.to_string(),
+                cause: h.cause.name().to_owned(),
+                duration_us: h.took.as_micros() as u64,
+                level: h.level,
+                replayed: h.replayed,
+            })
+            .collect();
+        Ok(Response::new(pb::ListHealsResponse { heals }))
+    }
+
+    async fn get_stats(
+        &self,
+        _: Request<pb::GetStatsRequest>,
+    ) -> Result<Response<pb::GetStatsResponse>, Status> {
+        Ok(Response::new(pb::GetStatsResponse { values: self.metrics.values() }))
+    }
+
+    async fn evict(&self, request: Request<pb::EvictRequest>) -> Result<Response<pb::EvictResponse>, Status> {
+        let pb::EvictRequest { path, all } = request.into_inner();
+        let evicted = match (path.is_empty(), all) {
+            (true, true) => self.engine.evict(None, b""),
+            (false, false) => {
+                let (mount, rest) = self.volumes.find(Path::new(&path)).ok_or_else(|| {
+                    Status::not_found(format!("{path} is not below the target of a mounted volume"))
+                })?;
+                self.engine.evict(Some(&mount.scope.id), rest.as_os_str().as_bytes())
+            }
+            _ => return Err(Status::invalid_argument("give either a path or all")),
+        };
+        Ok(Response::new(pb::EvictResponse { files: evicted.files, bytes: evicted.bytes }))
+    }
+
+    type WarmStream = ReceiverStream<Result<pb::WarmProgress, Status>>;
+
+    async fn warm(&self, request: Request<pb::WarmRequest>) -> Result<Response<Self::WarmStream>, Status> {
+        let paths = request.into_inner().paths;
+        if paths.is_empty() {
+            return Err(Status::invalid_argument("give at least one path"));
+        }
+        let (tell, told) = tokio::sync::mpsc::channel(16);
+        let volumes = self.volumes.clone();
+        tokio::spawn(async move { crate::warm::warm(&volumes, &paths, tell).await });
+        Ok(Response::new(ReceiverStream::new(told)))
+    }
+}

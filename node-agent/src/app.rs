@@ -1,0 +1,267 @@
+//! Puts the agent together from its configuration, runs it, takes it apart again.
+
+use crate::api::Api;
+use crate::broker_client::Broker;
+use crate::config::{Config, TierKind};
+use crate::heals::Heals;
+use crate::memory;
+use crate::metrics::{Metrics, TierLabel};
+use crate::privileged::Privileged;
+use crate::publish::Volumes;
+use crate::serve::Server;
+use crate::state::State;
+use crate::supervisor::{SpawnOptions, Spawner, Surroundings};
+use anyhow::{Context, Result};
+use cache::data::{Engine, Event};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+
+/// A running agent. `shutdown` ends it in order; dropping it leaves that to the process's end.
+pub struct App {
+    pub volumes: Arc<Volumes>,
+    pub engine: Arc<Engine>,
+    pub spawner: Arc<Spawner>,
+    /// Where the metrics page really listens (the configured port may be 0).
+    pub metrics_address: Option<std::net::SocketAddr>,
+    api_socket: PathBuf,
+    server: tokio::task::JoinHandle<()>,
+}
+
+impl App {
+    /// `privileged`: None connects to the broker of the configuration.
+    pub async fn start(config: Config, privileged: Option<Arc<dyn Privileged>>) -> Result<Self> {
+        let runtime = tokio::runtime::Handle::current();
+        let metrics = Metrics::new();
+        let numbers = Arc::new(State::open(&config.agent.state_dir)?);
+        let generation = State::generation();
+        std::fs::create_dir_all(&config.cache.metadata_dir).with_context(|| {
+            format!("metadata directory {}: it must be writable by the agent", config.cache.metadata_dir.display())
+        })?;
+        let (engine, recovery) = Engine::open(engine_config(&config), metrics.clone(), runtime.clone())
+            .context("the cache cannot be opened")?;
+        tracing::info!(?recovery, "cache opened");
+
+        let broker = Broker::new();
+        let (privileged, connect) = match (privileged, &config.agent.broker_socket) {
+            (Some(privileged), _) => (privileged, None),
+            (None, Some(path)) => (broker.clone() as Arc<dyn Privileged>, Some(path.clone())),
+            (None, None) => anyhow::bail!("agent.broker_socket is missing from the configuration"),
+        };
+        let spawner = Spawner::start(SpawnOptions {
+            binary: worker_binary(&config)?,
+            standby: config.workers.standby,
+            memory_bytes: config.workers.memory.0,
+        })
+        .context("the worker supervisor cannot start")?;
+        let counting = metrics.clone();
+        let heals = Heals::new(Box::new(move |heal| counting.healed(heal)));
+        let server = Arc::new(Server {
+            engine: engine.clone(),
+            privileged: privileged.clone(),
+            metrics: metrics.clone(),
+            runtime: runtime.clone(),
+        });
+        let around = Arc::new(Surroundings {
+            spawner: spawner.clone(),
+            privileged: privileged.clone(),
+            answer: Arc::new(server),
+            heals: heals.clone(),
+            runtime: runtime.clone(),
+            suspend: config.workers.suspend_respawn_file.clone(),
+        });
+        let limits = store::Limits::new(config.store.max_requests, config.store.bandwidth.0);
+        let volumes = Volumes::new(
+            config.clone(),
+            engine.clone(),
+            numbers,
+            generation,
+            limits,
+            metrics.clone(),
+            around,
+        );
+        follow_events(engine.clone(), volumes.clone())?;
+
+        let api = Api {
+            volumes: volumes.clone(),
+            engine: engine.clone(),
+            privileged,
+            spawner: spawner.clone(),
+            heals,
+            metrics: metrics.clone(),
+            started: SystemTime::now(),
+            memory_budget: config.cache.memory.0,
+        };
+        let listener = listen(&config.agent.api_socket)?;
+        let service = proto::agent::v1::agent_server::AgentServer::new(api);
+        let serving = tokio::spawn(async move {
+            let incoming = UnixListenerStream::new(listener);
+            if let Err(error) = tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await
+            {
+                tracing::error!(%error, "the operator API ended");
+            }
+        });
+        let metrics_address = match config.agent.metrics {
+            None => None,
+            Some(address) => {
+                let listener = tokio::net::TcpListener::bind(address)
+                    .await
+                    .with_context(|| format!("metrics address {address} cannot be bound"))?;
+                let bound = listener.local_addr()?;
+                tracing::info!(address = %bound, "metrics page");
+                let refresh = gauges(metrics.clone(), volumes.clone(), engine.clone(), spawner.clone());
+                tokio::spawn(crate::http::serve(listener, metrics, refresh));
+                Some(bound)
+            }
+        };
+        if let Some(path) = connect {
+            let volumes = volumes.clone();
+            std::thread::Builder::new()
+                .name("broker".into())
+                .spawn(move || broker.run(path, volumes, runtime))
+                .context("no thread for the broker connection")?;
+        }
+        let api_socket = config.agent.api_socket;
+        Ok(Self { volumes, engine, spawner, metrics_address, api_socket, server: serving })
+    }
+
+    /// Stops the workers and writes down what the cache knows.
+    pub async fn shutdown(self) {
+        self.server.abort();
+        self.volumes.stop_all().await;
+        self.engine.shutdown().await;
+        let _ = std::fs::remove_file(&self.api_socket); // a stale socket is replaced at the next start anyway
+    }
+}
+
+fn engine_config(config: &Config) -> cache::data::Config {
+    let c = &config.cache;
+    let tier = |t: &crate::config::Tier| cache::data::Tier {
+        name: t.name.clone(),
+        kind: match t.kind {
+            TierKind::Memory => cache::data::TierKind::Memory,
+            TierKind::Ssd => cache::data::TierKind::Ssd,
+            TierKind::Hdd => cache::data::TierKind::Hdd,
+        },
+        paths: t.paths.clone(),
+        quota_bytes: t.quota.0,
+        quota_inodes: t.inodes,
+        high_percent: t.high,
+        low_percent: t.low,
+        min_free_bytes_percent: t.min_free_bytes,
+        min_free_inodes_percent: t.min_free_inodes,
+    };
+    cache::data::Config {
+        tiers: c.tiers.iter().map(tier).collect(),
+        block_bytes: c.block.0,
+        scope_limit_bytes: c.scope_limit.map(|s| s.0),
+        readahead_bytes: c.readahead.0,
+        memory_bytes: c.memory.0,
+        part_bytes: c.part.0,
+        parallel_parts: c.parallel_parts,
+    }
+}
+
+/// The configured worker, or the one that was installed beside us.
+fn worker_binary(config: &Config) -> Result<PathBuf> {
+    let path = match &config.agent.worker {
+        Some(path) => path.clone(),
+        None => std::env::current_exe()?.with_file_name("fuse-worker"),
+    };
+    anyhow::ensure!(
+        path.is_file(),
+        "worker binary {} does not exist: install fuse-worker beside node-agent, or set agent.worker",
+        path.display()
+    );
+    Ok(path)
+}
+
+/// Files that became whole or were dropped, told to the metadata store and to the workers. A thread of its own:
+/// the store's writes block.
+fn follow_events(engine: Arc<Engine>, volumes: Arc<Volumes>) -> Result<()> {
+    let mut events = engine.events();
+    let follow = move || {
+        while let Some(event) = events.blocking_recv() {
+            let (key, told) = match &event {
+                Event::Whole { key, file, root } => {
+                    let scope = volumes.scope(&key.scope);
+                    (key, scope.map(|s| s.became_whole(*file, *root)))
+                }
+                Event::Gone { key, file } => {
+                    let scope = volumes.scope(&key.scope);
+                    let told = scope.map(|s| s.became_gone(*file));
+                    for mount in volumes.mounts().iter().filter(|m| m.scope.id == key.scope) {
+                        mount.forget(*file);
+                    }
+                    (key, told)
+                }
+            };
+            if let Some(Err(error)) = told {
+                tracing::warn!(scope = %key.scope, %error, "cache state could not be noted: readers will ask");
+            }
+        }
+    };
+    std::thread::Builder::new().name("events".into()).spawn(follow).context("no thread for cache events")?;
+    Ok(())
+}
+
+fn gauges(
+    metrics: Arc<Metrics>,
+    volumes: Arc<Volumes>,
+    engine: Arc<Engine>,
+    spawner: Arc<Spawner>,
+) -> Arc<dyn Fn() + Send + Sync> {
+    Arc::new(move || {
+        let mounts = volumes.mounts();
+        let workers: Vec<u32> = mounts.iter().filter_map(|m| m.state().worker.map(|w| w.pid)).collect();
+        metrics.volumes.set(mounts.len() as i64);
+        metrics.standby.set(spawner.standing_by() as i64);
+        metrics.anonymous_bytes.set(memory::of_self_and(&workers) as i64);
+        for tier in engine.usage().tiers {
+            let label = TierLabel { tier: tier.name.clone() };
+            metrics.tier_bytes.get_or_create(&label).set(tier.bytes as i64);
+            metrics.tier_files.get_or_create(&label).set(tier.files as i64);
+            metrics.tier_degraded.get_or_create(&label).set(i64::from(tier.degraded));
+        }
+    })
+}
+
+/// A socket that only our user (and root) may use; a stale file of an earlier run is replaced.
+fn listen(path: &Path) -> Result<UnixListener> {
+    use std::os::unix::fs::PermissionsExt;
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).with_context(|| format!("directory {}", dir.display()))?;
+    }
+    if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        anyhow::bail!("another agent serves {}: stop it first, or configure another api_socket", path.display());
+    }
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(e).with_context(|| format!("stale socket {}", path.display()));
+        }
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).with_context(|| format!("operator API socket {}", path.display()))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Runs until SIGTERM or SIGINT.
+pub async fn run(config: Config) -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let app = App::start(config, None).await?;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "agent is up");
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("asked to stop");
+    if tokio::time::timeout(Duration::from_secs(20), app.shutdown()).await.is_err() {
+        tracing::warn!("shutdown took too long and was cut short: nothing that matters is lost");
+    }
+    Ok(())
+}

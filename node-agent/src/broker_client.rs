@@ -1,0 +1,167 @@
+//! The agent's end of the connection to the mount broker: questions in both directions, reconnected for ever.
+
+use link::broker::{
+    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, FromAgent, FromBroker, Hello, PROTOCOL, recv, send,
+};
+use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// A privileged act that takes longer than this is not coming.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// Serves what the broker asks. Runs on the agent's runtime.
+#[async_trait::async_trait]
+pub trait Serve: Send + Sync {
+    async fn serve(&self, request: AgentRequest, fds: Vec<OwnedFd>) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal>;
+    /// The connection was lost; the broker holds its own copies and acts on its own limits.
+    fn lost(&self);
+}
+
+/// Cheap to clone through `Arc`; usable from every thread.
+pub struct Broker {
+    connection: RwLock<Option<Arc<Connection>>>,
+}
+
+struct Connection {
+    socket: Packet,
+    next: AtomicU64,
+    waiting: Mutex<HashMap<u64, oneshot::Sender<Result<BrokerAnswer, Refusal>>>>,
+}
+
+impl Broker {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { connection: RwLock::new(None) })
+    }
+
+    fn current(&self) -> Option<Arc<Connection>> {
+        self.connection.read().unwrap_or_else(|p| p.into_inner()).clone()
+    }
+
+    /// Waits at most [`ANSWER_LIMIT`].
+    async fn ask_within(&self, body: BrokerRequest, fds: Vec<OwnedFd>) -> Result<BrokerAnswer, Refusal> {
+        let absent = || Refusal::new(RefusalKind::Unavailable, "the mount broker is not connected");
+        let connection = self.current().ok_or_else(absent)?;
+        let id = connection.next.fetch_add(1, Ordering::Relaxed);
+        let (tell, told) = oneshot::channel();
+        lock(&connection.waiting).insert(id, tell);
+        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
+        if let Err(e) = send(&connection.socket, &FromAgent::Ask { id, body }, &borrowed) {
+            lock(&connection.waiting).remove(&id);
+            return Err(Refusal::new(RefusalKind::Unavailable, format!("the mount broker went away: {e}")));
+        }
+        match tokio::time::timeout(ANSWER_LIMIT, told).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(absent()),
+            Err(_) => {
+                lock(&connection.waiting).remove(&id);
+                Err(Refusal::new(RefusalKind::Unavailable, "the mount broker did not answer in time"))
+            }
+        }
+    }
+
+    /// Connects, serves, reconnects; never returns. A thread of its own: it blocks on the socket.
+    pub fn run(self: &Arc<Self>, path: PathBuf, server: Arc<dyn Serve>, runtime: tokio::runtime::Handle) {
+        let mut pause = Duration::from_millis(50);
+        let mut told = false;
+        loop {
+            match Packet::connect(&path) {
+                Ok(socket) => {
+                    pause = Duration::from_millis(50);
+                    told = false;
+                    match self.serve_connection(socket, &server, &runtime) {
+                        Err(PacketError::Closed) => tracing::warn!("the mount broker closed the connection"),
+                        Err(error) => tracing::warn!(%error, "connection to the mount broker lost"),
+                        Ok(()) => {}
+                    }
+                    *self.connection.write().unwrap_or_else(|p| p.into_inner()) = None;
+                    server.lost();
+                }
+                Err(error) => {
+                    if !told {
+                        tracing::warn!(path = %path.display(), %error, "mount broker not reachable, trying on");
+                        told = true;
+                    }
+                }
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_secs(2));
+        }
+    }
+
+    fn serve_connection(
+        &self,
+        socket: Packet,
+        server: &Arc<dyn Serve>,
+        runtime: &tokio::runtime::Handle,
+    ) -> Result<(), PacketError> {
+        socket.set_send_timeout(Some(ANSWER_LIMIT))?;
+        let connection =
+            Arc::new(Connection { socket, next: AtomicU64::new(1), waiting: Mutex::new(HashMap::new()) });
+        let mut buffer = vec![0; MAX_MESSAGE];
+        let hello = BrokerRequest::Hello(Hello {
+            protocol: PROTOCOL,
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+        });
+        send(&connection.socket, &FromAgent::Ask { id: 0, body: hello }, &[])?;
+        loop {
+            let (frame, fds) = match recv::<FromBroker>(&connection.socket, &mut buffer) {
+                Ok(received) => received,
+                // A newer broker may ask what we do not know: it gets no answer and times out, we stay connected.
+                Err(PacketError::Malformed(what)) => {
+                    tracing::warn!(what, "message of the broker not understood: is it newer than this agent?");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            match frame {
+                FromBroker::Answer { id: 0, body } => match body {
+                    Ok(BrokerAnswer::Welcome { protocol, broker_version }) => {
+                        tracing::info!(protocol, broker_version, "connected to the mount broker");
+                        *self.connection.write().unwrap_or_else(|p| p.into_inner()) = Some(connection.clone());
+                    }
+                    Ok(other) => return Err(PacketError::Malformed(format!("Hello answered with {other:?}"))),
+                    Err(refusal) => return Err(PacketError::Malformed(format!("refused by the broker: {refusal}"))),
+                },
+                FromBroker::Answer { id, body } => {
+                    if let Some(waiter) = lock(&connection.waiting).remove(&id) {
+                        let _ = waiter.send(body); // the asker gave up: nobody is interested any more
+                    }
+                }
+                FromBroker::Ask { id, body } => {
+                    let (server, connection) = (server.clone(), connection.clone());
+                    runtime.spawn(async move {
+                        let (body, fds) = match server.serve(body, fds).await {
+                            Ok((answer, fds)) => (Ok(answer), fds),
+                            Err(refusal) => (Err(refusal), Vec::new()),
+                        };
+                        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
+                        if let Err(error) = send(&connection.socket, &FromAgent::Answer { id, body }, &borrowed) {
+                            tracing::warn!(%error, "answer to the broker was lost");
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl crate::privileged::Privileged for Broker {
+    async fn ask(&self, request: BrokerRequest, fds: Vec<OwnedFd>) -> Result<BrokerAnswer, Refusal> {
+        self.ask_within(request, fds).await
+    }
+    fn connected(&self) -> bool {
+        self.current().is_some()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

@@ -1,0 +1,326 @@
+//! The agent's configuration file: TOML, parsed once, refused as a whole when any of it is wrong.
+
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use volume::{AllowList, parse_bytes, parse_duration};
+
+/// Everything an agent needs to know. `docs/configuration.md` documents each key.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub agent: Agent,
+    #[serde(default)]
+    pub allow: AllowList,
+    pub cache: Cache,
+    #[serde(default)]
+    pub store: Store,
+    #[serde(default)]
+    pub workers: Workers,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Agent {
+    /// Where the mount broker listens. None: mounts are made by whoever embeds the agent (`millpond mount`).
+    pub broker_socket: Option<PathBuf>,
+    /// Operator API.
+    pub api_socket: PathBuf,
+    /// What must not be lost: the inode high-water mark.
+    pub state_dir: PathBuf,
+    /// The fuse-worker binary; default: next to this one.
+    pub worker: Option<PathBuf>,
+    /// Address of the Prometheus page; None: off.
+    pub metrics: Option<SocketAddr>,
+    #[serde(default)]
+    pub log_format: LogFormat,
+    /// Whether volumes without a secret may use the agent's own AWS_* environment.
+    #[serde(default)]
+    pub environment_credentials: bool,
+    /// How long a first publish waits for its source.
+    #[serde(default = "twenty_seconds")]
+    pub source_wait: Span,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cache {
+    /// Where the metadata stores live. Not on a tier: a disk that fails under LMDB is a SIGBUS.
+    pub metadata_dir: PathBuf,
+    #[serde(default = "block")]
+    pub block: Size,
+    /// Most bytes of bodies in flight between network and disk.
+    #[serde(default = "memory")]
+    pub memory: Size,
+    /// Most bytes one credential scope may hold; None: the whole tier.
+    pub scope_limit: Option<Size>,
+    /// Largest readahead of a sequential reader.
+    #[serde(default = "readahead")]
+    pub readahead: Size,
+    /// Size of one ranged GET of a large file, and how many run at once for one reader.
+    #[serde(default = "part")]
+    pub part: Size,
+    #[serde(default = "parallel_parts")]
+    pub parallel_parts: usize,
+    pub tiers: Vec<Tier>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tier {
+    pub name: String,
+    pub kind: TierKind,
+    pub paths: Vec<PathBuf>,
+    pub quota: Size,
+    #[serde(default = "million")]
+    pub inodes: u64,
+    #[serde(default = "high")]
+    pub high: u8,
+    #[serde(default = "low")]
+    pub low: u8,
+    /// Percent of the file system that stays free, above kubelet's eviction thresholds.
+    #[serde(default = "free_bytes")]
+    pub min_free_bytes: u8,
+    #[serde(default = "free_inodes")]
+    pub min_free_inodes: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TierKind {
+    Memory,
+    Ssd,
+    Hdd,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Store {
+    /// Most requests to all stores at once.
+    pub max_requests: usize,
+    /// Most bytes per second from all stores; 0 is no limit.
+    pub bandwidth: Size,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Workers {
+    /// Reader threads of each worker.
+    pub threads: u32,
+    /// Pre-initialised workers that stand by.
+    pub standby: usize,
+    /// RLIMIT_DATA of one worker: a backstop for private memory, most of it reserved and never touched.
+    pub memory: Size,
+    /// Debug: while this file exists no worker is started again.
+    pub suspend_respawn_file: Option<PathBuf>,
+    /// Debug: kernel features that workers do without.
+    pub withhold: Vec<Feature>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Feature {
+    Passthrough,
+    NoOpen,
+    Readdirplus,
+    Landlock,
+    PopulateWrite,
+}
+
+/// A size as people write it: `128Ki`, `20Gi`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Size(pub u64);
+impl TryFrom<String> for Size {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        parse_bytes(&text).map(Size).ok_or_else(|| format!("{text:?} is not a size such as 128Ki or 20Gi"))
+    }
+}
+
+/// A duration as people write it: `20s`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Span(pub Duration);
+impl TryFrom<String> for Span {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        parse_duration(&text).map(Span).ok_or_else(|| format!("{text:?} is not a duration such as 20s"))
+    }
+}
+
+fn twenty_seconds() -> Span {
+    Span(Duration::from_secs(20))
+}
+fn block() -> Size {
+    Size(128 << 10)
+}
+fn memory() -> Size {
+    Size(96 << 20)
+}
+fn readahead() -> Size {
+    Size(64 << 20)
+}
+fn part() -> Size {
+    Size(8 << 20)
+}
+fn parallel_parts() -> usize {
+    16
+}
+fn million() -> u64 {
+    1_000_000
+}
+fn high() -> u8 {
+    95
+}
+fn low() -> u8 {
+    90
+}
+fn free_bytes() -> u8 {
+    15
+}
+fn free_inodes() -> u8 {
+    10
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self { max_requests: 64, bandwidth: Size(0) }
+    }
+}
+
+impl Default for Workers {
+    fn default() -> Self {
+        Self {
+            threads: 2,
+            standby: 1,
+            memory: Size(256 << 20),
+            suspend_respawn_file: None,
+            withhold: Vec::new(),
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read the configuration {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("configuration {path}: {source}")]
+    Parse { path: PathBuf, source: Box<toml::de::Error> },
+    #[error("configuration: {0}")]
+    Meaning(String),
+}
+
+impl Config {
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let config: Self = toml::from_str(&text)
+            .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// What the types cannot say.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let wrong = |text: String| Err(ConfigError::Meaning(text));
+        if self.cache.tiers.is_empty() {
+            return wrong("cache.tiers is empty: give at least one [[cache.tiers]] with paths and a quota".into());
+        }
+        let block = self.cache.block.0;
+        if !block.is_power_of_two() || !(4096..=1 << 20).contains(&block) {
+            return wrong(format!("cache.block {block} must be a power of two from 4Ki to 1Mi"));
+        }
+        if self.cache.part.0 < block || self.cache.part.0 % block != 0 {
+            return wrong("cache.part must be a multiple of cache.block".into());
+        }
+        if self.cache.parallel_parts == 0 || self.store.max_requests == 0 || self.workers.threads == 0 {
+            return wrong("cache.parallel_parts, store.max_requests and workers.threads must be at least 1".into());
+        }
+        for tier in &self.cache.tiers {
+            if tier.paths.is_empty() {
+                return wrong(format!("tier {:?} has no paths", tier.name));
+            }
+            if tier.low >= tier.high || tier.high > 100 || tier.min_free_bytes >= 100 || tier.min_free_inodes >= 100 {
+                return wrong(format!("tier {:?}: low < high ≤ 100 and free percentages < 100", tier.name));
+            }
+        }
+        let absolute = self.cache.tiers.iter().flat_map(|t| &t.paths).chain([
+            &self.agent.api_socket,
+            &self.agent.state_dir,
+            &self.cache.metadata_dir,
+        ]);
+        for path in absolute {
+            if !path.is_absolute() {
+                return wrong(format!("{} must be an absolute path", path.display()));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn withhold(&self) -> link::worker::Withhold {
+        let has = |f| self.workers.withhold.contains(&f);
+        link::worker::Withhold {
+            passthrough: has(Feature::Passthrough),
+            no_open: has(Feature::NoOpen),
+            readdirplus: has(Feature::Readdirplus),
+            landlock: has(Feature::Landlock),
+            populate_write: has(Feature::PopulateWrite),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+        [agent]
+        api_socket = "/run/a.sock"
+        state_dir = "/var/lib/a"
+        [cache]
+        metadata_dir = "/var/lib/m"
+        [[cache.tiers]]
+        name = "ssd"
+        kind = "ssd"
+        paths = ["/cache"]
+        quota = "10Gi"
+    "#;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        let config: Config = toml::from_str(text).map_err(|e| e.to_string())?;
+        config.check().map_err(|e| e.to_string())?;
+        Ok(config)
+    }
+
+    #[test]
+    fn defaults_fill_what_is_left_out() {
+        let config = parse(GOOD).unwrap();
+        assert_eq!(config.cache.block, Size(128 << 10));
+        assert_eq!(config.cache.tiers[0].min_free_bytes, 15);
+        assert_eq!(config.store.max_requests, 64);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (from, to, says) in [
+            ("quota", "qouta", "qouta"),
+            ("10Gi", "10 gigs", "not a size"),
+            ("\"/cache\"", "\"cache\"", "absolute"),
+            ("kind = \"ssd\"", "kind = \"tape\"", "tape"),
+            ("paths = [\"/cache\"]", "paths = []", "no paths"),
+        ] {
+            let error = parse(&GOOD.replace(from, to)).unwrap_err();
+            assert!(error.contains(says), "{from} → {to}: {error}");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The record of heals: what happened to which volume, how long it took. The newest are kept in memory.
+
+use link::broker::MountId;
+use std::collections::VecDeque;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+use volume::VolumeId;
+
+const KEPT: usize = 1000;
+
+#[derive(Clone, Debug)]
+pub struct Heal {
+    pub at: SystemTime,
+    pub volume: VolumeId,
+    pub mount: MountId,
+    pub cause: HealCause,
+    /// From the end of the old worker to the first request served by the new one.
+    pub took: Duration,
+    /// 1: a worker; higher levels are other parts.
+    pub level: u32,
+    /// Requests that the successor executed in the dead one's place.
+    pub replayed: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HealCause {
+    /// It never came to serve.
+    Start,
+    Exit,
+    Signal,
+    Hang,
+}
+
+impl HealCause {
+    pub fn of(status: Option<ExitStatus>) -> Self {
+        match status {
+            Some(s) if s.signal().is_some() => Self::Signal,
+            Some(_) => Self::Exit,
+            None => Self::Hang,
+        }
+    }
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Exit => "exit",
+            Self::Signal => "signal",
+            Self::Hang => "hang",
+        }
+    }
+}
+
+/// Called for each heal, after it was recorded: metrics, events.
+pub type Listener = Box<dyn Fn(&Heal) + Send + Sync>;
+
+pub struct Heals {
+    recent: Mutex<VecDeque<Heal>>,
+    listener: Listener,
+}
+
+impl Heals {
+    pub fn new(listener: Listener) -> Arc<Self> {
+        Arc::new(Self { recent: Mutex::default(), listener })
+    }
+
+    pub fn record(&self, heal: Heal) {
+        (self.listener)(&heal);
+        let mut recent = self.recent.lock().unwrap_or_else(|p| p.into_inner());
+        if recent.len() == KEPT {
+            recent.pop_back();
+        }
+        recent.push_front(heal);
+    }
+
+    /// Newest first.
+    pub fn recent(&self) -> Vec<Heal> {
+        self.recent.lock().unwrap_or_else(|p| p.into_inner()).iter().cloned().collect()
+    }
+}

@@ -1,0 +1,458 @@
+//! One source seen with one set of credentials: brings names, listings and files in, once for the whole node.
+//!
+//! Volumes of the same source and credentials share a scope: its metadata store, its cache files, its requests. A
+//! question that several workers ask at once is asked of the source once. What the source answers goes into the
+//! metadata store; the asker is told to look there.
+
+use crate::flights::Flights;
+use cache::data::{Engine, FetchError, FetchErrorKind, File, FileKey, ReadOptions};
+use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
+use futures::StreamExt;
+use link::Cause;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use store::{Page, Source, StoreError};
+use volume::{Freshness, ScopeId};
+
+/// After this many single look-ups in a directory too large for one page, its whole listing is fetched.
+const LOOKUPS_BEFORE_LISTING: u32 = 8;
+/// Pages between the network and the metadata store.
+const PAGES_AHEAD: usize = 4;
+/// Versions that readers may still hold open although the source has moved on.
+const VERSIONS_KEPT: usize = 65_536;
+
+pub struct Scope {
+    pub id: ScopeId,
+    /// For people.
+    pub shown: String,
+    pub metadata: Arc<meta::Store>,
+    pub metadata_dir: std::path::PathBuf,
+    engine: Arc<Engine>,
+    /// Replaced when a later volume brings fresh credentials for the same scope.
+    source: RwLock<Arc<dyn Source>>,
+    generation: u64,
+    listings: Flights<u64, Listed>,
+    heads: Flights<(u64, Vec<u8>), ()>,
+    /// Directories that do not fit into one page, and how many single look-ups they have had.
+    large: Mutex<HashMap<u64, u32>>,
+    versions: Mutex<Versions>,
+    /// Bytes of the files of each directory that was listed.
+    listed_bytes: Mutex<HashMap<u64, u64>>,
+    me: Weak<Scope>,
+}
+
+/// How much of the source is known so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known {
+    pub bytes: u64,
+    pub names: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listed {
+    Whole,
+    /// More than one page, and the asker wanted no more than one.
+    TooLarge,
+}
+
+/// Which inode and version a cache file belongs to, and the other way round.
+#[derive(Default)]
+struct Versions {
+    by_file: HashMap<u64, (u64, u32)>,
+    keys: HashMap<(u64, u32), FileKey>,
+}
+
+impl Scope {
+    pub fn new(
+        id: ScopeId,
+        shown: String,
+        metadata: Arc<meta::Store>,
+        metadata_dir: std::path::PathBuf,
+        engine: Arc<Engine>,
+        source: Arc<dyn Source>,
+        generation: u64,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            id,
+            shown,
+            metadata,
+            metadata_dir,
+            engine,
+            source: RwLock::new(source),
+            generation,
+            listings: Flights::default(),
+            heads: Flights::default(),
+            large: Mutex::default(),
+            versions: Mutex::default(),
+            listed_bytes: Mutex::default(),
+            me: me.clone(),
+        })
+    }
+
+    pub fn known(&self) -> Known {
+        let names = self.metadata.stats().map(|s| s.inodes).unwrap_or_default();
+        Known { bytes: lock(&self.listed_bytes).values().sum(), names }
+    }
+
+    pub fn source(&self) -> Arc<dyn Source> {
+        self.source.read().unwrap_or_else(|p| p.into_inner()).clone()
+    }
+
+    pub fn replace_source(&self, source: Arc<dyn Source>) {
+        *self.source.write().unwrap_or_else(|p| p.into_inner()) = source;
+    }
+
+    fn arc(&self) -> Arc<Self> {
+        self.me.upgrade().expect("a method runs on a scope that somebody holds")
+    }
+
+    // ------------------------------------------------------------------ names
+
+    /// Makes the metadata store know `name` in `parent`, as fresh as `freshness` demands.
+    pub async fn lookup(&self, parent: u64, name: &[u8], freshness: Freshness) -> Result<(), Cause> {
+        // Another worker may have been faster.
+        match self.metadata.lookup(parent, name).map_err(internal)? {
+            Lookup::Found { seen_ms, .. } | Lookup::Absent { seen_ms } if fresh(freshness, seen_ms) => return Ok(()),
+            _ => {}
+        }
+        // One page answers this name and its neighbours, for the price of one request. Strict volumes ask for
+        // exactly what is opened.
+        if freshness != Freshness::Strict {
+            match self.count_large(parent) {
+                None => {
+                    if self.list_flight(parent, true).await? == Listed::Whole {
+                        return Ok(());
+                    }
+                    lock(&self.large).entry(parent).or_insert(1);
+                }
+                Some(LOOKUPS_BEFORE_LISTING) => {
+                    let me = self.arc();
+                    tokio::spawn(async move { me.list_flight(parent, false).await });
+                }
+                Some(_) => {}
+            }
+        }
+        self.head(parent, name).await
+    }
+
+    fn count_large(&self, dir: u64) -> Option<u32> {
+        let mut large = lock(&self.large);
+        let count = large.get_mut(&dir)?;
+        *count = count.saturating_add(1);
+        Some(*count)
+    }
+
+    /// Asks the source about one name, now.
+    pub async fn head(&self, parent: u64, name: &[u8]) -> Result<(), Cause> {
+        let me = self.arc();
+        let name = name.to_vec();
+        self.heads
+            .join((parent, name.clone()), move || async move {
+                let path = me.child_path(parent, &name)?;
+                let found = me.source().head(&path).await.map_err(|e| me.cause("look-up", &path, &e))?;
+                blocking(move || match found {
+                    Some(entry) => me.metadata.put(parent, &incoming(entry)).map(|_| ()),
+                    None => me.metadata.put_absent(parent, &name),
+                })
+                .await
+            })
+            .await
+    }
+
+    /// Makes the metadata store know the attributes of `ino`, as fresh as `freshness` demands, or now if `force`.
+    pub async fn attributes(&self, ino: u64, freshness: Freshness, force: bool) -> Result<(), Cause> {
+        if ino == meta::ROOT {
+            return Ok(()); // the source itself: it has no name that could change
+        }
+        let (attributes, seen_ms) = self.metadata.attributes(ino).map_err(internal)?.ok_or(Cause::Stale)?;
+        // A directory's attributes are ours, not the source's.
+        if attributes.kind == meta::Kind::Directory || !force && fresh(freshness, seen_ms) {
+            return Ok(());
+        }
+        let (parent, name) = self.metadata.parent_and_name(ino).map_err(internal)?.ok_or(Cause::Stale)?;
+        self.head(parent, &name).await
+    }
+
+    /// Makes the metadata store hold the listing of `dir`, as fresh as `freshness` demands.
+    pub async fn list(&self, dir: u64, freshness: Freshness) -> Result<(), Cause> {
+        if let Some(state) = self.metadata.listing(dir).map_err(internal)?
+            && state.complete
+            && fresh(freshness, state.seen_ms)
+        {
+            return Ok(());
+        }
+        self.list_flight(dir, false).await.map(|_| ())
+    }
+
+    async fn list_flight(&self, dir: u64, one_page: bool) -> Result<Listed, Cause> {
+        let me = self.arc();
+        let listed = self.listings.join(dir, move || async move { me.list_now(dir, one_page).await }).await?;
+        match (listed, one_page) {
+            (Listed::TooLarge, false) => {
+                // We joined somebody who wanted one page only.
+                let me = self.arc();
+                self.listings.join(dir, move || async move { me.list_now(dir, false).await }).await
+            }
+            (listed, _) => Ok(listed),
+        }
+    }
+
+    async fn list_now(self: Arc<Self>, dir: u64, one_page: bool) -> Result<Listed, Cause> {
+        let path = self.metadata.path(dir).map_err(internal)?.ok_or(Cause::Stale)?;
+        let source = self.source();
+        let failed = |e: StoreError| self.cause("listing", &path, &e);
+        let mut page = source.list(&path, None).await.map_err(failed)?;
+        if one_page && page.next.is_some() {
+            return Ok(Listed::TooLarge);
+        }
+        // The writer lives on a thread that may block; `None` after the last page says that nothing is missing.
+        let (pages, mut arriving) = tokio::sync::mpsc::channel::<Option<Page>>(PAGES_AHEAD);
+        let me = self.clone();
+        let writer = blocking(move || {
+            let mut listing = me.metadata.begin_listing(dir)?;
+            let mut bytes = 0;
+            while let Some(message) = arriving.blocking_recv() {
+                match message {
+                    Some(page) => {
+                        me.report_unnameable(dir, &page);
+                        let entries: Vec<Incoming> = page.entries.into_iter().map(incoming).collect();
+                        bytes += entries.iter().filter(|e| e.kind == meta::Kind::File).map(|e| e.size).sum::<u64>();
+                        listing.page(&entries)?;
+                    }
+                    None => {
+                        lock(&me.listed_bytes).insert(dir, bytes);
+                        return listing.finish().map(Some);
+                    }
+                }
+            }
+            Ok(None) // the source failed half-way: the listing is dropped, the old one stays
+        });
+        let reading = async {
+            loop {
+                let next = page.next.take();
+                if pages.send(Some(page)).await.is_err() {
+                    return Ok(()); // the writer failed and says why
+                }
+                let Some(token) = next else { break };
+                page = source.list(&path, Some(&token)).await.map_err(failed)?;
+            }
+            let _ = pages.send(None).await;
+            drop(pages);
+            Ok(())
+        };
+        let (read, written) = tokio::join!(reading, writer);
+        read?;
+        match written? {
+            Some(_) => Ok(Listed::Whole),
+            None => Err(Cause::Internal),
+        }
+    }
+
+    fn report_unnameable(&self, dir: u64, page: &Page) {
+        if !page.unnameable.is_empty() {
+            tracing::warn!(
+                source = %self.shown,
+                directory = dir,
+                count = page.unnameable.len(),
+                first = %page.unnameable[0],
+                "keys that no POSIX path can name are not shown"
+            );
+        }
+    }
+
+    fn child_path(&self, parent: u64, name: &[u8]) -> Result<Vec<u8>, Cause> {
+        let mut path = self.metadata.path(parent).map_err(internal)?.ok_or(Cause::Stale)?;
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+        Ok(path)
+    }
+
+    // ------------------------------------------------------------------ files
+
+    /// The cache file of this version of this inode; `Stale` when the source has moved on and nobody holds it.
+    pub fn file(&self, ino: u64, version: u32, options: ReadOptions) -> Result<Arc<File>, Cause> {
+        let (attributes, _) = self.metadata.attributes(ino).map_err(internal)?.ok_or(Cause::Stale)?;
+        if attributes.kind != meta::Kind::File {
+            return Err(Cause::Internal);
+        }
+        let key = if attributes.version == version {
+            let path = self.metadata.path(ino).map_err(internal)?.ok_or(Cause::Stale)?;
+            FileKey { scope: self.id.clone(), path, token: attributes.token, size: attributes.size }
+        } else {
+            lock(&self.versions).keys.get(&(ino, version)).cloned().ok_or(Cause::Stale)?
+        };
+        Ok(self.open(key, ino, version, options))
+    }
+
+    /// As [`Self::file`], for whatever version is current.
+    pub fn current(&self, attributes: &Attributes, options: ReadOptions) -> Result<Arc<File>, Cause> {
+        self.file(attributes.ino, attributes.version, options)
+    }
+
+    fn open(&self, key: FileKey, ino: u64, version: u32, options: ReadOptions) -> Arc<File> {
+        let fetch = Arc::new(FromSource {
+            scope: self.me.clone(),
+            path: key.path.clone(),
+            version: store::Version::new(key.token.clone()),
+            ino,
+        });
+        let file = self.engine.file(key.clone(), fetch, options);
+        let mut versions = lock(&self.versions);
+        if versions.keys.len() >= VERSIONS_KEPT {
+            // Only superseded versions need this table, and they are few: start anew rather than grow.
+            versions.keys.clear();
+            versions.by_file.retain(|id, _| self.engine.by_id(*id).is_some());
+        }
+        versions.by_file.insert(file.id(), (ino, version));
+        versions.keys.insert((ino, version), key);
+        file
+    }
+
+    /// A cache file became whole and verified: from now on workers may open it without asking.
+    /// Blocking; for the event thread.
+    pub fn became_whole(&self, file: u64, root: u8) -> Result<(), MetaError> {
+        let Some((ino, version)) = lock(&self.versions).by_file.get(&file).copied() else { return Ok(()) };
+        let cached = Cached { generation: self.generation, root, file };
+        self.metadata.set_cached(ino, version, Some(cached)).map(|_| ())
+    }
+
+    /// A cache file was evicted or dropped. Blocking; for the event thread.
+    pub fn became_gone(&self, file: u64) -> Result<(), MetaError> {
+        let Some((ino, version)) = lock(&self.versions).by_file.remove(&file) else { return Ok(()) };
+        match self.metadata.attributes(ino)? {
+            Some((a, _)) if a.cached.as_ref().is_some_and(|c| c.file == file) => {
+                self.metadata.set_cached(ino, version, None).map(|_| ())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    // ------------------------------------------------------------------ errors
+
+    /// The one place where a store's error becomes a reader's cause. Outages are logged here, with the source's
+    /// name; what a reader merely asked wrongly is not.
+    fn cause(&self, what: &str, path: &[u8], error: &StoreError) -> Cause {
+        let cause = store_cause(error);
+        if cause == Cause::Unavailable || cause == Cause::Denied {
+            tracing::warn!(source = %self.shown, path = %String::from_utf8_lossy(path), %error, "{what} failed");
+        }
+        cause
+    }
+}
+
+/// How a cache file gets its bytes.
+struct FromSource {
+    scope: Weak<Scope>,
+    path: Vec<u8>,
+    version: store::Version,
+    ino: u64,
+}
+
+#[async_trait::async_trait]
+impl cache::data::Fetch for FromSource {
+    async fn fetch(&self, range: Range<u64>) -> Result<cache::data::FetchStream, FetchError> {
+        let gone = || FetchError::new(FetchErrorKind::Unavailable, "the volume was unpublished".into());
+        let scope = self.scope.upgrade().ok_or_else(gone)?;
+        let source = scope.source();
+        match source.get(&self.path, &self.version, range).await {
+            Ok(stream) => {
+                let (weak, path) = (self.scope.clone(), self.path.clone());
+                Ok(stream
+                    .map(move |item| {
+                        item.map_err(|error| {
+                            if let Some(scope) = weak.upgrade() {
+                                scope.cause("read", &path, &error);
+                            }
+                            fetch_error(&error)
+                        })
+                    })
+                    .boxed())
+            }
+            Err(error) => {
+                let cause = scope.cause("read", &self.path, &error);
+                if matches!(cause, Cause::Stale | Cause::NotFound) {
+                    // Whatever the freshness: we know now that it changed. The next open sees the new version.
+                    let ino = self.ino;
+                    tokio::spawn(async move { scope.attributes(ino, Freshness::Strict, true).await });
+                }
+                Err(fetch_error(&error))
+            }
+        }
+    }
+}
+
+fn fetch_error(error: &StoreError) -> FetchError {
+    let kind = match store_cause(error) {
+        Cause::NotFound | Cause::NotADirectory | Cause::Stale => FetchErrorKind::Stale,
+        Cause::Denied => FetchErrorKind::Denied,
+        Cause::Unavailable => FetchErrorKind::Unavailable,
+        Cause::Internal => FetchErrorKind::Internal,
+    };
+    FetchError::new(kind, error.to_string())
+}
+
+pub fn fetch_cause(error: &FetchError) -> Cause {
+    match error.kind {
+        FetchErrorKind::NotFound => Cause::NotFound,
+        FetchErrorKind::Denied => Cause::Denied,
+        FetchErrorKind::Stale => Cause::Stale,
+        FetchErrorKind::Unavailable => Cause::Unavailable,
+        FetchErrorKind::Internal => Cause::Internal,
+    }
+}
+
+pub fn store_cause(error: &StoreError) -> Cause {
+    match error {
+        StoreError::NotFound { .. } => Cause::NotFound,
+        StoreError::Denied { .. } => Cause::Denied,
+        StoreError::Stale { .. } => Cause::Stale,
+        StoreError::Unavailable { .. } => Cause::Unavailable,
+        _ => Cause::Internal,
+    }
+}
+
+fn internal(error: MetaError) -> Cause {
+    tracing::error!(%error, "metadata store failed");
+    Cause::Internal
+}
+
+fn incoming(entry: store::Entry) -> Incoming {
+    let (kind, size, token, target) = match entry.kind {
+        store::Kind::File { size, version } => (meta::Kind::File, size, version.to_string(), Vec::new()),
+        store::Kind::Directory => (meta::Kind::Directory, 0, String::new(), Vec::new()),
+        store::Kind::Symlink { target } => (meta::Kind::Symlink, target.len() as u64, String::new(), target),
+    };
+    Incoming { name: entry.name, kind, size, mtime_ns: entry.modified_ns, token, target }
+}
+
+pub fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64
+}
+
+/// Was it confirmed recently enough? A clock that went backwards makes things look new: treat that as stale.
+fn fresh(freshness: Freshness, seen_ms: u64) -> bool {
+    match freshness {
+        Freshness::Static => true,
+        Freshness::Ttl(ttl) => {
+            now_ms().checked_sub(seen_ms).is_some_and(|age| u128::from(age) < ttl.as_millis())
+        }
+        Freshness::Strict => false,
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, MetaError> + Send + 'static,
+) -> Result<T, Cause> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(internal),
+        Err(_) => Err(Cause::Internal), // it panicked, and the panic has been logged
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

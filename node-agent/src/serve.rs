@@ -1,0 +1,172 @@
+//! Answers what workers ask. Nothing here blocks the mount's thread: a question that needs the network becomes a task.
+
+use crate::metrics::Metrics;
+use crate::privileged::Privileged;
+use crate::scope::{Scope, fetch_cause};
+use crate::supervisor::{Answer, Mount};
+use cache::data::{Engine, Presence, ReadOptions};
+use link::broker::{BrokerAnswer, BrokerRequest};
+use link::worker::{Ask, FromWorker, Reply, ToWorker};
+use link::{Cause, Packet, PacketError};
+use rustix::fs::MemfdFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub struct Server {
+    pub engine: Arc<Engine>,
+    pub privileged: Arc<dyn Privileged>,
+    pub metrics: Arc<Metrics>,
+    pub runtime: tokio::runtime::Handle,
+}
+
+type Answered = Result<(Reply, Vec<OwnedFd>), Cause>;
+
+impl Answer for Arc<Server> {
+    fn handle(&self, mount: &Arc<Mount>, worker: &Arc<Packet>, message: FromWorker) {
+        match message {
+            FromWorker::Ask { id, body } => {
+                let (server, mount, worker) = (self.clone(), mount.clone(), worker.clone());
+                self.runtime.spawn(async move {
+                    let answered = server.answer(&mount, body).await;
+                    reply(&worker, id, answered).await;
+                });
+            }
+            FromWorker::Touched { files } => self.engine.touched(&files),
+            FromWorker::Advance { file, offset } => {
+                if let Some(file) = self.engine.by_id(file) {
+                    // Fetching ahead starts tasks: it needs the runtime's context.
+                    let _context = self.runtime.enter();
+                    file.advance(offset);
+                }
+            }
+            FromWorker::Counted(counts) => {
+                mount.count(&counts);
+                self.metrics.worker_counts(&counts);
+            }
+            // The supervisor has taken these; a second one is a confused worker, which changes nothing.
+            FromWorker::Ready | FromWorker::Answered { .. } | FromWorker::Serving | FromWorker::Failed { .. } => {}
+        }
+    }
+}
+
+impl Server {
+    /// What this volume asks of the cache; what it leaves open the agent's configuration decides.
+    pub fn read_options(mount: &Mount) -> ReadOptions {
+        ReadOptions {
+            readahead_bytes: mount.spec.parameters.readahead,
+            scope_limit_bytes: mount.spec.parameters.cache_limit,
+        }
+    }
+
+    async fn answer(&self, mount: &Arc<Mount>, ask: Ask) -> Answered {
+        let scope: &Arc<Scope> = &mount.scope;
+        let freshness = mount.spec.parameters.freshness;
+        match ask {
+            Ask::Lookup { parent, name } => stored(scope.lookup(parent, &name, freshness).await),
+            Ask::List { dir } => stored(scope.list(dir, freshness).await),
+            Ask::Attributes { ino, force } => stored(scope.attributes(ino, freshness, force).await),
+            Ask::File { ino, version } => {
+                let file = scope.file(ino, version, Self::read_options(mount))?;
+                let descriptors = file.descriptors().map_err(|error| {
+                    tracing::warn!(%error, file = file.id(), "cache file cannot be opened: dropped");
+                    self.engine.damaged(file.id());
+                    Cause::Internal
+                })?;
+                let whole = descriptors.presence.is_none();
+                let mut fds = vec![descriptors.data];
+                fds.extend(descriptors.presence);
+                Ok((Reply::File { file: file.id(), size: file.size(), whole }, fds))
+            }
+            Ask::Read { file, offset, len } => {
+                // Evicted between the worker's two questions: its descriptor is of a file that nobody fills.
+                let Some(file) = self.engine.by_id(file) else { return Ok((Reply::Gone, Vec::new())) };
+                match file.read(offset, len).await.map_err(|e| fetch_cause(&e))? {
+                    Presence::Present { mark } => Ok((Reply::Present { mark }, Vec::new())),
+                    Presence::Detached(bytes) => {
+                        let len = bytes.len() as u32;
+                        let memory = tokio::task::spawn_blocking(move || memory_file(&bytes)).await;
+                        let fd = memory.map_err(|_| Cause::Internal)?.map_err(|error| {
+                            tracing::error!(%error, "no memory file for a detached read");
+                            Cause::Internal
+                        })?;
+                        Ok((Reply::Detached { len }, vec![fd]))
+                    }
+                }
+            }
+            Ask::Damaged { file } => {
+                self.engine.damaged(file);
+                stored(Ok(()))
+            }
+            Ask::BackingOpen { file } => {
+                let file = self.engine.by_id(file).filter(|f| f.is_whole()).ok_or(Cause::Stale)?;
+                let data = file.descriptors().map_err(|_| Cause::Internal)?.data;
+                let request = BrokerRequest::BackingOpen { mount: mount.id };
+                match self.privileged.ask(request, vec![data]).await {
+                    Ok(BrokerAnswer::Backing { id }) => Ok((Reply::Backing { id }, Vec::new())),
+                    other => Err(refused("backing open", other)),
+                }
+            }
+            Ask::BackingClose { id } => {
+                match self.privileged.ask(BrokerRequest::BackingClose { mount: mount.id, id }, Vec::new()).await {
+                    Ok(_) => stored(Ok(())),
+                    other => Err(refused("backing close", other)),
+                }
+            }
+            Ask::Dying { tids } => {
+                match self.privileged.ask(BrokerRequest::Dying { tids }, Vec::new()).await {
+                    Ok(BrokerAnswer::Dying { tids }) => Ok((Reply::Dying { tids }, Vec::new())),
+                    // Nobody who could tell: everybody lives.
+                    _ => Ok((Reply::Dying { tids: Vec::new() }, Vec::new())),
+                }
+            }
+            Ask::Space => {
+                let known = scope.known();
+                Ok((Reply::Space { total_bytes: known.bytes, total_inodes: known.names }, Vec::new()))
+            }
+        }
+    }
+}
+
+fn stored(done: Result<(), Cause>) -> Answered {
+    done.map(|()| (Reply::Stored, Vec::new()))
+}
+
+fn refused(what: &str, answer: Result<BrokerAnswer, link::Refusal>) -> Cause {
+    tracing::warn!(?answer, "{what} was refused by the broker");
+    Cause::Internal
+}
+
+fn memory_file(bytes: &[u8]) -> std::io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("millpond-detached", MemfdFlags::CLOEXEC)?;
+    let mut written = 0;
+    while written < bytes.len() {
+        written += rustix::io::pwrite(&fd, &bytes[written..], written as u64)?;
+    }
+    Ok(fd)
+}
+
+/// Sends without blocking the runtime: a worker that does not read gets its answer from a thread that may wait.
+async fn reply(worker: &Arc<Packet>, id: u64, answered: Answered) {
+    let (body, fds) = match answered {
+        Ok((reply, fds)) => (Ok(reply), fds),
+        Err(cause) => (Err(cause), Vec::new()),
+    };
+    let message = ToWorker::Answer { id, body };
+    let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let tried = link::worker::try_send(worker, &message, &borrowed);
+    drop(borrowed);
+    match tried {
+        Ok(()) | Err(PacketError::Closed) => {}
+        Err(PacketError::TimedOut) => {
+            let worker = worker.clone();
+            let sent = tokio::task::spawn_blocking(move || {
+                let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+                link::worker::send(&worker, &message, &borrowed)
+            });
+            // A worker that takes nothing for seconds is hung: the supervisor sees that, nobody else need.
+            let _ = tokio::time::timeout(Duration::from_secs(10), sent).await;
+        }
+        Err(error) => tracing::warn!(%error, "answer to a worker was lost"),
+    }
+}

@@ -1,0 +1,20 @@
+//! The lives of the workers: spawned ahead, put to work, watched, buried and succeeded.
+//!
+//! ```text
+//!              spawn                Assign, Answered, Go
+//!   (nobody) ────────► standby ─────────────────────────► serving ──┐
+//!      ▲                                                            │ exit, signal, hang
+//!      │ backoff (policy.rs)                                        ▼
+//!      └──────────────── collect what the kernel still waits for ◄─ dead
+//!                                    │ nobody serves within healTimeout
+//!                                    ▼
+//!                                 failed: the broker aborts the connection
+//! ```
+
+mod mount;
+mod policy;
+mod spawn;
+
+pub use mount::{Mount, MountState, Started, WorkerInfo};
+pub use policy::{Deaths, Verdict};
+pub use spawn::{SpawnOptions, Spawner, Worker};

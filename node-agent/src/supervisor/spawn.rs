@@ -1,0 +1,250 @@
+//! Starts workers, and keeps some started ahead.
+//!
+//! All workers are children of one thread that lives as long as the agent: PR_SET_PDEATHSIG fires when the *thread*
+//! that spawned the child ends.
+
+use link::worker::{FromWorker, LINK_FD, ToWorker, recv};
+use link::{MAX_MESSAGE, Packet};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+/// A worker that is not ready after this is killed.
+const READY_LIMIT: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Debug)]
+pub struct SpawnOptions {
+    pub binary: PathBuf,
+    pub standby: usize,
+    /// RLIMIT_DATA of a worker, bytes: its anonymous memory.
+    pub memory_bytes: u64,
+}
+
+/// A started worker. Dropping it kills and reaps the process.
+pub struct Worker {
+    pub socket: Arc<Packet>,
+    child: Child,
+    reaped: bool,
+}
+
+impl Worker {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.child.kill(); // fails only if it is reaped already
+    }
+
+    /// How it ended, waiting at most `limit`: a thread that is stuck in the kernel must not hold up the successor.
+    pub fn reap(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
+        let end = Instant::now() + limit;
+        let mut pause = Duration::from_micros(50);
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => {
+                    self.reaped = true;
+                    return Some(status);
+                }
+                Ok(None) if Instant::now() < end => {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(Duration::from_millis(2));
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    /// Waits until it has warmed up.
+    pub fn wait_ready(&self) -> io::Result<()> {
+        self.socket.set_recv_timeout(Some(READY_LIMIT))?;
+        let mut buffer = vec![0; MAX_MESSAGE];
+        match recv::<FromWorker>(&self.socket, &mut buffer) {
+            Ok((FromWorker::Ready, _)) => Ok(()),
+            Ok((FromWorker::Failed { why }, _)) => Err(io::Error::other(why)),
+            Ok((other, _)) => Err(io::Error::other(format!("expected Ready, got {other:?}"))),
+            Err(e) => Err(io::Error::other(e)),
+        }
+    }
+
+    pub fn send(&self, message: &ToWorker, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<(), link::PacketError> {
+        link::worker::send(&self.socket, message, fds)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if !self.reaped {
+            self.kill();
+            if self.reap(Duration::from_secs(1)).is_none() {
+                tracing::warn!(pid = self.pid(), "a killed worker is stuck in the kernel; left to init");
+            }
+        }
+    }
+}
+
+/// Hands out ready workers. Shared by all mounts.
+pub struct Spawner {
+    requests: mpsc::Sender<Request>,
+    standby: Arc<Standby>,
+}
+
+#[derive(Default)]
+struct Standby {
+    ready: Mutex<VecDeque<Worker>>,
+    changed: Condvar,
+}
+
+enum Request {
+    Now(mpsc::Sender<io::Result<Worker>>),
+    Refill,
+}
+
+impl Spawner {
+    /// Starts the spawning thread and the first standby workers.
+    pub fn start(options: SpawnOptions) -> io::Result<Arc<Self>> {
+        let (requests, incoming) = mpsc::channel();
+        let standby = Arc::new(Standby::default());
+        let shelf = standby.clone();
+        std::thread::Builder::new().name("spawner".into()).spawn(move || spawn_loop(&options, &incoming, &shelf))?;
+        let me = Arc::new(Self { requests, standby });
+        me.refill();
+        Ok(me)
+    }
+
+    /// A worker that is ready for `Assign`: a standby if there is one, else a new one.
+    pub fn take(&self) -> io::Result<Worker> {
+        loop {
+            let Some(mut worker) = lock(&self.standby.ready).pop_front() else { break };
+            // It may have been killed while it stood by.
+            if worker.reap(Duration::ZERO).is_none() {
+                return Ok(worker);
+            }
+        }
+        let (tell, told) = mpsc::channel();
+        let gone = |_| io::Error::other("the spawning thread is gone");
+        self.requests.send(Request::Now(tell)).map_err(|_| io::Error::other("the spawning thread is gone"))?;
+        let worker = told.recv().map_err(gone)??;
+        worker.wait_ready()?;
+        Ok(worker)
+    }
+
+    /// Asks for a new standby in place of one that was taken; returns at once.
+    pub fn refill(&self) {
+        let _ = self.requests.send(Request::Refill); // fails only when the agent is shutting down
+    }
+
+    pub fn standing_by(&self) -> usize {
+        lock(&self.standby.ready).len()
+    }
+
+    /// Waits until `count` workers stand by; false on time-out. For start-up and tests.
+    pub fn wait_standby(&self, count: usize, limit: Duration) -> bool {
+        let ready = lock(&self.standby.ready);
+        let (ready, _) = self
+            .standby
+            .changed
+            .wait_timeout_while(ready, limit, |r| r.len() < count)
+            .unwrap_or_else(|p| p.into_inner());
+        ready.len() >= count
+    }
+}
+
+fn spawn_loop(options: &SpawnOptions, incoming: &mpsc::Receiver<Request>, standby: &Standby) {
+    let mut waiting = VecDeque::new();
+    loop {
+        // Somebody who waits goes before the shelf.
+        while let Ok(request) = incoming.try_recv() {
+            match request {
+                Request::Now(_) => waiting.push_front(request),
+                Request::Refill => waiting.push_back(request),
+            }
+        }
+        let request = match waiting.pop_front() {
+            Some(request) => request,
+            None => match incoming.recv() {
+                Ok(request) => request,
+                Err(_) => return,
+            },
+        };
+        match request {
+            Request::Now(tell) => {
+                let _ = tell.send(spawn(options)); // the asker gave up: the worker is dropped and killed
+            }
+            Request::Refill => {
+                while lock(&standby.ready).len() < options.standby {
+                    match spawn(options).and_then(|w| w.wait_ready().map(|()| w)) {
+                        Ok(worker) => {
+                            lock(&standby.ready).push_back(worker);
+                            standby.changed.notify_all();
+                        }
+                        Err(error) => {
+                            tracing::error!(%error, binary = %options.binary.display(), "cannot start a standby worker");
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn spawn(options: &SpawnOptions) -> io::Result<Worker> {
+    let (mine, theirs) = Packet::pair()?;
+    mine.set_send_timeout(Some(Duration::from_secs(5)))?;
+    let theirs: OwnedFd = theirs.into();
+    let number = theirs.as_raw_fd();
+    let parent = std::process::id();
+    let memory = options.memory_bytes;
+    let mut command = Command::new(&options.binary);
+    command.env_clear().stdin(Stdio::null()).stdout(Stdio::null());
+    // SAFETY: the closure runs between fork and exec and makes only async-signal-safe system calls.
+    unsafe {
+        command.pre_exec(move || {
+            let signal = rustix::process::Signal::KILL;
+            rustix::process::set_parent_process_death_signal(Some(signal))?;
+            // The agent may have died before the line above took effect.
+            if rustix::process::getppid().is_none_or(|p| p.as_raw_nonzero().get() as u32 != parent) {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            rustix::thread::set_no_new_privs(true)?;
+            let data = rustix::process::Rlimit { current: Some(memory), maximum: Some(memory) };
+            rustix::process::setrlimit(rustix::process::Resource::Data, data)?;
+            let core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+            rustix::process::setrlimit(rustix::process::Resource::Core, core)?;
+            if number == LINK_FD {
+                // dup2 onto itself would leave close-on-exec set.
+                if libc::fcntl(number, libc::F_SETFD, 0) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            } else if libc::dup2(number, LINK_FD) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+    let child = command.spawn()?;
+    Ok(Worker { socket: Arc::new(mine), child, reaped: false })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_binary_that_cannot_start_is_an_error_and_not_a_hang() {
+        let options = SpawnOptions { binary: "/nonexistent/worker".into(), standby: 1, memory_bytes: 1 << 30 };
+        let spawner = Spawner::start(options).unwrap();
+        assert!(spawner.take().is_err());
+        assert_eq!(spawner.standing_by(), 0);
+    }
+}
