@@ -1,0 +1,418 @@
+//! The engine: hands out the one [`File`] of each key and owns what all files share.
+
+use super::config::{Config, ReadOptions};
+use super::fetch::Fetch;
+use super::file::File;
+use super::index::{Index, Rest, RootUsage, ScopeUsage, TierUsage, Usage};
+use super::recover::{self, OpenError, Recovery};
+use super::root::Root;
+use super::sidecar::Image;
+use super::{FileKey, Observer, Reason};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, mpsc};
+use volume::ScopeId;
+
+/// Memory is handed out in units of this, so that a semaphore's count can stand for any configured size.
+pub(crate) const MEMORY_UNIT: u64 = 4096;
+/// The keeper is called early when this much has been written since it last looked at the file systems.
+const WRITTEN_WAKES_KEEPER: u64 = 64 << 20;
+const KEEPER_PERIOD: Duration = Duration::from_secs(1);
+
+/// The cache's data files on this node. One per set of directories, which it locks.
+pub struct Engine {
+    pub(crate) config: Config,
+    pub(crate) roots: Vec<Root>,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) runtime: Handle,
+    /// Bodies between network and disk.
+    pub(crate) memory: Arc<Semaphore>,
+    /// Bodies kept for readers of files that no disk can take.
+    pub(crate) detached_memory: Arc<Semaphore>,
+    /// Whole-file verifications under way: they must not starve the readers of the disk.
+    pub(crate) verifying: Arc<Semaphore>,
+    index: Mutex<Index>,
+    graves: Mutex<Vec<Grave>>,
+    subscribers: Mutex<Vec<mpsc::UnboundedSender<Event>>>,
+    written: AtomicU64,
+    keeper: Arc<Bell>,
+}
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The file is whole and verified: it may be read from its data file without asking.
+    Whole { key: Arc<FileKey>, file: u64, root: u8 },
+    /// The file has left the cache; descriptors of it stay readable.
+    Gone { key: Arc<FileKey>, file: u64 },
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evicted {
+    pub files: u64,
+    pub bytes: u64,
+}
+
+/// What a dropped [`File`] leaves behind. It is not taken to the index at once: whoever drops may hold that lock.
+pub(crate) struct Grave {
+    pub id: u64,
+    pub root: u8,
+    pub unsaved: Option<Image>,
+}
+
+/// Wakes the keeper.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl Engine {
+    /// Locks and scans the cache directories. Blocking: call it from a thread of its own or at start.
+    pub fn open(
+        config: Config,
+        observer: Arc<dyn Observer>,
+        runtime: Handle,
+    ) -> Result<(Arc<Self>, Recovery), OpenError> {
+        config.check()?;
+        let (roots, index, recovery) = recover::recover(&config, &observer)?;
+        let units = |bytes: u64| (bytes / MEMORY_UNIT).clamp(1, (Semaphore::MAX_PERMITS / 2) as u64) as usize;
+        let engine = Arc::new(Self {
+            // A quarter for readers of files that cannot be cached; the rest for those that can.
+            memory: Arc::new(Semaphore::new(units(config.memory_bytes - config.memory_bytes / 4))),
+            detached_memory: Arc::new(Semaphore::new(units(config.memory_bytes / 4))),
+            verifying: Arc::new(Semaphore::new(1)),
+            roots,
+            observer,
+            runtime,
+            index: Mutex::new(index),
+            graves: Mutex::default(),
+            subscribers: Mutex::default(),
+            written: AtomicU64::new(0),
+            keeper: Arc::default(),
+            config,
+        });
+        let (keeper, bell) = (Arc::downgrade(&engine), engine.keeper.clone());
+        std::thread::Builder::new()
+            .name("cache-keeper".into())
+            .spawn(move || keep_house(&keeper, &bell))
+            .map_err(OpenError::Threads)?;
+        Ok((engine, recovery))
+    }
+
+    /// The file of `key`: the instance that others read, one from the disk, or a new one. `fetch` replaces the one given
+    /// before (new credentials). Makes no system call.
+    pub fn file(self: &Arc<Self>, key: FileKey, fetch: Arc<dyn Fetch>, options: ReadOptions) -> Arc<File> {
+        self.bury();
+        let mut dropped = None;
+        let mut verify = false;
+        let mut index = self.lock_index();
+        let scope = index.scope(&key.scope, self.config.scope_limit_bytes);
+        if options.scope_limit_bytes.is_some() {
+            index.scopes[scope as usize].limit = options.scope_limit_bytes;
+        }
+        let id = match index.find(&key) {
+            Some(id) => {
+                index.touch(id);
+                id
+            }
+            None => {
+                let id = index.new_id();
+                index.add(id, &key, scope);
+                id
+            }
+        };
+        let readahead = options.readahead_bytes.unwrap_or(self.config.readahead_bytes);
+        let file = match index.live.get(&id).and_then(|l| l.file.upgrade()) {
+            Some(file) => {
+                drop(index);
+                file.renew(fetch, readahead);
+                return file;
+            }
+            None => self.instance(&mut index, id, key, fetch, readahead),
+        };
+        let rest = index.entries.get(&id).map(|e| e.rest);
+        if file.is_large() && rest != Some(Rest::Whole) {
+            dropped = index.keep_open(&file);
+        }
+        verify |= rest == Some(Rest::Unverified);
+        drop(index);
+        drop(dropped);
+        if verify {
+            file.verify_in_background();
+        }
+        file
+    }
+
+    /// The file with this id, if somebody has it open or it is whole. A file that is only partly there and that nobody holds
+    /// is None: open it anew by its key, for its bytes need a source.
+    pub fn by_id(self: &Arc<Self>, id: u64) -> Option<Arc<File>> {
+        let mut index = self.lock_index();
+        if let Some(file) = index.live.get(&id).and_then(|l| l.file.upgrade()) {
+            drop(index);
+            return Some(file);
+        }
+        if index.entries.get(&id)?.rest != Rest::Whole {
+            return None;
+        }
+        let key = index.key(id)?;
+        Some(self.instance(&mut index, id, key, super::fetch::nowhere(), 0))
+    }
+
+    /// Workers have read these files.
+    pub fn touched(&self, ids: &[u64]) {
+        let mut index = self.lock_index();
+        ids.iter().for_each(|&id| index.touch(id));
+    }
+
+    /// A reader found the data file unreadable or too short: the file is dropped, the next open fetches it again. Blocking.
+    pub fn damaged(&self, id: u64) {
+        self.drop_file(id, Reason::Damaged);
+    }
+
+    /// Evicts the files of one scope or of all whose path starts with `path_prefix`, open or not. Blocking.
+    pub fn evict(&self, scope: Option<&ScopeId>, path_prefix: &[u8]) -> Evicted {
+        let removed = {
+            let mut index = self.lock_index();
+            let only = scope.map(|scope| index.scope_number(scope));
+            let ids: Vec<u64> = index
+                .entries
+                .iter()
+                .filter(|(_, e)| only.is_none_or(|only| only == Some(e.scope)))
+                .filter(|(_, e)| e.rest != Rest::Unplaced && e.path().starts_with(path_prefix))
+                .map(|(&id, _)| id)
+                .collect();
+            ids.into_iter().filter_map(|id| index.remove(id)).collect()
+        };
+        self.discard(removed, Reason::Operator)
+    }
+
+    /// From now on. Unbounded, because a reader of events that lags must not stop the fetches; each is small.
+    pub fn events(&self) -> mpsc::UnboundedReceiver<Event> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.subscribers.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
+        receiver
+    }
+
+    /// How many cache directories there are; `File::root` is below this.
+    pub fn roots(&self) -> usize {
+        self.roots.len()
+    }
+
+    /// The directory of a scope on one root, created if need be; a file is [`super::file_name`] below it. Blocking.
+    pub fn scope_dir(&self, root: u8, scope: &ScopeId) -> io::Result<OwnedFd> {
+        let root = self.roots.get(usize::from(root)).ok_or(io::ErrorKind::NotFound)?;
+        root.scope_dir(scope)?.as_fd().try_clone_to_owned()
+    }
+
+    pub fn usage(&self) -> Usage {
+        let spaces: Vec<_> = self.roots.iter().map(Root::space).collect();
+        let index = self.lock_index();
+        let root = |root: &Root| {
+            let (used, space) = (&index.roots[usize::from(root.number)], spaces[usize::from(root.number)]);
+            RootUsage {
+                root: root.number,
+                path: root.path.clone(),
+                bytes: used.bytes,
+                inodes: used.inodes,
+                unlinked_bytes: used.zombie_bytes,
+                free_bytes: space.map_or(0, |s| s.free_bytes),
+                free_inodes: space.map_or(0, |s| s.free_inodes),
+                degraded: !root.is_writable(),
+            }
+        };
+        let tiers = self.config.tiers.iter().enumerate().map(|(k, tier)| {
+            let roots: Vec<_> = self.roots.iter().filter(|r| r.tier == k).map(root).collect();
+            TierUsage {
+                name: tier.name.clone(),
+                bytes: roots.iter().map(|r| r.bytes + r.unlinked_bytes).sum(),
+                inodes: roots.iter().map(|r| r.inodes).sum(),
+                quota_bytes: tier.quota_bytes,
+                quota_inodes: tier.quota_inodes,
+                roots,
+            }
+        });
+        let scopes = index.scopes.iter().map(|s| ScopeUsage {
+            scope: s.id.clone(),
+            bytes: s.bytes,
+            files: s.files,
+            limit_bytes: s.limit,
+        });
+        Usage { tiers: tiers.collect(), scopes: scopes.collect() }
+    }
+
+    /// Bytes of this file on the node's disks.
+    pub fn cached_bytes(&self, key: &FileKey) -> u64 {
+        let index = self.lock_index();
+        index.find(key).and_then(|id| index.entries.get(&id)).map_or(0, |e| e.bytes.min(e.size))
+    }
+
+    /// Saves what a successor needs in order not to fetch again, then releases the directories. Fetches should have ended:
+    /// what arrives later is served from memory.
+    pub async fn shutdown(&self) {
+        let files: Vec<Arc<File>> = {
+            let index = self.lock_index();
+            index.live.values().filter_map(|l| l.file.upgrade()).collect()
+        };
+        for file in &files {
+            if let Some(root) = file.placed() {
+                let file = file.clone();
+                let _ = root.pool.run(move || file.save_if_needed()).await;
+            }
+        }
+        drop(files);
+        let released = self.lock_index().let_go(|_| true);
+        drop(released);
+        self.bury();
+        for root in &self.roots {
+            // Behind everything that was submitted before.
+            let _ = root.pool.run(|| ()).await;
+            root.pool.close();
+            root.unlock();
+        }
+    }
+
+    /// A new instance of a file in the index.
+    fn instance(
+        self: &Arc<Self>,
+        index: &mut Index,
+        id: u64,
+        key: FileKey,
+        fetch: Arc<dyn Fetch>,
+        readahead: u64,
+    ) -> Arc<File> {
+        let busy = Arc::new(AtomicU32::new(0));
+        let parked = index.parked.get(&id).cloned();
+        let file = Arc::new(File::new(self.clone(), id, key, fetch, readahead, busy.clone()));
+        if let Some(entry) = index.entries.get(&id) {
+            file.settle(entry, parked.as_deref());
+        }
+        index.enliven(id, &file, busy);
+        file
+    }
+
+    /// Takes a file out of the cache. Blocking.
+    pub(crate) fn drop_file(&self, id: u64, reason: Reason) {
+        let removed = self.lock_index().remove(id);
+        self.discard(removed.into_iter().collect(), reason);
+    }
+
+    /// `bytes` were written for a file. Evicts here and now when the root is beyond its quota: the writer waits, so that
+    /// no burst outruns the keeper. Called from the root's threads.
+    pub(crate) fn charge(&self, id: u64, root: &Root, bytes: u64) {
+        let (over_high, over_quota, over_scope) = {
+            let mut index = self.lock_index();
+            index.charge(id, bytes);
+            let used = &index.roots[usize::from(root.number)];
+            let high = |quota: u64| quota / 100 * u64::from(root.limits.high_percent);
+            let scope = index.entries.get(&id).map(|e| &index.scopes[e.scope as usize]);
+            (
+                used.used_bytes() > high(root.limits.quota_bytes)
+                    || used.inodes > high(root.limits.quota_inodes),
+                used.used_bytes() > root.limits.quota_bytes || used.inodes > root.limits.quota_inodes,
+                scope.is_some_and(|s| s.limit.is_some_and(|limit| s.bytes > limit)),
+            )
+        };
+        if over_quota {
+            self.relieve(root, None);
+        }
+        if over_scope {
+            self.relieve_scopes();
+        }
+        let written = self.written.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if over_high || written > WRITTEN_WAKES_KEEPER {
+            self.written.store(0, Ordering::Relaxed);
+            self.ring();
+        }
+    }
+
+    pub(crate) fn ring(&self) {
+        *self.keeper.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.keeper.wake.notify_one();
+    }
+
+    pub(crate) fn lock_index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn send(&self, event: Event) {
+        self.subscribers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|subscriber| subscriber.send(event.clone()).is_ok());
+    }
+
+    pub(crate) fn dig(&self, grave: Grave) {
+        self.graves.lock().unwrap_or_else(PoisonError::into_inner).push(grave);
+    }
+
+    /// Lets the index forget instances that were dropped, and saves what they had not saved.
+    pub(crate) fn bury(&self) {
+        let graves = std::mem::take(&mut *self.graves.lock().unwrap_or_else(PoisonError::into_inner));
+        if graves.is_empty() {
+            return;
+        }
+        let mut index = self.lock_index();
+        for Grave { id, root, unsaved } in graves {
+            index.bury(id);
+            let (Some(image), Some(root)) = (unsaved, self.roots.get(usize::from(root))) else { continue };
+            if !index.entries.contains_key(&id) {
+                continue;
+            }
+            let image = Arc::new(image);
+            index.parked.insert(id, image.clone());
+            root.save_later(image);
+        }
+    }
+
+    /// The sidecars that are on the disk now need not be remembered.
+    fn unpark(&self) {
+        self.lock_index().parked.retain(|_, image| Arc::strong_count(image) > 1);
+    }
+
+    /// What an unclean end would cost is fetched again: so partial files are saved now and then.
+    fn save_partial_files(&self) {
+        let files: Vec<Arc<File>> = {
+            let index = self.lock_index();
+            index.live.values().filter_map(|l| l.file.upgrade()).filter(|f| f.is_large()).collect()
+        };
+        for file in files {
+            if let Some(root) = file.placed()
+                && file.wants_saving()
+            {
+                let file = file.clone();
+                root.pool.submit(move || file.save_if_needed());
+            }
+        }
+    }
+}
+
+/// The keeper's thread ends with the engine.
+fn keep_house(engine: &Weak<Engine>, bell: &Bell) {
+    let mut ticks = 0u32;
+    loop {
+        {
+            let rung = bell.rung.lock().unwrap_or_else(PoisonError::into_inner);
+            let wait = bell.wake.wait_timeout_while(rung, KEEPER_PERIOD, |rung| !*rung);
+            *wait.unwrap_or_else(PoisonError::into_inner).0 = false;
+        }
+        let Some(engine) = engine.upgrade() else { return };
+        engine.bury();
+        engine.keep();
+        engine.unpark();
+        ticks = ticks.wrapping_add(1);
+        if ticks.is_multiple_of(4) {
+            engine.save_partial_files();
+            engine.compact_journals();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.ring();
+    }
+}

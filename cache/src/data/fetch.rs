@@ -1,0 +1,214 @@
+//! A flight: one ranged GET whose body goes to the writer threads as it arrives.
+
+use super::file::{Body, File, Woken, send_all};
+use super::read::Busy;
+use super::write::Batch;
+use super::{Reason, engine::MEMORY_UNIT};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Handed to the writers at once at most. Enough to make a thread's wake-up cheap, little enough to wake readers early.
+const BATCH_BYTES: u64 = 1 << 20;
+
+/// Where the bytes of one version of one object come from.
+#[async_trait]
+pub trait Fetch: Send + Sync {
+    /// Exactly `range` (bytes) of exactly this version, retried and checked as far as the source's limits allow.
+    async fn fetch(
+        &self,
+        range: Range<u64>,
+    ) -> Result<BoxStream<'static, Result<Bytes, FetchError>>, FetchError>;
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct FetchError {
+    pub cause: Cause,
+    pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cause {
+    NotFound,
+    Denied,
+    /// The source has another version now: open the file anew.
+    Stale,
+    Unavailable,
+    /// A defect of ours.
+    Internal,
+}
+
+impl FetchError {
+    pub(crate) fn internal(message: &str) -> Self {
+        Self { cause: Cause::Internal, message: message.to_owned() }
+    }
+}
+
+/// The source of a file that was opened by its id only. It is asked only if a whole file turns out to be damaged.
+pub(crate) fn nowhere() -> Arc<dyn Fetch> {
+    struct Nowhere;
+    #[async_trait]
+    impl Fetch for Nowhere {
+        async fn fetch(
+            &self,
+            _: Range<u64>,
+        ) -> Result<BoxStream<'static, Result<Bytes, FetchError>>, FetchError> {
+            let message = "the cached file is damaged: open it again".to_owned();
+            Err(FetchError { cause: Cause::Unavailable, message })
+        }
+    }
+    Arc::new(Nowhere)
+}
+
+/// Waits for a share of the memory for bodies; never more than there is in all.
+pub(crate) async fn acquire(memory: &Arc<Semaphore>, bytes: u64, all: u64) -> Option<OwnedSemaphorePermit> {
+    let units = bytes.min(all).div_ceil(MEMORY_UNIT).max(1) as u32;
+    memory.clone().acquire_many_owned(units).await.ok()
+}
+
+impl File {
+    /// The blocks are claimed already. Runs to its end whoever stops waiting.
+    pub(crate) fn fly(self: &Arc<Self>, fetch: Arc<dyn Fetch>, blocks: Range<u64>) {
+        let flight = Flight { _busy: Busy::new(&self.busy), rest: blocks, file: self.clone(), error: None };
+        self.engine.runtime.spawn(flight.run(fetch));
+    }
+
+    /// The version is gone from the source: this instance serves what it has, a new open begins anew.
+    fn become_stale(self: &Arc<Self>, error: &FetchError) {
+        self.lock().stale = Some(error.clone());
+        let file = self.clone();
+        match self.placed() {
+            // Unlinking is for the disk's threads.
+            Some(root) => drop(root.pool.submit(move || file.engine.drop_file(file.id(), Reason::Stale))),
+            None => file.engine.drop_file(file.id(), Reason::Stale),
+        }
+    }
+}
+
+/// However it ends, the blocks that it did not bring are given back and their waiters told.
+struct Flight {
+    file: Arc<File>,
+    /// Not handed to the writers yet.
+    rest: Range<u64>,
+    error: Option<FetchError>,
+    _busy: Busy,
+}
+
+impl Flight {
+    async fn run(mut self, fetch: Arc<dyn Fetch>) {
+        let started = Instant::now();
+        let (mut first_byte, mut bytes) = (Duration::ZERO, 0);
+        let result = self.carry(&*fetch, started, &mut first_byte, &mut bytes).await;
+        self.error = result.err();
+        self.file.engine.observer.fetched(bytes, first_byte, started.elapsed(), self.error.as_ref());
+    }
+
+    async fn carry(
+        &mut self,
+        fetch: &dyn Fetch,
+        started: Instant,
+        first_byte: &mut Duration,
+        received: &mut u64,
+    ) -> Result<(), FetchError> {
+        let range = self.file.bytes_of(&self.rest);
+        let mut body = fetch.fetch(range.clone()).await?;
+        *first_byte = started.elapsed();
+        let block_bytes = self.file.block_bytes();
+        let mut batch = Batch::new(self.file.clone(), self.rest.start);
+        let (mut chunk, mut position) = (Bytes::new(), range.start);
+        let (mut block, mut filled): (Vec<Bytes>, u64) = (Vec::new(), 0);
+        let mut permit = None;
+        while position < range.end {
+            let block_end = ((position / block_bytes + 1) * block_bytes).min(range.end);
+            if permit.is_none() {
+                permit = Some(self.memory(block_end - position, &mut batch).await?);
+            }
+            if chunk.is_empty() {
+                // What has arrived is worth more on the disk than waiting for company.
+                let next = match body.next().now_or_never() {
+                    Some(next) => next,
+                    None => {
+                        self.flush(&mut batch);
+                        body.next().await
+                    }
+                };
+                chunk = next.ok_or_else(|| {
+                    let message = format!("the source ended the body at {position} of {}", range.end);
+                    FetchError { cause: Cause::Unavailable, message }
+                })??;
+                *received += chunk.len() as u64;
+                continue;
+            }
+            let take = chunk.len().min((block_end - position) as usize);
+            block.push(chunk.split_to(take));
+            position += take as u64;
+            filled += take as u64;
+            if position == block_end {
+                batch.push(std::mem::take(&mut block), filled, permit.take());
+                filled = 0;
+                if batch.bytes() >= BATCH_BYTES {
+                    self.flush(&mut batch);
+                }
+            }
+        }
+        self.flush(&mut batch);
+        Ok(())
+    }
+
+    /// Memory for one block. Nobody waits for memory while holding finished blocks, so whoever waits is served in the end.
+    async fn memory(&self, bytes: u64, batch: &mut Batch) -> Result<OwnedSemaphorePermit, FetchError> {
+        let memory = &self.file.engine.memory;
+        let all = self.file.engine.config.memory_bytes / 2;
+        if let Some(Some(permit)) = acquire(memory, bytes, all).now_or_never() {
+            return Ok(permit);
+        }
+        // The batch belongs to the flight; what it holds is given to the writers before waiting.
+        let full = std::mem::replace(batch, Batch::new(self.file.clone(), batch.end()));
+        full.submit();
+        acquire(memory, bytes, all).await.ok_or_else(|| FetchError::internal("the cache is closed"))
+    }
+
+    fn flush(&mut self, batch: &mut Batch) {
+        let next = Batch::new(self.file.clone(), batch.end());
+        std::mem::replace(batch, next).submit();
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let error = self.error.take();
+        let woken = {
+            let mut state = self.file.lock();
+            state.flights -= 1;
+            let mut given_back = self.rest.clone();
+            if let Body::Partial(blocks) = &mut state.body {
+                // Batches take their blocks over one by one from the front.
+                given_back.start = given_back.start.max(blocks.handed_over(&self.rest));
+                blocks.claimed.set_range(given_back.clone(), false);
+            }
+            let woken = match &error {
+                _ if given_back.is_empty() => Vec::new(),
+                Some(error) => state.wake(&given_back, Some(&Woken::Failed(error.clone()))),
+                // Dropped with its runtime, or by a panic of the source's.
+                None => {
+                    let error = FetchError::internal("the fetch was abandoned");
+                    state.wake(&given_back, Some(&Woken::Failed(error)))
+                }
+            };
+            if error.is_none() {
+                self.file.fetch_ahead(&mut state);
+            }
+            woken
+        };
+        if let Some(error) = error.filter(|e| e.cause == Cause::Stale) {
+            self.file.become_stale(&error);
+        }
+        send_all(woken);
+    }
+}

@@ -1,0 +1,397 @@
+//! One cached file in use: which of its blocks are there, who waits for which, and its descriptors.
+//!
+//! ```text
+//!  Resting ──sidecar read──► Partial ──last block there and verified──► Whole
+//!  (on disk, by an            ▲
+//!   earlier instance)         └─ new files start here, with nothing
+//!
+//!  of a block:  missing ──flight──► claimed ──written──► present
+//!                  ▲                   │ failed
+//!                  ├───────────────────┘
+//!               unverified ──claimed──► checksum right: present; wrong: missing
+//! ```
+
+use super::bitmap::{self, Bits, Shared};
+use super::detached::Loose;
+use super::engine::{Engine, Grave};
+use super::fetch::{Fetch, FetchError};
+use super::index::{Entry, Rest};
+use super::root::Root;
+use super::sidecar::Image;
+use super::stream::Streams;
+use super::{FileKey, NO_ROOT, SMALL_BLOCKS};
+use bytes::Bytes;
+use rustix::fs::{MemfdFlags, Mode, OFlags};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tokio::sync::oneshot;
+
+/// What [`File::read`] gives.
+#[derive(Debug)]
+pub enum Presence {
+    /// The range is in the data file, verified. When a reader passes `mark` (byte offset), say [`File::advance`].
+    Present { mark: Option<u64> },
+    /// No disk could take the range: here it is.
+    Detached(Bytes),
+}
+
+/// For a worker: neither can be written through.
+#[derive(Debug)]
+pub struct Descriptors {
+    pub data: OwnedFd,
+    /// The presence bitmap (one bit per block, little-endian u64 words); None: whole.
+    pub presence: Option<OwnedFd>,
+}
+
+/// One version of one object. There is one instance per key; it is cheap to clone and to keep.
+pub struct File {
+    pub(crate) engine: Arc<Engine>,
+    id: u64,
+    key: Arc<FileKey>,
+    blocks: u64,
+    root: AtomicU8,
+    /// Evicted, damaged or stale: nothing more is written to its data file.
+    gone: AtomicBool,
+    pub(crate) busy: Arc<AtomicU32>,
+    data: OnceLock<OwnedFd>,
+    creating: Mutex<()>,
+    pub(crate) saving: Mutex<()>,
+    pub(crate) loose: Mutex<Loose>,
+    state: Mutex<State>,
+}
+
+pub(crate) struct State {
+    pub fetch: Arc<dyn Fetch>,
+    pub readahead: u64,
+    pub stale: Option<FetchError>,
+    pub body: Body,
+    pub streams: Streams,
+    pub waiters: Vec<Waiter>,
+    pub flights: usize,
+}
+
+pub(crate) enum Body {
+    Resting,
+    Partial(Box<Blocks>),
+    Whole,
+}
+
+pub(crate) struct Blocks {
+    pub present: Shared,
+    /// On their way: somebody fetches or verifies them.
+    pub claimed: Bits,
+    /// On disk since an earlier run.
+    pub unverified: Bits,
+    pub crcs: Vec<u32>,
+    /// Blocks whose presence bit is not set.
+    pub absent: u64,
+    /// Bytes written since the sidecar was saved.
+    pub unsaved: u64,
+}
+
+/// A reader that waits for blocks.
+pub(crate) struct Waiter {
+    pub blocks: Range<u64>,
+    pub sender: oneshot::Sender<Woken>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Woken {
+    /// Something changed: look again.
+    Look,
+    /// The disk cannot take it: read from the source.
+    Direct,
+    Failed(FetchError),
+}
+
+impl Blocks {
+    fn new(blocks: u64) -> Self {
+        Self {
+            present: Shared::new(blocks),
+            claimed: Bits::new(blocks),
+            unverified: Bits::new(blocks),
+            crcs: vec![0; blocks as usize],
+            absent: blocks,
+            unsaved: 0,
+        }
+    }
+    pub(crate) fn is_missing(&self, k: u64) -> bool {
+        !self.present.get(k) && !self.claimed.get(k) && !self.unverified.get(k)
+    }
+    pub(crate) fn needs_verifying(&self, k: u64) -> bool {
+        self.unverified.get(k) && !self.claimed.get(k)
+    }
+    pub(crate) fn arrived(&mut self, k: u64) {
+        self.claimed.set(k, false);
+        self.unverified.set(k, false);
+        if !self.present.get(k) {
+            self.present.set(k);
+            self.absent -= 1;
+        }
+    }
+    pub(crate) fn assume(&mut self, present: &Bits, crcs: &[u32]) {
+        self.unverified = present.clone();
+        self.crcs.copy_from_slice(crcs);
+    }
+}
+
+impl State {
+    pub(crate) fn has(&self, mut blocks: Range<u64>) -> bool {
+        match &self.body {
+            Body::Whole => true,
+            Body::Partial(b) => blocks.all(|k| b.present.get(k)),
+            Body::Resting => false,
+        }
+    }
+
+    /// Readers to wake because something happened to `touched`: those whose range is there; with `failure`, all that wanted
+    /// any of it.
+    pub(crate) fn wake(&mut self, touched: &Range<u64>, failure: Option<&Woken>) -> Vec<(Waiter, Woken)> {
+        let mut woken = Vec::new();
+        let mut k = 0;
+        while k < self.waiters.len() {
+            let blocks = self.waiters[k].blocks.clone();
+            let meets = blocks.start < touched.end && touched.start < blocks.end;
+            let verdict = if meets && self.has(blocks) { Some(&Woken::Look) } else { failure.filter(|_| meets) };
+            match verdict {
+                Some(verdict) => woken.push((self.waiters.swap_remove(k), verdict.clone())),
+                None => k += 1,
+            }
+        }
+        woken
+    }
+}
+
+/// Without any lock held, because a woken reader runs at once.
+pub(crate) fn send_all(woken: Vec<(Waiter, Woken)>) {
+    for (waiter, what) in woken {
+        let _ = waiter.sender.send(what);
+    }
+}
+
+impl File {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        id: u64,
+        key: FileKey,
+        fetch: Arc<dyn Fetch>,
+        readahead: u64,
+        busy: Arc<AtomicU32>,
+    ) -> Self {
+        let blocks = key.size.div_ceil(engine.config.block_bytes);
+        Self {
+            engine,
+            id,
+            key: Arc::new(key),
+            blocks,
+            root: AtomicU8::new(NO_ROOT),
+            gone: AtomicBool::new(false),
+            busy,
+            data: OnceLock::new(),
+            creating: Mutex::default(),
+            saving: Mutex::default(),
+            loose: Mutex::default(),
+            state: Mutex::new(State {
+                fetch,
+                readahead,
+                stale: None,
+                body: if blocks == 0 { Body::Whole } else { Body::Resting },
+                streams: Streams::default(),
+                waiters: Vec::new(),
+                flights: 0,
+            }),
+        }
+    }
+
+    /// Takes over what the index knows. Before anyone else sees the instance.
+    pub(crate) fn settle(&self, entry: &Entry, parked: Option<&Image>) {
+        self.root.store(entry.root, Ordering::Relaxed);
+        let mut state = self.lock();
+        if self.blocks == 0 {
+            return;
+        }
+        let mut blocks = || Box::new(Blocks::new(self.blocks));
+        state.body = match entry.rest {
+            Rest::Whole => Body::Whole,
+            Rest::Unplaced => Body::Partial(blocks()),
+            // A small file that never became whole left no checksums.
+            Rest::Partial if !self.is_large() => Body::Partial(blocks()),
+            _ if entry.crcs.len() as u64 == self.blocks => {
+                let (mut blocks, mut all) = (blocks(), Bits::new(self.blocks));
+                all.set_range(0..self.blocks, true);
+                blocks.assume(&all, &entry.crcs);
+                Body::Partial(blocks)
+            }
+            _ => match parked {
+                Some(image) => {
+                    let mut blocks = blocks();
+                    blocks.assume(&image.present, &image.crcs);
+                    Body::Partial(blocks)
+                }
+                None => Body::Resting,
+            },
+        };
+    }
+
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+    pub fn key(&self) -> &Arc<FileKey> {
+        &self.key
+    }
+    /// Which cache directory holds it, or [`NO_ROOT`]. Decided by the first fetch (or by [`File::descriptors`]).
+    pub fn root(&self) -> u8 {
+        self.root.load(Ordering::Relaxed)
+    }
+    /// All bytes are in the data file and verified.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.lock().body, Body::Whole)
+    }
+
+    /// Blocking, for microseconds: opens files. Places the file if nothing was fetched yet. For a file that no disk can take
+    /// the data is empty and the bitmap says so.
+    pub fn descriptors(&self) -> io::Result<Descriptors> {
+        let placed = {
+            let mut state = self.lock();
+            if self.blocks == 0 { None } else { self.place(&mut state) }
+        };
+        let Some(root) = placed else {
+            let data = empty_file()?;
+            let presence = if self.blocks == 0 { None } else { Some(bitmap::nothing_present(self.blocks)?) };
+            return Ok(Descriptors { data, presence });
+        };
+        let presence = match &mut self.lock().body {
+            Body::Whole => None,
+            Body::Partial(blocks) => Some(blocks.present.share()?),
+            // Nothing is verified yet; the first read decides.
+            Body::Resting => Some(bitmap::nothing_present(self.blocks)?),
+        };
+        let data = match self.data.get() {
+            Some(data) => reopen(data),
+            None if presence.is_some() => self.data_fd(root).and_then(reopen),
+            None => root.open_data(&self.key, self.id),
+        };
+        match data {
+            Ok(data) => Ok(Descriptors { data, presence }),
+            Err(error) if presence.is_some() => {
+                // The disk refuses even the empty file: the worker asks for every range and gets it detached.
+                root.failed("create", &error, true);
+                Ok(Descriptors {
+                    data: empty_file()?,
+                    presence: Some(bitmap::nothing_present(self.blocks)?),
+                })
+            }
+            Err(error) => {
+                root.failed("open", &error, false);
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub(crate) fn block_bytes(&self) -> u64 {
+        self.engine.config.block_bytes
+    }
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+    /// Has a sidecar, and is fetched in parts.
+    pub(crate) fn is_large(&self) -> bool {
+        self.blocks > SMALL_BLOCKS
+    }
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+    /// The blocks that a byte range touches.
+    pub(crate) fn blocks_of(&self, range: &Range<u64>) -> Range<u64> {
+        range.start / self.block_bytes()..range.end.div_ceil(self.block_bytes())
+    }
+    /// The bytes that blocks hold; the last one may be short.
+    pub(crate) fn bytes_of(&self, blocks: &Range<u64>) -> Range<u64> {
+        blocks.start * self.block_bytes()..(blocks.end * self.block_bytes()).min(self.key.size)
+    }
+    pub(crate) fn placed(&self) -> Option<&Root> {
+        self.engine.roots.get(usize::from(self.root()))
+    }
+
+    /// The root that holds the file, chosen now if it has none. None: no disk can take it.
+    pub(crate) fn place(&self, _state: &mut State) -> Option<&Root> {
+        if self.placed().is_none() && !self.is_gone() {
+            let root = self.engine.place(self.id, &self.key)?;
+            self.root.store(root, Ordering::Relaxed);
+        }
+        self.placed()
+    }
+
+    /// The data file, created on first use. Blocking.
+    pub(crate) fn data_fd(&self, root: &Root) -> io::Result<&OwnedFd> {
+        if let Some(fd) = self.data.get() {
+            return Ok(fd);
+        }
+        let _one = self.creating.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(fd) = self.data.get() {
+            return Ok(fd);
+        }
+        let fd = root.create_data(&self.key, self.id)?;
+        if self.is_large() {
+            // A reader that maps or reads beyond what is there must see zeros, never the end of the file.
+            rustix::fs::ftruncate(&fd, self.key.size)?;
+        }
+        if self.is_gone() {
+            // Evicted before it was ever created: leave nothing behind.
+            let _ = root.remove(&self.key, self.id, false);
+        }
+        Ok(self.data.get_or_init(|| fd))
+    }
+
+    pub(crate) fn renew(&self, fetch: Arc<dyn Fetch>, readahead: u64) {
+        let mut state = self.lock();
+        state.fetch = fetch;
+        state.readahead = readahead;
+    }
+
+    /// It is out of the cache: readers that wait, and all that come, read from the source or from what is there.
+    pub(crate) fn give_up(&self) {
+        self.gone.store(true, Ordering::Release);
+        let woken = self.lock().wake(&(0..self.blocks), Some(&Woken::Direct));
+        send_all(woken);
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let unsaved = match &state.body {
+            Body::Partial(b) if b.unsaved > 0 && self.blocks > SMALL_BLOCKS => Some(Image {
+                id: self.id,
+                key: self.key.clone(),
+                block_bytes: self.engine.config.block_bytes,
+                present: b.known(),
+                crcs: b.crcs.clone(),
+            }),
+            _ => None,
+        };
+        self.engine.dig(Grave { id: self.id, root: *self.root.get_mut(), unsaved });
+    }
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File").field("id", &self.id).field("root", &self.root()).finish_non_exhaustive()
+    }
+}
+
+/// Another open file description, without the right to write; works for an unlinked file too.
+fn reopen(fd: &OwnedFd) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn empty_file() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::memfd_create("millpond-empty", MemfdFlags::CLOEXEC)?)
+}

@@ -1,0 +1,203 @@
+//! A read: is the range there, is it on its way, or what has to be started. Decided under the file's lock, waited for
+//! without it.
+
+use super::fetch::{Cause, FetchError};
+use super::file::{Blocks, Body, File, Presence, State, Waiter, Woken};
+use super::stream::{Goal, Limits};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use tokio::sync::oneshot;
+
+/// How often a reader looks again (verified wrong, then fetched, then evicted …) before it goes to the source itself.
+const LOOKS_MAX: u32 = 16;
+/// [`File::whole`] goes in steps of this.
+const WARM_STEP: u64 = 4 << 20;
+
+/// What one look at the file decided.
+enum Look {
+    Present(Option<u64>),
+    /// The sidecar has not been read yet.
+    Resting,
+    Wait(oneshot::Receiver<Woken>),
+    Direct,
+    Failed(FetchError),
+}
+
+impl File {
+    /// Waits until the range (clipped to the file) is in the data file, or gives its bytes. Dropping the future cancels nothing
+    /// that others may want. A failed fetch fails its waiters only; the next read tries again.
+    pub async fn read(self: &Arc<Self>, offset: u64, len: u32) -> Result<Presence, FetchError> {
+        let range = offset..offset.saturating_add(u64::from(len)).min(self.key().size);
+        if range.is_empty() {
+            return Ok(Presence::Present { mark: None });
+        }
+        let bytes = range.end - range.start;
+        let observer = &self.engine.observer;
+        let mut goal = None;
+        for looks in 0..LOOKS_MAX {
+            match self.look(&range, &mut goal) {
+                Look::Present(mark) => {
+                    if looks == 0 {
+                        observer.hit(bytes);
+                    }
+                    return Ok(Presence::Present { mark });
+                }
+                Look::Resting => self.awaken().await,
+                Look::Failed(error) => return Err(error),
+                Look::Direct => break,
+                Look::Wait(receiver) => {
+                    if looks == 0 {
+                        observer.miss(bytes);
+                    }
+                    let _busy = Busy::new(&self.busy);
+                    match receiver.await {
+                        Ok(Woken::Look) => {}
+                        Ok(Woken::Direct) => break,
+                        Ok(Woken::Failed(error)) => return Err(error),
+                        Err(_) => return Err(FetchError::internal("the file was closed under its reader")),
+                    }
+                }
+            }
+        }
+        Ok(Presence::Detached(self.detached(range).await?))
+    }
+
+    /// A sequential reader passed the mark: fetch on. Cheap, and harmless when said too often.
+    pub fn advance(self: &Arc<Self>, offset: u64) {
+        let mut state = self.lock();
+        let limits = self.limits(&state);
+        state.streams.advance(offset.min(self.key().size), limits);
+        self.fetch_ahead(&mut state);
+    }
+
+    /// Brings all of the file into the cache (warm-up). Fails when no disk can take it.
+    pub async fn whole(self: &Arc<Self>) -> Result<(), FetchError> {
+        let mut offset = 0;
+        while !self.is_whole() && offset < self.key().size {
+            if let Presence::Detached(_) = self.read(offset, WARM_STEP as u32).await? {
+                let message = "no cache directory can take this file: see the cache's quotas and disk errors";
+                return Err(FetchError { cause: Cause::Internal, message: message.into() });
+            }
+            offset += WARM_STEP;
+        }
+        Ok(())
+    }
+
+    fn look(self: &Arc<Self>, range: &Range<u64>, goal: &mut Option<Goal>) -> Look {
+        let mut state = self.lock();
+        let want = self.blocks_of(range);
+        match state.body {
+            Body::Whole => return Look::Present(None),
+            Body::Resting => return Look::Resting,
+            Body::Partial(_) => {}
+        }
+        let limits = self.limits(&state);
+        let goal = *goal.get_or_insert_with(|| state.streams.note(range.clone(), limits));
+        if state.has(want.clone()) {
+            self.fetch_ahead(&mut state);
+            return Look::Present(goal.mark);
+        }
+        if let Some(error) = &state.stale {
+            return Look::Failed(error.clone());
+        }
+        // A small file is one GET: what it costs is the round trip, not the bytes.
+        let (want, ahead) = if self.is_large() {
+            let ahead = goal.ahead.max(range.end).div_ceil(self.block_bytes()).min(self.blocks());
+            (want, ahead)
+        } else {
+            (0..self.blocks(), self.blocks())
+        };
+        if !self.verify_soon(&mut state, &want) {
+            return Look::Direct;
+        }
+        if !self.start(&mut state, &want, ahead) {
+            return Look::Direct;
+        }
+        let (sender, receiver) = oneshot::channel();
+        state.waiters.retain(|waiter| !waiter.sender.is_closed());
+        state.waiters.push(Waiter { blocks: self.blocks_of(range), sender });
+        Look::Wait(receiver)
+    }
+
+    /// Starts fetching what is missing: all of `want`, and of what follows up to the block `ahead` as much as may be under way
+    /// at once. False when something of `want` is missing and no disk can take it.
+    fn start(self: &Arc<Self>, state: &mut State, want: &Range<u64>, ahead: u64) -> bool {
+        let Body::Partial(blocks) = &state.body else { return true };
+        if !want.clone().any(|k| blocks.is_missing(k)) && want.end >= ahead {
+            return true;
+        }
+        let writable = self.place(state).is_some_and(|root| root.is_writable()) && !self.is_gone();
+        let Body::Partial(blocks) = &mut state.body else { return true };
+        if !writable {
+            return !want.clone().any(|k| blocks.is_missing(k));
+        }
+        let part = (self.engine.config.part_bytes / self.block_bytes()).max(1);
+        let slots = self.engine.config.parallel_parts.saturating_sub(state.flights);
+        for run in missing_runs(blocks, want, ahead, part, slots) {
+            blocks.claimed.set_range(run.clone(), true);
+            state.flights += 1;
+            self.fly(state.fetch.clone(), run);
+        }
+        true
+    }
+
+    /// Starts what the sequential readers want and what there is room for.
+    pub(crate) fn fetch_ahead(self: &Arc<Self>, state: &mut State) {
+        if state.stale.is_some() || matches!(state.body, Body::Whole | Body::Resting) {
+            return;
+        }
+        let wanted: Vec<Range<u64>> = state.streams.wanted().map(|bytes| self.blocks_of(&bytes)).collect();
+        for blocks in wanted {
+            if state.flights >= self.engine.config.parallel_parts {
+                return;
+            }
+            self.start(state, &(blocks.start..blocks.start), blocks.end.min(self.blocks()));
+        }
+    }
+
+    fn limits(&self, state: &State) -> Limits {
+        Limits {
+            size: self.key().size,
+            // A small file comes whole anyway.
+            window_max: if self.is_large() { state.readahead } else { 0 },
+            part: self.engine.config.part_bytes,
+        }
+    }
+}
+
+/// Missing blocks as ranges of at most `part` blocks: all that begin within `want`, and up to `slots` in all that lie before
+/// `ahead`. Parts end at multiples of `part`, so that two readers' parts meet without leaving slivers.
+fn missing_runs(blocks: &Blocks, want: &Range<u64>, ahead: u64, part: u64, slots: usize) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    let mut k = want.start;
+    while k < ahead.max(want.end) {
+        if !blocks.is_missing(k) {
+            k += 1;
+            continue;
+        }
+        if k >= want.end && runs.len() >= slots {
+            break;
+        }
+        let limit = ((k / part + 1) * part).min(ahead.max(want.end));
+        let end = (k..limit).find(|&k| !blocks.is_missing(k)).unwrap_or(limit);
+        runs.push(k..end);
+        k = end;
+    }
+    runs
+}
+
+/// Counts somebody who needs the file, so that it is not evicted before others.
+pub(crate) struct Busy(Arc<AtomicU32>);
+
+impl Busy {
+    pub(crate) fn new(count: &Arc<AtomicU32>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count.clone())
+    }
+}
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

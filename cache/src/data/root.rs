@@ -1,0 +1,286 @@
+//! One cache directory: its files, its threads, and whether its disk can be trusted to write.
+//!
+//! ```text
+//!            write failed                     probe written
+//!  writable ──────────────► degraded ────────────────────────► writable
+//!                            ▲    │ probe failed: wait twice as long (1 s … 60 s)
+//!                            └────┘
+//! ```
+
+use super::journal::Journal;
+use super::layout;
+use super::pool::Pool;
+use super::{FileKey, Observer, Tier};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use volume::ScopeId;
+
+pub(crate) const PROBE: &str = "probe";
+const PROBE_PAUSE: Duration = Duration::from_secs(1);
+const PROBE_PAUSE_MAX: Duration = Duration::from_secs(60);
+
+pub(crate) struct Root {
+    pub number: u8,
+    pub tier: usize,
+    pub path: PathBuf,
+    pub limits: RootLimits,
+    pub pool: Pool,
+    pub journal: Mutex<Journal>,
+    /// Held while files are evicted from this root.
+    pub evicting: Mutex<()>,
+    /// None: the directory could not be opened at start.
+    dir: Option<OwnedFd>,
+    scopes: Mutex<HashMap<ScopeId, Arc<OwnedFd>>>,
+    writable: AtomicBool,
+    /// The last write failed because the disk was full.
+    full: AtomicBool,
+    /// The file system is below its floor.
+    pub low_space: AtomicBool,
+    health: Mutex<Health>,
+    observer: Arc<dyn Observer>,
+}
+
+/// The share of a tier that falls to one of its paths.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RootLimits {
+    pub quota_bytes: u64,
+    pub quota_inodes: u64,
+    pub high_percent: u8,
+    pub low_percent: u8,
+    pub min_free_bytes_percent: u8,
+    pub min_free_inodes_percent: u8,
+}
+
+impl RootLimits {
+    pub(crate) fn of(tier: &Tier) -> Self {
+        let paths = tier.paths.len().max(1) as u64;
+        Self {
+            quota_bytes: tier.quota_bytes / paths,
+            quota_inodes: tier.quota_inodes / paths,
+            high_percent: tier.high_percent,
+            low_percent: tier.low_percent,
+            min_free_bytes_percent: tier.min_free_bytes_percent,
+            min_free_inodes_percent: tier.min_free_inodes_percent,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Health {
+    pause: Duration,
+    probe_at: Option<Instant>,
+}
+
+/// What the file system says: bytes and inodes that an unprivileged process may still take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Space {
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    pub total_inodes: u64,
+    pub free_inodes: u64,
+}
+
+impl Root {
+    pub(crate) fn new(
+        number: u8,
+        tier: usize,
+        path: PathBuf,
+        limits: RootLimits,
+        dir: Option<OwnedFd>,
+        observer: Arc<dyn Observer>,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            number,
+            tier,
+            path,
+            limits,
+            // Two, so that a checksum or a create does not leave the disk idle.
+            pool: Pool::start(&format!("cache-disk-{number}"), 2)?,
+            journal: Mutex::default(),
+            evicting: Mutex::default(),
+            writable: AtomicBool::new(dir.is_some()),
+            dir,
+            scopes: Mutex::default(),
+            full: AtomicBool::new(false),
+            low_space: AtomicBool::new(false),
+            health: Mutex::default(),
+            observer,
+        })
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable.load(Ordering::Relaxed)
+    }
+    pub(crate) fn is_full(&self) -> bool {
+        self.full.load(Ordering::Relaxed)
+    }
+    pub(crate) fn dir(&self) -> io::Result<BorrowedFd<'_>> {
+        self.dir.as_ref().map(|d| d.as_fd()).ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))
+    }
+    pub(crate) fn unlock(&self) {
+        if let Some(dir) = &self.dir {
+            let _ = rustix::fs::flock(dir, rustix::fs::FlockOperation::Unlock);
+        }
+    }
+
+    /// Opens, and if need be creates, the directory of a scope.
+    pub(crate) fn scope_dir(&self, scope: &ScopeId) -> io::Result<Arc<OwnedFd>> {
+        let mut scopes = self.scopes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(dir) = scopes.get(scope) {
+            return Ok(dir.clone());
+        }
+        let root = self.dir()?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let open = || rustix::fs::openat(root, scope.as_str(), flags, Mode::empty());
+        let dir = match open() {
+            Err(rustix::io::Errno::NOENT) => {
+                make_dir(root, scope.as_str())?;
+                open()?
+            }
+            other => other?,
+        };
+        let dir = Arc::new(dir);
+        scopes.insert(scope.clone(), dir.clone());
+        Ok(dir)
+    }
+
+    pub(crate) fn create_data(&self, key: &FileKey, id: u64) -> io::Result<OwnedFd> {
+        self.create(&key.scope, &layout::file_name(id), OFlags::RDWR | OFlags::CREATE)
+    }
+
+    pub(crate) fn open_data(&self, key: &FileKey, id: u64) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        Ok(rustix::fs::openat(&*self.scope_dir(&key.scope)?, layout::file_name(id), flags, Mode::empty())?)
+    }
+
+    pub(crate) fn read_sidecar(&self, key: &FileKey, id: u64) -> io::Result<Vec<u8>> {
+        use std::io::Read;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let name = format!("{}.idx", layout::file_name(id));
+        let fd = rustix::fs::openat(&*self.scope_dir(&key.scope)?, name, flags, Mode::empty())?;
+        let mut bytes = Vec::new();
+        std::fs::File::from(fd).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    pub(crate) fn write_sidecar(&self, key: &FileKey, id: u64, bytes: &[u8]) -> io::Result<()> {
+        let name = layout::file_name(id);
+        let temporary = format!("{name}.tmp");
+        let fd = self.create(&key.scope, &temporary, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
+        let dir = self.scope_dir(&key.scope)?;
+        let result = (|| {
+            let mut rest = bytes;
+            while !rest.is_empty() {
+                rest = &rest[rustix::io::write(&fd, rest)?..];
+            }
+            rustix::fs::renameat(&*dir, &temporary, &*dir, format!("{name}.idx"))
+        })();
+        if result.is_err() {
+            let _ = rustix::fs::unlinkat(&*dir, &temporary, AtFlags::empty());
+        }
+        Ok(result?)
+    }
+
+    /// Gone already is as good as removed.
+    pub(crate) fn remove(&self, key: &FileKey, id: u64, sidecar: bool) -> io::Result<()> {
+        let dir = self.scope_dir(&key.scope)?;
+        let name = layout::file_name(id);
+        let unlink = |name: &str| match rustix::fs::unlinkat(&*dir, name, AtFlags::empty()) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(e) => Err(io::Error::from(e)),
+        };
+        unlink(&name)?;
+        if sidecar { unlink(&format!("{name}.idx")) } else { Ok(()) }
+    }
+
+    fn create(&self, scope: &ScopeId, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
+        let dir = self.scope_dir(scope)?;
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let open = || rustix::fs::openat(&*dir, name, flags, Mode::RUSR | Mode::WUSR);
+        match open() {
+            Err(rustix::io::Errno::NOENT) => {
+                make_dir(dir.as_fd(), &name[..2])?;
+                Ok(open()?)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// None when the file system does not say, or counts no inodes (btrfs): then nothing is concluded from it.
+    pub(crate) fn space(&self) -> Option<Space> {
+        let s = rustix::fs::fstatvfs(self.dir.as_ref()?).ok()?;
+        Some(Space {
+            total_bytes: s.f_blocks * s.f_frsize,
+            free_bytes: s.f_bavail * s.f_frsize,
+            total_inodes: s.f_files,
+            free_inodes: s.f_favail,
+        })
+    }
+
+    /// A read or a write failed: count it, and if it was a write stop writing here until a probe succeeds.
+    pub(crate) fn failed(&self, operation: &'static str, error: &io::Error, writing: bool) {
+        self.observer.disk_error(self.number, operation, error);
+        tracing::warn!(root = %self.path.display(), operation, %error, "cache disk error");
+        if !writing {
+            return;
+        }
+        if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+            self.full.store(true, Ordering::Relaxed);
+        }
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.writable.swap(false, Ordering::Relaxed) {
+            health.pause = PROBE_PAUSE;
+            health.probe_at = Some(Instant::now() + PROBE_PAUSE);
+            self.observer.degraded(self.number, true);
+            tracing::warn!(root = %self.path.display(), from = "writable", event = operation, to = "degraded");
+        }
+    }
+
+    /// Writes again if it is time to try and the disk lets us. Blocking.
+    pub(crate) fn probe(&self, now: Instant) {
+        {
+            let health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.is_writable() || health.probe_at.is_none_or(|at| now < at) {
+                return;
+            }
+        }
+        let result = self.try_write();
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        match result {
+            Ok(()) => {
+                self.full.store(false, Ordering::Relaxed);
+                self.writable.store(true, Ordering::Relaxed);
+                health.probe_at = None;
+                self.observer.degraded(self.number, false);
+                tracing::info!(root = %self.path.display(), from = "degraded", event = "probe", to = "writable");
+            }
+            Err(error) => {
+                self.observer.disk_error(self.number, "probe", &error);
+                health.pause = (health.pause * 2).clamp(PROBE_PAUSE, PROBE_PAUSE_MAX);
+                health.probe_at = Some(now + health.pause);
+            }
+        }
+    }
+
+    fn try_write(&self) -> io::Result<()> {
+        let dir = self.dir()?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fd = rustix::fs::openat(dir, PROBE, flags, Mode::RUSR | Mode::WUSR)?;
+        let written = rustix::io::write(&fd, &[0; 4096]);
+        let _ = rustix::fs::unlinkat(dir, PROBE, AtFlags::empty());
+        if written? < 4096 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+    }
+}
+
+fn make_dir(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    match rustix::fs::mkdirat(dir, name, Mode::RWXU) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
