@@ -1,6 +1,14 @@
 //! A node without Kubernetes: the real processes, a real S3 server, and pods that are processes in mount namespaces.
+//!
+//! Nothing here is built on the inside of the product: it is told what operators and orchestrators are told (command
+//! lines, a configuration file, CSI, the operator API) and looks at what the kernel shows.
 
 pub mod clock;
-pub mod content;
+pub mod mountinfo;
+pub mod node;
 pub mod oracle;
+pub mod pod;
+pub mod processes;
+pub mod random;
+pub mod scenario;
 pub mod tree;

@@ -1,6 +1,5 @@
 //! What a volume is supposed to show: the files of a tree and what each must contain.
 
-use crate::content;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,6 +7,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use testkit::content;
 
 /// Handed to the oracle as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ pub struct TreeFile {
 /// Where the right bytes come from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Truth {
-    /// [`content`] of `prefix` + path.
+    /// [`testkit::content`] of `prefix` + path.
     Generated { prefix: String },
     /// The same file below this directory (real data that was copied or linked into a bucket).
     Copy { root: PathBuf },
@@ -89,13 +89,15 @@ impl Tree {
 
     /// Writes the files of a generated tree below `root`.
     pub fn write(&self, root: &Path) -> Result<()> {
-        let Truth::Generated { prefix } = &self.truth else { anyhow::bail!("only a generated tree can be written") };
+        let Truth::Generated { prefix } = &self.truth else {
+            anyhow::bail!("only a generated tree can be written")
+        };
         let mut buffer = vec![0; 1 << 20];
         for file in &self.files {
             let path = root.join(&file.path);
             std::fs::create_dir_all(path.parent().context("a file has a directory")?)?;
             let mut out = File::create(&path).with_context(|| path.display().to_string())?;
-            let id = content::file_id(&format!("{prefix}{}", file.path));
+            let id = content::id(format!("{prefix}{}", file.path));
             let mut at = 0;
             while at < file.size {
                 let n = (file.size - at).min(1 << 20) as usize;
@@ -146,7 +148,7 @@ impl Tree {
     pub fn reference(&self, file: &TreeFile) -> Result<Reference> {
         Ok(match &self.truth {
             Truth::Generated { prefix } => {
-                Reference::Generated(content::file_id(&format!("{prefix}{}", file.path)))
+                Reference::Generated(content::id(format!("{prefix}{}", file.path)))
             }
             Truth::Copy { root } => Reference::Copy(File::open(root.join(&file.path))?),
         })
@@ -164,7 +166,7 @@ impl Reference {
     /// Offset of the first wrong byte.
     pub fn first_difference(&self, offset: u64, bytes: &[u8]) -> Option<u64> {
         match self {
-            Self::Generated(id) => content::first_difference(*id, offset, bytes),
+            Self::Generated(id) => content::first_wrong_byte(*id, offset, bytes),
             Self::Copy(file) => {
                 let mut right = vec![0; bytes.len()];
                 if file.read_exact_at(&mut right, offset).is_err() {

@@ -71,9 +71,7 @@ pub(super) fn fstat(fd: &OwnedFd) -> io::Result<Stat> {
 /// Fills `buffer` with directory records; 0: the end.
 pub(super) fn getdents(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
     // SAFETY: the pointer and the length describe a live, writable buffer.
-    let n = unsafe {
-        libc::syscall(libc::SYS_getdents64, fd.as_raw_fd(), buffer.as_mut_ptr(), buffer.len())
-    };
+    let n = unsafe { libc::syscall(libc::SYS_getdents64, fd.as_raw_fd(), buffer.as_mut_ptr(), buffer.len()) };
     check_len(n as libc::ssize_t)
 }
 

@@ -2,7 +2,7 @@
 
 use super::calls::{self, Mapping};
 use super::{Plan, Recorder};
-use crate::content::Random;
+use crate::random::Random;
 use crate::tree::{Reference, Tree, TreeFile};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -86,7 +86,11 @@ impl Application {
             random: Random(plan.seed.wrapping_mul(1000).wrapping_add(number as u64)),
             books,
             buffer: vec![0; STEP],
-            directories: if kind == Kind::Readdir { tree.directories().into_iter().collect() } else { Vec::new() },
+            directories: if kind == Kind::Readdir {
+                tree.directories().into_iter().collect()
+            } else {
+                Vec::new()
+            },
             small: or_all(small),
             large: or_all(large),
             open: Vec::new(),
@@ -234,7 +238,11 @@ impl Application {
         let path = self.root.join(&wanted.path);
         if let Some(stat) = self.books.call("stat", &wanted.path, || calls::lstat(&path)) {
             if stat.size != wanted.size || stat.directory {
-                self.books.wrong("stat", &wanted.path, format!("size {} instead of {}", stat.size, wanted.size));
+                self.books.wrong(
+                    "stat",
+                    &wanted.path,
+                    format!("size {} instead of {}", stat.size, wanted.size),
+                );
             }
             let first = *self.inodes.entry(wanted.path.clone()).or_insert(stat.ino);
             if first != stat.ino {
@@ -284,9 +292,9 @@ impl Application {
 
     fn compare_mapping(&mut self, file: &OpenFile, mapping: &Mapping, offset: u64) {
         let path = self.tree.files[file.index].path.clone();
-        let compared = self.books.call("map-touch", &path, || {
-            Ok(file.reference.first_difference(offset, mapping.bytes()))
-        });
+        let compared = self
+            .books
+            .call("map-touch", &path, || Ok(file.reference.first_difference(offset, mapping.bytes())));
         if let Some(Some(at)) = compared {
             self.books.wrong("map-touch", &path, format!("wrong byte at {at} of a mapping"));
         }

@@ -37,7 +37,11 @@ pub struct Plan {
     #[arg(long)]
     pub tree: PathBuf,
     /// One thread per entry; repeat an entry for more threads.
-    #[arg(long, value_delimiter = ',', default_value = "pread,pread,small,small,open,stat,readdir,mmap,sequential")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "pread,pread,small,small,open,stat,readdir,mmap,sequential"
+    )]
     pub kinds: Vec<Kind>,
     #[arg(long, default_value_t = 1)]
     pub seed: u64,

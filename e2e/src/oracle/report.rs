@@ -99,11 +99,16 @@ impl Report {
     /// For each moment (CLOCK_MONOTONIC, ns): how long the longest call that it fell into, or that began within
     /// `window_ns` after it, kept its caller waiting from that moment on.
     pub fn stalls(&self, moments_ns: &[u64], window_ns: u64) -> Stalls {
+        Stalls::of(self.each_stall(moments_ns, window_ns))
+    }
+
+    /// The same, one number (ns) per moment.
+    pub fn each_stall(&self, moments_ns: &[u64], window_ns: u64) -> Vec<u64> {
         let felt = |&moment: &u64| {
             let hit = |s: &&Slow| s.end_ns > moment && s.start_ns < moment + window_ns;
             self.slow.iter().filter(hit).map(|s| s.end_ns - s.start_ns.max(moment)).max().unwrap_or(0)
         };
-        Stalls::of(moments_ns.iter().map(felt).collect())
+        moments_ns.iter().map(felt).collect()
     }
 }
 

@@ -43,7 +43,7 @@ pub fn verify(root: &Path, tree: &Tree, threads: usize, seed: u64, names: bool) 
     let begun = Instant::now();
     let mut order: Vec<usize> = (0..tree.files.len()).collect();
     if seed != 0 {
-        let mut random = crate::content::Random(seed);
+        let mut random = crate::random::Random(seed);
         for i in (1..order.len()).rev() {
             order.swap(i, random.below(i as u64 + 1) as usize);
         }

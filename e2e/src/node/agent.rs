@@ -1,0 +1,238 @@
+//! The node agent of a test: its configuration, its process and its operator API.
+
+use super::places::Places;
+use super::server::spawn;
+use crate::clock::wait_until;
+use crate::processes::{self, Memory};
+use anyhow::{Context, Result, ensure};
+use proto::agent::v1 as api;
+use proto::agent::v1::agent_client::AgentClient;
+use std::fmt::Write as _;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+use testkit::process::Process;
+use tokio::runtime::Handle;
+use tonic::transport::Channel;
+
+/// What a test may want otherwise than a node usually has it.
+#[derive(Clone, Debug)]
+pub struct AgentOptions {
+    /// Must not be root: everything that the agent may do it must be able to do without rights.
+    pub uid: u32,
+    pub tiers: Vec<Tier>,
+    pub block: &'static str,
+    pub memory: &'static str,
+    pub scope_limit: Option<&'static str>,
+    pub max_requests: u32,
+    pub threads: u32,
+    pub standby: u32,
+    /// How long a first publish waits for its source.
+    pub source_wait: &'static str,
+    /// Kernel features that workers shall do without.
+    pub withhold: Vec<&'static str>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Tier {
+    pub name: &'static str,
+    pub paths: Vec<PathBuf>,
+    pub quota: &'static str,
+    pub inodes: u64,
+    pub min_free_percent: u8,
+}
+
+impl Default for AgentOptions {
+    fn default() -> Self {
+        Self {
+            uid: 64_321,
+            tiers: Vec::new(),
+            block: "128Ki",
+            memory: "96Mi",
+            scope_limit: None,
+            max_requests: 64,
+            threads: 2,
+            standby: 1,
+            source_wait: "20s",
+            withhold: Vec::new(),
+        }
+    }
+}
+
+impl AgentOptions {
+    /// One SSD tier in the node's own directory, unless the test has chosen.
+    fn tiers(&self, places: &Places) -> Vec<Tier> {
+        match self.tiers.is_empty() {
+            // The machine's disk may be fuller than a node's: the free-space watermark has tests of its own.
+            true => vec![Tier {
+                name: "ssd",
+                paths: vec![places.cache().join("ssd")],
+                quota: "20Gi",
+                inodes: 1_000_000,
+                min_free_percent: 1,
+            }],
+            false => self.tiers.clone(),
+        }
+    }
+
+    pub fn roots(&self, places: &Places) -> Vec<PathBuf> {
+        self.tiers(places).into_iter().flat_map(|t| t.paths).collect()
+    }
+
+    fn toml(&self, places: &Places) -> Result<String> {
+        let mut text = String::new();
+        let path = |p: PathBuf| format!("{:?}", p.display().to_string());
+        let list = |items: &[String]| format!("[{}]", items.join(", "));
+        writeln!(text, "[agent]")?;
+        writeln!(text, "broker_socket = {}", path(places.broker_socket()))?;
+        writeln!(text, "api_socket = {}", path(places.agent_socket()))?;
+        writeln!(text, "state_dir = {}", path(places.state("agent")))?;
+        writeln!(text, "worker = {}", path(places.bin("fuse-worker")))?;
+        writeln!(text, "metrics = \"127.0.0.1:0\"\nlog_format = \"text\"")?;
+        writeln!(text, "source_wait = {:?}", self.source_wait)?;
+        writeln!(text, "[allow]\nsources = [\"s3://*\"]")?;
+        writeln!(text, "endpoints = [\"http://127.0.0.1*\", \"http://localhost*\"]")?;
+        writeln!(text, "roots = {}", list(&[path(places.buckets())]))?;
+        writeln!(text, "[cache]\nmetadata_dir = {}", path(places.cache().join("meta")))?;
+        writeln!(text, "block = {:?}\nmemory = {:?}", self.block, self.memory)?;
+        if let Some(limit) = self.scope_limit {
+            writeln!(text, "scope_limit = {limit:?}")?;
+        }
+        for tier in self.tiers(places) {
+            let paths: Vec<_> = tier.paths.into_iter().map(path).collect();
+            writeln!(
+                text,
+                "[[cache.tiers]]\nname = {:?}\nkind = \"ssd\"\npaths = {}",
+                tier.name,
+                list(&paths)
+            )?;
+            writeln!(text, "quota = {:?}\ninodes = {}\nhigh = 95\nlow = 90", tier.quota, tier.inodes)?;
+            writeln!(text, "min_free_bytes = {0}\nmin_free_inodes = {0}", tier.min_free_percent)?;
+        }
+        writeln!(text, "[store]\nmax_requests = {}\nbandwidth = \"0\"", self.max_requests)?;
+        writeln!(text, "[workers]\nthreads = {}\nstandby = {}", self.threads, self.standby)?;
+        writeln!(text, "suspend_respawn_file = {}", path(places.suspend_file()))?;
+        let withhold: Vec<_> = self.withhold.iter().map(|w| format!("{w:?}")).collect();
+        writeln!(text, "withhold = {}", list(&withhold))?;
+        Ok(text)
+    }
+}
+
+#[derive(Debug)]
+pub struct Agent {
+    process: Process,
+    client: AgentClient<Channel>,
+    runtime: Handle,
+}
+
+impl Agent {
+    /// Returns when the agent has found the broker.
+    pub fn start(places: &Places, options: &AgentOptions, runtime: &Handle) -> Result<Self> {
+        ensure!(options.uid != 0, "the agent must not run as root");
+        let config = places.agent_config();
+        std::fs::write(&config, options.toml(places)?)?;
+        let mut command = Command::new(places.bin("node-agent"));
+        command.arg("--config").arg(&config).uid(options.uid).gid(options.uid).current_dir("/");
+        let process = spawn(&mut command, places, "node-agent")?;
+        let client = AgentClient::new(super::channel(&places.agent_socket(), runtime)?);
+        let mut agent = Self { process, client, runtime: runtime.clone() };
+        let mut last = None;
+        let connected = |agent: &mut Self, last: &mut Option<String>| match agent.status() {
+            Ok(status) => status.broker_connected,
+            Err(e) => {
+                *last = Some(format!("{e:#}"));
+                false
+            }
+        };
+        let ready = wait_until(Duration::from_secs(60), || {
+            connected(&mut agent, &mut last) || agent.process.child().try_wait().is_ok_and(|s| s.is_some())
+        });
+        ensure!(ready && agent.is_alive(), "the agent did not become ready: {last:?}");
+        Ok(agent)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+    pub fn is_alive(&mut self) -> bool {
+        matches!(self.process.child().try_wait(), Ok(None))
+    }
+    pub fn kill(mut self) -> Result<()> {
+        self.process.kill().map(drop)
+    }
+    pub fn terminate(mut self, limit: Duration) -> Result<()> {
+        let status = self.process.terminate(limit)?;
+        ensure!(status.success(), "the agent ended with {status}");
+        Ok(())
+    }
+
+    fn call<T>(
+        &self,
+        call: impl AsyncFnOnce(AgentClient<Channel>) -> Result<tonic::Response<T>, tonic::Status>,
+    ) -> Result<T> {
+        let client = self.client.clone();
+        let limit = Duration::from_secs(30);
+        let answer = self.runtime.block_on(async { tokio::time::timeout(limit, call(client)).await });
+        Ok(answer.context("the agent's API did not answer")??.into_inner())
+    }
+
+    pub fn status(&self) -> Result<api::GetStatusResponse> {
+        self.call(async |mut c| c.get_status(api::GetStatusRequest {}).await)
+    }
+    pub fn volumes(&self) -> Result<Vec<api::Volume>> {
+        Ok(self.call(async |mut c| c.list_volumes(api::ListVolumesRequest {}).await)?.volumes)
+    }
+    pub fn cache(&self) -> Result<api::GetCacheResponse> {
+        self.call(async |mut c| c.get_cache(api::GetCacheRequest {}).await)
+    }
+    pub fn heals(&self) -> Result<Vec<api::Heal>> {
+        Ok(self.call(async |mut c| c.list_heals(api::ListHealsRequest {}).await)?.heals)
+    }
+    /// Counters and gauges by name.
+    pub fn stats(&self) -> Result<std::collections::HashMap<String, f64>> {
+        Ok(self.call(async |mut c| c.get_stats(api::GetStatsRequest {}).await)?.values.into_iter().collect())
+    }
+    pub fn evict_all(&self) -> Result<api::EvictResponse> {
+        self.call(async |mut c| c.evict(api::EvictRequest { path: String::new(), all: true }).await)
+    }
+    /// Brings everything below these paths into the cache; the last message of the stream.
+    pub fn warm(&self, paths: &[PathBuf], limit: Duration) -> Result<api::WarmProgress> {
+        let paths = paths.iter().map(|p| p.display().to_string()).collect();
+        let mut client = self.client.clone();
+        let work = async {
+            let mut stream = client.warm(api::WarmRequest { paths }).await?.into_inner();
+            let mut last = None;
+            while let Some(progress) = stream.message().await? {
+                last = Some(progress);
+            }
+            Ok::<_, tonic::Status>(last)
+        };
+        let last = self.runtime.block_on(async { tokio::time::timeout(limit, work).await });
+        last.context("warm did not end")??.context("warm said nothing")
+    }
+
+    /// Workers that serve a volume: (volume id, pid).
+    pub fn serving(&self) -> Result<Vec<(String, u32)>> {
+        let serving = |v: api::Volume| {
+            let worker = v.worker.filter(|w| w.state == "serving" && w.pid != 0)?;
+            Some((v.volume_id, worker.pid))
+        };
+        Ok(self.volumes()?.into_iter().filter_map(serving).collect())
+    }
+
+    /// Memory of the agent and all its workers, the standby included.
+    pub fn memory(&self) -> Memory {
+        let mut memory = Memory::of(self.pid());
+        for worker in processes::children(self.pid()) {
+            memory += Memory::of(worker);
+        }
+        memory
+    }
+
+    /// Processor time of the agent and all workers, dead ones included.
+    pub fn cpu_time(&self) -> Duration {
+        let workers = processes::children(self.pid());
+        workers.into_iter().map(processes::cpu_time).sum::<Duration>() + processes::cpu_time(self.pid())
+    }
+}

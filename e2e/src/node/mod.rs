@@ -1,0 +1,295 @@
+//! One node: S3 server, CSI plugin with its broker, agent with its workers, and what was published on it.
+//!
+//! [`Node::finish`] takes everything down in order and fails if something is left: a mount, a process, a descriptor.
+//! A node that is dropped without it (a failed test) prints its logs and is cleaned up by force.
+
+mod agent;
+mod places;
+mod plugin;
+mod server;
+
+pub use agent::{Agent, AgentOptions, Tier};
+pub use places::{OneAtATime, Places, programs};
+pub use plugin::{Plugin, capability};
+pub use server::{BUCKET, Proxy, Server, secrets};
+
+use crate::clock::wait_until;
+use crate::pod::Pod;
+use crate::{mountinfo, processes};
+use anyhow::{Context, Result, bail, ensure};
+use plugin::PluginOptions;
+use proto::csi::v1 as csi;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
+
+const ORDERLY_END: Duration = Duration::from_secs(30);
+
+pub struct Node {
+    // Dropped in this order: first those that use the others.
+    agent: Option<Agent>,
+    plugin: Option<Plugin>,
+    pub server: Server,
+    runtime: Runtime,
+    places: Places,
+    options: AgentOptions,
+    published: Vec<Mounted>,
+    volumes: Vec<String>,
+    pods: usize,
+    finished: bool,
+    _lock: OneAtATime,
+}
+
+/// A volume as the controller made it.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    pub id: String,
+    pub context: HashMap<String, String>,
+}
+
+/// A volume at a pod's target path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    pub id: String,
+    pub target: PathBuf,
+}
+
+impl Node {
+    /// Waits until no other node of this machine's tests is up, then starts everything.
+    pub fn start(options: AgentOptions) -> Result<Self> {
+        ensure!(rustix::process::geteuid().is_root(), "these tests mount file systems: run them as root");
+        ensure!(Path::new("/dev/fuse").exists(), "no /dev/fuse: load the fuse module");
+        let lock = OneAtATime::wait()?;
+        let places = Places::create(options.uid)?;
+        for root in options.roots(&places) {
+            std::fs::create_dir_all(&root)?;
+            std::os::unix::fs::chown(&root, Some(options.uid), Some(options.uid))?;
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let server = Server::start(&places, "s3")?;
+        let mut node = Self {
+            agent: None,
+            plugin: None,
+            server,
+            runtime,
+            places,
+            options,
+            published: Vec::new(),
+            volumes: Vec::new(),
+            pods: 0,
+            finished: false,
+            _lock: lock,
+        };
+        node.start_plugin()?;
+        node.start_agent()?;
+        Ok(node)
+    }
+
+    pub fn places(&self) -> &Places {
+        &self.places
+    }
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+    pub fn options(&mut self) -> &mut AgentOptions {
+        &mut self.options
+    }
+
+    /// Panics when the test has taken the agent down.
+    pub fn agent(&self) -> &Agent {
+        self.agent.as_ref().expect("the test has not ended the agent")
+    }
+    /// Panics when the test has taken the plugin down.
+    pub fn plugin(&self) -> &Plugin {
+        self.plugin.as_ref().expect("the test has not ended the plugin")
+    }
+
+    pub fn start_agent(&mut self) -> Result<()> {
+        self.agent = Some(Agent::start(&self.places, &self.options, self.runtime.handle())?);
+        Ok(())
+    }
+    pub fn start_plugin(&mut self) -> Result<()> {
+        let options =
+            PluginOptions { agent_uid: self.options.uid, cache_roots: self.options.roots(&self.places) };
+        self.plugin = Some(Plugin::start(&self.places, &options, self.runtime.handle())?);
+        Ok(())
+    }
+    /// `kill -9`; its workers go with it.
+    pub fn kill_agent(&mut self) -> Result<()> {
+        let agent = self.agent.take().context("the agent is down already")?;
+        let workers = processes::children(agent.pid());
+        agent.kill()?;
+        let gone = wait_until(Duration::from_secs(5), || {
+            workers.iter().all(|&w| !Path::new(&format!("/proc/{w}/exe")).exists())
+        });
+        ensure!(gone, "workers outlived their agent");
+        Ok(())
+    }
+    pub fn stop_agent(&mut self) -> Result<()> {
+        self.agent.take().context("the agent is down already")?.terminate(ORDERLY_END)
+    }
+    pub fn kill_plugin(&mut self) -> Result<()> {
+        self.plugin.take().context("the plugin is down already")?.kill()
+    }
+    pub fn stop_plugin(&mut self) -> Result<()> {
+        self.plugin.take().context("the plugin is down already")?.terminate(ORDERLY_END)
+    }
+
+    /// StorageClass parameters for a prefix of this node's bucket, completed by `more`.
+    pub fn parameters(&self, prefix: &str, more: &[(&str, &str)]) -> HashMap<String, String> {
+        let mut all = HashMap::from([
+            ("source".to_owned(), format!("s3://{BUCKET}/{prefix}")),
+            ("endpoint".to_owned(), self.server.endpoint()),
+            ("allowHttp".to_owned(), "true".to_owned()),
+        ]);
+        all.extend(more.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
+        all
+    }
+
+    pub fn create(&mut self, name: &str, prefix: &str, more: &[(&str, &str)]) -> Result<Volume, Status> {
+        let parameters = self.parameters(prefix, more);
+        self.create_with(name, &parameters)
+    }
+
+    pub fn create_with(
+        &mut self,
+        name: &str,
+        parameters: &HashMap<String, String>,
+    ) -> Result<Volume, Status> {
+        let volume = self.plugin().create(name, parameters)?;
+        self.volumes.push(volume.volume_id.clone());
+        Ok(Volume { id: volume.volume_id, context: volume.volume_context.into_iter().collect() })
+    }
+
+    /// The target path that kubelet would choose for this pod; its parent exists afterwards, itself not.
+    pub fn target(&self, volume: &Volume, pod: &str) -> Result<PathBuf> {
+        let parent =
+            self.places.kubelet().join(format!("pods/{pod}/volumes/kubernetes.io~csi/{}", volume.id));
+        std::fs::create_dir_all(&parent)?;
+        Ok(parent.join("mount"))
+    }
+
+    pub fn publish_request(&self, volume: &Volume, target: &Path) -> csi::NodePublishVolumeRequest {
+        csi::NodePublishVolumeRequest {
+            volume_id: volume.id.clone(),
+            target_path: target.display().to_string(),
+            volume_capability: Some(capability()),
+            readonly: true,
+            secrets: secrets().map(|(k, v)| (k.to_owned(), v.to_owned())).into_iter().collect(),
+            volume_context: volume.context.clone().into_iter().collect(),
+            ..Default::default()
+        }
+    }
+
+    pub fn publish(&mut self, volume: &Volume, pod: &str) -> Result<Mounted, Status> {
+        let target = self.target(volume, pod).map_err(|e| Status::internal(e.to_string()))?;
+        self.plugin().publish(self.publish_request(volume, &target))?;
+        let mounted = Mounted { id: volume.id.clone(), target };
+        if !self.published.contains(&mounted) {
+            self.published.push(mounted.clone());
+        }
+        Ok(mounted)
+    }
+
+    pub fn unpublish(&mut self, mounted: &Mounted) -> Result<(), Status> {
+        self.plugin().unpublish(&mounted.id, &mounted.target)?;
+        self.published.retain(|m| m != mounted);
+        Ok(())
+    }
+
+    /// A new volume at a new pod: what most tests begin with.
+    pub fn volume(&mut self, name: &str, prefix: &str, more: &[(&str, &str)]) -> Result<Mounted> {
+        let volume = self.create(name, prefix, more)?;
+        Ok(self.publish(&volume, &format!("pod-{name}"))?)
+    }
+
+    pub fn pod(&mut self, mounted: &Mounted) -> Result<Pod> {
+        self.pods += 1;
+        let scratch = self.places.pods().join(self.pods.to_string());
+        Pod::start(mounted, scratch, self.places.root().join("bin"), self.places.root())
+    }
+
+    /// FUSE mounts of this node that exist now.
+    pub fn fuse_mounts(&self) -> Result<Vec<mountinfo::Mount>> {
+        let all = mountinfo::below(self.places.root())?;
+        Ok(all.into_iter().filter(|m| m.kind.starts_with("fuse")).collect())
+    }
+
+    /// While suspended, dead workers stay dead.
+    pub fn suspend_respawn(&self, yes: bool) -> Result<()> {
+        let file = self.places.suspend_file();
+        if yes {
+            std::fs::write(file, "")?
+        } else {
+            std::fs::remove_file(file)?
+        }
+        Ok(())
+    }
+
+    /// Unpublishes and deletes what is left, ends every process in order, and fails if anything stays behind.
+    pub fn finish(mut self) -> Result<()> {
+        for mounted in std::mem::take(&mut self.published) {
+            self.plugin().unpublish(&mounted.id, &mounted.target)?;
+            ensure!(!mounted.target.exists(), "unpublish left {}", mounted.target.display());
+        }
+        for volume in std::mem::take(&mut self.volumes) {
+            self.plugin().delete(&volume)?;
+        }
+        let mounts = mountinfo::below(&self.places.kubelet())?;
+        ensure!(mounts.is_empty(), "mounts left after the last unpublish: {mounts:#?}");
+        if self.agent.is_some() {
+            let volumes = self.agent().volumes()?;
+            ensure!(volumes.is_empty(), "the agent still serves {volumes:?}");
+            self.stop_agent()?;
+        }
+        if self.plugin.is_some() {
+            self.stop_plugin()?;
+        }
+        self.finished = true;
+        let fine = [self.places.bin("s3-server"), self.places.bin("shape-proxy")];
+        let left: Vec<_> = processes::running_from(&self.places.root().join("bin"));
+        let left: Vec<_> = left.into_iter().filter(|(_, program)| !fine.contains(program)).collect();
+        if !left.is_empty() {
+            bail!("processes left: {left:?}\n{}", self.places.logs());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if !self.finished {
+            eprintln!("{}", self.places.logs());
+        }
+        // Killed rather than asked: by now it is either a failed test or only the servers are left.
+        if let Some(agent) = self.agent.take() {
+            let _ = agent.kill();
+        }
+        if let Some(plugin) = self.plugin.take() {
+            let _ = plugin.kill();
+        }
+        let done = self.places.clean();
+        if !self.finished {
+            eprintln!("e2e: cleaned up by force: {done:#?}");
+        }
+    }
+}
+
+/// A channel to a unix socket that connects when it is first used, and again after the server was restarted.
+pub(crate) fn channel(socket: &Path, runtime: &tokio::runtime::Handle) -> Result<Channel> {
+    let socket = socket.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move {
+            Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(
+                tokio::net::UnixStream::connect(socket).await?,
+            ))
+        }
+    });
+    let _inside = runtime.enter();
+    // The address is never used; tonic wants one.
+    Ok(Endpoint::from_static("http://socket.invalid").connect_with_connector_lazy(connector))
+}

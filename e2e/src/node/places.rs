@@ -1,0 +1,188 @@
+//! Where a node of a test lives: one directory with everything in it, and the programs that run from there.
+
+use crate::{clock, mountinfo, processes};
+use anyhow::{Context, Result, bail};
+use std::fs::{self, File};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const PREFIX: &str = "millpond-e2e-";
+/// The programs that a node consists of.
+const PROGRAMS: &[&str] = &[
+    "csi-plugin",
+    "node-agent",
+    "fuse-worker",
+    "millpond",
+    "s3-server",
+    "shape-proxy",
+    "fault-fs",
+    "oracle",
+];
+
+/// Only one node at a time per machine: kill tests and timings would disturb each other.
+#[derive(Debug)]
+pub struct OneAtATime(#[allow(dead_code, reason = "the lock ends when the file is closed")] File);
+
+impl OneAtATime {
+    pub fn wait() -> Result<Self> {
+        let path = std::env::temp_dir().join("millpond-e2e.lock");
+        let file = File::options().create(true).truncate(false).write(true).open(&path)?;
+        file.lock().with_context(|| path.display().to_string())?;
+        Ok(Self(file))
+    }
+}
+
+#[derive(Debug)]
+pub struct Places {
+    root: PathBuf,
+}
+
+impl Places {
+    /// Creates the tree; directories of the agent belong to `uid`.
+    pub fn create(uid: u32) -> Result<Self> {
+        sweep()?;
+        let root =
+            tempfile::Builder::new().prefix(&format!("{PREFIX}{}-", std::process::id())).tempdir()?.keep();
+        let places = Self { root };
+        fs::set_permissions(&places.root, fs::Permissions::from_mode(0o755))?;
+        for dir in ["bin", "buckets", "kubelet", "pods", "logs", "run", "state/plugin"] {
+            fs::create_dir_all(places.root.join(dir))?;
+        }
+        for dir in ["run/agent", "state/agent", "cache/ssd", "cache/meta"] {
+            let path = places.root.join(dir);
+            fs::create_dir_all(&path)?;
+            chown(&path, Some(uid), Some(uid))?;
+        }
+        places.install()?;
+        Ok(places)
+    }
+
+    /// The agent runs as a user who may not be able to reach the build directory (a checkout in /root, say).
+    fn install(&self) -> Result<()> {
+        let from = programs()?;
+        for name in PROGRAMS {
+            let (source, copy) = (from.join(name), self.bin(name));
+            if source.is_file() && fs::hard_link(&source, &copy).is_err() {
+                fs::copy(&source, &copy).with_context(|| source.display().to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+    pub fn bin(&self, name: &str) -> PathBuf {
+        self.root.join("bin").join(name)
+    }
+    /// One directory per bucket, as the S3 server shows them.
+    pub fn buckets(&self) -> PathBuf {
+        self.root.join("buckets")
+    }
+    pub fn kubelet(&self) -> PathBuf {
+        self.root.join("kubelet")
+    }
+    pub fn pods(&self) -> PathBuf {
+        self.root.join("pods")
+    }
+    pub fn cache(&self) -> PathBuf {
+        self.root.join("cache")
+    }
+    pub fn state(&self, of: &str) -> PathBuf {
+        self.root.join("state").join(of)
+    }
+    pub fn csi_socket(&self) -> PathBuf {
+        self.root.join("run/csi.sock")
+    }
+    pub fn broker_socket(&self) -> PathBuf {
+        self.root.join("run/broker.sock")
+    }
+    pub fn agent_socket(&self) -> PathBuf {
+        self.root.join("run/agent/api.sock")
+    }
+    pub fn agent_config(&self) -> PathBuf {
+        self.root.join("run/agent.toml")
+    }
+    /// While this file exists the agent starts no worker.
+    pub fn suspend_file(&self) -> PathBuf {
+        self.root.join("run/suspend-respawn")
+    }
+    pub fn log(&self, of: &str) -> PathBuf {
+        self.root.join("logs").join(format!("{of}.log"))
+    }
+
+    /// The end of every log, for a person who looks at a failed test.
+    pub fn logs(&self) -> String {
+        let mut all = String::new();
+        let Ok(entries) = fs::read_dir(self.root.join("logs")) else { return all };
+        let mut paths: Vec<_> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
+        paths.sort();
+        for path in paths {
+            let text = fs::read(&path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
+            let lines: Vec<_> = text.lines().collect();
+            let from = lines.len().saturating_sub(60);
+            all +=
+                &format!("---- {} ({} lines)\n{}\n", path.display(), lines.len(), lines[from..].join("\n"));
+        }
+        all
+    }
+
+    /// Unmounts, ends and removes everything; says what it had to do that an orderly end would have done before.
+    pub fn clean(&self) -> Vec<String> {
+        clean(&self.root)
+    }
+}
+
+/// The directory with the built programs.
+pub fn programs() -> Result<PathBuf> {
+    if let Some(dir) = std::env::var_os("MILLPOND_BIN") {
+        return Ok(dir.into());
+    }
+    let exe = std::env::current_exe()?;
+    let found = exe.ancestors().skip(1).take(2).find(|dir| dir.join("node-agent").is_file());
+    match found {
+        Some(dir) => Ok(dir.to_owned()),
+        None => bail!("no node-agent beside {}: run `make build`, or set MILLPOND_BIN", exe.display()),
+    }
+}
+
+/// Removes what test processes that were killed have left.
+fn sweep() -> Result<()> {
+    for entry in fs::read_dir(std::env::temp_dir())? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let owner =
+            name.to_str().and_then(|n| n.strip_prefix(PREFIX)?.split('-').next()?.parse::<u32>().ok());
+        let Some(owner) = owner else { continue };
+        if !Path::new(&format!("/proc/{owner}")).exists() {
+            eprintln!("e2e: cleaning up after a run that was killed: {}", entry.path().display());
+            clean(&entry.path());
+        }
+    }
+    Ok(())
+}
+
+fn clean(root: &Path) -> Vec<String> {
+    let mut done = Vec::new();
+    // Later mounts first. A dead FUSE mount is detached like any other: umount2 does not ask it anything.
+    for mount in mountinfo::below(root).unwrap_or_default().into_iter().rev() {
+        done.push(format!("mount {} ({})", mount.point.display(), mount.kind));
+        if let Err(e) = rustix::mount::unmount(&mount.point, rustix::mount::UnmountFlags::DETACH) {
+            done.push(format!("which failed: {e}"));
+        }
+    }
+    for (pid, program) in processes::running_from(&root.join("bin")) {
+        done.push(format!("process {pid} ({})", program.display()));
+        if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL); // gone meanwhile: fine
+        }
+    }
+    clock::wait_until(Duration::from_secs(10), || processes::running_from(&root.join("bin")).is_empty());
+    if mountinfo::below(root).is_ok_and(|left| left.is_empty())
+        && let Err(e) = fs::remove_dir_all(root)
+    {
+        done.push(format!("directory {}: {e}", root.display()));
+    }
+    done
+}

@@ -1,0 +1,129 @@
+//! The CSI plugin of a test: its process and what a container orchestrator asks of it.
+
+use super::places::Places;
+use super::server::spawn;
+use crate::clock::wait_until;
+use anyhow::{Result, ensure};
+use proto::csi::v1 as csi;
+use proto::csi::v1::controller_client::ControllerClient;
+use proto::csi::v1::identity_client::IdentityClient;
+use proto::csi::v1::node_client::NodeClient;
+use proto::csi::v1::volume_capability::access_mode::Mode;
+use proto::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use testkit::process::Process;
+use tokio::runtime::Handle;
+use tonic::Status;
+use tonic::transport::Channel;
+
+#[derive(Debug)]
+pub struct Plugin {
+    process: Process,
+    channel: Channel,
+    runtime: Handle,
+}
+
+/// What a plugin is told on its command line.
+#[derive(Debug)]
+pub(super) struct PluginOptions {
+    pub(super) agent_uid: u32,
+    pub(super) cache_roots: Vec<PathBuf>,
+}
+
+impl Plugin {
+    /// Returns when the plugin answers.
+    pub(super) fn start(places: &Places, options: &PluginOptions, runtime: &Handle) -> Result<Self> {
+        let mut command = Command::new(places.bin("csi-plugin"));
+        command.args(["--mode", "all", "--node-id", "e2e-node"]);
+        command.arg("--endpoint").arg(format!("unix://{}", places.csi_socket().display()));
+        command.arg("--state-dir").arg(places.state("plugin"));
+        command.arg("--broker-socket").arg(places.broker_socket());
+        command.arg("--kubelet-dir").arg(places.kubelet());
+        command.arg("--agent-uid").arg(options.agent_uid.to_string());
+        for root in &options.cache_roots {
+            command.arg("--cache-root").arg(root);
+        }
+        let process = spawn(&mut command, places, "csi-plugin")?;
+        let channel = super::channel(&places.csi_socket(), runtime)?;
+        let mut plugin = Self { process, channel, runtime: runtime.clone() };
+        let ready = wait_until(Duration::from_secs(30), || plugin.probe().is_ok() || !plugin.is_alive());
+        ensure!(ready && plugin.is_alive(), "the plugin did not become ready");
+        Ok(plugin)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+    pub fn is_alive(&mut self) -> bool {
+        matches!(self.process.child().try_wait(), Ok(None))
+    }
+    pub fn kill(mut self) -> Result<()> {
+        self.process.kill().map(drop)
+    }
+    pub fn terminate(mut self, limit: Duration) -> Result<()> {
+        let status = self.process.terminate(limit)?;
+        ensure!(status.success(), "the plugin ended with {status}");
+        Ok(())
+    }
+
+    fn wait<T>(&self, call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
+        // No RPC may take longer; a harness that waited for ever would hide it.
+        let limit = Duration::from_secs(60);
+        let answer = self.runtime.block_on(async { tokio::time::timeout(limit, call).await });
+        answer
+            .map_err(|_| Status::deadline_exceeded("no answer within 60 s"))?
+            .map(tonic::Response::into_inner)
+    }
+
+    pub fn probe(&self) -> Result<csi::ProbeResponse, Status> {
+        self.wait(IdentityClient::new(self.channel.clone()).probe(csi::ProbeRequest {}))
+    }
+
+    pub fn create(&self, name: &str, parameters: &HashMap<String, String>) -> Result<csi::Volume, Status> {
+        let request = csi::CreateVolumeRequest {
+            name: name.to_owned(),
+            volume_capabilities: vec![capability()],
+            parameters: parameters.clone(),
+            ..Default::default()
+        };
+        let answer = self.wait(ControllerClient::new(self.channel.clone()).create_volume(request))?;
+        answer.volume.ok_or_else(|| Status::internal("CreateVolume answered without a volume"))
+    }
+
+    pub fn delete(&self, id: &str) -> Result<(), Status> {
+        let request = csi::DeleteVolumeRequest { volume_id: id.to_owned(), ..Default::default() };
+        self.wait(ControllerClient::new(self.channel.clone()).delete_volume(request)).map(drop)
+    }
+
+    pub fn publish(&self, request: csi::NodePublishVolumeRequest) -> Result<(), Status> {
+        self.wait(NodeClient::new(self.channel.clone()).node_publish_volume(request)).map(drop)
+    }
+
+    pub fn unpublish(&self, id: &str, target: &Path) -> Result<(), Status> {
+        let request = csi::NodeUnpublishVolumeRequest {
+            volume_id: id.to_owned(),
+            target_path: target.display().to_string(),
+        };
+        self.wait(NodeClient::new(self.channel.clone()).node_unpublish_volume(request)).map(drop)
+    }
+
+    pub fn stats(&self, id: &str, target: &Path) -> Result<csi::NodeGetVolumeStatsResponse, Status> {
+        let request = csi::NodeGetVolumeStatsRequest {
+            volume_id: id.to_owned(),
+            volume_path: target.display().to_string(),
+            ..Default::default()
+        };
+        self.wait(NodeClient::new(self.channel.clone()).node_get_volume_stats(request))
+    }
+}
+
+/// What a PVC of access mode ReadOnlyMany asks for.
+pub fn capability() -> csi::VolumeCapability {
+    csi::VolumeCapability {
+        access_mode: Some(AccessMode { mode: Mode::MultiNodeReaderOnly.into() }),
+        access_type: Some(AccessType::Mount(MountVolume::default())),
+    }
+}

@@ -1,0 +1,135 @@
+//! The S3 server of a node's tests, as a process of its own, and the proxy that makes it distant.
+
+use super::places::Places;
+use crate::tree::Tree;
+use anyhow::{Context, Result, ensure};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+use testkit::faults::{Fault, Rule, Script};
+use testkit::process::Process;
+use testkit::s3::{ACCESS_KEY, SECRET_KEY, Stats};
+
+pub const BUCKET: &str = "data";
+const START: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub struct Server {
+    process: Process,
+    address: String,
+    dir: PathBuf,
+}
+
+impl Server {
+    /// `name` keeps the files of several servers of one node apart.
+    pub fn start(places: &Places, name: &str) -> Result<Self> {
+        let dir = places.buckets().join(name);
+        std::fs::create_dir_all(&dir)?;
+        let ready = places.root().join("run").join(format!("{name}.address"));
+        let mut command = Command::new(places.bin("s3-server"));
+        command
+            .arg("--dir")
+            .arg(&dir)
+            .args(["--bucket", BUCKET, "--rescan-ms", "200", "--ready-file"])
+            .arg(&ready);
+        let mut process = spawn(&mut command, places, name)?;
+        let address = process.wait_for_ready_file(&ready, START)?;
+        Ok(Self { process, address, dir })
+    }
+
+    /// `http://host:port`
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+    /// The directory whose files are the bucket's objects.
+    pub fn dir(&self) -> &PathBuf {
+        &self.dir
+    }
+
+    /// Writes the files of `tree` below `prefix` ("" or "a/b").
+    pub fn add(&self, tree: &Tree, prefix: &str) -> Result<()> {
+        tree.write(&self.dir.join(prefix))
+    }
+
+    pub fn stats(&self) -> Result<Stats> {
+        Ok(serde_json::from_str(&self.control("GET", "/_stats", "")?)?)
+    }
+
+    pub fn reset(&self) -> Result<()> {
+        self.control("POST", "/_reset", "").map(drop)
+    }
+
+    pub fn set_faults(&self, script: &Script) -> Result<()> {
+        self.control("POST", "/_faults", &serde_json::to_string(script)?).map(drop)
+    }
+
+    pub fn no_faults(&self) -> Result<()> {
+        self.set_faults(&Script::default())?;
+        self.control("POST", "/_release", "").map(drop)
+    }
+
+    /// Every request hangs until [`Server::no_faults`].
+    pub fn freeze(&self) -> Result<()> {
+        self.set_faults(&Script { seed: 0, rules: vec![Rule::always(Fault::Stall { ms: None })] })
+    }
+
+    fn control(&self, method: &str, path: &str, body: &str) -> Result<String> {
+        let mut stream = TcpStream::connect(&self.address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        )?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("an HTTP answer has a head")?;
+        ensure!(head.starts_with("HTTP/1.1 200"), "{method} {path}: {head}: {body}");
+        Ok(body.to_owned())
+    }
+}
+
+/// Secrets of a publish that this server accepts.
+pub fn secrets() -> [(&'static str, &'static str); 2] {
+    [("accessKeyId", ACCESS_KEY), ("secretAccessKey", SECRET_KEY)]
+}
+
+/// A way to the server that costs time.
+#[derive(Debug)]
+pub struct Proxy {
+    _process: Process,
+    address: String,
+}
+
+impl Proxy {
+    pub fn start(places: &Places, to: &Server, rtt_ms: u64, megabytes_per_s: u64) -> Result<Self> {
+        let ready = places.root().join("run/proxy.address");
+        let _ = std::fs::remove_file(&ready); // of an earlier proxy
+        let mut command = Command::new(places.bin("shape-proxy"));
+        command.args(["--to", to.address(), "--rtt-ms", &rtt_ms.to_string()]);
+        command.args(["--mbps", &megabytes_per_s.to_string(), "--ready-file"]).arg(&ready);
+        let mut process = spawn(&mut command, places, "shape-proxy")?;
+        let address = process.wait_for_ready_file(&ready, START)?;
+        Ok(Self { _process: process, address })
+    }
+
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+/// Starts a program whose output goes to its log. The calling thread must outlive it (see `testkit::process`).
+pub(super) fn spawn(command: &mut Command, places: &Places, log: &str) -> Result<Process> {
+    let log = File::options().create(true).append(true).open(places.log(log))?;
+    Process::spawn(command.stdout(log.try_clone()?).stderr(log))
+}

@@ -1,0 +1,120 @@
+//! What `/proc` says about our processes: children, descriptors, memory, processor time.
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, PidfdFlags, Signal};
+use std::ops::AddAssign;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Field 4 of `/proc/<pid>/stat`; None: no such process.
+pub fn parent(pid: u32) -> Option<u32> {
+    stat_fields(pid)?.get(1)?.parse().ok()
+}
+
+/// The fields from the state (field 3) on: the command name before it may contain anything.
+fn stat_fields(pid: u32) -> Option<Vec<String>> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Some(text.rsplit_once(") ")?.1.split_ascii_whitespace().map(str::to_owned).collect())
+}
+
+pub fn all() -> Vec<u32> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+pub fn children(of: u32) -> Vec<u32> {
+    all().into_iter().filter(|&pid| parent(pid) == Some(of)).collect()
+}
+
+/// Processes that run a program from below `dir`, zombies excluded (they have no program any more).
+pub fn running_from(dir: &Path) -> Vec<(u32, PathBuf)> {
+    let program = |pid: u32| {
+        let exe = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        // A replaced program is shown as "path (deleted)".
+        exe.starts_with(dir).then_some((pid, exe))
+    };
+    all().into_iter().filter_map(program).collect()
+}
+
+pub fn descriptors(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).map(|d| d.count()).unwrap_or(0)
+}
+
+/// `kill -9` of a child of `parent_pid` and of nothing else, even if the pid was reused meanwhile.
+pub fn kill_child(pid: u32, parent_pid: u32) -> Result<()> {
+    let pid_t = Pid::from_raw(i32::try_from(pid)?).context("pid 0")?;
+    let handle = rustix::process::pidfd_open(pid_t, PidfdFlags::empty())?;
+    ensure!(parent(pid) == Some(parent_pid), "process {pid} is not a child of {parent_pid}");
+    Ok(rustix::process::pidfd_send_signal(&handle, Signal::KILL)?)
+}
+
+/// Bytes, from `/proc/<pid>/smaps_rollup`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Memory {
+    /// Private anonymous pages.
+    pub anonymous: u64,
+    /// This process's share of shared memory (memfds): without swap it cannot be evicted.
+    pub shared: u64,
+    pub pss: u64,
+}
+
+impl Memory {
+    pub fn of(pid: u32) -> Self {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        let field = |name: &str| {
+            let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'));
+            line.and_then(|l| l.split_ascii_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+        };
+        Self { anonymous: field("Anonymous"), shared: field("Pss_Shmem"), pss: field("Pss") }
+    }
+
+    /// What a memory budget must cover.
+    pub fn unevictable(self) -> u64 {
+        self.anonymous + self.shared
+    }
+
+    pub fn max(self, other: Self) -> Self {
+        if other.unevictable() > self.unevictable() { other } else { self }
+    }
+}
+
+impl AddAssign for Memory {
+    fn add_assign(&mut self, other: Self) {
+        self.anonymous += other.anonymous;
+        self.shared += other.shared;
+        self.pss += other.pss;
+    }
+}
+
+/// User and system time of a process and of its reaped children.
+pub fn cpu_time(pid: u32) -> Duration {
+    let Some(fields) = stat_fields(pid) else { return Duration::ZERO };
+    // utime, stime, cutime, cstime are fields 14 to 17 of proc_pid_stat(5); ours begin at field 3.
+    let ticks: u64 = (11..15).filter_map(|k| fields.get(k)?.parse::<u64>().ok()).sum();
+    // SAFETY: sysconf reads a constant of the system.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    Duration::from_secs_f64(ticks as f64 / per_second.max(1) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_a_parent_memory_and_descriptors() {
+        let me = std::process::id();
+        assert!(parent(me).is_some());
+        assert!(descriptors(me) > 2);
+        let memory = Memory::of(me);
+        assert!(memory.anonymous > 0 && memory.pss >= memory.anonymous / 2, "{memory:?}");
+    }
+
+    #[test]
+    fn only_children_are_killed() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        assert!(kill_child(child.id(), 1).is_err());
+        assert!(child.try_wait().unwrap().is_none());
+        kill_child(child.id(), std::process::id()).unwrap();
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,5 @@
+//! Runs that tests, `node-suite` and benchmarks share: short in a test, long on demand, the same code in a guest.
+
+pub mod faults;
+pub mod kills;
+pub mod resources;

@@ -1,0 +1,79 @@
+//! What a node holds: compared before and after, it must not have grown.
+
+use crate::clock::wait_until;
+use crate::node::Node;
+use crate::{mountinfo, processes};
+use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resources {
+    pub mounts: usize,
+    pub plugin_descriptors: usize,
+    pub agent_descriptors: usize,
+    /// Workers, the standby included.
+    pub workers: usize,
+}
+
+impl Resources {
+    pub fn of(node: &Node) -> Result<Self> {
+        Ok(Self {
+            mounts: mountinfo::below(node.places().root())?.len(),
+            plugin_descriptors: processes::descriptors(node.plugin().pid()),
+            agent_descriptors: processes::descriptors(node.agent().pid()),
+            workers: processes::children(node.agent().pid()).len(),
+        })
+    }
+
+    /// Waits until the node holds what it held before: connections to the store close when they have idled.
+    pub fn ensure_same(&self, node: &Node) -> Result<()> {
+        let mut now = Self::of(node)?;
+        let same = |now: &Self| {
+            now.mounts == self.mounts
+                && now.workers == self.workers
+                && now.plugin_descriptors <= self.plugin_descriptors
+                && now.agent_descriptors <= self.agent_descriptors + SLACK
+        };
+        wait_until(Duration::from_secs(30), || {
+            if let Ok(fresh) = Self::of(node) {
+                now = fresh;
+            }
+            same(&now)
+        });
+        ensure!(same(&now), "before: {self:?}\nafter:  {now:?}");
+        Ok(())
+    }
+}
+
+/// Idle connections to the store and one API connection; a leak grows with the number of deaths instead.
+const SLACK: usize = 8;
+
+/// Least-squares slope of a series against its index.
+pub fn slope(series: &[u64]) -> f64 {
+    let n = series.len() as f64;
+    if series.len() < 2 {
+        return 0.0;
+    }
+    let mean_x = (n - 1.0) / 2.0;
+    let mean_y = series.iter().map(|&y| y as f64).sum::<f64>() / n;
+    let (mut xy, mut xx) = (0.0, 0.0);
+    for (x, &y) in series.iter().enumerate() {
+        let dx = x as f64 - mean_x;
+        xy += dx * (y as f64 - mean_y);
+        xx += dx * dx;
+    }
+    xy / xx
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slopes() {
+        assert_eq!(slope(&[5, 5, 5]), 0.0);
+        assert_eq!(slope(&[1, 3, 5, 7]), 2.0);
+        assert_eq!(slope(&[1]), 0.0);
+    }
+}
