@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 const DATA: &str = "data.mdb";
 const LOCK: &str = "lock.mdb";
 const MARKER: &str = "marker";
+const MARKER_BYTES: usize = 128;
 const SET_ASIDE: &str = "data.mdb.set-aside";
 /// A slot of LMDB's reader table, bytes; the header takes two to four of them.
 const READER_BYTES: u64 = 64;
@@ -95,7 +96,7 @@ impl Home {
             return Ok(None);
         }
         let text = match fs::read(self.dir.join(MARKER)) {
-            Ok(bytes) => String::from_utf8_lossy(&bytes[..bytes.len().min(512)]).into_owned(),
+            Ok(bytes) => String::from_utf8_lossy(&bytes[..bytes.len().min(MARKER_BYTES)]).into_owned(),
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Some("it has no marker".into())),
             Err(e) => return Err(io("cannot read the marker of the metadata store")(e)),
         };
@@ -115,21 +116,23 @@ impl Home {
         })
     }
 
-    /// Publishes the marker by rename.
+    /// Rewrites the marker in place: on a full disk that needs no room, and half a marker is one that nobody believes.
     pub(super) fn mark(&self, state: State) -> Result<(), MetaError> {
-        let fail = io("cannot write the marker of the metadata store");
+        let text = format!("millpond-meta {FORMAT} {} {}", state.word(), boot_id()?);
         let write = || {
-            let new = self.dir.join("marker.new");
+            let path = self.dir.join(MARKER);
             let mut file =
-                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-            let boot = boot_id().map_err(|e| io::Error::other(e.to_string()))?;
-            writeln!(file, "millpond-meta {FORMAT} {} {boot}", state.word())?;
+                OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+            // Always as long as it ever was, so that nothing of an older one shows behind it.
+            writeln!(file, "{text:<width$}", width = MARKER_BYTES - 1)?;
+            file.set_len(MARKER_BYTES as u64)?;
             file.sync_all()?;
-            fs::rename(&new, self.dir.join(MARKER))?;
             self.handle.sync_all()
         };
-        write()
-            .map_err(|e| if is_no_room(&e) { MetaError::Full("no space left on its disk") } else { fail(e) })
+        write().map_err(|e| match e {
+            e if is_no_room(&e) => MetaError::Full("no space left on its disk"),
+            e => io("cannot write the marker of the metadata store")(e),
+        })
     }
 
     /// Renames rather than deletes: a person may want to look, and a process that has it mapped keeps its pages. Only

@@ -14,6 +14,8 @@ pub struct ListingWriter<'s> {
     store: &'s Store,
     dir: u64,
     batch: Vec<Incoming>,
+    /// Entries per transaction.
+    batch_max: usize,
     undecided: Vec<Incoming>,
     /// Names that no directory can show, since the last batch.
     hidden: u64,
@@ -22,7 +24,22 @@ pub struct ListingWriter<'s> {
 
 impl<'s> ListingWriter<'s> {
     pub(super) fn new(store: &'s Store, dir: u64) -> Self {
-        Self { store, dir, batch: Vec::new(), undecided: Vec::new(), hidden: 0, failed: false }
+        Self {
+            store,
+            dir,
+            batch: Vec::new(),
+            batch_max: BATCH,
+            undecided: Vec::new(),
+            hidden: 0,
+            failed: false,
+        }
+    }
+
+    /// Makes borders between transactions testable without ten thousand entries.
+    #[cfg(test)]
+    pub(super) fn with_batch(mut self, entries: usize) -> Self {
+        self.batch_max = entries;
+        self
     }
 
     /// Takes entries, in any order. Names that cannot be shown are counted as hidden.
@@ -33,7 +50,7 @@ impl<'s> ListingWriter<'s> {
             } else {
                 self.hidden += 1;
             }
-            if self.batch.len() == BATCH {
+            if self.batch.len() >= self.batch_max {
                 self.flush(false)?;
             }
         }

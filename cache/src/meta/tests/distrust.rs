@@ -1,0 +1,137 @@
+//! What is kept and what is set aside when a store is opened.
+
+use super::*;
+use crate::meta::{Opened, ROOT};
+use std::fs;
+
+fn why(store: &Store) -> &str {
+    match store.opened() {
+        Opened::SetAside { why } => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn filled(bench: &Bench) {
+    let store = bench.open();
+    assert_eq!(*store.opened(), Opened::Fresh);
+    list(&store, ROOT, &[file("a", "1")]);
+}
+
+fn rewrite_marker(bench: &Bench, from: &str, to: &str) {
+    let path = bench.dir.path().join("marker");
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{text}");
+    fs::write(path, text.replace(from, to)).unwrap();
+}
+
+fn starts_empty(bench: &Bench) -> String {
+    let store = bench.open();
+    assert_eq!(store.lookup(ROOT, b"a").unwrap(), Lookup::Unknown);
+    assert!(bench.dir.path().join("data.mdb.set-aside").exists());
+    let why = why(&store).to_owned();
+    // And goes on from there.
+    list(&store, ROOT, &[file("b", "1")]);
+    drop(store);
+    assert_eq!(*bench.open().opened(), Opened::Kept);
+    why
+}
+
+#[test]
+fn a_closed_store_is_kept_even_by_another_boot() {
+    let bench = Bench::new();
+    filled(&bench);
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    rewrite_marker(&bench, boot.trim(), "00000000-0000-0000-0000-000000000000");
+    let store = bench.open();
+    assert_eq!(*store.opened(), Opened::Kept);
+    found(&store, ROOT, "a");
+}
+
+#[test]
+fn a_store_that_another_boot_left_open_is_set_aside() {
+    let bench = Bench::new();
+    filled(&bench);
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    rewrite_marker(&bench, boot.trim(), "00000000-0000-0000-0000-000000000000");
+    rewrite_marker(&bench, "clean", "open");
+    assert!(starts_empty(&bench).contains("machine stopped"));
+}
+
+#[test]
+fn a_store_of_an_unknown_format_is_set_aside() {
+    let bench = Bench::new();
+    filled(&bench);
+    rewrite_marker(&bench, "millpond-meta 1", "millpond-meta 999");
+    assert!(starts_empty(&bench).contains("format is 999"));
+}
+
+#[test]
+fn a_store_with_a_strange_or_missing_marker_is_set_aside() {
+    for content in [&b"\xff\xff"[..], b"", b"millpond-meta 1 sideways x", &[b'x'; 10_000]] {
+        let bench = Bench::new();
+        filled(&bench);
+        fs::write(bench.dir.path().join("marker"), content).unwrap();
+        starts_empty(&bench);
+    }
+    let bench = Bench::new();
+    filled(&bench);
+    fs::remove_file(bench.dir.path().join("marker")).unwrap();
+    assert!(starts_empty(&bench).contains("no marker"));
+}
+
+#[test]
+fn a_file_that_is_no_store_is_set_aside() {
+    for content in [&b""[..], b"short", &[0x5a; 20_000]] {
+        let bench = Bench::new();
+        filled(&bench);
+        fs::write(bench.dir.path().join("data.mdb"), content).unwrap();
+        if content.is_empty() {
+            // LMDB takes an empty file for a new one: nothing is lost by that.
+            assert_eq!(bench.open().lookup(ROOT, b"a").unwrap(), Lookup::Unknown);
+        } else {
+            starts_empty(&bench);
+        }
+    }
+}
+
+#[test]
+fn a_store_in_which_damage_was_found_is_set_aside() {
+    let bench = Bench::new();
+    filled(&bench);
+    bench.open().distrust().unwrap();
+    assert!(starts_empty(&bench).contains("damage"));
+}
+
+#[test]
+fn a_store_has_one_owner() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let second = open(bench.dir.path(), &SMALL, &bench.clock, &bench.numbers);
+    assert!(matches!(second, Err(MetaError::InUse(_))));
+    assert!(matches!(View::open(bench.dir.path()), Err(MetaError::InUse(_))));
+    drop(store);
+    bench.open();
+}
+
+#[test]
+fn a_view_of_nothing_says_so_and_creates_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(View::open(dir.path()), Err(MetaError::NotReady(_))));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_store_at_its_size_limit_says_full_and_goes_on_reading() {
+    let bench = Bench::new();
+    let tight = Options { map_bytes: 1 << 20, ..SMALL };
+    let store = open(bench.dir.path(), &tight, &bench.clock, &bench.numbers).unwrap();
+    let d = store.put(ROOT, &directory("d")).unwrap().ino;
+    list(&store, d, &[file("a", "1")]);
+    let many: Vec<Incoming> = (0..20_000).map(|i| file(&format!("file-{i}"), "1234567890")).collect();
+    let mut listing = store.begin_listing(ROOT).unwrap();
+    assert!(matches!(listing.page(&many), Err(MetaError::Full(_))));
+    assert!(matches!(listing.finish(), Err(MetaError::ListingFailed(ROOT))));
+    assert_eq!(names(&store, d, None).unwrap(), ["a"]);
+    assert_eq!(names(&store, ROOT, None), None);
+    found(&store, ROOT, "d");
+}

@@ -1,0 +1,329 @@
+//! The store between processes: what one writes another sees, and who dies harms nobody.
+//!
+//! Other processes are this test binary again, told by an environment variable to run one of the roles below.
+
+use super::*;
+use crate::meta::{Opened, ROOT};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+const ROLE: &str = "MILLPOND_META_TEST_ROLE";
+const DIR: &str = "MILLPOND_META_TEST_DIR";
+
+struct Role {
+    child: Child,
+    say: ChildStdin,
+    hear: BufReader<ChildStdout>,
+}
+
+impl Role {
+    fn start(role: &str, dir: &Path) -> Self {
+        Self::spawn(Command::new(std::env::current_exe().unwrap()), role, dir)
+    }
+
+    fn spawn(mut command: Command, role: &str, dir: &Path) -> Self {
+        let mut child = command
+            .args(["--exact", "meta::tests::processes::role", "--ignored", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .env(DIR, dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (say, hear) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, say, hear }
+    }
+
+    fn ask(&mut self, question: &str) -> String {
+        writeln!(self.say, "{question}").unwrap();
+        self.answer()
+    }
+
+    /// The next line that a role printed (the test harness prints others).
+    fn answer(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.hear.read_line(&mut line).unwrap(), 0, "the other process ended");
+            if let Some((_, answer)) = line.split_once("ANSWER ") {
+                return answer.trim_end().to_owned();
+            }
+        }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn end(mut self) {
+        drop(self.say);
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+fn answer(text: impl std::fmt::Display) {
+    println!("\nANSWER {text}");
+}
+
+fn questions() -> impl Iterator<Item = String> {
+    std::io::stdin().lines().map(|line| line.unwrap())
+}
+
+#[test]
+#[ignore = "not a test: what the other processes of the tests below do"]
+fn role() {
+    let dir = std::path::PathBuf::from(std::env::var_os(DIR).expect("started by a test"));
+    match std::env::var(ROLE).unwrap().as_str() {
+        "reader" => reader(&dir),
+        "stuck" => stuck(&dir),
+        "writer" => writer(&dir),
+        "million" => million(&dir),
+        "full" => full(&dir),
+        other => panic!("no role {other}"),
+    }
+}
+
+fn reader(dir: &Path) {
+    let view = View::open(dir).unwrap();
+    for question in questions() {
+        match question.split_once(' ') {
+            Some(("lookup", name)) => answer(match view.lookup(ROOT, name.as_bytes()).unwrap() {
+                Lookup::Found { attributes, .. } => format!("version {}", attributes.version),
+                Lookup::Absent { seen_ms } => format!("absent {seen_ms}"),
+                Lookup::Unknown => "unknown".into(),
+            }),
+            _ if question == "maps" => {
+                let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+                answer(maps.lines().find(|l| l.ends_with("data.mdb")).unwrap());
+            }
+            _ => panic!("{question}"),
+        }
+    }
+}
+
+/// Reads for ever: a reader that is stopped inside its transaction.
+fn stuck(dir: &Path) {
+    let view = View::open(dir).unwrap();
+    view.read_dir(ROOT, None, &mut |_, _| {
+        answer("reading");
+        loop {
+            std::thread::park();
+        }
+    })
+    .unwrap();
+}
+
+/// Lists and lists; told to stop only by SIGKILL.
+fn writer(dir: &Path) {
+    let bench = Bench { dir: tempfile::tempdir_in(dir).unwrap(), ..Bench::new() };
+    let store = open(&dir.join("store"), &SMALL, &bench.clock, &bench.numbers).unwrap();
+    let entries: Vec<Incoming> = (0..3_000).map(|i| file(&format!("{i:05}"), "token")).collect();
+    list(&store, ROOT, &entries);
+    answer("listed");
+    for round in 0.. {
+        let mut listing = store.begin_listing(ROOT).unwrap().with_batch(500);
+        let changed = |e: &Incoming| Incoming { token: format!("token{round}"), ..e.clone() };
+        listing.page(&entries.iter().map(changed).collect::<Vec<_>>()).unwrap();
+        listing.finish().unwrap();
+    }
+}
+
+#[test]
+fn another_process_sees_each_commit_at_once() {
+    let bench = Bench::new();
+    let store = bench.open();
+    store.put(ROOT, &file("a", "1")).unwrap();
+    let mut reader = Role::start("reader", bench.dir.path());
+    assert_eq!(reader.ask("lookup a"), "version 1");
+    assert_eq!(reader.ask("lookup b"), "unknown");
+    for version in 2..50 {
+        store.put(ROOT, &file("a", &"x".repeat(version))).unwrap();
+        assert_eq!(reader.ask("lookup a"), format!("version {version}"));
+    }
+    bench.at(4_000);
+    list(&store, ROOT, &[file("b", "1")]);
+    assert_eq!(reader.ask("lookup a"), "absent 4000");
+    assert_eq!(reader.ask("lookup b"), "version 1");
+    reader.end();
+}
+
+#[test]
+fn a_reader_cannot_write_the_map() {
+    let bench = Bench::new();
+    let _store = bench.open();
+    let mut reader = Role::start("reader", bench.dir.path());
+    let map = reader.ask("maps");
+    assert!(map.contains(" r--s "), "{map}");
+    reader.end();
+}
+
+#[test]
+fn the_slots_of_killed_readers_are_freed() {
+    let bench = Bench::new();
+    let store = bench.open();
+    list(&store, ROOT, &[file("a", "1")]);
+    for _ in 0..3 {
+        let mut reader = Role::start("stuck", bench.dir.path());
+        assert_eq!(reader.answer(), "reading");
+        assert_eq!(store.reader_check().unwrap(), 0);
+        reader.kill();
+        assert_eq!(store.reader_check().unwrap(), 1);
+    }
+}
+
+#[test]
+fn a_store_whose_owner_was_killed_is_kept_and_whole() {
+    for round in 0..6u64 {
+        let bench = Bench::new();
+        let mut owner = Role::start("writer", bench.dir.path());
+        assert_eq!(owner.answer(), "listed");
+        // Somewhere in the middle of its listings: a different place each round, whatever the machine's speed.
+        let (until, view) = (Instant::now(), View::open(&bench.dir.path().join("store")).unwrap());
+        let mut looks = 0;
+        while until.elapsed().as_millis() < u128::from(20 + round * 7) || looks < 10 {
+            assert_eq!(names(&view, ROOT, None).unwrap().len(), 3_000);
+            looks += 1;
+        }
+        owner.kill();
+        drop(view);
+        let store = open(&bench.dir.path().join("store"), &SMALL, &bench.clock, &bench.numbers).unwrap();
+        assert_eq!(*store.opened(), Opened::Kept);
+        let mut inodes = Vec::new();
+        store
+            .read_dir(ROOT, None, &mut |_, a| {
+                inodes.push(a.ino);
+                true
+            })
+            .unwrap()
+            .unwrap();
+        assert_eq!(inodes.len(), 3_000);
+        for ino in inodes {
+            store.attributes(ino).unwrap().unwrap();
+        }
+        bench.numbers.0.store(store.stats().unwrap().highest_ino + 1, Ordering::Relaxed);
+        assert_eq!(list(&store, ROOT, &[file("00007", "token"), file("new", "1")]).entries, 2);
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_reading_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    // A disk of its own in a mount namespace of its own, gone with the process.
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--propagation", "private", "sh", "-c"])
+        .arg("mount -t tmpfs -o size=2m none \"$MILLPOND_META_TEST_DIR\" && exec \"$0\" \"$@\"");
+    command.arg(std::env::current_exe().unwrap());
+    let mut role = Role::spawn(command, "full", dir.path());
+    assert_eq!(role.answer(), "full");
+    assert_eq!(role.answer(), "reads go on");
+    assert_eq!(role.answer(), "kept");
+    role.end();
+}
+
+fn full(dir: &Path) {
+    let bench = Bench::new();
+    let store = open(dir, &SMALL, &bench.clock, &bench.numbers).unwrap();
+    let mut stored = 0;
+    let error = loop {
+        match store.put(ROOT, &file(&format!("file-{stored}"), "0123456789")) {
+            Ok(_) => stored += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, MetaError::Full(_)), "{error}");
+    assert!(stored > 100);
+    answer("full");
+    for _ in 0..3 {
+        assert!(matches!(store.put(ROOT, &file("more", &"x".repeat(9_000))), Err(MetaError::Full(_))));
+        found(&store, ROOT, &format!("file-{}", stored - 1));
+    }
+    // New readers write lock.mdb: no SIGBUS there.
+    std::thread::scope(|scope| {
+        for _ in 0..200 {
+            scope.spawn(|| found(&store, ROOT, "file-0"));
+        }
+    });
+    answer("reads go on");
+    std::fs::write(dir.join("filler"), vec![1; 1 << 20]).unwrap_err();
+    std::fs::remove_file(dir.join("filler")).unwrap();
+    drop(store);
+    let store = open(dir, &SMALL, &bench.clock, &bench.numbers).unwrap();
+    found(&store, ROOT, "file-0");
+    answer(if *store.opened() == Opened::Kept { "kept" } else { "lost" });
+}
+
+#[test]
+fn a_million_names_are_listed_in_bounded_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let begun = Instant::now();
+    let mut role = Role::start("million", dir.path());
+    for _ in 0..4 {
+        println!("{}", role.answer());
+    }
+    let peak_kib: u64 = role.answer().parse().unwrap();
+    role.end();
+    println!("{} KiB anonymous memory at most, {:?} in all", peak_kib, begun.elapsed());
+    assert!(peak_kib < 64 << 10, "{peak_kib} KiB of anonymous memory");
+}
+
+fn anonymous_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("RssAnon:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn million(dir: &Path) {
+    const NAMES: u64 = 1_000_000;
+    let bench = Bench::new();
+    let store = open(dir, &Options::default(), &bench.clock, &bench.numbers).unwrap();
+    let before = anonymous_kib();
+    let mut peak = before;
+    let name = |i: u64| format!("part-{i:08}.parquet");
+    // The third in an order that hits all of the map in every transaction.
+    let orders: [(&str, fn(u64) -> u64); 3] =
+        [("first", |i| i), ("again", |i| i), ("shuffled", |i| i * 611_953 % NAMES)];
+    for (label, order) in orders {
+        let begun = Instant::now();
+        let mut listing = store.begin_listing(ROOT).unwrap();
+        for page in 0..NAMES / 1_000 {
+            let entry = |i: u64| file(&name(i), &format!("{:032x}", i.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+            let entries: Vec<Incoming> =
+                (page * 1_000..(page + 1) * 1_000).map(|i| entry(order(i))).collect();
+            listing.page(&entries).unwrap();
+            peak = peak.max(anonymous_kib());
+        }
+        assert_eq!(listing.finish().unwrap().entries, NAMES);
+        answer(format!(
+            "{label}: {:?}, {} MiB used, {} KiB",
+            begun.elapsed(),
+            store.stats().unwrap().used_bytes >> 20,
+            peak - before
+        ));
+    }
+    let begun = Instant::now();
+    let (mut count, mut last, mut calls) = (0u64, None, 0u64);
+    loop {
+        let start = count;
+        let mut room = 100;
+        store
+            .read_dir(ROOT, last, &mut |_, a| {
+                if room == 0 {
+                    return false;
+                }
+                (room, count, last) = (room - 1, count + 1, Some(a.ino));
+                true
+            })
+            .unwrap()
+            .unwrap();
+        calls += 1;
+        if count == start {
+            break;
+        }
+    }
+    assert_eq!(count, NAMES);
+    answer(format!("read in {calls} calls: {:?}", begun.elapsed()));
+    assert_eq!(store.stats().unwrap().inodes, NAMES + 1);
+    answer(peak - before);
+}
