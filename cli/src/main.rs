@@ -1,1 +1,78 @@
-fn main() {}
+//! The `millpond` command: a person's hands. Owns nothing; it talks to the agent, or is one for a laptop.
+
+mod client;
+mod demo;
+mod doctor;
+mod evict;
+mod laptop;
+mod output;
+mod status;
+mod warm;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Millpond: data-lake files for pods, kept coming.
+#[derive(Parser)]
+#[command(version, about, arg_required_else_help = true)]
+struct Arguments {
+    /// Socket of the node agent's operator API.
+    #[arg(long, global = true, env = "MILLPOND_API", default_value = "/run/millpond/agent.sock")]
+    api: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve real files from a real S3 server into twenty pods, kill workers meanwhile, show a table (root).
+    Demo(demo::Options),
+    /// Mount a source on a directory of this machine: agent and mount in one process (root).
+    Mount(laptop::MountOptions),
+    /// Unmount what `millpond mount` mounted.
+    Umount(laptop::UmountOptions),
+    /// Volumes, workers, cache and heals of this node.
+    Status(status::Options),
+    /// Bring files into the cache, with progress.
+    Warm(warm::Options),
+    /// Drop files from the cache.
+    Evict(evict::Options),
+    /// Look for what is wrong on this node and say what to do.
+    Doctor(doctor::Options),
+}
+
+fn main() -> ExitCode {
+    // The helper process that looks through a new mount is this binary too.
+    mounts::probe::run_if_asked();
+    let arguments = Arguments::parse();
+    match run(arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("millpond: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<ExitCode> {
+    if let Command::Demo(options) = &arguments.command {
+        return demo::run(options);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let api = arguments.api;
+    let done = runtime.block_on(async {
+        match arguments.command {
+            Command::Demo(_) => unreachable!("handled above: it brings a runtime of its own"),
+            Command::Mount(options) => laptop::mount(options).await,
+            Command::Umount(options) => laptop::umount(&options),
+            Command::Status(options) => status::run(&api, options).await,
+            Command::Warm(options) => warm::run(&api, options).await,
+            Command::Evict(options) => evict::run(&api, options).await,
+            Command::Doctor(options) => doctor::run(&api, options).await,
+        }
+    });
+    runtime.shutdown_background();
+    done
+}

@@ -1,0 +1,280 @@
+//! `millpond mount` and `umount`: agent and mount in one process, for a laptop or a node without Kubernetes.
+//!
+//! The engine is the node's own: the same agent, the same workers. Only the broker is missing; its few privileged
+//! acts are done here.
+
+use anyhow::{Context, Result, bail};
+use link::broker::{AgentAnswer, BrokerAnswer, BrokerRequest, MountId, Publish};
+use link::{Refusal, RefusalKind};
+use mounts::probe::{Helper, What};
+use mounts::{Connection, Kernel, Linux, LinuxPaths, MountSource, Ours, Target, stack_at};
+use node_agent::App;
+use node_agent::config::{Agent, Cache, Config, LogFormat, Size, Span, Store, Tier, TierKind, Workers};
+use node_agent::privileged::Privileged;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{ExitCode, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use volume::{AllowList, Credentials, Parameters, SourceUrl, TemplateValues, VolumeId, VolumeSpec};
+
+const MOUNT: MountId = MountId(1);
+const INIT_LIMIT: Duration = Duration::from_secs(5);
+const PROBE_LIMIT: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+#[derive(clap::Args)]
+pub struct MountOptions {
+    /// s3://bucket/prefix or file:///directory
+    source: String,
+    /// An existing empty directory.
+    dir: PathBuf,
+    /// A volume parameter, as in a StorageClass: -o endpoint=http://127.0.0.1:9000 -o allowHttp=true (repeatable).
+    /// Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+    #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
+    options: Vec<String>,
+    /// Where cache, metadata and state live.
+    #[arg(long, default_value = "/var/cache/millpond")]
+    cache: PathBuf,
+    /// Most bytes of cache.
+    #[arg(long, default_value = "10Gi")]
+    quota: String,
+    /// Stay in the foreground and log to the terminal.
+    #[arg(long)]
+    foreground: bool,
+}
+
+#[derive(clap::Args)]
+pub struct UmountOptions {
+    dir: PathBuf,
+}
+
+pub async fn mount(options: MountOptions) -> Result<ExitCode> {
+    anyhow::ensure!(rustix::process::geteuid().is_root(), "mounting needs root: run this with sudo");
+    if options.foreground { serve(options).await } else { detach().await }
+}
+
+/// Starts this command again in the foreground, in a session of its own, and waits until it says that it serves.
+async fn detach() -> Result<ExitCode> {
+    let mut command = tokio::process::Command::new(std::env::current_exe()?);
+    command.args(std::env::args_os().skip(1)).arg("--foreground");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // SAFETY: setsid is async-signal-safe.
+    unsafe { command.pre_exec(|| rustix::process::setsid().map(|_| ()).map_err(Into::into)) };
+    let mut child = command.spawn().context("the serving process cannot be started")?;
+    let out = child.stdout.take().context("no pipe to the serving process")?;
+    let err = child.stderr.take().context("no pipe to the serving process")?;
+    let mut lines = BufReader::new(out).lines();
+    while let Some(line) = lines.next_line().await? {
+        if let Some(shown) = line.strip_prefix("serving ") {
+            println!("{shown} (pid {}); end it with `millpond umount`", child.id().unwrap_or_default());
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+    let mut why = BufReader::new(err).lines();
+    let mut last = String::new();
+    while let Some(line) = why.next_line().await? {
+        last = line;
+    }
+    child.wait().await?;
+    bail!("{}", last.strip_prefix("millpond: ").unwrap_or(&last))
+}
+
+async fn serve(options: MountOptions) -> Result<ExitCode> {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let (source, parameters) = parameters(&options)?;
+    let dir = std::path::absolute(&options.dir)?;
+    let above = dir.parent().context("the root directory cannot be mounted upon")?.to_owned();
+    let id = VolumeId::parse(&format!("laptop-{}", std::process::id()))?;
+    let spec = VolumeSpec { id: id.clone(), source, parameters };
+    let config = config(&options, &spec)?;
+    let cache_roots = config.cache.tiers.iter().flat_map(|t| t.paths.clone()).collect();
+    let kernel = Arc::new(Linux::new(LinuxPaths::default(), cache_roots, Helper::own()));
+    let target = Arc::new(Target::resolve(&[above], &dir)?);
+    anyhow::ensure!(dir.is_dir(), "{} is not a directory: create it first", dir.display());
+    if stack_at(&kernel.table()?, target.path()).last().is_some_and(|top| top.ours().is_some()) {
+        bail!("{} is mounted already: `millpond umount {}` first", dir.display(), dir.display());
+    }
+
+    let direct = Arc::new(Direct { kernel: kernel.clone(), target: target.clone(), live: OnceLock::new() });
+    let app = App::start(config, Some(direct.clone())).await?;
+    let device = kernel.open_device()?;
+    let mark = MountSource { volume: id.to_string(), digest: spec.digest() };
+    let connection = kernel.mount(&target, device.as_fd(), &mark)?;
+    let served = publish(&app, &kernel, &direct, &target, connection, device, spec).await;
+    let done = match served {
+        Ok(()) => {
+            println!("serving {} at {}", options.source, dir.display());
+            wait_for_end(&kernel, &target).await
+        }
+        Err(error) => Err(error),
+    };
+    let unmounted = kernel.unmount(&target);
+    app.shutdown().await;
+    done?;
+    unmounted?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn publish(
+    app: &App,
+    kernel: &Arc<Linux>,
+    direct: &Arc<Direct>,
+    target: &Arc<Target>,
+    connection: Connection,
+    device: OwnedFd,
+    spec: VolumeSpec,
+) -> Result<()> {
+    let init = kernel.read_init(device.as_fd(), INIT_LIMIT)?;
+    let copy = device.try_clone()?;
+    direct.live.set((device, connection)).map_err(|_| anyhow::anyhow!("mounted twice"))?;
+    let request = Publish {
+        mount: MOUNT,
+        spec,
+        secrets: Credentials::from_environment(|name| std::env::var(name).ok())?.to_secrets(),
+        init,
+        target: target.path().display().to_string(),
+        pod: None,
+    };
+    let (answer, _shared) = app.volumes.publish(request, vec![copy]).await?;
+    let AgentAnswer::Prepared { init_reply, read_ahead_kb, small } = answer else { bail!("unexpected answer") };
+    let (device, _) = direct.live.get().context("just set")?;
+    kernel.write_init_reply(device.as_fd(), &init_reply)?;
+    kernel.set_read_ahead_kb(connection, read_ahead_kb)?;
+    app.volumes.start(MOUNT).await?;
+    let (kernel, target) = (kernel.clone(), target.clone());
+    let what = if small { What::Small } else { What::Large };
+    tokio::task::spawn_blocking(move || kernel.probe(&target, what, PROBE_LIMIT)).await??;
+    Ok(())
+}
+
+/// Until a signal comes, or somebody unmounts.
+async fn wait_for_end(kernel: &Linux, target: &Target) -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            () = tokio::time::sleep(LOOK_EVERY) => {
+                let table = kernel.table()?;
+                let mounted = stack_at(&table, target.path()).iter().any(|e| matches!(e.ours(), Some(Ours::Fuse(_))));
+                if !mounted {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+pub fn umount(options: &UmountOptions) -> Result<ExitCode> {
+    let dir = std::path::absolute(&options.dir)?;
+    let above = dir.parent().context("the root directory is not ours")?.to_owned();
+    let kernel = Linux::new(LinuxPaths::default(), Vec::new(), Helper::own());
+    let target = Target::resolve(&[above], &dir)?;
+    match kernel.unmount(&target)? {
+        0 => bail!("nothing of Millpond's is mounted at {}", dir.display()),
+        _ => println!("{} unmounted", dir.display()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn parameters(options: &MountOptions) -> Result<(SourceUrl, Parameters)> {
+    let mut pairs = vec![("source".to_owned(), options.source.clone())];
+    for option in &options.options {
+        let (name, value) =
+            option.split_once('=').with_context(|| format!("option {option:?}: write NAME=VALUE"))?;
+        pairs.push((name.to_owned(), value.to_owned()));
+    }
+    Ok(Parameters::parse(pairs, &TemplateValues::default())?)
+}
+
+/// On a laptop the person at the keyboard is the platform team: what they mount is allowed.
+fn config(options: &MountOptions, spec: &VolumeSpec) -> Result<Config> {
+    let base = std::path::absolute(&options.cache)?;
+    let quota = volume::parse_bytes(&options.quota)
+        .with_context(|| format!("quota {:?} is not a size such as 10Gi", options.quota))?;
+    let data = base.join("data");
+    std::fs::create_dir_all(&data).with_context(|| format!("cache directory {}", data.display()))?;
+    let config = Config {
+        agent: Agent {
+            broker_socket: None,
+            api_socket: base.join(format!("api-{}.sock", std::process::id())),
+            state_dir: base.join("state"),
+            worker: None,
+            metrics: None,
+            log_format: LogFormat::Text,
+            environment_credentials: true,
+            source_wait: Span(Duration::from_secs(20)),
+        },
+        allow: AllowList {
+            sources: vec!["s3://*".into()],
+            endpoints: spec.parameters.endpoint.iter().map(ToString::to_string).collect(),
+            roots: vec!["/".into()],
+        },
+        cache: Cache::with_tiers(
+            base.join("metadata"),
+            vec![Tier {
+                name: "disk".into(),
+                kind: TierKind::Ssd,
+                paths: vec![data],
+                quota: Size(quota),
+                inodes: 1_000_000,
+                high: 95,
+                low: 90,
+                min_free_bytes: 5,
+                min_free_inodes: 5,
+            }],
+        ),
+        store: Store::default(),
+        workers: Workers::default(),
+    };
+    config.check()?;
+    Ok(config)
+}
+
+/// The broker's acts, done by ourselves.
+struct Direct {
+    kernel: Arc<Linux>,
+    target: Arc<Target>,
+    live: OnceLock<(OwnedFd, Connection)>,
+}
+
+#[async_trait::async_trait]
+impl Privileged for Direct {
+    async fn ask(&self, request: BrokerRequest, fds: Vec<OwnedFd>) -> Result<BrokerAnswer, Refusal> {
+        let failed = |e: mounts::KernelError| Refusal::new(RefusalKind::Internal, e.to_string());
+        let absent = || Refusal::new(RefusalKind::NotFound, "not mounted yet");
+        let (device, connection) = self.live.get().ok_or_else(absent)?;
+        match request {
+            BrokerRequest::BackingOpen { .. } => {
+                let file = fds.first().ok_or_else(|| Refusal::new(RefusalKind::Invalid, "no descriptor"))?;
+                let id = self.kernel.backing_open(device.as_fd(), file.as_fd()).map_err(failed)?;
+                Ok(BrokerAnswer::Backing { id })
+            }
+            BrokerRequest::BackingClose { id, .. } => {
+                self.kernel.backing_close(device.as_fd(), id).map_err(failed)?;
+                Ok(BrokerAnswer::Done)
+            }
+            BrokerRequest::Dying { tids } => {
+                let tids = tids.into_iter().filter(|tid| self.kernel.dying(*tid)).collect();
+                Ok(BrokerAnswer::Dying { tids })
+            }
+            BrokerRequest::Waiting { .. } => {
+                Ok(BrokerAnswer::Waiting { count: self.kernel.waiting(*connection).map_err(failed)? })
+            }
+            BrokerRequest::Abort { .. } => {
+                self.kernel.abort(*connection, &self.target).map_err(failed)?;
+                Ok(BrokerAnswer::Done)
+            }
+            BrokerRequest::Hello(_) => Err(Refusal::new(RefusalKind::Invalid, "no broker here")),
+        }
+    }
+
+    fn connected(&self) -> bool {
+        true
+    }
+}
