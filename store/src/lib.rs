@@ -1,1 +1,113 @@
-//! (room not furnished yet)
+//! Source and credentials become something that lists, describes and streams objects.
+//!
+//! [`open`] turns a volume's specification into a [`Source`]: an S3 bucket or a directory. What happens here: requests,
+//! retries, limits, checks of every answer, and the translation of whatever went wrong into a [`StoreError`] that says
+//! what to do. What never happens here: caching, FUSE, CSI, processes. Nothing is remembered between two calls but
+//! open connections.
+
+mod directory;
+mod error;
+mod keys;
+mod limits;
+mod observe;
+mod retry;
+mod s3;
+
+pub use error::StoreError;
+pub use limits::{Limits, LimitsConfig};
+pub use observe::{NoObserver, Observer, Outcome, RetryCause};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use volume::{Credentials, SourceUrl, VolumeSpec};
+
+/// Names one version of an object: equal tokens mean equal bytes. An ETag without its quotes, or `size-mtime_ns`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Version(pub String);
+
+impl Version {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    File { size: u64, version: Version },
+    Directory,
+    Symlink { target: Vec<u8> },
+}
+
+/// One name in one directory. The name is a legal POSIX file name of at most 255 bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub name: Vec<u8>,
+    pub kind: Kind,
+    /// Since the epoch; 0 for what has no time, such as a common prefix of keys.
+    pub modified_ns: i64,
+}
+
+/// One page of a directory. `a` (an object) and `a/` (a prefix) may both come, on any pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// At most 1000, in no promised order.
+    pub entries: Vec<Entry>,
+    /// Where the next page starts; None: this was the last.
+    pub next: Option<String>,
+    /// What lies in this directory at the source but has no POSIX name, as text for a person; each once.
+    pub unnameable: Vec<String>,
+}
+
+/// Chunks of tens to hundreds of kilobytes, in order. After an error the stream ends.
+pub type ByteStream = BoxStream<'static, Result<Bytes, StoreError>>;
+
+/// Where a volume's bytes live. Every call is bounded by the volume's `storeTimeout`, retries included.
+#[async_trait]
+pub trait Source: Send + Sync + std::fmt::Debug {
+    /// One page of one directory level. `dir` is "" or "a/b" (no slash at either end); `token` is a page's `next`.
+    /// A directory that does not exist is `NotFound`; the volume's own root is never.
+    async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError>;
+
+    /// What `path` ("a/b") is, or None. Where an object and a directory share the name, the directory wins.
+    async fn head(&self, path: &[u8]) -> Result<Option<Entry>, StoreError>;
+
+    /// Exactly `range` of exactly this version. A broken transfer goes on from where it stopped; a version that is
+    /// gone is `Stale`. The whole transfer is bounded by `storeTimeout`: ask for parts that fit.
+    async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError>;
+
+    /// First contact at publish: does the source exist, may we list and read it? Gives up after `limit`.
+    async fn check(&self, limit: Duration) -> Result<(), StoreError>;
+}
+
+/// Most entries in one [`Page`].
+pub const PAGE_ENTRIES: usize = 1000;
+
+/// Opens a source. Makes no contact: that is [`Source::check`].
+pub fn open(
+    spec: &VolumeSpec,
+    credentials: &Credentials,
+    limits: Arc<Limits>,
+    observer: Arc<dyn Observer>,
+) -> Result<Arc<dyn Source>, StoreError> {
+    match &spec.source {
+        SourceUrl::S3 { bucket, prefix } => {
+            let source = s3::S3::open(bucket, prefix, &spec.parameters, credentials, limits, observer)?;
+            Ok(Arc::new(source))
+        }
+        SourceUrl::Dir { path } => {
+            let timeout = spec.parameters.store_timeout;
+            Ok(Arc::new(directory::Directory::new(path.clone(), timeout, limits, observer)))
+        }
+    }
+}

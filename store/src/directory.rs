@@ -1,0 +1,349 @@
+//! A directory of the node as a source. Nothing below it can lead out of it.
+//!
+//! Every path is resolved by openat2(2) with RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS and RESOLVE_NO_MAGICLINKS: symbolic
+//! links are shown, never followed by us. That holds for the way to the directory itself too, or whoever may write
+//! next to it could point it elsewhere.
+
+use crate::keys::{is_path, show};
+use crate::limits::{Lane, Limits, Slot};
+use crate::observe::{Observer, Outcome};
+use crate::retry::{Fault, Meter};
+use crate::{ByteStream, Entry, Kind, PAGE_ENTRIES, Page, Source, StoreError, Version};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::StreamExt;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, Stat};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
+
+pub(crate) struct Directory {
+    tree: Arc<Tree>,
+    store_timeout: Duration,
+    limits: Arc<Limits>,
+    observer: Arc<dyn Observer>,
+}
+
+/// The part that makes system calls; used on blocking threads only.
+struct Tree {
+    path: PathBuf,
+    /// Opened at first use and kept: a directory that is moved away stays the volume's.
+    root: OnceLock<OwnedFd>,
+}
+
+impl std::fmt::Debug for Directory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Directory({})", self.tree.path.display())
+    }
+}
+
+impl Directory {
+    pub(crate) fn new(
+        path: PathBuf,
+        store_timeout: Duration,
+        limits: Arc<Limits>,
+        observer: Arc<dyn Observer>,
+    ) -> Self {
+        let tree = Arc::new(Tree { path, root: OnceLock::new() });
+        Self { tree, store_timeout, limits, observer }
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        op: &'static str,
+        limit: Duration,
+        work: impl FnOnce(&Tree) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let deadline = Instant::now() + limit;
+        let slot = enter(&self.tree, &self.limits, Lane::Metadata, deadline).await?;
+        let meter = Meter::start(&self.observer, op);
+        let tree = self.tree.clone();
+        let result = blocking(&self.tree, deadline, slot, move || work(&tree)).await;
+        report(meter, result)
+    }
+}
+
+async fn enter(tree: &Tree, limits: &Limits, lane: Lane, deadline: Instant) -> Result<Slot, StoreError> {
+    let slot = limits.enter(lane, deadline).await;
+    slot.ok_or_else(|| tree.unavailable("", "all request slots of this node were busy".into()))
+}
+
+/// The slot goes with the work: a disk that hangs keeps it, so that hanging calls cannot fill the blocking pool.
+async fn blocking<T: Send + 'static>(
+    tree: &Tree,
+    deadline: Instant,
+    slot: Slot,
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    let work = tokio::task::spawn_blocking(move || {
+        let _slot = slot;
+        work()
+    });
+    match timeout_at(deadline, work).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(e)) => Err(tree.unavailable("", format!("the reading thread failed: {e}"))),
+        Err(_) => Err(tree
+            .unavailable("", "the file system does not answer (a network file system that hangs?)".into())),
+    }
+}
+
+fn report<T>(meter: Meter, result: Result<T, StoreError>) -> Result<T, StoreError> {
+    match &result {
+        Ok(_) => meter.end(Outcome::Ok),
+        Err(e) => meter.end_with(&Fault::Fail(e.clone())),
+    }
+    result
+}
+
+#[async_trait]
+impl Source for Directory {
+    async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
+        let (dir, token) = (dir.to_vec(), token.map(str::to_owned));
+        self.run("list", self.store_timeout, move |tree| tree.list(&dir, token.as_deref())).await
+    }
+
+    async fn head(&self, path: &[u8]) -> Result<Option<Entry>, StoreError> {
+        let path = path.to_vec();
+        self.run("head", self.store_timeout, move |tree| tree.head(&path)).await
+    }
+
+    async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError> {
+        let deadline = Instant::now() + self.store_timeout;
+        let (tree, limits) = (self.tree.clone(), self.limits.clone());
+        let (name, wanted) = (path.to_vec(), version.clone());
+        let meter = Meter::start(&self.observer, "get");
+        let slot = enter(&tree, &limits, Lane::Data, deadline).await?;
+        let opened = {
+            let tree = tree.clone();
+            move || tree.open_file(&name, &wanted).map(Arc::new)
+        };
+        let file = match blocking(&tree, deadline, slot, opened).await {
+            Ok(file) => file,
+            Err(e) => return report(meter, Err(e)),
+        };
+        let reader = Reader { tree, limits, file, path: path.to_vec(), version: version.clone(), deadline };
+        let state = (Some((reader, meter)), range);
+        let stream = futures::stream::unfold(state, |(reader, rest)| async move {
+            let (reader, mut meter) = reader?;
+            if rest.is_empty() {
+                meter.end(Outcome::Ok);
+                return None;
+            }
+            match reader.piece(rest.clone()).await {
+                Ok(piece) => {
+                    meter.bytes += piece.len() as u64;
+                    let rest = rest.start + piece.len() as u64..rest.end;
+                    Some((Ok(piece), (Some((reader, meter)), rest)))
+                }
+                Err(e) => Some((report(meter, Err(e)), (None, rest))),
+            }
+        });
+        Ok(stream.boxed())
+    }
+
+    async fn check(&self, limit: Duration) -> Result<(), StoreError> {
+        self.run("list", limit, |tree| tree.list(b"", None).map(|_| ())).await
+    }
+}
+
+/// A file being streamed.
+struct Reader {
+    tree: Arc<Tree>,
+    limits: Arc<Limits>,
+    file: Arc<OwnedFd>,
+    path: Vec<u8>,
+    version: Version,
+    deadline: Instant,
+}
+
+/// Large enough that the hop to a blocking thread costs little against the copy.
+const PIECE_BYTES: u64 = 1 << 20;
+
+impl Reader {
+    async fn piece(&self, rest: Range<u64>) -> Result<Bytes, StoreError> {
+        let slot = enter(&self.tree, &self.limits, Lane::Data, self.deadline).await?;
+        let (tree, file, path) = (self.tree.clone(), self.file.clone(), self.path.clone());
+        let wanted = self.version.clone();
+        let length = (rest.end - rest.start).min(PIECE_BYTES) as usize;
+        let work = move || {
+            let mut buffer = Vec::with_capacity(length);
+            rustix::io::retry_on_intr(|| {
+                rustix::io::pread(&*file, rustix::buffer::spare_capacity(&mut buffer), rest.start)
+            })
+            .map_err(|e| tree.error(&path, e))?;
+            // The allocator may have been generous.
+            buffer.truncate(length);
+            // After the read: bytes of a file that was rewritten meanwhile are of no version.
+            let now = rustix::fs::fstat(&*file).map_err(|e| tree.error(&path, e))?;
+            if version(&now) != wanted || buffer.is_empty() {
+                return Err(StoreError::Stale { what: tree.what(&path) });
+            }
+            Ok(Bytes::from(buffer))
+        };
+        blocking(&self.tree, self.deadline, slot, work).await
+    }
+}
+
+const RESOLVE: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+
+impl Tree {
+    fn what(&self, path: &[u8]) -> String {
+        let path = self.path.join(OsStr::from_bytes(path));
+        format!("file://{}", show(path.as_os_str().as_bytes()))
+    }
+
+    fn unavailable(&self, path: impl AsRef<[u8]>, cause: String) -> StoreError {
+        let what = self.what(path.as_ref());
+        StoreError::Unavailable { what, waited: Duration::ZERO, attempts: 1, cause }
+    }
+
+    fn error(&self, path: &[u8], error: Errno) -> StoreError {
+        let what = self.what(path);
+        match error {
+            Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG => StoreError::not_found(&what),
+            // A symbolic link on the way, or a way out: to us there is nothing there.
+            Errno::LOOP | Errno::XDEV => StoreError::NotFound {
+                what,
+                advice: ": a symbolic link lies on the way, which Millpond shows but does not follow; name the real path",
+            },
+            Errno::ACCESS | Errno::PERM => StoreError::Denied {
+                what,
+                why: "the agent's user may not read it: change its mode or owner".into(),
+            },
+            Errno::NOSYS => StoreError::Invalid {
+                what,
+                why: "this kernel or sandbox has no openat2(2), which keeps readers below the directory"
+                    .into(),
+            },
+            other => self.unavailable(path, other.to_string()),
+        }
+    }
+
+    fn root(&self) -> Result<&OwnedFd, StoreError> {
+        if let Some(root) = self.root.get() {
+            return Ok(root);
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        // Not BENEATH: this path is absolute.
+        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let root = rustix::fs::openat2(rustix::fs::CWD, &self.path, flags, Mode::empty(), resolve)
+            .map_err(|e| self.error(b"", e))?;
+        Ok(self.root.get_or_init(|| root))
+    }
+
+    fn open(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, StoreError> {
+        let root = self.root()?;
+        let name = if path.is_empty() { OsStr::new(".") } else { OsStr::from_bytes(path) };
+        rustix::io::retry_on_intr(|| {
+            rustix::fs::openat2(root, name, flags | OFlags::CLOEXEC, Mode::empty(), RESOLVE)
+        })
+        .map_err(|e| self.error(path, e))
+    }
+
+    /// A regular file in the wanted version. NONBLOCK, lest a FIFO put in its place hold us up.
+    fn open_file(&self, path: &[u8], wanted: &Version) -> Result<OwnedFd, StoreError> {
+        if !is_segments(path) {
+            return Err(StoreError::not_found(&self.what(path)));
+        }
+        let file = self.open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        let found = rustix::fs::fstat(&file).map_err(|e| self.error(path, e))?;
+        match FileType::from_raw_mode(found.st_mode) {
+            FileType::RegularFile if version(&found) == *wanted => Ok(file),
+            _ => Err(StoreError::Stale { what: self.what(path) }),
+        }
+    }
+
+    fn head(&self, path: &[u8]) -> Result<Option<Entry>, StoreError> {
+        if !is_segments(path) {
+            return Ok(None);
+        }
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+        // With PATH and NOFOLLOW a link as the last component is opened itself (openat2(2), RESOLVE_NO_SYMLINKS).
+        let file = match self.open(path, OFlags::PATH | OFlags::NOFOLLOW) {
+            Err(StoreError::NotFound { .. }) => return Ok(None),
+            opened => opened?,
+        };
+        let found = rustix::fs::fstat(&file).map_err(|e| self.error(path, e))?;
+        self.entry(file.as_fd(), OsStr::new(""), name, &found).map_err(|e| self.error(path, e))
+    }
+
+    /// `name` in `dir` described; None for sockets, FIFOs and devices. An empty `link` means `dir` itself.
+    fn entry(&self, dir: impl AsFd, link: &OsStr, name: &[u8], found: &Stat) -> Result<Option<Entry>, Errno> {
+        let kind = match FileType::from_raw_mode(found.st_mode) {
+            FileType::RegularFile => {
+                Kind::File { size: u64::try_from(found.st_size).unwrap_or(0), version: version(found) }
+            }
+            FileType::Directory => Kind::Directory,
+            FileType::Symlink => {
+                Kind::Symlink { target: rustix::fs::readlinkat(dir, link, Vec::new())?.into_bytes() }
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(Entry { name: name.to_vec(), kind, modified_ns: modified_ns(found) }))
+    }
+
+    /// The token is the directory cookie of getdents64(2), which stays valid across opens: it is what NFS servers
+    /// hand to their clients.
+    fn list(&self, path: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
+        if !path.is_empty() && !is_segments(path) {
+            return Err(StoreError::not_found(&self.what(path)));
+        }
+        let dir = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let fail = |e| self.error(path, e);
+        if let Some(token) = token {
+            let cookie =
+                token.parse().map_err(|_| StoreError::malformed(&self.what(path), "a foreign page token"))?;
+            rustix::fs::seek(&dir, SeekFrom::Start(cookie)).map_err(fail)?;
+        }
+        let mut page = Page::default();
+        let mut buffer = [MaybeUninit::uninit(); 32 << 10];
+        let mut names = RawDir::new(&dir, &mut buffer);
+        while let Some(found) = names.next() {
+            let found = found.map_err(fail)?;
+            let name = found.file_name().to_bytes();
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            let entry = rustix::fs::statat(&dir, found.file_name(), AtFlags::SYMLINK_NOFOLLOW)
+                .and_then(|stat| self.entry(&dir, OsStr::from_bytes(name), name, &stat));
+            match entry {
+                Ok(Some(entry)) => page.entries.push(entry),
+                Ok(None) => {
+                    page.unnameable.push(format!("{} (neither file, directory nor link)", show(name)))
+                }
+                // Removed, or a link replaced, between the two calls.
+                Err(Errno::NOENT | Errno::INVAL) => {}
+                Err(e) => return Err(fail(e)),
+            }
+            if page.entries.len() + page.unnameable.len() == PAGE_ENTRIES {
+                page.next = Some(found.next_entry_cookie().to_string());
+                break;
+            }
+        }
+        Ok(page)
+    }
+}
+
+/// Like [`is_path`], but on a file system bytes need not be UTF-8.
+fn is_segments(path: &[u8]) -> bool {
+    let text: Vec<u8> = path.iter().map(|byte| if byte.is_ascii() { *byte } else { b'x' }).collect();
+    is_path(&text)
+}
+
+fn version(found: &Stat) -> Version {
+    Version(format!("{}-{}", found.st_size, modified_ns(found)))
+}
+
+fn modified_ns(found: &Stat) -> i64 {
+    // Both fields are of other widths on other platforms.
+    #[allow(clippy::unnecessary_cast)]
+    (found.st_mtime as i64).saturating_mul(1_000_000_000).saturating_add(found.st_mtime_nsec as i64)
+}

@@ -1,0 +1,39 @@
+//! What can go wrong at a source, in the few kinds that a caller treats differently.
+
+use std::time::Duration;
+
+/// Each message names the object, the reason, and what to do. None carries a credential.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// The bucket, directory or object is not there. Not worth a retry.
+    #[error("{what} does not exist{advice}")]
+    NotFound { what: String, advice: &'static str },
+    /// The source refuses these credentials, or these rights do not suffice.
+    #[error("{what}: access denied: {why}")]
+    Denied { what: String, why: String },
+    /// The object exists but no longer in the version that was asked for: look the name up again.
+    #[error("{what} has changed at the source since this version was seen")]
+    Stale { what: String },
+    /// No proper answer within the time limit, retries included: retry later.
+    #[error("{what}: no proper answer from the store after {} and {attempts} attempt(s): {cause}", seconds(.waited))]
+    Unavailable { what: String, waited: Duration, attempts: u32, cause: String },
+    /// The store answered, repeatedly, with something that it should not have: its defect, or ours.
+    #[error("{what}: the store's answer cannot be used: {why}")]
+    Malformed { what: String, why: String },
+    /// The volume's parameters cannot work with this source: a person must change them.
+    #[error("{what}: {why}")]
+    Invalid { what: String, why: String },
+}
+
+fn seconds(waited: &Duration) -> String {
+    format!("{:.1} s", waited.as_secs_f64())
+}
+
+impl StoreError {
+    pub(crate) fn malformed(what: &str, why: impl Into<String>) -> Self {
+        Self::Malformed { what: what.to_owned(), why: why.into() }
+    }
+    pub(crate) fn not_found(what: &str) -> Self {
+        Self::NotFound { what: what.to_owned(), advice: "" }
+    }
+}

@@ -1,0 +1,176 @@
+//! What all sources of one agent share: request slots, bandwidth, and the HTTP client with its connections.
+
+use crate::StoreError;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitsConfig {
+    /// Requests under way at once, over all volumes; at least 2.
+    pub requests: usize,
+    /// Body bytes per second, over all volumes; None: no limit.
+    pub bytes_per_second: Option<u64>,
+    /// For TCP and TLS together.
+    pub connect_timeout: Duration,
+    /// How long a store may send nothing before the attempt is given up; doubles with each such attempt of one
+    /// request, so that a store that is only slow gets its answer through.
+    pub stall_timeout: Duration,
+}
+
+impl Default for LimitsConfig {
+    fn default() -> Self {
+        Self {
+            requests: 64,
+            bytes_per_second: None,
+            connect_timeout: Duration::from_secs(5),
+            stall_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Listings and lookups have slots of their own: a person's `ls` does not queue behind a thousand parts of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    Metadata,
+    Data,
+}
+
+#[derive(Debug)]
+pub struct Limits {
+    config: LimitsConfig,
+    metadata: Arc<Semaphore>,
+    data: Arc<Semaphore>,
+    bandwidth: Option<Mutex<Bucket>>,
+    client: OnceLock<reqwest::Client>,
+}
+
+/// A request slot; free again on drop.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Limits {
+    pub fn new(config: LimitsConfig) -> Self {
+        let requests = config.requests.clamp(2, Semaphore::MAX_PERMITS);
+        let metadata = (requests / 4).max(1);
+        Self {
+            metadata: Arc::new(Semaphore::new(metadata)),
+            data: Arc::new(Semaphore::new(requests - metadata)),
+            bandwidth: config.bytes_per_second.map(|rate| Mutex::new(Bucket::new(rate))),
+            client: OnceLock::new(),
+            config,
+        }
+    }
+
+    pub fn config(&self) -> &LimitsConfig {
+        &self.config
+    }
+
+    /// Requests that could start now without waiting: (metadata, data).
+    pub fn free(&self) -> (usize, usize) {
+        (self.metadata.available_permits(), self.data.available_permits())
+    }
+
+    /// Waits for a slot, first come first served; None: not before `deadline`.
+    pub(crate) async fn enter(&self, lane: Lane, deadline: Instant) -> Option<Slot> {
+        let lane = match lane {
+            Lane::Metadata => &self.metadata,
+            Lane::Data => &self.data,
+        };
+        let permit = tokio::time::timeout_at(deadline, lane.clone().acquire_owned()).await.ok()?;
+        Some(Slot { _permit: permit.expect("the semaphores are never closed") })
+    }
+
+    /// Accounts for bytes that have arrived and waits until they are affordable: TCP does the rest.
+    pub(crate) async fn pay(&self, bytes: u64) {
+        let Some(bucket) = &self.bandwidth else { return };
+        let due = bucket.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take(bytes, Instant::now());
+        if let Some(due) = due {
+            tokio::time::sleep_until(due).await;
+        }
+    }
+
+    /// One client for all sources: it holds connections and TLS roots, no credentials.
+    pub(crate) fn client(&self) -> Result<reqwest::Client, StoreError> {
+        if let Some(client) = self.client.get() {
+            return Ok(client.clone());
+        }
+        let client = reqwest::Client::builder()
+            // The environment of a DaemonSet is no place to reroute signed requests from, and a redirect could send
+            // them to any host.
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            // We count attempts, back off and report; a second, silent layer of retries would not.
+            .retry(reqwest::retry::never())
+            .connect_timeout(self.config.connect_timeout)
+            // Shorter than the idle limits of the stores that we know (AWS: 20 s and more).
+            .pool_idle_timeout(Duration::from_secs(15))
+            .pool_max_idle_per_host(self.config.requests)
+            // One stream per connection: parts in parallel want bandwidth, and HTTP/2 would share one window.
+            .http1_only()
+            .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|e| StoreError::Invalid {
+                what: "HTTP client".into(),
+                why: format!("{}: install CA certificates in the image", crate::retry::chain(&e)),
+            })?;
+        Ok(self.client.get_or_init(|| client).clone())
+    }
+}
+
+/// A token bucket of one second's worth that may go into debt: what has arrived cannot be sent back.
+#[derive(Debug)]
+struct Bucket {
+    rate: u64,
+    /// When the bucket is (or was) empty.
+    empty_at: Instant,
+}
+
+impl Bucket {
+    fn new(rate: u64) -> Self {
+        Self { rate: rate.max(1), empty_at: Instant::now() }
+    }
+
+    /// When the caller may go on; None: at once.
+    fn take(&mut self, bytes: u64, now: Instant) -> Option<Instant> {
+        const BURST: Duration = Duration::from_millis(250);
+        let oldest = now.checked_sub(BURST).unwrap_or(now);
+        let cost = Duration::from_secs_f64(bytes as f64 / self.rate as f64);
+        self.empty_at = self.empty_at.max(oldest) + cost;
+        (self.empty_at > now).then_some(self.empty_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_delivers_its_rate_and_a_short_burst() {
+        let start = Instant::now();
+        let mut bucket = Bucket { rate: 1000, empty_at: start };
+        let later = start + Duration::from_secs(60);
+        // A quarter of a second was saved up, no more.
+        assert_eq!(bucket.take(250, later), None);
+        assert_eq!(bucket.take(1000, later), Some(later + Duration::from_secs(1)));
+        assert_eq!(bucket.take(500, later), Some(later + Duration::from_millis(1500)));
+    }
+
+    #[tokio::test]
+    async fn lanes_do_not_take_each_others_slots() {
+        let limits = Limits::new(LimitsConfig { requests: 4, ..LimitsConfig::default() });
+        let soon = Instant::now() + Duration::from_millis(10);
+        let mut held = Vec::new();
+        while let Some(slot) = limits.enter(Lane::Data, soon).await {
+            held.push(slot);
+        }
+        assert_eq!(held.len(), 3);
+        assert!(limits.enter(Lane::Metadata, soon).await.is_some());
+        held.pop();
+        let soon = Instant::now() + Duration::from_secs(5);
+        assert!(limits.enter(Lane::Data, soon).await.is_some());
+    }
+}

@@ -1,0 +1,205 @@
+//! What the store's refusals mean: retry, or an error that says what to do.
+
+use crate::StoreError;
+use crate::observe::RetryCause;
+use crate::retry::Fault;
+use http::StatusCode;
+use quick_xml::Reader;
+use quick_xml::events::Event;
+use std::ops::Range;
+use std::time::Duration;
+
+/// The parts of an S3 error document that help.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Said {
+    pub(super) code: String,
+    pub(super) message: String,
+    pub(super) region: Option<String>,
+    pub(super) endpoint: Option<String>,
+}
+
+pub(super) struct Place<'a> {
+    pub(super) what: &'a str,
+    pub(super) bucket: &'a str,
+    pub(super) endpoint: &'a str,
+}
+
+impl Said {
+    /// Stores like to repeat the key id; with some luck, so do logs.
+    pub(super) fn scrub(&mut self, secrets: &[&str]) {
+        for secret in secrets {
+            for text in [&mut self.message, &mut self.code] {
+                if text.contains(secret) {
+                    *text = text.replace(secret, "…");
+                }
+            }
+        }
+        if self.message.chars().count() > MESSAGE_CHARS_MAX {
+            self.message = self.message.chars().take(MESSAGE_CHARS_MAX).collect();
+        }
+    }
+
+    /// `SlowDown: reduce your request rate`
+    fn text(&self, status: StatusCode) -> String {
+        match (self.code.as_str(), self.message.as_str()) {
+            ("", _) => format!("HTTP {}", status.as_u16()),
+            (code, "") => format!("HTTP {} {code}", status.as_u16()),
+            (code, message) => format!("HTTP {} {code}: {message}", status.as_u16()),
+        }
+    }
+}
+
+const MESSAGE_CHARS_MAX: usize = 200;
+
+pub(super) fn judge(status: StatusCode, said: &Said, after: Option<Duration>, place: &Place<'_>) -> Fault {
+    let what = place.what.to_owned();
+    let text = said.text(status);
+    let denied = |why: String| Fault::Fail(StoreError::Denied { what: what.clone(), why });
+    let invalid = |why: String| Fault::Fail(StoreError::Invalid { what: what.clone(), why });
+    let retry = |cause| Fault::Retry { cause, detail: text.clone(), after };
+    match (status.as_u16(), said.code.as_str()) {
+        (_, "InvalidAccessKeyId" | "NotSignedUp") => denied(format!(
+            "the store does not know this access key: check accessKeyId in the secret, and that {} issued it ({text})",
+            place.endpoint
+        )),
+        (_, "SignatureDoesNotMatch") => denied(format!(
+            "the signature is wrong: check secretAccessKey in the secret, and 'region' ({text})"
+        )),
+        (_, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => {
+            denied(format!("the session token is not valid any more: renew the secret ({text})"))
+        }
+        (_, "RequestTimeTooSkewed") => {
+            denied(format!("this node's clock differs from the store's: synchronise it ({text})"))
+        }
+        (_, "InvalidObjectState") => denied(format!("the object is archived: restore it first ({text})")),
+        (401 | 403, _) => denied(format!(
+            "these credentials may not do that: grant s3:ListBucket and s3:GetObject, or check the secret ({text})"
+        )),
+        (404, "NoSuchBucket") => Fault::Fail(StoreError::NotFound {
+            what: format!("bucket {} at {}", place.bucket, place.endpoint),
+            advice: ": check 'source', 'endpoint' and 'region'",
+        }),
+        (404, _) => Fault::Fail(StoreError::not_found(&what)),
+        // 416 means that the object has become shorter: some stores look at Range before If-Match.
+        (412 | 416, _) => Fault::Fail(StoreError::Stale { what }),
+        (301 | 302 | 307 | 308, _)
+        | (400, "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException") => {
+            let to = match (&said.region, &said.endpoint) {
+                (Some(region), _) => format!("set 'region' to {region}"),
+                (None, Some(endpoint)) => {
+                    format!("it is at {endpoint}: set 'endpoint' or 'region' accordingly")
+                }
+                (None, None) => "check 'endpoint' and 'region'".to_owned(),
+            };
+            invalid(format!("bucket {} is not served at {}: {to} ({text})", place.bucket, place.endpoint))
+        }
+        (408, _) | (400, "RequestTimeout") => retry(RetryCause::Stalled),
+        (429 | 503, _) => retry(RetryCause::Throttled),
+        // 501 is a promise that asking again does not help.
+        (501, _) => Fault::Fail(StoreError::malformed(&what, text)),
+        (500..=599, _) => retry(RetryCause::ServerError),
+        _ => Fault::Fail(StoreError::malformed(&what, text)),
+    }
+}
+
+/// Anything that is not an S3 error document (a proxy's HTML page) gives an empty answer.
+pub(super) fn parse(body: &[u8]) -> Said {
+    let mut said = Said::default();
+    let text = String::from_utf8_lossy(body);
+    let mut reader = Reader::from_str(&text);
+    let mut field = String::new();
+    loop {
+        match reader.read_event() {
+            Ok(Event::Start(start)) => field = start.local_name().as_ref().to_owned(),
+            Ok(Event::End(_)) => field.clear(),
+            Ok(Event::Text(text)) => {
+                let text = text.trim().to_owned();
+                match field.as_str() {
+                    "Code" => said.code.push_str(&text),
+                    "Message" => said.message.push_str(&text),
+                    "Region" => said.region = Some(text),
+                    "Endpoint" => said.endpoint = Some(text),
+                    _ => {}
+                }
+            }
+            Ok(Event::Eof) | Err(_) => return said,
+            Ok(_) => {}
+        }
+    }
+}
+
+/// Seconds only; a date would make us trust the store's clock.
+pub(super) fn retry_after(text: &str) -> Option<Duration> {
+    text.trim().parse().ok().map(Duration::from_secs)
+}
+
+/// `bytes 0-99/1000` → 0..100
+pub(super) fn content_range(text: &str) -> Option<Range<u64>> {
+    let (range, _) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    Some(first.trim().parse().ok()?..last.trim().parse::<u64>().ok()?.checked_add(1)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: Place<'_> = Place { what: "s3://b/k", bucket: "b", endpoint: "https://h" };
+
+    fn judged(status: u16, body: &str) -> Fault {
+        judge(StatusCode::from_u16(status).unwrap(), &parse(body.as_bytes()), None, &PLACE)
+    }
+
+    #[test]
+    fn each_refusal_says_what_to_do() {
+        for (status, code, advice) in [
+            (403, "InvalidAccessKeyId", "check accessKeyId"),
+            (403, "SignatureDoesNotMatch", "check secretAccessKey"),
+            (400, "ExpiredToken", "renew the secret"),
+            (403, "RequestTimeTooSkewed", "synchronise"),
+            (403, "AccessDenied", "grant s3:ListBucket"),
+            (404, "NoSuchBucket", "check 'source'"),
+        ] {
+            let body = format!("<Error><Code>{code}</Code><Message>no</Message></Error>");
+            match judged(status, &body) {
+                Fault::Fail(error) => assert!(error.to_string().contains(advice), "{code}: {error}"),
+                retry => panic!("{code}: {retry:?}"),
+            }
+        }
+        let moved =
+            "<Error><Code>PermanentRedirect</Code><Endpoint>b.s3.eu-west-1.amazonaws.com</Endpoint></Error>";
+        assert!(
+            matches!(judged(301, moved), Fault::Fail(StoreError::Invalid { why, .. }) if why.contains("eu-west-1"))
+        );
+        let region = "<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>";
+        assert!(
+            matches!(judged(400, region), Fault::Fail(StoreError::Invalid { why, .. }) if why.contains("set 'region' to eu-west-1"))
+        );
+    }
+
+    #[test]
+    fn only_what_may_pass_is_tried_again() {
+        for status in [408, 429, 500, 502, 503, 504] {
+            assert!(matches!(judged(status, "<html>proxy"), Fault::Retry { .. }), "{status}");
+        }
+        for status in [400, 401, 403, 404, 405, 412, 416, 501] {
+            assert!(matches!(judged(status, ""), Fault::Fail(_)), "{status}");
+        }
+    }
+
+    #[test]
+    fn key_ids_and_tokens_are_scrubbed() {
+        let mut said = parse(b"<Error><Code>X</Code><Message>key AKIA1 token T0K</Message></Error>");
+        said.scrub(&["AKIA1", "T0K"]);
+        assert_eq!(said.message, "key … token …");
+    }
+
+    #[test]
+    fn ranges_are_read_exactly() {
+        assert_eq!(content_range("bytes 0-99/1000"), Some(0..100));
+        assert_eq!(content_range("bytes 5-5/*"), Some(5..6));
+        for bad in ["bytes */1000", "0-99/1000", "bytes 0-18446744073709551615/1"] {
+            assert_eq!(content_range(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The body of a GET: a stream that outlives its connections.
+//!
+//! ```text
+//!             ┌──────── connect ◄─────── back off ◄──┐ slot given back
+//!             ▼                                      │
+//!   get() ► [slot, If-Match, from where it stopped] ─┴─ reset, short, stalled, 5xx
+//!             │ every byte came                      └─ 412, 403, 404, deadline: error, end
+//!             ▼
+//!            end
+//! ```
+
+use super::client::{Client, NO_SLOT, broken_body, stalled};
+use crate::limits::{Lane, Slot};
+use crate::observe::{Outcome, RetryCause};
+use crate::retry::{Attempts, Fault, Meter};
+use crate::{ByteStream, StoreError, Version};
+use bytes::Bytes;
+use futures::StreamExt;
+use reqwest::Response;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, timeout, timeout_at};
+
+struct Body {
+    client: Arc<Client>,
+    url: String,
+    what: String,
+    version: Version,
+    /// Still to come.
+    rest: Range<u64>,
+    attempts: Attempts,
+    transfer: Option<Transfer>,
+}
+
+/// One connection's part of the work. Dropped on any fault, and with it the slot.
+struct Transfer {
+    response: Response,
+    meter: Meter,
+    _slot: Slot,
+}
+
+/// Opens the first connection at once, so that 404 and 412 come from the call and not from the stream.
+pub(super) async fn open(
+    client: Arc<Client>,
+    key: &[u8],
+    version: &Version,
+    range: Range<u64>,
+    limit: Duration,
+) -> Result<ByteStream, StoreError> {
+    if range.is_empty() {
+        return Ok(futures::stream::empty().boxed());
+    }
+    let (url, what) = (client.object_url(key), client.what(key));
+    let attempts = Attempts::new(limit);
+    let mut body =
+        Body { client, url, what, version: version.clone(), rest: range, attempts, transfer: None };
+    body.connect().await?;
+    let stream = futures::stream::unfold(Some(body), |body| async {
+        let mut body = body?;
+        match body.next().await {
+            Ok(Some(piece)) => Some((Ok(piece), Some(body))),
+            Ok(None) => None,
+            Err(e) => Some((Err(e), None)),
+        }
+    });
+    Ok(stream.boxed())
+}
+
+impl Body {
+    async fn next(&mut self) -> Result<Option<Bytes>, StoreError> {
+        loop {
+            if self.rest.is_empty() {
+                self.finish().await;
+                return Ok(None);
+            }
+            if self.transfer.is_none() {
+                self.connect().await?;
+            }
+            match self.receive().await {
+                Ok(piece) => return Ok(Some(piece)),
+                Err(fault) => self.back_off(fault).await?,
+            }
+        }
+    }
+
+    async fn connect(&mut self) -> Result<(), StoreError> {
+        loop {
+            let limits = self.client.limits();
+            let deadline = self.attempts.deadline();
+            let Some(slot) = limits.enter(Lane::Data, deadline).await else {
+                return Err(self.attempts.exhausted(&self.what, NO_SLOT));
+            };
+            let meter = Meter::start(self.client.observer(), "get");
+            let patience = self.attempts.patience(limits.config().stall_timeout);
+            let answer = self.client.get(&self.url, &self.what, &self.version, self.rest.clone(), patience);
+            let fault = match timeout_at(deadline, answer).await {
+                Ok(Ok(response)) => {
+                    self.transfer = Some(Transfer { response, meter, _slot: slot });
+                    return Ok(());
+                }
+                Ok(Err(fault)) => fault,
+                Err(_) => Fault::Fail(self.attempts.exhausted(&self.what, "the store did not answer")),
+            };
+            meter.end_with(&fault);
+            drop(slot);
+            self.back_off(fault).await?;
+        }
+    }
+
+    async fn receive(&mut self) -> Result<Bytes, Fault> {
+        let transfer = self.transfer.as_mut().expect("next() connects first");
+        let patience = self.attempts.patience(self.client.limits().config().stall_timeout);
+        let deadline = self.attempts.deadline().min(Instant::now() + patience);
+        let mut piece = match timeout_at(deadline, transfer.response.chunk()).await {
+            Err(_) if Instant::now() >= self.attempts.deadline() => {
+                return Err(Fault::Fail(self.attempts.exhausted(&self.what, "the transfer was too slow")));
+            }
+            Err(_) => return Err(stalled(patience)),
+            Ok(Err(e)) => return Err(broken_body(e)),
+            Ok(Ok(None)) => return Err(Fault::retry(RetryCause::Truncated, "the body ended early")),
+            Ok(Ok(Some(piece))) => piece,
+        };
+        let left = self.rest.end - self.rest.start;
+        if piece.len() as u64 > left {
+            // Only without Content-Length can more come than was announced; what was asked for is still right.
+            piece.truncate(usize::try_from(left).expect("less than a chunk"));
+        }
+        self.rest.start += piece.len() as u64;
+        transfer.meter.bytes += piece.len() as u64;
+        self.attempts.progress();
+        self.client.limits().pay(piece.len() as u64).await;
+        Ok(piece)
+    }
+
+    /// Gives the slot back, then waits.
+    async fn back_off(&mut self, fault: Fault) -> Result<(), StoreError> {
+        if let Some(transfer) = self.transfer.take() {
+            transfer.meter.end_with(&fault);
+        }
+        let (cause, delay) = self.attempts.after(&self.what, fault, rand::random())?;
+        self.client.observer().retry("get", cause);
+        tokio::time::sleep(delay).await;
+        Ok(())
+    }
+
+    async fn finish(&mut self) {
+        let Some(mut transfer) = self.transfer.take() else { return };
+        // Reading the end lets the connection go back to the pool; it is there already, or not worth waiting for.
+        let _ = timeout(Duration::from_millis(100), transfer.response.chunk()).await;
+        transfer.meter.end(Outcome::Ok);
+    }
+}

@@ -1,0 +1,378 @@
+//! One attempt at one request: built, signed, sent, its status judged.
+
+use super::answer::{self, judge};
+use super::{date, listing};
+use crate::keys::{encode_path, encode_query, show};
+use crate::limits::Limits;
+use crate::observe::{Observer, RetryCause};
+use crate::retry::{Fault, chain};
+use crate::{StoreError, Version};
+use bytes::BytesMut;
+use http::header::{
+    CONTENT_LENGTH, ETAG, HeaderMap, HeaderValue, IF_MATCH, LAST_MODIFIED, RANGE, RETRY_AFTER,
+};
+use http::{Method, Request, StatusCode};
+use object_store::aws::{AwsAuthorizer, AwsCredential};
+use object_store::client::HttpRequestBody;
+use reqwest::{Response, Url};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use volume::{Addressing, Credentials, Parameters};
+
+pub(super) const NO_SLOT: &str =
+    "all request slots of this node were busy: the store is slow, or raise the limit of concurrent requests";
+
+/// Everything that is the same for all requests of one source.
+pub(super) struct Client {
+    http: reqwest::Client,
+    limits: Arc<Limits>,
+    observer: Arc<dyn Observer>,
+    credential: Option<AwsCredential>,
+    region: String,
+    bucket: String,
+    /// Scheme, host, port; for messages.
+    endpoint: String,
+    /// What object URLs start with; ends in "/".
+    base: String,
+}
+
+/// What HEAD tells.
+pub(super) struct Object {
+    pub(super) size: u64,
+    pub(super) version: Version,
+    pub(super) modified_ns: i64,
+}
+
+impl Client {
+    pub(super) fn new(
+        bucket: &str,
+        parameters: &Parameters,
+        credentials: &Credentials,
+        limits: Arc<Limits>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, StoreError> {
+        let region = parameters.region.clone().unwrap_or_else(|| "us-east-1".to_owned());
+        let endpoint = match &parameters.endpoint {
+            Some(url) => url.as_str().trim_end_matches('/').to_owned(),
+            None if region.starts_with("cn-") => format!("https://s3.{region}.amazonaws.com.cn"),
+            None => format!("https://s3.{region}.amazonaws.com"),
+        };
+        let base = match parameters.addressing {
+            Addressing::Path => format!("{endpoint}/{bucket}/"),
+            Addressing::Virtual => format!("{}/", endpoint.replacen("://", &format!("://{bucket}."), 1)),
+        };
+        let http = limits.client()?;
+        let credential = credential(credentials)?;
+        Ok(Self { http, limits, observer, credential, region, bucket: bucket.to_owned(), endpoint, base })
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+    pub(super) fn observer(&self) -> &Arc<dyn Observer> {
+        &self.observer
+    }
+
+    /// A key as messages name it.
+    pub(super) fn what(&self, key: &[u8]) -> String {
+        format!("s3://{}/{}", self.bucket, show(key))
+    }
+
+    pub(super) fn object_url(&self, key: &[u8]) -> String {
+        format!("{}{}", self.base, encode_path(key))
+    }
+
+    pub(super) fn list_url(&self, prefix: &[u8], delimiter: bool, token: Option<&str>, max: usize) -> String {
+        let mut url = format!("{}?list-type=2&encoding-type=url&max-keys={max}", self.base);
+        if delimiter {
+            url.push_str("&delimiter=%2F");
+        }
+        if !prefix.is_empty() {
+            url.push_str("&prefix=");
+            url.push_str(&encode_query(prefix));
+        }
+        if let Some(token) = token {
+            url.push_str("&continuation-token=");
+            url.push_str(&encode_query(token.as_bytes()));
+        }
+        url
+    }
+
+    pub(super) async fn list(
+        &self,
+        url: &str,
+        what: &str,
+        patience: Duration,
+    ) -> Result<(listing::Answer, u64), Fault> {
+        let response = self.send(Method::GET, url, what, HeaderMap::new(), patience).await?;
+        let body = read_all(response, LISTING_BYTES_MAX, patience).await?;
+        let malformed = |why| Fault::retry(RetryCause::Malformed, why);
+        Ok((listing::parse(&body).map_err(malformed)?, body.len() as u64))
+    }
+
+    pub(super) async fn head(
+        &self,
+        url: &str,
+        what: &str,
+        patience: Duration,
+    ) -> Result<(Object, u64), Fault> {
+        let response = self.send(Method::HEAD, url, what, HeaderMap::new(), patience).await?;
+        let malformed = |why: &str| Fault::retry(RetryCause::Malformed, why);
+        let headers = response.headers();
+        // Not Response::content_length(): of a HEAD answer that is the length of the body that does not come.
+        let size = header(headers, CONTENT_LENGTH).and_then(|text| text.parse().ok());
+        let modified = header(headers, LAST_MODIFIED).and_then(date::parse_http);
+        let object = Object {
+            size: size.ok_or_else(|| malformed("HEAD without a Content-Length"))?,
+            version: version(headers).ok_or_else(|| malformed("HEAD without an ETag"))?,
+            modified_ns: modified.unwrap_or(0),
+        };
+        Ok((object, 0))
+    }
+
+    /// The answer to a GET of `range` of this version, its headers checked against the question.
+    pub(super) async fn get(
+        &self,
+        url: &str,
+        what: &str,
+        wanted: &Version,
+        range: Range<u64>,
+        patience: Duration,
+    ) -> Result<Response, Fault> {
+        let mut headers = HeaderMap::new();
+        let value = |text: String| {
+            HeaderValue::try_from(text).map_err(|_| {
+                Fault::Fail(StoreError::malformed(what, "its version cannot be written into a header"))
+            })
+        };
+        headers.insert(RANGE, value(format!("bytes={}-{}", range.start, range.end - 1))?);
+        headers.insert(IF_MATCH, value(quoted(wanted))?);
+        let response = self.send(Method::GET, url, what, headers, patience).await?;
+        let length = range.end - range.start;
+        let covered = match response.status() {
+            StatusCode::PARTIAL_CONTENT => header(response.headers(), http::header::CONTENT_RANGE)
+                .and_then(answer::content_range)
+                .is_some_and(|covered| covered == range),
+            // A store without ranges, or one that sends the whole because the whole was asked for.
+            _ => range.start == 0 && response.content_length() == Some(length),
+        };
+        if !covered {
+            return Err(Fault::retry(
+                RetryCause::Malformed,
+                "the answer covers another range than was asked for",
+            ));
+        }
+        if response.content_length().is_some_and(|told| told != length) {
+            return Err(Fault::retry(RetryCause::Malformed, "the answer has another length than its range"));
+        }
+        // A store that ignores If-Match must not slip another version under the reader.
+        match version(response.headers()) {
+            Some(found) if found == *wanted => Ok(response),
+            Some(_) => Err(Fault::Fail(StoreError::Stale { what: what.to_owned() })),
+            None => Err(Fault::retry(RetryCause::Malformed, "GET without an ETag")),
+        }
+    }
+
+    /// Sends and waits for the headers; any status but success is a fault.
+    async fn send(
+        &self,
+        method: Method,
+        url: &str,
+        what: &str,
+        headers: HeaderMap,
+        patience: Duration,
+    ) -> Result<Response, Fault> {
+        let broken = |why: String| Fault::Fail(StoreError::Invalid { what: what.to_owned(), why });
+        let head = method == Method::HEAD;
+        let mut request = Request::new(HttpRequestBody::empty());
+        *request.method_mut() = method;
+        *request.uri_mut() = url.parse().map_err(|e| broken(format!("no URL can be made of it: {e}")))?;
+        *request.headers_mut() = headers;
+        if let Some(credential) = &self.credential {
+            AwsAuthorizer::new(credential, "s3", &self.region)
+                .try_authorize(&mut request, None)
+                .map_err(|_| broken("the request could not be signed".to_owned()))?;
+        }
+        let (parts, _) = request.into_parts();
+        let url = Url::parse(url).map_err(|e| broken(format!("no URL can be made of it: {e}")))?;
+        let mut request = reqwest::Request::new(parts.method, url);
+        *request.headers_mut() = parts.headers;
+
+        let response = match timeout(patience, self.http.execute(request)).await {
+            Err(_) => return Err(stalled(patience)),
+            Ok(Err(e)) => return Err(self.unreachable(what, e)),
+            Ok(Ok(response)) => response,
+        };
+        let status = response.status();
+        if status == StatusCode::OK || status == StatusCode::PARTIAL_CONTENT {
+            return Ok(response);
+        }
+        let retry_after = header(response.headers(), RETRY_AFTER).and_then(answer::retry_after);
+        let region = header(response.headers(), "x-amz-bucket-region").map(str::to_owned);
+        // What the store says is for the message only: if it cannot be read, the status must do.
+        let body = if head { None } else { read_all(response, ERROR_BYTES_MAX, patience).await.ok() };
+        let mut said = body.map(|body| answer::parse(&body)).unwrap_or_default();
+        said.region = said.region.or(region);
+        said.scrub(&self.secrets());
+        let place = answer::Place { what, bucket: &self.bucket, endpoint: &self.endpoint };
+        Err(judge(status, &said, retry_after, &place))
+    }
+
+    /// No answer at all: why, and is it worth a retry?
+    fn unreachable(&self, what: &str, error: reqwest::Error) -> Fault {
+        let connect = error.is_connect();
+        let why = chain(&error.without_url());
+        // rustls's words; its types are not ours to name. A certificate does not become valid by asking again.
+        let lower = why.to_ascii_lowercase();
+        if ["certificate", "corrupt message", "handshake", "protocolversion"]
+            .iter()
+            .any(|word| lower.contains(word))
+        {
+            return Fault::Fail(StoreError::Invalid {
+                what: what.to_owned(),
+                why: format!(
+                    "no TLS connection to {}: {why}; check that 'endpoint' speaks https and that its certificate is \
+                     signed by a CA that this node trusts",
+                    self.endpoint
+                ),
+            });
+        }
+        match connect {
+            true => Fault::retry(
+                RetryCause::Connect,
+                format!(
+                    "cannot connect to {}: {why}; check 'endpoint', and the network of this node",
+                    self.endpoint
+                ),
+            ),
+            false => Fault::retry(RetryCause::Reset, format!("connection to {} broke: {why}", self.endpoint)),
+        }
+    }
+
+    /// What must appear in no message. The secret key is never sent, so no store can echo it.
+    fn secrets(&self) -> Vec<&str> {
+        let credential = self.credential.iter();
+        credential.flat_map(|c| [Some(c.key_id.as_str()), c.token.as_deref()]).flatten().collect()
+    }
+}
+
+const LISTING_BYTES_MAX: usize = 16 << 20;
+const ERROR_BYTES_MAX: usize = 64 << 10;
+
+fn credential(credentials: &Credentials) -> Result<Option<AwsCredential>, StoreError> {
+    if credentials.is_anonymous() {
+        return Ok(None);
+    }
+    let mut secrets = credentials.to_secrets();
+    let mut take = |name: &str| secrets.remove(name).unwrap_or_default();
+    let (key_id, secret_key) = (take("accessKeyId"), take("secretAccessKey"));
+    let token = Some(take("sessionToken")).filter(|token| !token.is_empty());
+    // Both travel in headers; the signer takes it for granted that they can.
+    for (name, value) in [("accessKeyId", Some(&key_id)), ("sessionToken", token.as_ref())] {
+        if value.is_some_and(|value| !value.bytes().all(|byte| byte.is_ascii_graphic())) {
+            let why = format!("{name} has characters that no request can carry: copy it again");
+            return Err(StoreError::Invalid { what: "credentials".into(), why });
+        }
+    }
+    Ok(Some(AwsCredential { key_id, secret_key, token }))
+}
+
+pub(super) fn stalled(patience: Duration) -> Fault {
+    Fault::retry(RetryCause::Stalled, format!("the store sent nothing for {:.1} s", patience.as_secs_f64()))
+}
+
+pub(super) fn header(headers: &HeaderMap, name: impl http::header::AsHeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok()
+}
+
+pub(super) fn version(headers: &HeaderMap) -> Option<Version> {
+    unquoted(header(headers, ETAG)?)
+}
+
+/// `"abc"` → `abc`, `W/"abc"` → `W/abc`.
+pub(super) fn unquoted(etag: &str) -> Option<Version> {
+    let (weak, rest) = match etag.strip_prefix("W/") {
+        Some(rest) => ("W/", rest),
+        None => ("", etag),
+    };
+    let token = rest.trim_matches('"');
+    (!token.is_empty()).then(|| Version(format!("{weak}{token}")))
+}
+
+fn quoted(version: &Version) -> String {
+    match version.0.strip_prefix("W/") {
+        Some(token) => format!("W/\"{token}\""),
+        None => format!("\"{}\"", version.0),
+    }
+}
+
+/// A whole small body. A break in it is a fault like any other.
+async fn read_all(mut response: Response, max: usize, patience: Duration) -> Result<BytesMut, Fault> {
+    let mut body = BytesMut::new();
+    loop {
+        match timeout(patience, response.chunk()).await {
+            Err(_) => return Err(stalled(patience)),
+            Ok(Err(e)) => return Err(broken_body(e)),
+            Ok(Ok(None)) => return Ok(body),
+            Ok(Ok(Some(piece))) if body.len() + piece.len() > max => {
+                return Err(Fault::retry(
+                    RetryCause::Malformed,
+                    format!("an answer of more than {max} bytes"),
+                ));
+            }
+            Ok(Ok(Some(piece))) => body.extend_from_slice(&piece),
+        }
+    }
+}
+
+pub(super) fn broken_body(error: reqwest::Error) -> Fault {
+    let why = chain(&error.without_url());
+    // hyper's word for "closed before Content-Length was reached".
+    let truncated =
+        why.contains("end of file") || why.contains("IncompleteMessage") || why.contains("incomplete");
+    let cause = if truncated { RetryCause::Truncated } else { RetryCause::Reset };
+    Fault::retry(cause, format!("the transfer broke: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LimitsConfig, NoObserver};
+
+    fn client(parameters: &Parameters) -> Client {
+        let limits = Arc::new(Limits::new(LimitsConfig::default()));
+        Client::new("data", parameters, &Credentials::anonymous(), limits, Arc::new(NoObserver)).unwrap()
+    }
+
+    #[test]
+    fn urls_follow_the_addressing_style() {
+        let aws = Parameters { region: Some("eu-central-1".into()), ..Parameters::default() };
+        assert_eq!(client(&aws).object_url(b"a b"), "https://s3.eu-central-1.amazonaws.com/data/a%20b");
+        let endpoint = Some(Url::parse("https://h.example:9000").unwrap());
+        let own = Parameters { endpoint, addressing: Addressing::Virtual, ..Parameters::default() };
+        assert_eq!(client(&own).object_url(b"a+b"), "https://data.h.example:9000/a%2Bb");
+        assert_eq!(
+            client(&own).list_url(b"x&y/", true, Some("t=="), 7),
+            "https://data.h.example:9000/?list-type=2&encoding-type=url&max-keys=7&delimiter=%2F&prefix=x%26y%2F&continuation-token=t%3D%3D"
+        );
+    }
+
+    #[test]
+    fn etags_lose_their_quotes_and_get_them_back() {
+        for (etag, token) in [("\"abc-2\"", "abc-2"), ("W/\"abc\"", "W/abc")] {
+            let version = unquoted(etag).unwrap();
+            assert_eq!(version.as_str(), token);
+            assert_eq!(quoted(&version), etag);
+        }
+        assert_eq!(unquoted("\"\""), None);
+    }
+
+    #[test]
+    fn credentials_that_no_header_can_carry_are_refused_not_fatal() {
+        let secrets = [("accessKeyId", "schlüssel"), ("secretAccessKey", "hunter2")];
+        let error = credential(&Credentials::from_secrets(secrets).unwrap()).err().unwrap().to_string();
+        assert!(error.contains("accessKeyId") && !error.contains("schlüssel"), "{error}");
+    }
+}

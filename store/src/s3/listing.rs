@@ -1,0 +1,226 @@
+//! One ListObjectsV2 page: from XML to entries, with every key either named or reported.
+
+use super::{client, date};
+use crate::keys::{decode_form, is_name, show};
+use crate::{Entry, Kind, Page, Version};
+use quick_xml::Reader;
+use quick_xml::events::Event;
+
+/// A page as the store tells it; keys are raw bytes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Answer {
+    objects: Vec<Object>,
+    prefixes: Vec<Vec<u8>>,
+    next: Option<String>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Object {
+    key: Vec<u8>,
+    size: u64,
+    version: Option<Version>,
+    modified_ns: i64,
+}
+
+impl Answer {
+    pub(super) fn is_empty(&self) -> bool {
+        self.objects.is_empty() && self.prefixes.is_empty()
+    }
+
+    pub(super) fn first_key(&self) -> Option<&[u8]> {
+        self.objects.first().map(|object| object.key.as_slice())
+    }
+
+    /// Names relative to `dir` (the listing's prefix: "" or ends in "/").
+    pub(super) fn into_page(self, dir: &[u8]) -> Page {
+        let mut page = Page { next: self.next, ..Page::default() };
+        for object in self.objects {
+            let name = object.key.strip_prefix(dir).unwrap_or(&object.key);
+            match object.version {
+                // The directory's own marker: an empty object that consoles create. With content it is a file whose
+                // name is empty, which nobody can open.
+                _ if name.is_empty() && object.size == 0 => {}
+                Some(version) if is_name(name) => page.entries.push(Entry {
+                    name: name.to_vec(),
+                    kind: Kind::File { size: object.size, version },
+                    modified_ns: object.modified_ns,
+                }),
+                _ => page.unnameable.push(show(&object.key)),
+            }
+        }
+        for prefix in self.prefixes {
+            let name = prefix.strip_prefix(dir).unwrap_or(&prefix);
+            let name = name.strip_suffix(b"/").unwrap_or(name);
+            if is_name(name) {
+                page.entries.push(Entry { name: name.to_vec(), kind: Kind::Directory, modified_ns: 0 });
+            } else {
+                page.unnameable.push(show(&prefix));
+            }
+        }
+        page
+    }
+}
+
+/// What the current text belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Within {
+    Result,
+    Contents,
+    CommonPrefixes,
+}
+
+pub(super) fn parse(body: &[u8]) -> Result<Answer, String> {
+    let body = std::str::from_utf8(body).map_err(|_| "a listing that is not UTF-8")?;
+    let mut reader = Reader::from_str(body);
+    let mut answer = Answer::default();
+    let (mut truncated, mut url) = (false, false);
+    let mut object = Object::default();
+    let mut within = Within::Result;
+    let (mut depth, mut text) = (0_usize, String::new());
+    let mut ended = false;
+    loop {
+        match reader.read_event().map_err(|e| format!("the listing is not XML: {e}"))? {
+            Event::Start(start) => {
+                depth += 1;
+                text.clear();
+                match (depth, start.local_name().as_ref()) {
+                    (1, "ListBucketResult") => {}
+                    (1, other) => return Err(format!("a listing that is a {}", show(other.as_bytes()))),
+                    (2, "Contents") => (within, object) = (Within::Contents, Object::default()),
+                    (2, "CommonPrefixes") => within = Within::CommonPrefixes,
+                    _ => {}
+                }
+            }
+            Event::Text(piece) => text.push_str(&piece),
+            Event::CData(piece) => text.push_str(&piece),
+            Event::GeneralRef(reference) => match reference.resolve_char_ref() {
+                Ok(Some(character)) => text.push(character),
+                Ok(None) => text.push(named(&reference).ok_or("a listing with an unknown XML entity")?),
+                Err(e) => return Err(format!("a listing with a bad character reference: {e}")),
+            },
+            Event::End(end) => {
+                match (depth, within, end.local_name().as_ref()) {
+                    (2, Within::Contents, _) => {
+                        answer.objects.push(std::mem::take(&mut object));
+                        within = Within::Result;
+                    }
+                    (2, Within::CommonPrefixes, _) => within = Within::Result,
+                    (2, Within::Result, "IsTruncated") => truncated = text.trim() == "true",
+                    (2, Within::Result, "NextContinuationToken") => {
+                        answer.next = Some(std::mem::take(&mut text))
+                    }
+                    (2, Within::Result, "EncodingType") => url = text.trim() == "url",
+                    (3, Within::Contents, "Key") => object.key = std::mem::take(&mut text).into_bytes(),
+                    (3, Within::Contents, "Size") => {
+                        object.size =
+                            text.trim().parse().map_err(|_| "a listing with a size that is no number")?;
+                    }
+                    (3, Within::Contents, "ETag") => object.version = client::unquoted(text.trim()),
+                    (3, Within::Contents, "LastModified") => {
+                        object.modified_ns = date::parse_iso(&text).unwrap_or(0);
+                    }
+                    (3, Within::CommonPrefixes, "Prefix") => {
+                        answer.prefixes.push(std::mem::take(&mut text).into_bytes());
+                    }
+                    _ => {}
+                }
+                ended = depth == 1;
+                depth = depth.saturating_sub(1);
+                text.clear();
+            }
+            Event::Eof => break,
+            _ => {}
+        }
+    }
+    // A body that stops short can look like a short listing; a missing name is worse than an error.
+    if !ended {
+        return Err("the listing ends in the middle".into());
+    }
+    match (truncated, &answer.next) {
+        (true, None) => return Err("the listing is truncated but has no continuation token".into()),
+        (false, Some(_)) => answer.next = None,
+        _ => {}
+    }
+    if url {
+        // The element may come after the keys that it speaks of.
+        let keys = answer.objects.iter_mut().map(|object| &mut object.key).chain(&mut answer.prefixes);
+        for key in keys {
+            if key.iter().any(|byte| matches!(byte, b'%' | b'+')) {
+                *key = decode_form(std::str::from_utf8(key).map_err(|_| "a listing not in UTF-8")?);
+            }
+        }
+    }
+    Ok(answer)
+}
+
+fn named(reference: &str) -> Option<char> {
+    Some(match reference {
+        "amp" => '&',
+        "lt" => '<',
+        "gt" => '>',
+        "quot" => '"',
+        "apos" => '\'',
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(inner: &str) -> Page {
+        let text = format!("<?xml version=\"1.0\"?><ListBucketResult xmlns=\"x\">{inner}</ListBucketResult>");
+        parse(text.as_bytes()).unwrap().into_page(b"d/")
+    }
+
+    fn object(key: &str, size: u64) -> String {
+        format!(
+            "<Contents><Key>{key}</Key><LastModified>2015-10-21T07:28:00.000Z</LastModified><ETag>&quot;e&quot;</ETag><Size>{size}</Size><Owner><ID>7</ID></Owner></Contents>"
+        )
+    }
+
+    #[test]
+    fn odd_keys_are_named_or_reported_and_hide_nothing() {
+        let text = [
+            "<EncodingType>url</EncodingType><IsTruncated>false</IsTruncated>".to_owned(),
+            object("d/", 0),
+            object("d/a%2Fb+c%2Bd", 1),
+            object("d/..", 2),
+            object("d/%FF", 3),
+            object(&format!("d/{}", "x".repeat(256)), 4),
+            object("d/line%0Abreak", 5),
+            "<CommonPrefixes><Prefix>d//</Prefix></CommonPrefixes>".into(),
+            "<CommonPrefixes><Prefix>d/./</Prefix></CommonPrefixes>".into(),
+            "<CommonPrefixes><Prefix>d/sub/</Prefix></CommonPrefixes>".into(),
+        ];
+        let page = page(&text.concat());
+        let names: Vec<_> = page.entries.iter().map(|entry| String::from_utf8_lossy(&entry.name)).collect();
+        assert_eq!(names, ["line\nbreak", "sub"]);
+        assert_eq!(page.entries[0].modified_ns, 1_445_412_480_000_000_000);
+        assert_eq!(page.unnameable.len(), 6, "{:?}", page.unnameable);
+        assert_eq!(page.unnameable[0], "d/a/b c+d");
+    }
+
+    #[test]
+    fn a_marker_with_content_is_not_passed_over() {
+        assert_eq!(page(&object("d/", 9)).unnameable, ["d/"]);
+    }
+
+    #[test]
+    fn a_store_that_does_not_encode_is_taken_literally() {
+        let page = page(&object("d/a&amp;b%20c+&#233;", 1));
+        assert_eq!(page.entries[0].name, "a&b%20c+é".as_bytes());
+    }
+
+    #[test]
+    fn half_a_listing_is_an_error() {
+        for text in [
+            "<ListBucketResult><Contents><Key>a</Key></Contents>",
+            "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
+            "<html><body>login</body></html>",
+            "",
+        ] {
+            assert!(parse(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! An S3 bucket, or a prefix of one, as a source.
+//!
+//! Every request is built, signed and judged here rather than by `object_store`: its `Path` type refuses whole pages
+//! because of one odd key, it retries inside its calls while we must give the request slot back, and it cannot resume
+//! a broken body in place. Taken from it is the part that must be exactly right: the signature (`AwsAuthorizer`).
+//!
+//! ```text
+//! mod.rs      Source: which requests answer which question
+//! client.rs   one attempt: sign, send, wait for the headers, judge the status
+//! body.rs     a body that survives resets: the only request that resumes
+//! listing.rs  one ListObjectsV2 page: XML → entries, names, unnameable keys
+//! answer.rs   error answers → what to do
+//! date.rs     the two ways S3 writes a time
+//! ```
+
+mod answer;
+mod body;
+mod client;
+mod date;
+mod listing;
+
+use crate::keys::{is_path, show};
+use crate::limits::{Lane, Limits};
+use crate::observe::Observer;
+use crate::retry::{Attempts, Fault, Meter};
+use crate::{ByteStream, Entry, Kind, Page, Source, StoreError, Version};
+use async_trait::async_trait;
+use client::Client;
+use futures::FutureExt;
+use std::future::Future;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use volume::{Credentials, Parameters};
+
+pub(crate) struct S3 {
+    client: Arc<Client>,
+    /// "" or ends in "/".
+    prefix: String,
+    store_timeout: Duration,
+}
+
+impl std::fmt::Debug for S3 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "S3({})", self.client.what(self.prefix.as_bytes()))
+    }
+}
+
+impl S3 {
+    pub(crate) fn open(
+        bucket: &str,
+        prefix: &str,
+        parameters: &Parameters,
+        credentials: &Credentials,
+        limits: Arc<Limits>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, StoreError> {
+        let client = Arc::new(Client::new(bucket, parameters, credentials, limits, observer)?);
+        Ok(Self { client, prefix: prefix.to_owned(), store_timeout: parameters.store_timeout })
+    }
+
+    fn key(&self, path: &[u8]) -> Vec<u8> {
+        [self.prefix.as_bytes(), path].concat()
+    }
+
+    /// "a/b" → the prefix of everything below it; "" → the volume's own.
+    fn directory_key(&self, dir: &[u8]) -> Vec<u8> {
+        let mut key = self.key(dir);
+        if !dir.is_empty() {
+            key.push(b'/');
+        }
+        key
+    }
+
+    /// Runs a small request until it is answered. The slot is held during attempts only, never while backing off.
+    async fn retrying<'a, T, F>(
+        &'a self,
+        op: &'static str,
+        what: &'a str,
+        limit: Duration,
+        attempt: impl Fn(Duration) -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<(T, u64), Fault>> + Send + 'a,
+    {
+        let limits = self.client.limits();
+        let mut attempts = Attempts::new(limit);
+        loop {
+            let Some(slot) = limits.enter(Lane::Metadata, attempts.deadline()).await else {
+                return Err(attempts.exhausted(what, client::NO_SLOT));
+            };
+            let mut meter = Meter::start(self.client.observer(), op);
+            let patience = attempts.patience(limits.config().stall_timeout);
+            let result = tokio::time::timeout_at(attempts.deadline(), attempt(patience)).await;
+            drop(slot);
+            let fault = match result {
+                Ok(Ok((answer, bytes))) => {
+                    meter.bytes = bytes;
+                    meter.end(crate::Outcome::Ok);
+                    return Ok(answer);
+                }
+                Ok(Err(fault)) => fault,
+                Err(_) => Fault::Fail(attempts.exhausted(what, "the store did not answer")),
+            };
+            meter.end_with(&fault);
+            let (cause, delay) = attempts.after(what, fault, rand::random())?;
+            self.client.observer().retry(op, cause);
+            tokio::time::sleep(delay).await;
+        }
+    }
+
+    async fn page(
+        &self,
+        key: &[u8],
+        delimiter: bool,
+        token: Option<&str>,
+        max: usize,
+        limit: Duration,
+    ) -> Result<listing::Answer, StoreError> {
+        let what = self.client.what(key);
+        let url = self.client.list_url(key, delimiter, token, max);
+        let attempt = |patience| self.client.list(&url, &what, patience).boxed();
+        self.retrying("list", &what, limit, attempt).await
+    }
+
+    /// The object of exactly this key.
+    async fn object(&self, key: &[u8], limit: Duration) -> Result<Option<client::Object>, StoreError> {
+        let what = self.client.what(key);
+        let url = self.client.object_url(key);
+        let attempt = |patience| self.client.head(&url, &what, patience).boxed();
+        match self.retrying("head", &what, limit, attempt).await {
+            Ok(object) => Ok(Some(object)),
+            Err(StoreError::NotFound { .. }) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+#[async_trait]
+impl Source for S3 {
+    async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
+        let key = self.directory_key(dir);
+        if !dir.is_empty() && !is_path(dir) {
+            return Err(StoreError::not_found(&self.client.what(&key)));
+        }
+        let answer = self.page(&key, true, token, crate::PAGE_ENTRIES, self.store_timeout).await?;
+        // Keys below it are all that makes a directory. The volume's root was checked at publish; should it become
+        // empty later, an empty directory is the truth.
+        if !dir.is_empty() && token.is_none() && answer.is_empty() {
+            return Err(StoreError::not_found(&self.client.what(&key)));
+        }
+        Ok(answer.into_page(&key))
+    }
+
+    async fn head(&self, path: &[u8]) -> Result<Option<Entry>, StoreError> {
+        if !is_path(path) {
+            return Ok(None);
+        }
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path).to_vec();
+        let (key, below) = (self.key(path), self.directory_key(path));
+        // Two questions, because `a` and `a/b` may exist together; at once, because a lookup waits for them.
+        let (object, below) = tokio::join!(
+            self.object(&key, self.store_timeout),
+            self.page(&below, false, None, 1, self.store_timeout)
+        );
+        let file = |object: client::Object| Entry {
+            name: name.clone(),
+            kind: Kind::File { size: object.size, version: object.version },
+            modified_ns: object.modified_ns,
+        };
+        match (object, below) {
+            (_, Ok(below)) if !below.is_empty() => {
+                Ok(Some(Entry { name, kind: Kind::Directory, modified_ns: 0 }))
+            }
+            (Ok(Some(object)), Ok(_)) => Ok(Some(file(object))),
+            // Credentials that may read but not list still see the files that they name.
+            (Ok(Some(object)), Err(StoreError::Denied { .. })) => Ok(Some(file(object))),
+            (Ok(None), Ok(_)) => Ok(None),
+            // Of two errors the listing's says more: a HEAD answer has no body.
+            (_, Err(e)) | (Err(e), Ok(_)) => Err(e),
+        }
+    }
+
+    async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError> {
+        let key = self.key(path);
+        if !is_path(path) {
+            return Err(StoreError::not_found(&self.client.what(&key)));
+        }
+        body::open(self.client.clone(), &key, version, range, self.store_timeout).await
+    }
+
+    async fn check(&self, limit: Duration) -> Result<(), StoreError> {
+        let started = tokio::time::Instant::now();
+        let prefix = self.prefix.as_bytes();
+        let answer = self.page(prefix, false, None, 1, limit).await?;
+        if answer.is_empty() && !prefix.is_empty() {
+            return Err(StoreError::NotFound {
+                what: self.client.what(prefix),
+                advice: ": the bucket can be listed but has no key below this prefix; check 'source' and 'path'",
+            });
+        }
+        // Rights to list and to read are separate: find out now, not at the pod's first read.
+        let Some(key) = answer.first_key().filter(|key| is_path(key)) else { return Ok(()) };
+        match self.object(key, limit.saturating_sub(started.elapsed())).await {
+            Ok(_) => Ok(()),
+            Err(StoreError::Denied { .. }) => Err(StoreError::Denied {
+                what: self.client.what(prefix),
+                why: format!("the bucket can be listed but {} not be read: grant s3:GetObject", show(key)),
+            }),
+            Err(e) => Err(e),
+        }
+    }
+}

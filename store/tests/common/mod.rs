@@ -1,0 +1,72 @@
+//! A source on a fresh server, and an observer that remembers.
+#![allow(dead_code)] // Each test binary uses its own part.
+
+use futures::TryStreamExt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use store::{Limits, LimitsConfig, Observer, Outcome, RetryCause, Source, StoreError, Version};
+use testkit::s3::{ACCESS_KEY, SECRET_KEY, Server};
+use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
+
+pub const BUCKET: &str = "bucket";
+
+pub fn spec(server: &Server, source: &str) -> VolumeSpec {
+    let parameters = Parameters {
+        endpoint: Some(server.endpoint().parse().unwrap()),
+        allow_http: true,
+        store_timeout: Duration::from_secs(60),
+        ..Parameters::default()
+    };
+    VolumeSpec { id: VolumeId::parse("v").unwrap(), source: SourceUrl::parse(source).unwrap(), parameters }
+}
+
+pub fn keys(id: &str, secret: &str) -> Credentials {
+    Credentials::from_secrets([("accessKeyId", id), ("secretAccessKey", secret)]).unwrap()
+}
+
+/// Short enough that a test can wait for a stall.
+pub fn quick() -> LimitsConfig {
+    LimitsConfig { stall_timeout: Duration::from_millis(300), ..LimitsConfig::default() }
+}
+
+pub fn open(spec: &VolumeSpec, limits: LimitsConfig, observer: Arc<dyn Observer>) -> Arc<dyn Source> {
+    store::open(spec, &keys(ACCESS_KEY, SECRET_KEY), Arc::new(Limits::new(limits)), observer).unwrap()
+}
+
+pub fn source(server: &Server) -> Arc<dyn Source> {
+    open(&spec(server, "s3://bucket"), quick(), Arc::new(store::NoObserver))
+}
+
+pub async fn read(
+    source: &dyn Source,
+    path: &[u8],
+    version: &Version,
+    range: Range<u64>,
+) -> Result<Vec<u8>, StoreError> {
+    let mut stream = source.get(path, version, range).await?;
+    let mut bytes = Vec::new();
+    while let Some(piece) = stream.try_next().await? {
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(bytes)
+}
+
+pub fn version(meta: &testkit::s3::Meta) -> Version {
+    Version(meta.etag.clone())
+}
+
+#[derive(Debug, Default)]
+pub struct Log {
+    pub requests: Mutex<Vec<(&'static str, Outcome, u64)>>,
+    pub retries: Mutex<Vec<(&'static str, RetryCause)>>,
+}
+
+impl Observer for Log {
+    fn request(&self, op: &'static str, outcome: Outcome, _: Duration, bytes: u64) {
+        self.requests.lock().unwrap().push((op, outcome, bytes));
+    }
+    fn retry(&self, op: &'static str, cause: RetryCause) {
+        self.retries.lock().unwrap().push((op, cause));
+    }
+}

@@ -1,0 +1,162 @@
+//! Every bad input has its own message, and no message has a secret.
+
+mod common;
+
+use common::*;
+use std::sync::Arc;
+use std::time::Duration;
+use store::{Limits, NoObserver, StoreError};
+use testkit::s3::{ACCESS_KEY, Config, Key, Memory, Rights, SECRET_KEY, Server};
+use volume::{Credentials, VolumeSpec};
+
+const LIMIT: Duration = Duration::from_secs(2);
+
+async fn server(anonymous: bool) -> Server {
+    let mut config = Config { anonymous, ..Config::default() };
+    for (id, rights) in
+        [("list-only", Rights::ListOnly), ("read-only", Rights::ReadOnly), ("nobody", Rights::None)]
+    {
+        config.keys.push(Key::new(id, SECRET_KEY, rights));
+    }
+    let server = Server::start(config.bucket(BUCKET, Memory::default())).await.unwrap();
+    server.put(BUCKET, "p/o", "content").unwrap();
+    server
+}
+
+async fn check(spec: &VolumeSpec, credentials: &Credentials) -> Result<(), StoreError> {
+    let source = store::open(spec, credentials, Arc::new(Limits::new(quick())), Arc::new(NoObserver))?;
+    let result = source.check(LIMIT).await;
+    let debug = format!("{source:?} {result:?}");
+    let text = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    for (name, secret) in credentials.to_secrets() {
+        assert!(!debug.contains(&secret) && !text.contains(&secret), "{name} is shown in {debug} / {text}");
+    }
+    result
+}
+
+async fn refused(spec: &VolumeSpec, credentials: &Credentials) -> (StoreError, String) {
+    let error = check(spec, credentials).await.expect_err("should have been refused");
+    let text = error.to_string();
+    println!("{text}");
+    (error, text)
+}
+
+#[tokio::test]
+async fn a_good_source_passes() {
+    let server = server(false).await;
+    check(&spec(&server, "s3://bucket"), &keys(ACCESS_KEY, SECRET_KEY)).await.unwrap();
+    check(&spec(&server, "s3://bucket/p"), &keys(ACCESS_KEY, SECRET_KEY)).await.unwrap();
+}
+
+#[tokio::test]
+async fn wrong_keys_and_missing_rights_are_told_apart() {
+    let server = server(false).await;
+    let spec = spec(&server, "s3://bucket");
+    for (credentials, advice) in [
+        (keys("UNKNOWNKEY", SECRET_KEY), "check accessKeyId"),
+        (keys(ACCESS_KEY, "wrong-secret-key"), "check secretAccessKey"),
+        (keys("nobody", SECRET_KEY), "grant s3:ListBucket"),
+        (keys("read-only", SECRET_KEY), "grant s3:ListBucket"),
+        (keys("list-only", SECRET_KEY), "grant s3:GetObject"),
+        (Credentials::anonymous(), "grant s3:ListBucket"),
+    ] {
+        let (error, text) = refused(&spec, &credentials).await;
+        assert!(matches!(error, StoreError::Denied { .. }), "{error:?}");
+        assert!(text.contains(advice), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_may_read_but_not_list_still_reads() {
+    let server = server(false).await;
+    let limits = Arc::new(Limits::new(quick()));
+    let credentials = keys("read-only", SECRET_KEY);
+    let source =
+        store::open(&spec(&server, "s3://bucket"), &credentials, limits, Arc::new(NoObserver)).unwrap();
+    let entry = source.head(b"p/o").await.unwrap().unwrap();
+    let store::Kind::File { size, version } = entry.kind else { panic!("{entry:?}") };
+    assert_eq!(read(&*source, b"p/o", &version, 0..size).await.unwrap(), b"content");
+}
+
+#[tokio::test]
+async fn anonymous_works_where_it_is_allowed() {
+    let server = server(true).await;
+    check(&spec(&server, "s3://bucket"), &Credentials::anonymous()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_missing_bucket_or_prefix_is_not_found() {
+    let server = server(false).await;
+    let good = keys(ACCESS_KEY, SECRET_KEY);
+    let (error, text) = refused(&spec(&server, "s3://other-bucket"), &good).await;
+    assert!(matches!(error, StoreError::NotFound { .. }) && text.contains("bucket other-bucket"), "{text}");
+    let (error, text) = refused(&spec(&server, "s3://bucket/nothing"), &good).await;
+    assert!(
+        matches!(error, StoreError::NotFound { .. }) && text.contains("no key below this prefix"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_down_or_unknown_or_speaks_no_tls_says_so() {
+    let server = server(false).await;
+    let good = keys(ACCESS_KEY, SECRET_KEY);
+    let mut spec = spec(&server, "s3://bucket");
+
+    spec.parameters.endpoint = Some(format!("https://{}", server.address()).parse().unwrap());
+    let (error, text) = refused(&spec, &good).await;
+    assert!(matches!(error, StoreError::Invalid { .. }) && text.contains("TLS"), "{text}");
+
+    spec.parameters.endpoint = Some("http://no-such-host.invalid".parse().unwrap());
+    let (error, text) = refused(&spec, &good).await;
+    assert!(
+        matches!(error, StoreError::Unavailable { .. }) && text.contains("no-such-host.invalid"),
+        "{text}"
+    );
+
+    // A port that was free a moment ago.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    spec.parameters.endpoint = Some(format!("http://{free}").parse().unwrap());
+    let (error, text) = refused(&spec, &good).await;
+    assert!(matches!(error, StoreError::Unavailable { .. }) && text.contains("cannot connect"), "{text}");
+    assert!(text.contains("refused"), "{text}");
+}
+
+#[tokio::test]
+async fn a_session_token_is_never_shown() {
+    let server = server(false).await;
+    let secrets = [
+        ("accessKeyId", "UNKNOWNKEY"),
+        ("secretAccessKey", "hunter2hunter2"),
+        ("sessionToken", "T0KENT0KENT0KEN"),
+    ];
+    let credentials = Credentials::from_secrets(secrets).unwrap();
+    refused(&spec(&server, "s3://bucket"), &credentials).await;
+}
+
+/// Sends every request elsewhere, as a captive portal or a hostile store would.
+async fn redirector(to: String) -> String {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request).await;
+            let answer =
+                format!("HTTP/1.1 307 Temporary Redirect\r\nlocation: {to}/\r\ncontent-length: 0\r\n\r\n");
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    format!("http://{address}")
+}
+
+#[tokio::test]
+async fn redirects_are_reported_not_followed() {
+    let server = server(false).await;
+    let mut spec = spec(&server, "s3://bucket");
+    spec.parameters.endpoint = Some(redirector(server.endpoint()).await.parse().unwrap());
+    let (error, text) = refused(&spec, &keys(ACCESS_KEY, SECRET_KEY)).await;
+    assert!(matches!(error, StoreError::Invalid { .. }) && text.contains("endpoint"), "{text}");
+    assert_eq!(server.stats().total(), 0);
+}
