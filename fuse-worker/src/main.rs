@@ -1,1 +1,79 @@
-fn main() {}
+//! The worker's process: the two C symbols that fuser's traffic goes through, and nothing else.
+
+use fuse_worker::{session, transport};
+use libc::{c_int, c_void, iovec, size_t, ssize_t};
+use link::worker::LINK_FD;
+use std::io::IoSlice;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // A worker that has lost its head is replaced; one that limps along with a thread less is not.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+    // SAFETY: nothing is dereferenced; both symbols' object must be part of the link.
+    std::hint::black_box((read as *const (), writev as *const ()));
+    // SAFETY: fcntl on any number is harmless.
+    if unsafe { libc::fcntl(LINK_FD, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        eprintln!("fuse-worker: started by hand? It expects the agent's socket as descriptor {LINK_FD}.");
+        return ExitCode::from(2);
+    }
+    // SAFETY: the descriptor is open (checked), inherited for this purpose, and nobody else's.
+    match session::run(unsafe { OwnedFd::from_raw_fd(LINK_FD) }) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("fuse-worker: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// libc's `read`, but for the session's descriptor, which the transport reads.
+///
+/// # Safety
+/// As for libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
+    match transport::of(fd) {
+        // SAFETY: forwarded as it came.
+        None => unsafe { libc::syscall(libc::SYS_read, fd, buffer, len) as ssize_t },
+        Some(transport) => {
+            // SAFETY: fuser's read buffer: initialised, `len` bytes, borrowed for this call.
+            finish(transport.read(unsafe { std::slice::from_raw_parts_mut(buffer.cast(), len) }))
+        }
+    }
+}
+
+/// libc's `writev`, but for the session's descriptor.
+///
+/// # Safety
+/// As for libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+    match transport::of(fd) {
+        // SAFETY: forwarded as it came.
+        None => unsafe { libc::syscall(libc::SYS_writev, fd, parts, count) as ssize_t },
+        Some(transport) => {
+            // SAFETY: IoSlice has the layout of iovec; fuser passes `count` of them, valid for this call.
+            finish(
+                transport.write(unsafe {
+                    std::slice::from_raw_parts(parts.cast::<IoSlice<'_>>(), count as usize)
+                }),
+            )
+        }
+    }
+}
+
+fn finish(result: Result<usize, i32>) -> ssize_t {
+    match result {
+        Ok(len) => len as ssize_t,
+        Err(errno) => {
+            // SAFETY: the calling thread's own errno.
+            unsafe { *libc::__errno_location() = errno };
+            -1
+        }
+    }
+}

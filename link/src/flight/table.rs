@@ -227,6 +227,13 @@ impl Flight {
         }
     }
 
+    /// A request that was executed and not answered waits again.
+    pub fn suspend(&self, unique: u64) {
+        if let Some((slot, _)) = self.find(unique) {
+            self.park(slot, unique);
+        }
+    }
+
     /// Notes that this request did something countable that outlives it, so that a successor does not count it twice.
     /// False: it had been noted already, or the request is gone.
     pub fn set_effect(&self, unique: u64) -> bool {
@@ -248,13 +255,13 @@ impl Flight {
         found.is_some()
     }
 
-    /// Every waiting request whose caller was signalled.
+    /// Every request of this worker that waits and whose caller was signalled. Not the orphans: what a dead worker did
+    /// for them is undone by whoever executes them again.
     pub fn interrupted(&self) -> Vec<Interrupted> {
         let mut found = Vec::new();
         for slot in 0..self.high_slot() {
             let current = self.word(slot).load(Acquire);
-            let waits = matches!(state_of(current), WAITING | ORPHAN);
-            if waits && self.note32(slot, FLAGS).load(Acquire) & INTERRUPTED != 0 {
+            if state_of(current) == WAITING && self.note32(slot, FLAGS).load(Acquire) & INTERRUPTED != 0 {
                 let pid = self.note32(slot, PID).load(Acquire);
                 // Unchanged: mark and pid belong to this request.
                 if self.word(slot).load(Acquire) == current {

@@ -1,0 +1,149 @@
+//! fuser's callbacks, turned into calls of the file system. No decision is made here.
+//!
+//! fuser's reply objects are not used: each request is answered through the transport, which knows whether the answer
+//! arrived. They own no memory as long as nothing was added to them; forgetting one leaks a count of fuser's handle of
+//! `/dev/null`, which the end of the process takes along.
+
+use crate::errno::Failure;
+use crate::fs::{Batch, Fs};
+use crate::reply::Reply;
+use crate::session::Offer;
+use crate::transport::{Transport, current};
+use fuser::{
+    FileHandle, Filesystem, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+};
+use link::worker::Mode;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+/// Requests that the kernel sends ahead; 12, its default, costs a third of the throughput.
+const BACKGROUND_MAX: u16 = 128;
+/// Together with max_pages: how much one READ may ask for.
+const READ_MAX: u32 = 1 << 20;
+
+pub(crate) struct Adapter {
+    pub(crate) fs: Arc<Fs>,
+    pub(crate) transport: Arc<Transport>,
+    pub(crate) offer: Offer,
+}
+
+impl Adapter {
+    fn reply<T>(&self, request: &Request, unused: T) -> Reply {
+        std::mem::forget(unused);
+        Reply::new(self.transport.clone(), request.unique().0)
+    }
+
+    fn batch(dir: INodeNo, offset: u64, plus: bool) -> Batch {
+        Batch { dir: dir.0, offset, bytes_max: current().listing_bytes as usize, plus }
+    }
+}
+
+impl Filesystem for Adapter {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS
+            | InitFlags::FUSE_CACHE_SYMLINKS
+            | InitFlags::FUSE_EXPLICIT_INVAL_DATA
+            | InitFlags::FUSE_NO_OPEN_SUPPORT
+            | InitFlags::FUSE_NO_OPENDIR_SUPPORT
+            | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+        if self.offer.readdirplus {
+            wanted |= InitFlags::FUSE_DO_READDIRPLUS;
+        }
+        if self.offer.mode == Mode::Passthrough {
+            wanted |= InitFlags::FUSE_PASSTHROUGH;
+            config.set_max_stack_depth(1).map_err(|most| io::Error::other(format!("stack depth {most}")))?;
+        }
+        if let Err(missing) = config.add_capabilities(wanted) {
+            let _ = config.add_capabilities(wanted & !missing);
+        }
+        // fuser derives max_pages from this; the transport tells the kernel a smaller max_write.
+        let _ = config.set_max_write(READ_MAX);
+        let _ = config.set_max_background(BACKGROUND_MAX);
+        Ok(())
+    }
+
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.fs.lookup(parent.0, name.as_bytes(), self.reply(request, reply));
+    }
+
+    fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.fs.getattr(ino.0, self.reply(request, reply));
+    }
+
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        self.fs.readlink(ino.0, self.reply(request, reply));
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.fs.open(ino.0, flags.0, self.reply(request, reply));
+    }
+
+    fn read(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.fs.read(ino.0, handle.0, offset, size, self.reply(request, reply));
+    }
+
+    fn flush(&self, request: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        self.reply(request, reply).fail(Failure::Unsupported);
+    }
+
+    fn release(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.fs.release(ino.0, self.reply(request, reply));
+    }
+
+    fn opendir(&self, request: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.fs.opendir(self.reply(request, reply));
+    }
+
+    fn readdir(&self, request: &Request, ino: INodeNo, _: FileHandle, offset: u64, reply: ReplyDirectory) {
+        self.fs.readdir(Self::batch(ino, offset, false), self.reply(request, reply));
+    }
+
+    fn readdirplus(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        reply: ReplyDirectoryPlus,
+    ) {
+        self.fs.readdir(Self::batch(ino, offset, true), self.reply(request, reply));
+    }
+
+    fn releasedir(&self, request: &Request, _: INodeNo, _: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.reply(request, reply).ok();
+    }
+
+    fn statfs(&self, request: &Request, _: INodeNo, reply: ReplyStatfs) {
+        self.fs.statfs(self.reply(request, reply));
+    }
+
+    fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        self.fs.getxattr(ino.0, name.as_bytes(), size, self.reply(request, reply));
+    }
+
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.fs.listxattr(ino.0, size, self.reply(request, reply));
+    }
+}

@@ -1,0 +1,147 @@
+//! Attributes, plain and extended; symlinks; the size of the volume.
+
+use super::node::version_of;
+use super::{Fs, freshness, ino_of};
+use crate::errno::Failure;
+use crate::reply::Reply;
+use cache::meta::{Attributes, Kind};
+use link::Cause;
+use link::worker::{Ask, Reply as Told};
+use std::sync::Arc;
+use std::time::Duration;
+
+const ETAG: &[u8] = b"user.millpond.etag";
+const VERSION: &[u8] = b"user.millpond.version";
+const CACHED_BYTES: &[u8] = b"user.millpond.cached_bytes";
+const SOURCE: &[u8] = b"user.millpond.source";
+const HIDDEN_KEYS: &[u8] = b"user.millpond.hidden_keys";
+
+impl Fs {
+    pub fn getattr(self: &Arc<Self>, nodeid: u64, reply: Reply) {
+        self.getattr_again(nodeid, reply, false);
+    }
+
+    fn getattr_again(self: &Arc<Self>, nodeid: u64, reply: Reply, asked: bool) {
+        match self.look_at(nodeid, asked) {
+            Ok(Some((attributes, ttl))) => {
+                self.counters.metadata_hits.add(u64::from(!asked));
+                let mut stat = self.stat(&attributes);
+                if version_of(self.settings.mode, nodeid, &attributes) == Some(attributes.version) {
+                    return reply.attr(ttl, &stat);
+                }
+                // An older content that is still open: what it looked like, which does not change any more. The new
+                // size would make the kernel cut off the old pages.
+                match self.known.get(nodeid) {
+                    Some(opened) if opened.version == attributes.version => reply.attr(ttl, &stat),
+                    Some(opened) => {
+                        (stat.size, stat.mtime_ns) = (opened.size, opened.mtime_ns);
+                        reply.attr(freshness::FOR_EVER, &stat);
+                    }
+                    None => reply.fail(Cause::Stale),
+                }
+            }
+            Ok(None) => {
+                let question = Ask::Attributes { ino: ino_of(nodeid), force: false };
+                self.ask(question, reply, move |fs, reply| fs.getattr_again(nodeid, reply, true));
+            }
+            Err(failure) => reply.fail(failure),
+        }
+    }
+
+    /// Attributes and how long they may be trusted; None: the agent must be asked first.
+    fn look_at(&self, nodeid: u64, asked: bool) -> Result<Option<(Attributes, Duration)>, Failure> {
+        let ino = ino_of(nodeid);
+        if let Some((attributes, seen_ms)) = self.view.attributes(ino)? {
+            return Ok(self.freshness_after(asked, seen_ms).map(|ttl| (attributes, ttl)));
+        }
+        if !asked {
+            return Ok(None);
+        }
+        // The name has vanished. Whoever has the file open may still look at it.
+        let last = self.view.last_attributes(ino)?.ok_or(Cause::Stale)?;
+        Ok(Some((last, Duration::ZERO)))
+    }
+
+    pub fn readlink(self: &Arc<Self>, nodeid: u64, reply: Reply) {
+        match self.view.last_attributes(ino_of(nodeid)) {
+            Ok(Some(Attributes { kind: Kind::Symlink, target, .. })) => reply.data(&target),
+            Ok(Some(_)) => reply.fail(Failure::NotASymlink),
+            Ok(None) => reply.fail(Cause::Stale),
+            Err(error) => reply.fail(error),
+        }
+    }
+
+    pub fn statfs(self: &Arc<Self>, reply: Reply) {
+        self.link.ask(
+            Ask::Space,
+            Box::new(move |answer| match answer {
+                Ok((Told::Space { total_bytes, total_inodes }, _)) => reply.statfs(total_bytes, total_inodes),
+                Ok(_) => reply.fail(Cause::Internal),
+                Err(cause) => reply.fail(cause),
+            }),
+        );
+    }
+
+    pub fn listxattr(&self, nodeid: u64, size: u32, reply: Reply) {
+        let names: &[&[u8]] = match self.view.last_attributes(ino_of(nodeid)) {
+            Ok(Some(Attributes { kind: Kind::File, .. })) => &[ETAG, VERSION, CACHED_BYTES, SOURCE],
+            Ok(Some(Attributes { kind: Kind::Directory, .. })) => &[SOURCE, HIDDEN_KEYS],
+            Ok(Some(Attributes { kind: Kind::Symlink, .. })) => &[],
+            Ok(None) => return reply.fail(Cause::Stale),
+            Err(error) => return reply.fail(error),
+        };
+        let list: Vec<u8> = names.iter().flat_map(|name| name.iter().copied().chain([0])).collect();
+        reply.xattr(size, &list);
+    }
+
+    pub fn getxattr(self: &Arc<Self>, nodeid: u64, name: &[u8], size: u32, reply: Reply) {
+        if !name.starts_with(b"user.millpond.") {
+            return reply.fail(Failure::NoAttribute);
+        }
+        let attributes = match self.view.last_attributes(ino_of(nodeid)) {
+            Ok(Some(attributes)) => attributes,
+            Ok(None) => return reply.fail(Cause::Stale),
+            Err(error) => return reply.fail(error),
+        };
+        if name == CACHED_BYTES && attributes.kind == Kind::File {
+            return self.cached_bytes(attributes, size, reply);
+        }
+        match self.attribute(name, &attributes) {
+            Ok(Some(value)) => reply.xattr(size, &value),
+            Ok(None) => reply.fail(Failure::NoAttribute),
+            Err(failure) => reply.fail(failure),
+        }
+    }
+
+    fn attribute(&self, name: &[u8], attributes: &Attributes) -> Result<Option<Vec<u8>>, Failure> {
+        Ok(match (name, attributes.kind) {
+            (ETAG, Kind::File) => Some(attributes.token.clone().into_bytes()),
+            (VERSION, Kind::File) => Some(attributes.version.to_string().into_bytes()),
+            (SOURCE, Kind::File | Kind::Directory) => {
+                let path = self.view.path(attributes.ino)?.unwrap_or_default();
+                let mut source = self.settings.source.trim_end_matches('/').as_bytes().to_vec();
+                if !path.is_empty() {
+                    source.push(b'/');
+                    source.extend_from_slice(&path);
+                }
+                Some(source)
+            }
+            (HIDDEN_KEYS, Kind::Directory) => {
+                let hidden = self.view.listing(attributes.ino)?.map_or(0, |listing| listing.hidden);
+                Some(hidden.to_string().into_bytes())
+            }
+            _ => None,
+        })
+    }
+
+    fn cached_bytes(self: &Arc<Self>, attributes: Attributes, size: u32, reply: Reply) {
+        if attributes.cached.is_some_and(|cached| cached.generation == self.settings.generation) {
+            return reply.xattr(size, attributes.size.to_string().as_bytes());
+        }
+        let key = (attributes.ino, attributes.version);
+        self.with_file(key, move |_, file| match file {
+            Ok(file) => reply.xattr(size, file.present_bytes().to_string().as_bytes()),
+            Err(failure) => reply.fail(failure),
+        });
+    }
+}

@@ -1,0 +1,194 @@
+//! Backing ids of passthrough opens: asked for once per node id, counted, closed when nobody needs them.
+//!
+//! An id pins the disk blocks of its file, and a node id must be opened with the same id as long as any open of it
+//! lives. What is written here lies in `link::flight`, for the successor; this is the index to it.
+
+use super::Fs;
+use super::node::ino_of;
+use link::flight::{Backing, Flight};
+use link::worker::Ask;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Ids without an open that are kept for the next one.
+const IDLE_MAX: usize = 64;
+
+type Waiter = Box<dyn FnOnce(Option<usize>) + Send>;
+
+pub(super) struct Backings(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    nodes: HashMap<u64, Node>,
+    /// Node ids whose last open is gone, oldest first; some may have been opened again.
+    idle: VecDeque<u64>,
+}
+
+enum Node {
+    Recorded(usize),
+    /// Somebody is asking for an id.
+    Opening(Vec<Waiter>),
+}
+
+pub(super) enum Acquired {
+    /// The continuation has run, or will.
+    Answered,
+    /// The caller has to open one and say `backing_opened`.
+    Open,
+}
+
+impl Backings {
+    /// What the predecessors recorded.
+    pub(super) fn recall(flight: &Flight) -> Self {
+        let mut table = Table::default();
+        for (index, backing) in flight.backings() {
+            table.nodes.insert(backing.nodeid, Node::Recorded(index));
+            if backing.refs == 0 {
+                table.idle.push_back(backing.nodeid);
+            }
+        }
+        Self(Mutex::new(table))
+    }
+
+    pub(super) fn recorded(&self, nodeid: u64) -> Option<usize> {
+        match self.lock().nodes.get(&nodeid) {
+            Some(Node::Recorded(index)) => Some(*index),
+            _ => None,
+        }
+    }
+
+    pub(super) fn acquire(&self, nodeid: u64, then: impl FnOnce(Option<usize>) + Send + 'static) -> Acquired {
+        let mut table = self.lock();
+        match table.nodes.get_mut(&nodeid) {
+            Some(Node::Recorded(index)) => {
+                let index = *index;
+                drop(table);
+                then(Some(index));
+                Acquired::Answered
+            }
+            Some(Node::Opening(waiters)) => {
+                waiters.push(Box::new(then));
+                Acquired::Answered
+            }
+            None => {
+                table.nodes.insert(nodeid, Node::Opening(vec![Box::new(then)]));
+                Acquired::Open
+            }
+        }
+    }
+
+    /// Counts one open, unless a predecessor has counted this request; None: the entry is gone.
+    pub(super) fn count_open(
+        &self,
+        flight: &Flight,
+        nodeid: u64,
+        index: usize,
+        unique: u64,
+    ) -> Option<Backing> {
+        let _guard = self.lock(); // against closing it at the same time
+        let backing = flight.backing(index).filter(|backing| backing.nodeid == nodeid)?;
+        if !flight.has_effect(unique) {
+            flight.ref_backing(index);
+            flight.set_effect(unique);
+        }
+        Some(backing)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Fs {
+    /// Records an id, before any reply uses it; 0: the opens of this node id are ordinary ones.
+    pub(super) fn backing_opened(self: &Arc<Self>, nodeid: u64, id: u32, file: u64) {
+        let mut table = self.backings.lock();
+        let index = self.flight.add_backing(nodeid, id, file);
+        let waiting = table.nodes.remove(&nodeid);
+        if let Some(index) = index {
+            table.nodes.insert(nodeid, Node::Recorded(index));
+        }
+        drop(table);
+        if index.is_none() && id != 0 {
+            self.close_id(id);
+        }
+        if let Some(Node::Opening(waiters)) = waiting {
+            waiters.into_iter().for_each(|waiter| waiter(index));
+        }
+    }
+
+    /// One open less. `request`: the RELEASE, which may have been counted by a predecessor.
+    pub(super) fn release_backing(self: &Arc<Self>, nodeid: u64, request: Option<u64>) {
+        let mut table = self.backings.lock();
+        let Some(Node::Recorded(index)) = table.nodes.get(&nodeid) else { return };
+        let index = *index;
+        if let Some(unique) = request {
+            if self.flight.has_effect(unique) {
+                return;
+            }
+            self.flight.set_effect(unique);
+        }
+        if self.flight.unref_backing(index) > 0 {
+            return;
+        }
+        table.idle.push_back(nodeid);
+        drop(table);
+        let current = self.view.attributes(ino_of(nodeid)).ok().flatten();
+        let superseded = current.is_none_or(|(attributes, _)| self.node_id(&attributes) != nodeid);
+        let ordinary = self.flight.backing(index).is_some_and(|backing| backing.id == 0);
+        if superseded || ordinary {
+            self.close_idle(|candidate, _| candidate == nodeid);
+        }
+        self.close_surplus();
+    }
+
+    /// The cache dropped this file: its blocks are free once nobody has it open.
+    pub(super) fn close_backing_of(self: &Fs, file: u64) {
+        self.close_idle(|_, backing| backing.file == file);
+    }
+
+    fn close_surplus(&self) {
+        loop {
+            let oldest = {
+                let mut table = self.backings.lock();
+                if table.idle.len() <= IDLE_MAX {
+                    return;
+                }
+                table.idle.pop_front()
+            };
+            if let Some(oldest) = oldest {
+                self.close_idle(|candidate, _| candidate == oldest);
+            }
+        }
+    }
+
+    /// Closes the ids that nobody has open and that `wanted` picks.
+    fn close_idle(&self, wanted: impl Fn(u64, &Backing) -> bool) {
+        let mut closed = Vec::new();
+        {
+            let mut table = self.backings.lock();
+            let flight = &self.flight;
+            table.nodes.retain(|nodeid, node| {
+                let Node::Recorded(index) = node else { return true };
+                let Some(backing) = flight.backing(*index) else { return false };
+                if backing.refs > 0 || !wanted(*nodeid, &backing) {
+                    return true;
+                }
+                flight.remove_backing(*index); // before it is closed: nobody may hand it out again
+                closed.push((*nodeid, backing.id));
+                false
+            });
+            table.idle.retain(|nodeid| !closed.iter().any(|(gone, _)| gone == nodeid));
+        }
+        for (_, id) in closed {
+            if id != 0 {
+                self.close_id(id);
+            }
+        }
+    }
+
+    fn close_id(&self, id: u32) {
+        // Refused: the broker closes it with the connection.
+        self.link.ask(Ask::BackingClose { id }, Box::new(|_| ()));
+    }
+}

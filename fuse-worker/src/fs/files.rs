@@ -1,0 +1,332 @@
+//! The cache files that this worker holds open: one per content, shared by every reader of it.
+
+use super::Fs;
+use crate::errno::Failure;
+use cache::meta::{Attributes, Cached};
+use link::Cause;
+use link::worker::{Ask, Reply as Told};
+use memmap2::Mmap;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Inode number and version: one content.
+pub(super) type Key = (u64, u32);
+pub(super) type Opened = Result<Arc<OpenFile>, Failure>;
+type Waiter = Box<dyn FnOnce(&Arc<Fs>, Opened) + Send>;
+
+const NO_MARK: u64 = u64::MAX;
+
+pub(super) struct OpenFile {
+    /// The cache's id of it.
+    pub(super) id: u64,
+    pub(super) size: u64,
+    pub(super) data: File,
+    /// None: whole.
+    presence: Option<Presence>,
+    /// When a reader passes this offset, the agent wants to know.
+    mark: AtomicU64,
+    /// Distance to the next mark.
+    stride: AtomicU64,
+    touched: AtomicBool,
+}
+
+/// One bit per block, little-endian words, set by the agent after the block's bytes are in the file.
+struct Presence {
+    bits: Mmap,
+    block_bytes: u64,
+}
+
+impl OpenFile {
+    pub(super) fn new(id: u64, size: u64, data: File, presence: Option<Mmap>, block_bytes: u64) -> Self {
+        Self {
+            id,
+            size,
+            data,
+            presence: presence.map(|bits| Presence { bits, block_bytes: block_bytes.max(1) }),
+            mark: AtomicU64::new(NO_MARK),
+            stride: AtomicU64::new(0),
+            touched: AtomicBool::new(false),
+        }
+    }
+
+    /// All of these bytes are in the cache file. `len` > 0.
+    pub(super) fn has(&self, offset: u64, len: u64) -> bool {
+        self.presence.as_ref().is_none_or(|presence| {
+            let first = offset / presence.block_bytes;
+            let last = (offset + len - 1) / presence.block_bytes;
+            (first..=last).all(|block| presence.has(block))
+        })
+    }
+
+    pub(super) fn present_bytes(&self) -> u64 {
+        self.presence.as_ref().map_or(self.size, |presence| {
+            let blocks = self.size.div_ceil(presence.block_bytes);
+            let bytes = |block| presence.block_bytes.min(self.size - block * presence.block_bytes);
+            (0..blocks).filter(|block| presence.has(*block)).map(bytes).sum()
+        })
+    }
+
+    /// A reader at `end` has just been told where its next mark lies.
+    pub(super) fn set_mark(&self, end: u64, mark: Option<u64>) {
+        let Some(mark) = mark else { return };
+        self.stride.store(mark.saturating_sub(end), Relaxed);
+        self.mark.store(mark, Relaxed);
+    }
+
+    /// True once for every mark that a reader passes.
+    pub(super) fn passes_mark(&self, end: u64) -> bool {
+        let mark = self.mark.load(Relaxed);
+        if end <= mark {
+            return false;
+        }
+        let stride = self.stride.load(Relaxed);
+        let next = if stride == 0 { NO_MARK } else { mark.saturating_add(stride).max(end) };
+        self.mark.compare_exchange(mark, next, Relaxed, Relaxed).is_ok()
+    }
+}
+
+impl Presence {
+    fn has(&self, block: u64) -> bool {
+        let at = (block / 64) as usize * 8;
+        let Some(word) = self.bits.get(at..at + 8) else { return false };
+        // SAFETY: in bounds, and aligned: the map starts at a page and `at` is a multiple of 8. The agent sets bits
+        // meanwhile, hence an atomic load; Acquire pairs with its Release, so that the bytes are seen with the bit.
+        let word = unsafe { &*word.as_ptr().cast::<AtomicU64>() }.load(Acquire);
+        u64::from_le(word) >> (block % 64) & 1 == 1
+    }
+}
+
+pub(super) struct Files {
+    table: Mutex<Table>,
+    most: usize,
+}
+
+#[derive(Default)]
+struct Table {
+    files: HashMap<Key, Held>,
+    turn: u64,
+}
+
+struct Held {
+    state: State,
+    used: u64,
+}
+
+enum State {
+    Open(Arc<OpenFile>),
+    /// Somebody is opening it.
+    Opening(Vec<Waiter>),
+}
+
+impl Files {
+    pub(super) fn new(most: usize) -> Self {
+        Self { table: Mutex::default(), most: most.max(16) }
+    }
+
+    pub(super) fn forget(&self, file: u64) {
+        self.lock().files.retain(|_, held| !matches!(&held.state, State::Open(open) if open.id == file));
+    }
+
+    /// From now on every file reports its next read again.
+    pub(super) fn untouch(&self) {
+        for held in self.lock().files.values() {
+            if let State::Open(file) = &held.state {
+                file.touched.store(false, Relaxed);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Table {
+    /// Closes the files that were used longest ago; those that somebody is reading live until he is done.
+    fn make_room(&mut self, most: usize) {
+        while self.files.len() >= most {
+            let open = self.files.iter().filter(|(_, held)| matches!(held.state, State::Open(_)));
+            let Some((key, _)) = open.min_by_key(|(_, held)| held.used) else { return };
+            let key = *key;
+            self.files.remove(&key);
+        }
+    }
+}
+
+impl Fs {
+    /// Hands the cache file of a content to `then`: now if it is open or can be opened without asking, else when the
+    /// agent has sent it.
+    pub(super) fn with_file(
+        self: &Arc<Self>,
+        key: Key,
+        then: impl FnOnce(&Arc<Self>, Opened) + Send + 'static,
+    ) {
+        let mut table = self.files.lock();
+        table.turn += 1;
+        let turn = table.turn;
+        match table.files.entry(key) {
+            Entry::Occupied(mut held) => {
+                held.get_mut().used = turn;
+                match &mut held.get_mut().state {
+                    State::Open(file) => {
+                        let file = file.clone();
+                        drop(table);
+                        then(self, Ok(file));
+                    }
+                    State::Opening(waiters) => waiters.push(Box::new(then)),
+                }
+                return;
+            }
+            Entry::Vacant(free) => {
+                free.insert(Held { state: State::Opening(vec![Box::new(then)]), used: turn });
+            }
+        }
+        drop(table);
+        if let Some(file) = self.open_cached(key) {
+            return self.opened(key, Ok(Arc::new(file)));
+        }
+        let fs = self.clone();
+        self.link.ask(
+            Ask::File { ino: key.0, version: key.1 },
+            Box::new(move |answer| {
+                let file = match answer {
+                    Ok((Told::File { file, size, whole }, fds)) => fs.received(file, size, whole, fds),
+                    Ok(_) => Err(fs.internal("the agent answered a question for a file with something else")),
+                    Err(cause) => Err(cause.into()),
+                };
+                fs.opened(key, file.map(Arc::new));
+            }),
+        );
+    }
+
+    /// Drops what is held for a content, if it is still `file`.
+    pub(super) fn drop_file(&self, key: Key, file: &Arc<OpenFile>) {
+        let mut table = self.files.lock();
+        if matches!(table.files.get(&key), Some(Held { state: State::Open(held), .. }) if Arc::ptr_eq(held, file))
+        {
+            table.files.remove(&key);
+        }
+    }
+
+    /// Notes that a file was read, for eviction's sake.
+    pub(super) fn touch(&self, file: &OpenFile) {
+        if !file.touched.load(Relaxed) && !file.touched.swap(true, Relaxed) {
+            self.touched_list().push(file.id);
+        }
+    }
+
+    /// As `touch`, for a file that the kernel reads itself.
+    pub(super) fn touch_id(&self, file: u64) {
+        let mut touched = self.touched_list();
+        if touched.len() < 65_536 {
+            touched.push(file);
+        }
+    }
+
+    fn opened(self: &Arc<Self>, key: Key, file: Opened) {
+        let mut table = self.files.lock();
+        let waiting = table.files.remove(&key);
+        if let Ok(file) = &file {
+            table.make_room(self.files.most);
+            table.turn += 1;
+            let used = table.turn;
+            table.files.insert(key, Held { state: State::Open(file.clone()), used });
+        }
+        drop(table);
+        if let Some(Held { state: State::Opening(waiters), .. }) = waiting {
+            for waiter in waiters {
+                waiter(self, file.clone());
+            }
+        }
+    }
+
+    /// A whole file that the metadata store locates, opened without asking anyone.
+    fn open_cached(&self, (ino, version): Key) -> Option<OpenFile> {
+        let (attributes, _) = self.view.attributes(ino).ok()??;
+        let cached = self.valid_cached(&attributes).filter(|_| attributes.version == version)?;
+        let root = self.roots.get(usize::from(cached.root))?;
+        let name = cache::data::file_name(cached.file);
+        let data = rustix::fs::openat2(
+            root,
+            name,
+            OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOATIME,
+            Mode::empty(),
+            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
+        )
+        .ok()?;
+        let whole = rustix::fs::fstat(&data).ok()?.st_size as u64 == attributes.size;
+        whole.then(|| {
+            OpenFile::new(cached.file, attributes.size, data.into(), None, self.settings.block_bytes)
+        })
+    }
+
+    /// Where the content lies, as far as the agent that runs now has said so.
+    pub(super) fn valid_cached(&self, attributes: &Attributes) -> Option<Cached> {
+        attributes.cached.filter(|cached| cached.generation == self.settings.generation)
+    }
+
+    fn received(&self, id: u64, size: u64, whole: bool, fds: Vec<OwnedFd>) -> Result<OpenFile, Failure> {
+        let mut fds = fds.into_iter();
+        let (Some(data), presence) = (fds.next(), fds.next()) else {
+            return Err(self.internal("the agent sent no cache file"));
+        };
+        let bits = match presence {
+            Some(bits) if !whole => {
+                // SAFETY: a memory file of the agent's, which neither shrinks nor is unmapped by anybody else; its bits
+                // are read through atomics.
+                let map = unsafe { Mmap::map(&File::from(bits)) };
+                Some(map.map_err(|e| self.internal(&format!("cannot map a presence bitmap: {e}")))?)
+            }
+            _ if whole => None,
+            _ => return Err(Failure::Cause(Cause::Internal)),
+        };
+        Ok(OpenFile::new(id, size, data.into(), bits, self.settings.block_bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(presence: Option<&[u64]>, size: u64) -> OpenFile {
+        let data = tempfile::tempfile().unwrap();
+        let bits = presence.map(|words| {
+            let mut map = memmap2::MmapMut::map_anon(words.len() * 8).unwrap();
+            for (i, word) in words.iter().enumerate() {
+                map[i * 8..i * 8 + 8].copy_from_slice(&word.to_le_bytes());
+            }
+            map.make_read_only().unwrap()
+        });
+        OpenFile::new(1, size, data, bits, 4096)
+    }
+
+    #[test]
+    fn a_range_is_present_only_if_each_of_its_blocks_is() {
+        let file = file(Some(&[0b1101, 1]), 65 * 4096 - 100);
+        assert!(file.has(0, 4096));
+        assert!(!file.has(0, 4097));
+        assert!(file.has(2 * 4096, 8192));
+        assert!(file.has(64 * 4096, 1));
+        assert!(!file.has(65 * 4096, 1) && !file.has(1 << 40, 1), "beyond the bitmap");
+        assert_eq!(file.present_bytes(), 4 * 4096 - 100);
+        assert!(self::file(None, 5).has(1 << 50, 9), "a whole file has everything");
+    }
+
+    #[test]
+    fn each_mark_is_passed_once_and_the_next_lies_a_stride_further() {
+        let file = file(None, 1 << 30);
+        assert!(!file.passes_mark(u64::MAX - 1));
+        file.set_mark(1000, Some(5000));
+        assert!(!file.passes_mark(5000));
+        assert!(file.passes_mark(5001));
+        assert!(!file.passes_mark(8000));
+        assert!(file.passes_mark(9001));
+        file.set_mark(9001, None);
+        assert!(!file.passes_mark(9002));
+    }
+}

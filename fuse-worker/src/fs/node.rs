@@ -1,0 +1,144 @@
+//! Node ids: an inode number, and above it what decides how the file is opened.
+//!
+//! ```text
+//!  63        40 39                 0
+//!  ├── n ──────┼── inode number ───┤    n = epoch (Passthrough) or the low 24 bits of the version (otherwise)
+//! ```
+//!
+//! A node id means one content, opened in one way, for life. It is computed from the metadata store and decoded without
+//! it, so that it is no state. Directories and symlinks have n = 0: their node id is their inode number.
+
+use cache::meta::{Attributes, INO_LIMIT, Kind};
+use link::worker::Mode;
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard};
+
+const N_SHIFT: u32 = 40;
+const N_MASK: u32 = (1 << 24) - 1;
+/// Open files whose node id is remembered; beyond that, old ones are forgotten.
+const KNOWN_MAX: usize = 16_384;
+
+pub fn node_id(mode: Mode, attributes: &Attributes) -> u64 {
+    let n = match (attributes.kind, mode) {
+        (Kind::Directory | Kind::Symlink, _) => 0,
+        (Kind::File, Mode::Passthrough) => attributes.epoch,
+        (Kind::File, Mode::NoOpen | Mode::Kept) => attributes.version,
+    };
+    attributes.ino | u64::from(n & N_MASK) << N_SHIFT
+}
+
+pub fn ino_of(nodeid: u64) -> u64 {
+    nodeid & (INO_LIMIT - 1)
+}
+
+fn n_of(nodeid: u64) -> u32 {
+    (nodeid >> N_SHIFT) as u32
+}
+
+/// The file behind this node id was whole in the cache: its opens are passed through.
+pub(super) fn is_passthrough(mode: Mode, nodeid: u64) -> bool {
+    mode == Mode::Passthrough && n_of(nodeid) % 2 == 1
+}
+
+/// The version that a node id stands for, as far as it tells by itself.
+pub(super) fn version_of(mode: Mode, nodeid: u64, now: &Attributes) -> Option<u32> {
+    if node_id(mode, now) == nodeid {
+        return Some(now.version);
+    }
+    match mode {
+        Mode::Passthrough => None, // an epoch does not tell its version
+        Mode::NoOpen | Mode::Kept => {
+            let behind = now.version.wrapping_sub(n_of(nodeid)) & N_MASK;
+            now.version.checked_sub(behind)
+        }
+    }
+}
+
+/// What a node id stood for when it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Opened {
+    pub(super) version: u32,
+    pub(super) size: u64,
+    pub(super) mtime_ns: i64,
+}
+
+/// The contents of superseded node ids that are still open. A help, not state: without it fstat and a reopen of such
+/// a file are ESTALE, reads go on (the handle tells the version).
+#[derive(Default)]
+pub(super) struct Known(Mutex<HashMap<u64, Opened>>);
+
+impl Known {
+    pub(super) fn note(&self, nodeid: u64, attributes: &Attributes) {
+        let mut map = self.lock();
+        if map.len() >= KNOWN_MAX && !map.contains_key(&nodeid) {
+            let mut keep = false;
+            map.retain(|_, _| {
+                keep = !keep;
+                keep
+            });
+        }
+        let Attributes { version, size, mtime_ns, .. } = *attributes;
+        map.insert(nodeid, Opened { version, size, mtime_ns });
+    }
+
+    pub(super) fn get(&self, nodeid: u64) -> Option<Opened> {
+        self.lock().get(&nodeid).copied()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Opened>> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attributes(version: u32, epoch: u32) -> Attributes {
+        Attributes {
+            ino: 77,
+            kind: Kind::File,
+            size: 1,
+            mtime_ns: 0,
+            version,
+            epoch,
+            token: String::new(),
+            cached: None,
+            target: vec![],
+        }
+    }
+
+    #[test]
+    fn a_new_version_or_epoch_is_a_new_node_id_and_the_inode_number_stays() {
+        let (old, new) = (attributes(1, 4), attributes(2, 5));
+        for mode in [Mode::Passthrough, Mode::Kept] {
+            assert_ne!(node_id(mode, &old), node_id(mode, &new));
+            assert_eq!(ino_of(node_id(mode, &new)), 77);
+        }
+        assert!(is_passthrough(Mode::Passthrough, node_id(Mode::Passthrough, &new)));
+        assert!(!is_passthrough(Mode::Passthrough, node_id(Mode::Passthrough, &old)));
+        assert!(!is_passthrough(Mode::Kept, node_id(Mode::Kept, &attributes(1, 1))));
+    }
+
+    #[test]
+    fn versions_are_told_by_node_ids_across_the_wrap_of_24_bits() {
+        let old = node_id(Mode::NoOpen, &attributes((1 << 24) - 1, 0));
+        assert_eq!(version_of(Mode::NoOpen, old, &attributes((1 << 24) + 3, 0)), Some((1 << 24) - 1));
+        let future = node_id(Mode::NoOpen, &attributes(9, 0));
+        assert_eq!(version_of(Mode::NoOpen, future, &attributes(3, 0)), None);
+        assert_eq!(
+            version_of(Mode::Passthrough, node_id(Mode::Passthrough, &attributes(1, 2)), &attributes(1, 4)),
+            None
+        );
+    }
+
+    #[test]
+    fn what_is_known_of_open_files_is_bounded() {
+        let known = Known::default();
+        for nodeid in 0..3 * KNOWN_MAX as u64 {
+            known.note(nodeid, &attributes(1, 0));
+        }
+        assert!(known.lock().len() <= KNOWN_MAX);
+        assert!(known.get(3 * KNOWN_MAX as u64 - 1).is_some());
+    }
+}

@@ -1,0 +1,145 @@
+//! Opens: decided by the node id, for its whole life.
+
+use super::Fs;
+use super::backing::Acquired;
+use super::node::{is_passthrough, version_of};
+use crate::errno::Failure;
+use crate::reply::{FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH, Reply};
+use cache::meta::{Attributes, Kind};
+use link::Cause;
+use link::worker::{Ask, Mode, Reply as Told};
+use std::sync::Arc;
+
+impl Fs {
+    pub fn open(self: &Arc<Self>, nodeid: u64, flags: i32, reply: Reply) {
+        if flags & libc::O_ACCMODE != libc::O_RDONLY {
+            return reply.fail(Failure::ReadOnly);
+        }
+        if self.settings.mode == Mode::NoOpen {
+            return reply.fail(Failure::Unsupported);
+        }
+        if !self.settings.show.revalidate_on_open {
+            return self.open_known(nodeid, reply);
+        }
+        let question = Ask::Attributes { ino: super::ino_of(nodeid), force: true };
+        self.ask(question, reply, move |fs, reply| fs.open_known(nodeid, reply));
+    }
+
+    fn open_known(self: &Arc<Self>, nodeid: u64, reply: Reply) {
+        let attributes = match self.view.attributes(super::ino_of(nodeid)) {
+            Ok(Some((attributes, _))) if attributes.kind == Kind::File => attributes,
+            // Vanished, or something else by now: the kernel looks the name up again.
+            Ok(_) => return reply.fail(Cause::Stale),
+            Err(error) => return reply.fail(error),
+        };
+        if self.node_id(&attributes) == nodeid {
+            if is_passthrough(self.settings.mode, nodeid) {
+                return self.open_passthrough(nodeid, attributes, reply);
+            }
+            self.known.note(nodeid, &attributes);
+            return self.open_kept(attributes.version, reply);
+        }
+        self.open_superseded(nodeid, &attributes, reply);
+    }
+
+    /// The first OPEN of a superseded node id is ESTALE: the kernel looks the name up again and opens the new node id,
+    /// and the application sees success. Whoever comes again (through /proc/self/fd, say) gets the old content.
+    fn open_superseded(self: &Arc<Self>, nodeid: u64, now: &Attributes, reply: Reply) {
+        if self.flight.give_estale(nodeid) {
+            self.counters.opens_estale.add(1);
+            return reply.fail(Cause::Stale);
+        }
+        let known = self.known.get(nodeid).map(|opened| opened.version);
+        if is_passthrough(self.settings.mode, nodeid) {
+            match self.backings.recorded(nodeid) {
+                Some(index) => self.answer_open(nodeid, index, known.unwrap_or(now.version), reply),
+                None => reply.fail(Cause::Stale),
+            }
+            return;
+        }
+        match version_of(self.settings.mode, nodeid, now).or(known) {
+            Some(version) => self.open_kept(version, reply),
+            None => reply.fail(Cause::Stale),
+        }
+    }
+
+    /// The handle is the version, so that reads need no memory of this worker's.
+    fn open_kept(&self, version: u32, reply: Reply) {
+        self.counters.opens_kept.add(1);
+        reply.opened(u64::from(version), FOPEN_KEEP_CACHE | FOPEN_NOFLUSH, 0);
+    }
+
+    fn open_passthrough(self: &Arc<Self>, nodeid: u64, attributes: Attributes, reply: Reply) {
+        self.known.note(nodeid, &attributes);
+        let version = attributes.version;
+        let fs = self.clone();
+        let acquired = self
+            .backings
+            .acquire(nodeid, move |index| fs.answer_open_or_direct(nodeid, index, version, reply));
+        match acquired {
+            Acquired::Answered => {}
+            Acquired::Open => match self.valid_cached(&attributes) {
+                Some(cached) => self.open_backing(nodeid, cached.file),
+                // The agent is not the one that wrote the location: it knows where the file is, if it is.
+                None => self.with_file((attributes.ino, version), move |fs, file| match file {
+                    Ok(file) if file.has(0, file.size.max(1)) => fs.open_backing(nodeid, file.id),
+                    Ok(file) => fs.backing_opened(nodeid, 0, file.id),
+                    Err(_) => fs.backing_opened(nodeid, 0, 0),
+                }),
+            },
+        }
+    }
+
+    fn open_backing(self: &Arc<Self>, nodeid: u64, file: u64) {
+        let fs = self.clone();
+        self.link.ask(
+            Ask::BackingOpen { file },
+            Box::new(move |answer| match answer {
+                Ok((Told::Backing { id }, _)) => fs.backing_opened(nodeid, id, file),
+                // Refused, or not possible now: an ordinary open is slower, and right.
+                _ => fs.backing_opened(nodeid, 0, file),
+            }),
+        );
+    }
+
+    fn answer_open_or_direct(
+        self: &Arc<Self>,
+        nodeid: u64,
+        index: Option<usize>,
+        version: u32,
+        reply: Reply,
+    ) {
+        match index {
+            Some(index) => self.answer_open(nodeid, index, version, reply),
+            // No room to remember how this one was opened. Direct I/O goes with whatever comes later.
+            None => {
+                reply.opened(u64::from(version), FOPEN_DIRECT_IO | FOPEN_NOFLUSH, 0);
+            }
+        }
+    }
+
+    /// Answers an open that is counted.
+    fn answer_open(self: &Arc<Self>, nodeid: u64, index: usize, version: u32, reply: Reply) {
+        let Some(backing) = self.backings.count_open(&self.flight, nodeid, index, reply.unique()) else {
+            return self.open_known(nodeid, reply); // closed since we looked
+        };
+        let flags = if backing.id == 0 {
+            self.counters.opens_kept.add(1);
+            FOPEN_KEEP_CACHE | FOPEN_NOFLUSH
+        } else {
+            self.counters.opens_passthrough.add(1);
+            self.touch_id(backing.file);
+            FOPEN_PASSTHROUGH | FOPEN_NOFLUSH
+        };
+        if reply.opened(u64::from(version), flags, backing.id) == crate::reply::Delivery::Dropped {
+            self.release_backing(nodeid, None); // no RELEASE will come
+        }
+    }
+
+    pub fn release(self: &Arc<Self>, nodeid: u64, reply: Reply) {
+        if is_passthrough(self.settings.mode, nodeid) {
+            self.release_backing(nodeid, Some(reply.unique()));
+        }
+        reply.ok();
+    }
+}

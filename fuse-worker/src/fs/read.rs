@@ -1,0 +1,165 @@
+//! Bytes: from the cache file where they are present, through the agent where they are not.
+//!
+//! ```text
+//!  read ─► file open? ──► bits set? ──► pread ──► data
+//!            │ no           │ no          │ short, EIO
+//!            ▼              ▼             ▼
+//!        Ask::File      Ask::Read     Ask::Damaged, then once more from the start
+//! ```
+
+use super::Fs;
+use super::files::{Key, OpenFile};
+use super::node::version_of;
+use crate::reply::Reply;
+use link::Cause;
+use link::worker::{Ask, FromWorker, Reply as Told};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// How often a file that is dropped or damaged under a reader is fetched anew. The last time its bytes come without it.
+const ATTEMPTS: u32 = 4;
+/// More than the kernel ever asks for at once (256 pages, or what a later kernel makes of it).
+const READ_MAX: u32 = 16 << 20;
+
+/// A range of one content, clamped to its size once the file is known.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    key: Key,
+    offset: u64,
+    len: u32,
+    attempt: u32,
+}
+
+impl Fs {
+    /// `handle`: what OPEN gave out; 0 where the kernel opens without asking.
+    pub fn read(self: &Arc<Self>, nodeid: u64, handle: u64, offset: u64, len: u32, reply: Reply) {
+        if len == 0 || len > READ_MAX {
+            return reply.data(&[]);
+        }
+        let ino = super::ino_of(nodeid);
+        let version = match u32::try_from(handle) {
+            Ok(version) if version != 0 => version,
+            _ => match self.view.last_attributes(ino) {
+                Ok(Some(now)) => match version_of(self.settings.mode, nodeid, &now) {
+                    Some(version) => {
+                        if version == now.version {
+                            self.known.note(nodeid, &now);
+                        }
+                        version
+                    }
+                    None => return reply.fail(Cause::Stale),
+                },
+                Ok(None) => return reply.fail(Cause::Stale),
+                Err(error) => return reply.fail(error),
+            },
+        };
+        self.serve(Range { key: (ino, version), offset, len, attempt: 0 }, reply);
+    }
+
+    fn serve(self: &Arc<Self>, range: Range, reply: Reply) {
+        self.with_file(range.key, move |fs, file| match file {
+            Ok(file) => fs.serve_from(&file, range, reply),
+            Err(failure) => reply.fail(failure),
+        });
+    }
+
+    fn serve_from(self: &Arc<Self>, file: &Arc<OpenFile>, range: Range, reply: Reply) {
+        let len = u64::from(range.len).min(file.size.saturating_sub(range.offset));
+        if len == 0 {
+            return reply.data(&[]);
+        }
+        let range = Range { len: len as u32, ..range };
+        if !file.has(range.offset, len) {
+            return self.miss(file, range, reply);
+        }
+        self.counters.reads_hit.add(1);
+        self.counters.bytes_hit.add(len);
+        self.send_bytes(file, range, reply);
+    }
+
+    /// Reads a range that is present, and answers.
+    fn send_bytes(self: &Arc<Self>, file: &Arc<OpenFile>, range: Range, reply: Reply) {
+        let len = range.len as usize;
+        let mut buffer = self.buffers.take(len);
+        let read = read_fully(&file.data, &mut buffer[..len], range.offset);
+        if read != Ok(len) {
+            drop(buffer);
+            return self.damaged(file, range, reply);
+        }
+        reply.data(&buffer[..len]);
+        drop(buffer);
+        self.touch(file);
+        let end = range.offset + range.len as u64;
+        if file.passes_mark(end) {
+            self.link.tell(FromWorker::Advance { file: file.id, offset: end });
+        }
+    }
+
+    fn miss(self: &Arc<Self>, file: &Arc<OpenFile>, range: Range, reply: Reply) {
+        self.counters.reads_miss.add(1);
+        self.counters.bytes_miss.add(u64::from(range.len));
+        let (fs, file) = (self.clone(), file.clone());
+        self.link.ask(
+            Ask::Read { file: file.id, offset: range.offset, len: range.len },
+            Box::new(move |answer| match answer {
+                Ok((Told::Present { mark }, _)) => {
+                    file.set_mark(range.offset + u64::from(range.len), mark);
+                    fs.send_bytes(&file, range, reply);
+                }
+                Ok((Told::Detached { len }, fds)) => fs.send_detached(len, fds, range, reply),
+                Ok((Told::Gone, _)) => fs.once_more(&file, range, reply),
+                Ok(_) => {
+                    reply.fail(fs.internal("the agent answered a question for bytes with something else"))
+                }
+                Err(cause) => reply.fail(cause),
+            }),
+        );
+    }
+
+    /// The cache could not take the bytes: they came along.
+    fn send_detached(&self, len: u32, fds: Vec<OwnedFd>, range: Range, reply: Reply) {
+        self.counters.reads_detached.add(1);
+        let len = len.min(range.len) as usize;
+        let mut buffer = self.buffers.take(len);
+        match fds.first().map(|bytes| read_fully(bytes, &mut buffer[..len], 0)) {
+            Some(Ok(read)) if read == len => reply.data(&buffer[..len]),
+            _ => reply.fail(self.internal("detached bytes came without their memory file")),
+        }
+    }
+
+    /// The cache file is shorter than it must be, or its disk fails.
+    fn damaged(self: &Arc<Self>, file: &Arc<OpenFile>, range: Range, reply: Reply) {
+        eprintln!("fuse-worker: cache file {:016x} cannot be read at {}", file.id, range.offset);
+        let (fs, file) = (self.clone(), file.clone());
+        self.link.ask(
+            Ask::Damaged { file: file.id },
+            Box::new(move |answer| match answer {
+                Ok(_) => fs.once_more(&file, range, reply),
+                Err(cause) => reply.fail(cause),
+            }),
+        );
+    }
+
+    fn once_more(self: &Arc<Self>, file: &Arc<OpenFile>, range: Range, reply: Reply) {
+        self.drop_file(range.key, file);
+        if range.attempt + 1 == ATTEMPTS {
+            return reply.fail(self.internal("a cache file could not be read although it was fetched anew"));
+        }
+        self.serve(Range { attempt: range.attempt + 1, ..range }, reply);
+    }
+}
+
+/// As many bytes as there are, up to the buffer's length.
+fn read_fully(file: impl std::os::fd::AsFd, buffer: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match rustix::io::pread(&file, &mut buffer[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(read) => done += read,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(done)
+}

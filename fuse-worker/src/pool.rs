@@ -1,0 +1,74 @@
+//! A few threads that finish requests whose answer has come, so that a slow disk holds up neither the device nor the link.
+
+use link::flight::Flight;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+pub struct Pool {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Told which request is under execution, so that a worker's death is blamed on the right one.
+    flight: Option<Arc<Flight>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<(u64, Job)>,
+    /// Per thread: when it began its job.
+    busy: Vec<Option<Instant>>,
+}
+
+impl Pool {
+    pub fn start(threads: usize, flight: Option<Arc<Flight>>) -> std::io::Result<Arc<Self>> {
+        let queue = Queue { jobs: VecDeque::new(), busy: vec![None; threads] };
+        let pool = Arc::new(Self { queue: Mutex::new(queue), changed: Condvar::new(), flight });
+        for thread in 0..threads {
+            let pool = pool.clone();
+            std::thread::Builder::new().name(format!("finish-{thread}")).spawn(move || pool.run(thread))?;
+        }
+        Ok(pool)
+    }
+
+    /// `unique`: the request that the job finishes; 0: none. The queue is bounded by the requests in flight.
+    pub fn submit(&self, unique: u64, job: Job) {
+        self.lock().jobs.push_back((unique, job));
+        self.changed.notify_one();
+    }
+
+    /// Not every thread has been at one job for longer than `limit` while others wait.
+    pub fn is_live(&self, limit: Duration) -> bool {
+        let queue = self.lock();
+        let stuck = |since: &Option<Instant>| since.is_some_and(|since| since.elapsed() > limit);
+        queue.jobs.is_empty() || !queue.busy.iter().all(stuck)
+    }
+
+    fn run(&self, thread: usize) {
+        loop {
+            let (unique, job) = {
+                let mut queue = self.lock();
+                queue.busy[thread] = None;
+                loop {
+                    if let Some(job) = queue.jobs.pop_front() {
+                        queue.busy[thread] = Some(Instant::now());
+                        break job;
+                    }
+                    queue = self.changed.wait(queue).unwrap_or_else(|e| e.into_inner());
+                }
+            };
+            if let Some(flight) = self.flight.as_ref().filter(|_| unique != 0) {
+                flight.resume(unique);
+            }
+            job();
+            if let Some(flight) = self.flight.as_ref().filter(|_| unique != 0) {
+                flight.suspend(unique);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}

@@ -1,0 +1,292 @@
+//! One worker's life: from the link to a served connection.
+//!
+//! ```text
+//!  Ready ─► Assign ─► map, mode, session, self-tests, lock down ─► Answered ─► Go ─► threads ─► Serving ─► run
+//! ```
+//!
+//! Until Go everything happens on one thread, in order; any failure is told to the agent, and ends the process.
+
+use crate::adapter::Adapter;
+use crate::client::{Client, Link};
+use crate::fs::{Fs, Settings};
+use crate::lockdown;
+use crate::pool::Pool;
+use crate::transport::{Session, Transport};
+use cache::meta::View;
+use fuser::SessionACL;
+use link::flight::Flight;
+use link::worker::{Assign, FromWorker, Mode, ToWorker, Withhold};
+use link::{MAX_MESSAGE, Packet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Threads that finish requests whose answer has come.
+const FINISHERS: usize = 3;
+const READERS_MAX: u32 = 16;
+const BEAT: Duration = Duration::from_millis(100);
+const BEATS_PER_TOUCHED: u64 = 5;
+const BEATS_PER_COUNTED: u64 = 10;
+/// A thread that has been at one thing for this long is not live.
+const STUCK: Duration = Duration::from_secs(10);
+/// fuse_in_header, then major, minor and max_readahead of fuse_init_in.
+const OFFSET_OF_FLAGS: usize = 40 + 12;
+
+/// What the connection gets: what was wished for, as far as INIT offers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    pub mode: Mode,
+    pub readdirplus: bool,
+    pub no_opendir: bool,
+}
+
+impl Offer {
+    /// `init`: the kernel's request, header included. Depends on nothing else, so that a successor decides alike.
+    pub fn choose(init: &[u8], wished: Mode, withhold: &Withhold) -> Self {
+        let word = |at: usize| {
+            init.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+        };
+        let low = u64::from(word(OFFSET_OF_FLAGS));
+        let extended = low & fuser::InitFlags::FUSE_INIT_EXT.bits() != 0;
+        let high = if extended { u64::from(word(OFFSET_OF_FLAGS + 4)) } else { 0 };
+        let offered = fuser::InitFlags::from_bits_retain(low | high << 32);
+        let has = |flag| offered.contains(flag);
+        let mode = match wished {
+            Mode::Passthrough if has(fuser::InitFlags::FUSE_PASSTHROUGH) && !withhold.passthrough => {
+                Mode::Passthrough
+            }
+            Mode::NoOpen if has(fuser::InitFlags::FUSE_NO_OPEN_SUPPORT) && !withhold.no_open => Mode::NoOpen,
+            Mode::Passthrough | Mode::NoOpen | Mode::Kept => Mode::Kept,
+        };
+        Self {
+            mode,
+            readdirplus: has(fuser::InitFlags::FUSE_DO_READDIRPLUS) && !withhold.readdirplus,
+            no_opendir: has(fuser::InitFlags::FUSE_NO_OPENDIR_SUPPORT),
+        }
+    }
+}
+
+/// What came with `Assign`.
+struct Assigned {
+    assign: Assign,
+    device: OwnedFd,
+    flight: Flight,
+    roots: Vec<OwnedFd>,
+}
+
+/// Serves one connection until it ends. Err: a message for a person, told to the agent already.
+pub fn run(socket: OwnedFd) -> Result<(), String> {
+    let socket = Arc::new(Packet::from_fd(socket));
+    serve(&socket).inspect_err(|why| tell(&socket, &FromWorker::Failed { why: why.clone() }))
+}
+
+fn serve(socket: &Arc<Packet>) -> Result<(), String> {
+    lockdown::begin()?;
+    tell(socket, &FromWorker::Ready);
+    let Some(Assigned { assign, device, flight, roots }) = receive(socket)? else { return Ok(()) };
+    let flight = Arc::new(flight);
+    let init = flight.init().ok_or("the shared memory holds no INIT request")?;
+    let offer = Offer::choose(&init, assign.mode, &assign.withhold);
+    let view = View::open(&assign.metadata).map_err(|e| format!("cannot read the metadata store: {e}"))?;
+
+    let Session { null, transport } = Transport::arm(flight.clone(), device, !assign.withhold.populate_write)
+        .map_err(|e| format!("cannot prepare the session: {e}"))?;
+    // The pool's threads would not inherit what the lock-down of this thread gives up: they start after Go.
+    let late = Arc::new(Late::default());
+    let fs = Fs::new(
+        settings(&assign, offer),
+        view,
+        late.clone(),
+        flight.clone(),
+        roots.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().map_err(|e| e.to_string())?,
+        Arc::new(now_ms),
+    );
+    let adapter = Adapter { fs: fs.clone(), transport: transport.clone(), offer };
+    let mut config = fuser::Config::default();
+    config.acl = SessionACL::All;
+    config.n_threads = Some(assign.threads.clamp(1, READERS_MAX) as usize);
+    let session = fuser::Session::from_fd(adapter, null, SessionACL::All, config)
+        .map_err(|e| format!("fuser refuses the connection: {e}"))?;
+    transport.self_test(assign.takeover)?;
+    let init_reply = settle_reply(&flight, &transport, assign.takeover)?;
+
+    for missing in lockdown::finish(&roots, assign.withhold.landlock)? {
+        eprintln!("fuse-worker: {missing}");
+    }
+    drop(roots);
+    tell(socket, &FromWorker::Answered { init_reply, mode: offer.mode });
+    let mut buffer = vec![0; MAX_MESSAGE];
+    match link::worker::recv::<ToWorker>(socket, &mut buffer) {
+        Ok((ToWorker::Go, _)) => {}
+        Ok((other, _)) => return Err(format!("expected Go, got {other:?}")),
+        Err(link::PacketError::Closed) => return Ok(()),
+        Err(error) => return Err(format!("the link failed: {error}")),
+    }
+    drop(buffer);
+    fs.counters().begin(&flight);
+
+    let pool =
+        Pool::start(FINISHERS, Some(flight.clone())).map_err(|e| format!("cannot start threads: {e}"))?;
+    let client =
+        Client::new(socket.clone(), pool.clone()).map_err(|e| format!("cannot start threads: {e}"))?;
+    late.set(client.clone());
+    let (reader, listener) = (client.clone(), fs.clone());
+    spawn("link-in", move || {
+        let why = reader.run(|file| listener.forget_file(file));
+        if !matches!(why, link::PacketError::Closed) {
+            eprintln!("fuse-worker: the link failed: {why}");
+        }
+        // The agent is gone: its successor takes the connection up. Nothing here needs to be put in order.
+        // SAFETY: ends the process at once, without running anything of ours.
+        unsafe { libc::_exit(0) }
+    })?;
+    let (asked, watched) = (client.clone(), transport.clone());
+    spawn("interrupts", move || crate::transport::run_interrupts(watched, asked))?;
+    tell(socket, &FromWorker::Serving);
+    spawn("heartbeat", move || beat(&fs, &flight, &client, &pool, &transport))?;
+    session.run().map_err(|e| format!("the session ended: {e}"))
+}
+
+fn settings(assign: &Assign, offer: Offer) -> Settings {
+    Settings {
+        mode: offer.mode,
+        show: assign.show,
+        generation: assign.generation,
+        block_bytes: assign.block_bytes,
+        source: assign.source.clone(),
+        no_opendir: offer.no_opendir,
+        // Two descriptors a file while its bitmap is mapped, and room for the rest.
+        files_max: (lockdown::FILES_MAX / 2) as usize,
+    }
+}
+
+/// None: the link closed; nobody needs this worker.
+fn receive(socket: &Packet) -> Result<Option<Assigned>, String> {
+    let mut buffer = vec![0; MAX_MESSAGE];
+    let mut recv = || match link::worker::recv::<ToWorker>(socket, &mut buffer) {
+        Ok(message) => Ok(Some(message)),
+        Err(link::PacketError::Closed) => Ok(None),
+        Err(error) => Err(format!("the link failed: {error}")),
+    };
+    let Some((first, fds)) = recv()? else { return Ok(None) };
+    let ToWorker::Assign(assign) = first else { return Err(format!("expected Assign, got {first:?}")) };
+    let mut fds = fds.into_iter();
+    let (Some(device), Some(memory)) = (fds.next(), fds.next()) else {
+        return Err("Assign came without device and shared memory".into());
+    };
+    let flight = Flight::map(memory).map_err(|e| e.to_string())?;
+    let mut roots: Vec<OwnedFd> = fds.collect();
+    while (roots.len() as u32) < assign.roots {
+        match recv()? {
+            Some((ToWorker::Roots, more)) if !more.is_empty() => roots.extend(more),
+            Some((other, _)) => return Err(format!("expected Roots, got {other:?}")),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(Assigned { assign: *assign, device, flight, roots }))
+}
+
+/// The first worker's INIT reply is recorded; a successor's must be the same, for the kernel has that one.
+fn settle_reply(flight: &Flight, transport: &Transport, takeover: bool) -> Result<Vec<u8>, String> {
+    let reply = transport.init_reply().ok_or("fuser did not answer INIT")?;
+    match flight.init_reply() {
+        Some(recorded) if recorded == reply => {}
+        Some(_) if takeover => {
+            return Err("this build answers INIT in another way than the connection's first".into());
+        }
+        None if takeover => return Err("the shared memory holds no INIT reply".into()),
+        // Not given to the kernel yet: a first worker may have died before that.
+        Some(_) | None => flight.set_init_reply(&reply).map_err(|e| e.to_string())?,
+    }
+    Ok(reply)
+}
+
+/// Shows that the worker lives, and tells what it did. Never returns.
+fn beat(fs: &Arc<Fs>, flight: &Flight, client: &Arc<Client>, pool: &Pool, transport: &Transport) {
+    for turn in 1u64.. {
+        std::thread::sleep(BEAT);
+        if client.is_live() && pool.is_live(STUCK) && !transport.is_stuck(STUCK) {
+            flight.beat();
+        }
+        if turn.is_multiple_of(BEATS_PER_TOUCHED) {
+            fs.report_touched();
+        }
+        if turn.is_multiple_of(BEATS_PER_COUNTED) {
+            if let Some(counts) = fs.counters().take(flight) {
+                client.tell(FromWorker::Counted(counts));
+            }
+            fs.trim();
+        }
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), String> {
+    let thread = std::thread::Builder::new().name(name.into()).stack_size(256 << 10).spawn(run);
+    thread.map(drop).map_err(|e| format!("cannot start threads: {e}"))
+}
+
+fn tell(socket: &Packet, message: &FromWorker) {
+    let _ = link::worker::send(socket, message, &[]); // closed: the next receive says so
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_millis() as u64)
+}
+
+/// The client, once there is one. No request is served before.
+#[derive(Default)]
+struct Late(std::sync::OnceLock<Arc<Client>>);
+
+impl Late {
+    fn set(&self, client: Arc<Client>) {
+        let _ = self.0.set(client);
+    }
+}
+
+impl Link for Late {
+    fn ask(&self, question: link::worker::Ask, then: crate::client::Then) {
+        match self.0.get() {
+            Some(client) => client.ask(question, then),
+            None => then(Err(link::Cause::Internal)),
+        }
+    }
+    fn tell(&self, message: FromWorker) {
+        if let Some(client) = self.0.get() {
+            client.tell(message);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn init(flags: u64) -> Vec<u8> {
+        let flags = flags | fuser::InitFlags::FUSE_INIT_EXT.bits();
+        let mut request = vec![0; 104];
+        request[52..56].copy_from_slice(&(flags as u32).to_ne_bytes());
+        request[56..60].copy_from_slice(&((flags >> 32) as u32).to_ne_bytes());
+        request
+    }
+
+    #[test]
+    fn a_mode_is_what_was_wished_for_as_far_as_the_kernel_offers_it() {
+        use fuser::InitFlags as F;
+        let all = init((F::FUSE_PASSTHROUGH | F::FUSE_NO_OPEN_SUPPORT | F::FUSE_DO_READDIRPLUS).bits());
+        let choose = |init: &[u8], mode, withhold| Offer::choose(init, mode, &withhold);
+        let nothing = Withhold::default();
+        assert_eq!(choose(&all, Mode::Passthrough, nothing).mode, Mode::Passthrough);
+        assert_eq!(choose(&all, Mode::NoOpen, nothing).mode, Mode::NoOpen);
+        assert_eq!(choose(&all, Mode::Kept, nothing).mode, Mode::Kept);
+        assert_eq!(choose(&init(0), Mode::Passthrough, nothing).mode, Mode::Kept);
+        assert_eq!(choose(&init(0), Mode::NoOpen, nothing).mode, Mode::Kept);
+        let withhold = Withhold { passthrough: true, readdirplus: true, ..nothing };
+        let offer = choose(&all, Mode::Passthrough, withhold);
+        assert_eq!((offer.mode, offer.readdirplus), (Mode::Kept, false));
+        assert_eq!(
+            choose(&[0; 10], Mode::Passthrough, nothing).mode,
+            Mode::Kept,
+            "a truncated INIT offers nothing"
+        );
+    }
+}

@@ -1,0 +1,363 @@
+//! Requests from the device into shared memory, and answers back.
+
+use super::{Interrupts, SESSION, TRANSPORT};
+use crate::reply::{Delivery, Sink};
+use link::flight::{Counter, Flight, Orphan, Probe, RequestHeader, STAGE_BYTES, STAGES, Slot};
+use std::cell::Cell;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const FORGET: u32 = 2;
+const READDIR: u32 = 28;
+const INTERRUPT: u32 = 36;
+const NOTIFY_REPLY: u32 = 41;
+const BATCH_FORGET: u32 = 42;
+const READDIRPLUS: u32 = 44;
+
+/// What the kernel is told, whatever fuser chose: a read-only connection needs no room for writes, and the room that
+/// the kernel demands of a read buffer grows with it (fuse_dev_do_read). 4096 is the kernel's own minimum.
+const MAX_WRITE: u32 = 4096;
+/// Offset of max_write in fuse_out_header + fuse_init_out.
+const MAX_WRITE_AT: usize = 16 + 20;
+
+/// The request that this thread works on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Current {
+    pub unique: u64,
+    /// READDIR and READDIRPLUS: bytes that the kernel asked for, which fuser does not tell.
+    pub listing_bytes: u32,
+}
+
+thread_local! {
+    static CURRENT: Cell<Current> = const { Cell::new(Current { unique: 0, listing_bytes: 0 }) };
+    static TAKEN: Cell<Option<(Slot, u64)>> = const { Cell::new(None) };
+    static STAGE: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+pub fn current() -> Current {
+    CURRENT.get()
+}
+pub fn set_current(current: Current) {
+    CURRENT.set(current);
+}
+
+pub struct Transport {
+    flight: Arc<Flight>,
+    device: OwnedFd,
+    interrupts: Arc<Interrupts>,
+    init_given: AtomicBool,
+    init_reply: Mutex<Option<Vec<u8>>>,
+    populated: [AtomicBool; STAGES],
+    populate_with_madvise: bool,
+    started: Instant,
+    /// Threads that wait in the kernel for a request.
+    readers: AtomicUsize,
+    /// Since when (ms after `started`, plus one) the thread that owns a staging buffer executes a request; 0: it reads.
+    executing: [AtomicU64; STAGES],
+}
+
+/// What fuser gets for a device.
+pub struct Session {
+    pub null: OwnedFd,
+    pub transport: Arc<Transport>,
+}
+
+impl Transport {
+    /// Once per process. From here on, reads and writevs of `Session::null` are ours.
+    pub fn arm(flight: Arc<Flight>, device: OwnedFd, populate_with_madvise: bool) -> io::Result<Session> {
+        let null = OwnedFd::from(std::fs::File::options().read(true).write(true).open("/dev/null")?);
+        let transport = Arc::new(Self {
+            flight,
+            device,
+            interrupts: Arc::default(),
+            init_given: AtomicBool::new(false),
+            init_reply: Mutex::new(None),
+            populated: [const { AtomicBool::new(false) }; STAGES],
+            populate_with_madvise,
+            started: Instant::now(),
+            readers: AtomicUsize::new(0),
+            executing: [const { AtomicU64::new(0) }; STAGES],
+        });
+        TRANSPORT
+            .set(transport.clone())
+            .map_err(|_| io::Error::other("this process has a session already"))?;
+        SESSION.store(null.as_raw_fd(), SeqCst);
+        Ok(Session { null, transport })
+    }
+
+    pub fn flight(&self) -> &Arc<Flight> {
+        &self.flight
+    }
+    pub fn device(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+    pub fn interrupts(&self) -> &Arc<Interrupts> {
+        &self.interrupts
+    }
+
+    /// fuser's answer to INIT as it goes to the kernel; None: it did not come through us.
+    pub fn init_reply(&self) -> Option<Vec<u8>> {
+        self.init_given.load(SeqCst).then(|| self.captured().clone())?
+    }
+
+    /// No thread reads the device, and each has been at one request for longer than `limit`.
+    pub fn is_stuck(&self, limit: Duration) -> bool {
+        let (now, limit) = (self.stamp(), limit.as_millis() as u64);
+        let mut busy =
+            self.executing.iter().map(|since| since.load(Relaxed)).filter(|since| *since != 0).peekable();
+        self.readers.load(Relaxed) == 0
+            && busy.peek().is_some()
+            && busy.all(|since| now.saturating_sub(since) > limit)
+    }
+
+    fn stamp(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64 + 1
+    }
+
+    fn captured(&self) -> std::sync::MutexGuard<'_, Option<Vec<u8>>> {
+        self.init_reply.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The session's `read`: the next request into `buffer`, its length or an errno.
+    pub fn read(&self, buffer: &mut [u8]) -> Result<usize, i32> {
+        if !self.init_given.swap(true, SeqCst) {
+            let init = self.flight.init().ok_or(libc::EIO)?;
+            buffer.get_mut(..init.len()).ok_or(libc::EIO)?.copy_from_slice(&init);
+            return Ok(init.len());
+        }
+        self.park_previous();
+        loop {
+            match self.flight.next_orphan(buffer) {
+                Some(Orphan::Request(slot, header)) => {
+                    self.begin(slot, &header, buffer);
+                    self.interrupts.wake(); // it may carry the predecessor's mark
+                    return Ok(header.len as usize);
+                }
+                Some(Orphan::Torn { unique }) => {
+                    self.send(unique, -libc::EIO, &[]);
+                }
+                None => break,
+            }
+        }
+        loop {
+            let stage = self.stage();
+            let into = self.flight.stage_pointer(stage);
+            let wanted = STAGE_BYTES.min(buffer.len());
+            // SAFETY: the pointer is valid for STAGE_BYTES bytes as long as the flight, and this thread owns the buffer.
+            self.readers.fetch_add(1, Relaxed);
+            let read = unsafe { libc::syscall(libc::SYS_read, self.device.as_raw_fd(), into, wanted) };
+            let errno = last_errno();
+            self.readers.fetch_sub(1, Relaxed);
+            if read < 0 {
+                return Err(errno);
+            }
+            let len = read as usize;
+            if len < RequestHeader::BYTES || len > wanted {
+                return Err(libc::EIO);
+            }
+            let header = self.flight.stage_header(stage);
+            if header.len as usize != len {
+                return Err(libc::EIO);
+            }
+            match header.opcode {
+                INTERRUPT => self.interrupt(stage),
+                // Nobody answers these, and this file system keeps nothing that they would free.
+                FORGET | BATCH_FORGET | NOTIFY_REPLY => {}
+                _ => {
+                    let slot = self.record(stage, &header);
+                    self.flight.stage_bytes(stage, &mut buffer[..len]);
+                    self.flight.commit_stage(stage, header.unique);
+                    self.begin(slot, &header, buffer);
+                    return Ok(len);
+                }
+            }
+            self.flight.commit_stage(stage, header.unique);
+        }
+    }
+
+    /// The session's `writev`: fuser's answer. The errno is the kernel's.
+    pub fn write(&self, parts: &[IoSlice<'_>]) -> Result<usize, i32> {
+        let total: usize = parts.iter().map(|part| part.len()).sum();
+        let header: [u8; 16] =
+            parts.first().and_then(|part| part.first_chunk()).copied().ok_or(libc::EINVAL)?;
+        {
+            let mut captured = self.captured();
+            if captured.is_none() {
+                *captured = Some(patch_init(parts.iter().flat_map(|part| part.iter().copied()).collect()));
+                return Ok(total);
+            }
+        }
+        let mut unique = [0; 8];
+        unique.copy_from_slice(&header[8..16]);
+        let unique = u64::from_ne_bytes(unique);
+        if unique == 0 {
+            return Err(libc::EPERM); // a notification; a worker sends none
+        }
+        self.answer(unique, parts).map(|_| total)
+    }
+
+    /// Gives one answer, if it is the first.
+    fn answer(&self, unique: u64, parts: &[IoSlice<'_>]) -> Result<Delivery, i32> {
+        let Some(claim) = self.flight.claim(unique) else {
+            self.flight.count(Counter::Dropped);
+            return Ok(Delivery::Dropped);
+        };
+        // SAFETY: IoSlice has the layout of iovec, and the slices outlive the call.
+        let written =
+            unsafe { libc::syscall(libc::SYS_writev, self.device.as_raw_fd(), parts.as_ptr(), parts.len()) };
+        if written >= 0 {
+            self.flight.answered(claim);
+            return Ok(Delivery::Delivered);
+        }
+        match last_errno() {
+            // The caller is gone, or the connection is.
+            libc::ENOENT | libc::ENODEV => {
+                self.flight.answered(claim);
+                self.flight.count(Counter::Dropped);
+                Ok(Delivery::Dropped)
+            }
+            errno => {
+                self.flight.refused(claim);
+                Err(errno)
+            }
+        }
+    }
+
+    /// Answers EINTR to a caller that is being killed.
+    pub fn give_up(&self, unique: u64) {
+        if self.send(unique, -libc::EINTR, &[]) == Delivery::Delivered {
+            self.flight.count(Counter::Interrupted);
+        }
+    }
+
+    fn record(&self, stage: usize, header: &RequestHeader) -> Slot {
+        loop {
+            if let Some(slot) = self.flight.put(stage, header) {
+                return slot;
+            }
+            // Back pressure: the kernel queues what we do not read.
+            self.flight.count(Counter::Full);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn begin(&self, slot: Slot, header: &RequestHeader, request: &[u8]) {
+        TAKEN.set(Some((slot, header.unique)));
+        if let Some(stage) = STAGE.get() {
+            self.executing[stage].store(self.stamp(), Relaxed);
+        }
+        let listing_bytes = match header.opcode {
+            // fuse_read_in: fh, offset, size
+            READDIR | READDIRPLUS => {
+                let size = request.get(RequestHeader::BYTES + 16..).and_then(|rest| rest.first_chunk());
+                size.map_or(4096, |bytes| u32::from_ne_bytes(*bytes))
+            }
+            _ => 0,
+        };
+        CURRENT.set(Current { unique: header.unique, listing_bytes });
+    }
+
+    fn park_previous(&self) {
+        if let Some((slot, unique)) = TAKEN.take() {
+            self.flight.park(slot, unique);
+        }
+        if let Some(stage) = STAGE.get() {
+            self.executing[stage].store(0, Relaxed);
+        }
+        CURRENT.set(Current::default());
+    }
+
+    /// This thread's staging buffer; another one while a large request occupies it.
+    fn stage(&self) -> usize {
+        if let Some(stage) = STAGE.get() {
+            if self.flight.stage_is_free(stage) {
+                return stage;
+            }
+            self.flight.release_stage(stage);
+        }
+        loop {
+            if let Some(stage) = self.flight.acquire_stage() {
+                if !self.populated[stage].swap(true, Relaxed) {
+                    self.flight.populate_stage(stage, self.populate_with_madvise);
+                }
+                STAGE.set(Some(stage));
+                return stage;
+            }
+            self.flight.count(Counter::Full);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// FUSE_INTERRUPT: a signal has reached the caller of a request. It never gets to fuser, whose ENOSYS would end
+    /// all interrupts of the connection.
+    fn interrupt(&self, stage: usize) {
+        let mut request = [0; RequestHeader::BYTES + 8];
+        self.flight.stage_bytes(stage, &mut request);
+        let unique = request.last_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+        self.flight.count(Counter::Interrupts);
+        if self.flight.mark_interrupted(unique) {
+            self.interrupts.wake();
+            return;
+        }
+        // Either it has been answered, or another thread is between reading and recording it. The kernel knows: EAGAIN
+        // queues the interrupt again if the request waits.
+        let own = self.flight.stage_header(stage).unique;
+        if link::flight::answer_errno(&self.device, own, libc::EAGAIN).is_ok() {
+            self.flight.count(Counter::Requeued);
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// INIT and its answer came through us, and the kernel tells waiting requests from answered ones.
+    pub fn self_test(&self, init_answered: bool) -> Result<(), String> {
+        if self.init_reply().is_none() {
+            return Err("fuser's read and writev do not pass through the worker's own symbols".into());
+        }
+        let init = self.flight.init().and_then(|init| Some(RequestHeader::parse(init.first_chunk()?)));
+        let unique = init.ok_or("no INIT request was recorded")?.unique;
+        match link::flight::probe_works(&self.device, unique, init_answered) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("the kernel does not say which requests wait for an answer".into()),
+            Err(error) => Err(format!("cannot ask the kernel which requests wait: {error}")),
+        }
+    }
+
+    pub fn is_waiting(&self, unique: u64) -> bool {
+        matches!(link::flight::probe(&self.device, unique), Ok(Probe::Waiting))
+    }
+}
+
+impl Sink for Transport {
+    fn send(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> Delivery {
+        let len = 16 + body.iter().map(|part| part.len()).sum::<usize>();
+        let mut header = [0; 16]; // fuse_out_header
+        header[0..4].copy_from_slice(&(len as u32).to_ne_bytes());
+        header[4..8].copy_from_slice(&error.to_ne_bytes());
+        header[8..16].copy_from_slice(&unique.to_ne_bytes());
+        let first = body.first().map_or(&[][..], |part| part);
+        let parts = [IoSlice::new(&header), IoSlice::new(first)];
+        let parts = if first.is_empty() { &parts[..1] } else { &parts };
+        match self.answer(unique, parts) {
+            Ok(delivery) => delivery,
+            Err(errno) => {
+                eprintln!("fuse-worker: the kernel refused an answer of {len} bytes (errno {errno})");
+                // Refused as malformed, so the caller still waits: an error is better than silence.
+                if error == 0 { self.send(unique, -libc::EIO, &[]) } else { Delivery::Dropped }
+            }
+        }
+    }
+}
+
+fn patch_init(mut reply: Vec<u8>) -> Vec<u8> {
+    if let Some(field) = reply.get_mut(MAX_WRITE_AT..MAX_WRITE_AT + 4) {
+        field.copy_from_slice(&MAX_WRITE.to_ne_bytes());
+    }
+    reply
+}
+
+fn last_errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
