@@ -27,6 +27,9 @@ impl Bits {
     pub(crate) fn set_range(&mut self, range: Range<u64>, on: bool) {
         range.for_each(|k| self.set(k, on));
     }
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.words.iter_mut().zip(&other.words).for_each(|(word, more)| *word |= more);
+    }
     pub(crate) fn count(&self) -> u64 {
         self.words.iter().map(|w| u64::from(w.count_ones())).sum()
     }

@@ -6,7 +6,7 @@ use super::file::File;
 use super::index::{Index, Rest, RootUsage, ScopeUsage, TierUsage, Usage};
 use super::recover::{self, OpenError, Recovery};
 use super::root::Root;
-use super::sidecar::Image;
+use super::sidecar::{self, Image};
 use super::{FileKey, Observer, Reason};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +26,7 @@ const KEEPER_PERIOD: Duration = Duration::from_secs(1);
 /// The cache's data files on this node. One per set of directories, which it locks.
 pub struct Engine {
     pub(crate) config: Config,
-    pub(crate) roots: Vec<Root>,
+    pub(crate) roots: Vec<Arc<Root>>,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) runtime: Handle,
     /// Bodies between network and disk.
@@ -209,7 +209,7 @@ impl Engine {
     }
 
     pub fn usage(&self) -> Usage {
-        let spaces: Vec<_> = self.roots.iter().map(Root::space).collect();
+        let spaces: Vec<_> = self.roots.iter().map(|root| root.space()).collect();
         let index = self.lock_index();
         let root = |root: &Root| {
             let (used, space) = (&index.roots[usize::from(root.number)], spaces[usize::from(root.number)]);
@@ -225,7 +225,7 @@ impl Engine {
             }
         };
         let tiers = self.config.tiers.iter().enumerate().map(|(k, tier)| {
-            let roots: Vec<_> = self.roots.iter().filter(|r| r.tier == k).map(root).collect();
+            let roots: Vec<_> = self.roots.iter().filter(|r| r.tier == k).map(|r| root(r)).collect();
             TierUsage {
                 name: tier.name.clone(),
                 bytes: roots.iter().map(|r| r.bytes + r.unlinked_bytes).sum(),
@@ -364,7 +364,13 @@ impl Engine {
             }
             let image = Arc::new(image);
             index.parked.insert(id, image.clone());
-            root.save_later(image);
+            let saver = root.clone();
+            // Nobody else writes this sidecar meanwhile: a new instance starts from the parked image.
+            root.pool.submit(move || {
+                if let Err(error) = saver.write_sidecar(&image.key, id, &sidecar::encode(&image)) {
+                    saver.failed("save", &error, true);
+                }
+            });
         }
     }
 

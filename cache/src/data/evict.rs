@@ -120,6 +120,9 @@ impl Engine {
             }
             self.discard(victims, demand.reason);
         }
+        if bytes > 0 && demand.reason == Reason::DiskFull {
+            root.probe_soon();
+        }
     }
 
     /// Brings every scope below its limit. Blocking.

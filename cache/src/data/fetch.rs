@@ -104,7 +104,10 @@ impl Flight {
     async fn run(mut self, fetch: Arc<dyn Fetch>) {
         let started = Instant::now();
         let (mut first_byte, mut bytes) = (Duration::ZERO, 0);
-        let result = self.carry(&*fetch, started, &mut first_byte, &mut bytes).await;
+        let mut batch = Batch::new(self.file.clone(), self.rest.start);
+        let result = self.carry(&*fetch, &mut batch, started, &mut first_byte, &mut bytes).await;
+        // What came before an error is as good as the rest.
+        self.flush(&mut batch);
         self.error = result.err();
         self.file.engine.observer.fetched(bytes, first_byte, started.elapsed(), self.error.as_ref());
     }
@@ -112,6 +115,7 @@ impl Flight {
     async fn carry(
         &mut self,
         fetch: &dyn Fetch,
+        batch: &mut Batch,
         started: Instant,
         first_byte: &mut Duration,
         received: &mut u64,
@@ -120,21 +124,20 @@ impl Flight {
         let mut body = fetch.fetch(range.clone()).await?;
         *first_byte = started.elapsed();
         let block_bytes = self.file.block_bytes();
-        let mut batch = Batch::new(self.file.clone(), self.rest.start);
         let (mut chunk, mut position) = (Bytes::new(), range.start);
         let (mut block, mut filled): (Vec<Bytes>, u64) = (Vec::new(), 0);
         let mut permit = None;
         while position < range.end {
             let block_end = ((position / block_bytes + 1) * block_bytes).min(range.end);
             if permit.is_none() {
-                permit = Some(self.memory(block_end - position, &mut batch).await?);
+                permit = Some(self.memory(block_end - position, batch).await?);
             }
             if chunk.is_empty() {
                 // What has arrived is worth more on the disk than waiting for company.
                 let next = match body.next().now_or_never() {
                     Some(next) => next,
                     None => {
-                        self.flush(&mut batch);
+                        self.flush(batch);
                         body.next().await
                     }
                 };
@@ -153,28 +156,27 @@ impl Flight {
                 batch.push(std::mem::take(&mut block), filled, permit.take());
                 filled = 0;
                 if batch.bytes() >= BATCH_BYTES {
-                    self.flush(&mut batch);
+                    self.flush(batch);
                 }
             }
         }
-        self.flush(&mut batch);
         Ok(())
     }
 
     /// Memory for one block. Nobody waits for memory while holding finished blocks, so whoever waits is served in the end.
-    async fn memory(&self, bytes: u64, batch: &mut Batch) -> Result<OwnedSemaphorePermit, FetchError> {
-        let memory = &self.file.engine.memory;
+    async fn memory(&mut self, bytes: u64, batch: &mut Batch) -> Result<OwnedSemaphorePermit, FetchError> {
+        let memory = self.file.engine.memory.clone();
         let all = self.file.engine.config.memory_bytes / 2;
-        if let Some(Some(permit)) = acquire(memory, bytes, all).now_or_never() {
+        if let Some(Some(permit)) = acquire(&memory, bytes, all).now_or_never() {
             return Ok(permit);
         }
-        // The batch belongs to the flight; what it holds is given to the writers before waiting.
-        let full = std::mem::replace(batch, Batch::new(self.file.clone(), batch.end()));
-        full.submit();
-        acquire(memory, bytes, all).await.ok_or_else(|| FetchError::internal("the cache is closed"))
+        self.flush(batch);
+        acquire(&memory, bytes, all).await.ok_or_else(|| FetchError::internal("the cache is closed"))
     }
 
+    /// From here on the writers answer for the batch's blocks.
     fn flush(&mut self, batch: &mut Batch) {
+        self.rest.start = batch.end();
         let next = Batch::new(self.file.clone(), batch.end());
         std::mem::replace(batch, next).submit();
     }
@@ -185,11 +187,10 @@ impl Drop for Flight {
         let error = self.error.take();
         let woken = {
             let mut state = self.file.lock();
+            let file = self.file.clone();
             state.flights -= 1;
-            let mut given_back = self.rest.clone();
+            let given_back = self.rest.clone();
             if let Body::Partial(blocks) = &mut state.body {
-                // Batches take their blocks over one by one from the front.
-                given_back.start = given_back.start.max(blocks.handed_over(&self.rest));
                 blocks.claimed.set_range(given_back.clone(), false);
             }
             let woken = match &error {
@@ -202,7 +203,8 @@ impl Drop for Flight {
                 }
             };
             if error.is_none() {
-                self.file.fetch_ahead(&mut state);
+                file.fetch_ahead(&mut state);
+                file.launch(state);
             }
             woken
         };

@@ -24,7 +24,7 @@ use bytes::Bytes;
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::oneshot;
@@ -71,6 +71,14 @@ pub(crate) struct State {
     pub streams: Streams,
     pub waiters: Vec<Waiter>,
     pub flights: usize,
+    /// Decided under the lock, started without it: see [`File::launch`].
+    pub launches: Vec<Launch>,
+}
+
+/// Work for blocks that are claimed already.
+pub(crate) enum Launch {
+    Fetch(Range<u64>),
+    Verify(Range<u64>),
 }
 
 pub(crate) enum Body {
@@ -108,7 +116,7 @@ pub(crate) enum Woken {
 }
 
 impl Blocks {
-    fn new(blocks: u64) -> Self {
+    pub(crate) fn new(blocks: u64) -> Self {
         Self {
             present: Shared::new(blocks),
             claimed: Bits::new(blocks),
@@ -202,6 +210,7 @@ impl File {
                 streams: Streams::default(),
                 waiters: Vec::new(),
                 flights: 0,
+                launches: Vec::new(),
             }),
         }
     }
@@ -213,7 +222,7 @@ impl File {
         if self.blocks == 0 {
             return;
         }
-        let mut blocks = || Box::new(Blocks::new(self.blocks));
+        let blocks = || Box::new(Blocks::new(self.blocks));
         state.body = match entry.rest {
             Rest::Whole => Body::Whole,
             Rest::Unplaced => Body::Partial(blocks()),
@@ -291,6 +300,20 @@ impl File {
         }
     }
 
+    /// Ends a decision. Starting is not done under the lock, because a runtime or a pool that is shutting down drops the work
+    /// at once, and what is dropped gives its blocks back.
+    pub(crate) fn launch(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        let launches = std::mem::take(&mut state.launches);
+        let fetch = state.fetch.clone();
+        drop(state);
+        for launch in launches {
+            match launch {
+                Launch::Fetch(blocks) => self.fly(fetch.clone(), blocks),
+                Launch::Verify(blocks) => self.check(blocks),
+            }
+        }
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -315,12 +338,12 @@ impl File {
     pub(crate) fn bytes_of(&self, blocks: &Range<u64>) -> Range<u64> {
         blocks.start * self.block_bytes()..(blocks.end * self.block_bytes()).min(self.key.size)
     }
-    pub(crate) fn placed(&self) -> Option<&Root> {
+    pub(crate) fn placed(&self) -> Option<&Arc<Root>> {
         self.engine.roots.get(usize::from(self.root()))
     }
 
     /// The root that holds the file, chosen now if it has none. None: no disk can take it.
-    pub(crate) fn place(&self, _state: &mut State) -> Option<&Root> {
+    pub(crate) fn place(&self, _state: &mut State) -> Option<&Arc<Root>> {
         if self.placed().is_none() && !self.is_gone() {
             let root = self.engine.place(self.id, &self.key)?;
             self.root.store(root, Ordering::Relaxed);
@@ -347,6 +370,14 @@ impl File {
             let _ = root.remove(&self.key, self.id, false);
         }
         Ok(self.data.get_or_init(|| fd))
+    }
+
+    /// The data file as an earlier run left it; works on a read-only disk. Blocking.
+    pub(crate) fn existing_data_fd(&self, root: &Root) -> io::Result<OwnedFd> {
+        match self.data.get() {
+            Some(fd) => fd.as_fd().try_clone_to_owned(),
+            None => root.open_data(&self.key, self.id),
+        }
     }
 
     pub(crate) fn renew(&self, fetch: Arc<dyn Fetch>, readahead: u64) {

@@ -81,6 +81,7 @@ pub(crate) struct Scope {
 pub(crate) struct RootUse {
     pub bytes: u64,
     pub inodes: u64,
+    pub files: u64,
     /// Unlinked, but still open here: not free yet.
     pub zombie_bytes: u64,
     /// Bytes ever placed here, for an even turnover.
@@ -226,6 +227,7 @@ impl Index {
         entry.rest = rest;
         let usage = &mut self.roots[usize::from(root)];
         usage.inodes += inodes(entry.size, self.block_bytes);
+        usage.files += 1;
         usage.turned += entry.size;
         usage.policies.entry(entry.scope).or_default().insert(id, fingerprint, 0, self.clock);
         self.scopes[entry.scope as usize].files += 1;
@@ -332,6 +334,7 @@ impl Index {
         if entry.rest != Rest::Unplaced {
             let usage = &mut self.roots[usize::from(entry.root)];
             usage.bytes -= entry.bytes;
+            usage.files -= 1;
             usage.inodes -= inodes(entry.size, self.block_bytes);
             let scope = &mut self.scopes[entry.scope as usize];
             scope.bytes -= entry.bytes;

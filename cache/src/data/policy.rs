@@ -141,9 +141,6 @@ impl Policy {
     pub(crate) fn bytes(&self) -> u64 {
         self.small_bytes + self.main_bytes
     }
-    pub(crate) fn len(&self) -> usize {
-        self.nodes.len()
-    }
 
     fn take_from_main(&self) -> bool {
         let small_share = self.bytes() * SMALL_PERCENT / 100;

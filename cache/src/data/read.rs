@@ -2,7 +2,7 @@
 //! without it.
 
 use super::fetch::{Cause, FetchError};
-use super::file::{Blocks, Body, File, Presence, State, Waiter, Woken};
+use super::file::{Blocks, Body, File, Launch, Presence, State, Waiter, Woken};
 use super::stream::{Goal, Limits};
 use std::ops::Range;
 use std::sync::Arc;
@@ -69,6 +69,7 @@ impl File {
         let limits = self.limits(&state);
         state.streams.advance(offset.min(self.key().size), limits);
         self.fetch_ahead(&mut state);
+        self.launch(state);
     }
 
     /// Brings all of the file into the cache (warm-up). Fails when no disk can take it.
@@ -96,6 +97,7 @@ impl File {
         let goal = *goal.get_or_insert_with(|| state.streams.note(range.clone(), limits));
         if state.has(want.clone()) {
             self.fetch_ahead(&mut state);
+            self.launch(state);
             return Look::Present(goal.mark);
         }
         if let Some(error) = &state.stale {
@@ -108,21 +110,21 @@ impl File {
         } else {
             (0..self.blocks(), self.blocks())
         };
-        if !self.verify_soon(&mut state, &want) {
-            return Look::Direct;
-        }
+        self.verify_soon(&mut state, &want);
         if !self.start(&mut state, &want, ahead) {
+            self.launch(state);
             return Look::Direct;
         }
         let (sender, receiver) = oneshot::channel();
         state.waiters.retain(|waiter| !waiter.sender.is_closed());
         state.waiters.push(Waiter { blocks: self.blocks_of(range), sender });
+        self.launch(state);
         Look::Wait(receiver)
     }
 
     /// Starts fetching what is missing: all of `want`, and of what follows up to the block `ahead` as much as may be under way
     /// at once. False when something of `want` is missing and no disk can take it.
-    fn start(self: &Arc<Self>, state: &mut State, want: &Range<u64>, ahead: u64) -> bool {
+    fn start(&self, state: &mut State, want: &Range<u64>, ahead: u64) -> bool {
         let Body::Partial(blocks) = &state.body else { return true };
         if !want.clone().any(|k| blocks.is_missing(k)) && want.end >= ahead {
             return true;
@@ -137,13 +139,13 @@ impl File {
         for run in missing_runs(blocks, want, ahead, part, slots) {
             blocks.claimed.set_range(run.clone(), true);
             state.flights += 1;
-            self.fly(state.fetch.clone(), run);
+            state.launches.push(Launch::Fetch(run));
         }
         true
     }
 
     /// Starts what the sequential readers want and what there is room for.
-    pub(crate) fn fetch_ahead(self: &Arc<Self>, state: &mut State) {
+    pub(crate) fn fetch_ahead(&self, state: &mut State) {
         if state.stale.is_some() || matches!(state.body, Body::Whole | Body::Resting) {
             return;
         }

@@ -242,6 +242,14 @@ impl Root {
         }
     }
 
+    /// Room was made on a full disk: no need to wait.
+    pub(crate) fn probe_soon(&self) {
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        if health.probe_at.is_some() {
+            health.probe_at = Some(Instant::now());
+        }
+    }
+
     /// Writes again if it is time to try and the disk lets us. Blocking.
     pub(crate) fn probe(&self, now: Instant) {
         {

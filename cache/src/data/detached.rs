@@ -1,0 +1,113 @@
+//! Reads that bypass the disks: no cache directory can take the file, or its disk has just failed.
+//!
+//! A sequential reader gets chunks of 1 MiB, of which a few are kept for it and for others who read alongside, so that a
+//! full disk does not turn every 128 KiB into a request.
+
+use super::fetch::{Cause, FetchError, acquire};
+use super::file::File;
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit};
+
+const CHUNK_BYTES: u64 = 1 << 20;
+const CHUNKS_MAX: usize = 4;
+
+/// The chunks of one file that are in memory or on their way.
+#[derive(Default)]
+pub(crate) struct Loose {
+    chunks: VecDeque<Chunk>,
+}
+
+#[derive(Clone)]
+struct Chunk {
+    range: Range<u64>,
+    body: Arc<OnceCell<Body>>,
+}
+
+struct Body {
+    bytes: Bytes,
+    /// None: there was no memory to keep it.
+    kept: Option<OwnedSemaphorePermit>,
+}
+
+impl File {
+    /// The bytes of `range`, from the source.
+    pub(crate) async fn detached(self: &Arc<Self>, range: Range<u64>) -> Result<Bytes, FetchError> {
+        let sequential = range.start == 0 || self.lock().streams.is_sequential(range.start);
+        let chunk_bytes = if sequential { CHUNK_BYTES.max(self.block_bytes()) } else { self.block_bytes() };
+        let mut pieces = Vec::new();
+        let mut position = range.start;
+        while position < range.end {
+            let start = position / chunk_bytes * chunk_bytes;
+            let chunk = start..(start + chunk_bytes).min(self.key().size);
+            let bytes = self.chunk(chunk.clone()).await?;
+            let end = range.end.min(chunk.end);
+            pieces.push(bytes.slice((position - chunk.start) as usize..(end - chunk.start) as usize));
+            position = end;
+        }
+        self.engine.observer.detached(range.end - range.start);
+        if pieces.len() == 1 {
+            return Ok(pieces.swap_remove(0));
+        }
+        let mut all = BytesMut::with_capacity((range.end - range.start) as usize);
+        pieces.iter().for_each(|piece| all.extend_from_slice(piece));
+        Ok(all.freeze())
+    }
+
+    /// Fetched once for all who want it at the same time.
+    async fn chunk(self: &Arc<Self>, range: Range<u64>) -> Result<Bytes, FetchError> {
+        let chunk = {
+            let mut loose = self.loose.lock().unwrap_or_else(PoisonError::into_inner);
+            match loose.chunks.iter().find(|c| c.range == range) {
+                Some(chunk) => chunk.clone(),
+                None => {
+                    let chunk = Chunk { range: range.clone(), body: Arc::default() };
+                    loose.chunks.push_back(chunk.clone());
+                    if loose.chunks.len() > CHUNKS_MAX {
+                        loose.chunks.pop_front();
+                    }
+                    chunk
+                }
+            }
+        };
+        let result = chunk.body.get_or_try_init(|| self.fetch_chunk(range.clone())).await;
+        if !result.as_ref().is_ok_and(|body| body.kept.is_some()) {
+            let mut loose = self.loose.lock().unwrap_or_else(PoisonError::into_inner);
+            loose.chunks.retain(|c| !Arc::ptr_eq(&c.body, &chunk.body));
+        }
+        Ok(result?.bytes.clone())
+    }
+
+    async fn fetch_chunk(&self, range: Range<u64>) -> Result<Body, FetchError> {
+        let len = range.end - range.start;
+        let all = self.engine.config.memory_bytes / 2;
+        let _in_flight = acquire(&self.engine.memory, len, all).await;
+        let started = Instant::now();
+        let mut first_byte = Duration::ZERO;
+        let mut bytes = BytesMut::with_capacity(len as usize);
+        let result = async {
+            let fetch = self.lock().fetch.clone();
+            let mut body = fetch.fetch(range.clone()).await?;
+            first_byte = started.elapsed();
+            while (bytes.len() as u64) < len {
+                let piece = body.next().await.ok_or_else(|| FetchError {
+                    cause: Cause::Unavailable,
+                    message: format!("the source ended the body at {} of {len} bytes", bytes.len()),
+                })??;
+                bytes.extend_from_slice(&piece);
+            }
+            Ok(())
+        }
+        .await;
+        self.engine.observer.fetched(bytes.len() as u64, first_byte, started.elapsed(), result.as_ref().err());
+        result?;
+        bytes.truncate(len as usize);
+        let units = len.div_ceil(super::engine::MEMORY_UNIT) as u32;
+        let kept = self.engine.detached_memory.clone().try_acquire_many_owned(units).ok();
+        Ok(Body { bytes: bytes.freeze(), kept })
+    }
+}

@@ -1,0 +1,122 @@
+//! What outlives the process: records of small files, sidecars of larger ones. Runs on the root's threads.
+
+use super::engine::{Engine, Event};
+use super::file::{Blocks, Body, File};
+use super::index::Rest;
+use super::journal::Record;
+use super::root::Root;
+use super::sidecar::{self, Image};
+use std::sync::PoisonError;
+
+/// Dead records that a journal may hold beyond as many as live ones.
+const COMPACT_AT: u64 = 10_000;
+
+impl Blocks {
+    /// What the sidecar may promise: written by this run, or by an earlier one and not found wrong.
+    pub(crate) fn known(&self) -> super::bitmap::Bits {
+        let mut known = self.present.to_bits();
+        known.add(&self.unverified);
+        known
+    }
+}
+
+impl File {
+    /// The last block is there: from now on the file needs no bookkeeping. Called once, by whoever brought that block.
+    pub(crate) fn complete(&self, root: &Root) {
+        let blocks = {
+            let mut state = self.lock();
+            match std::mem::replace(&mut state.body, Body::Whole) {
+                Body::Partial(blocks) => blocks,
+                other => {
+                    state.body = other;
+                    return;
+                }
+            }
+        };
+        if blocks.unsaved > 0 && !self.is_gone() {
+            let saved = if self.is_large() {
+                let _one = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+                root.write_sidecar(self.key(), self.id(), &sidecar::encode(&self.image(&blocks)))
+            } else {
+                let record = Record {
+                    id: self.id(),
+                    key: (**self.key()).clone(),
+                    crcs: blocks.crcs.clone().into_boxed_slice(),
+                };
+                let mut journal = root.journal.lock().unwrap_or_else(PoisonError::into_inner);
+                root.dir().and_then(|dir| journal.append(dir, &record))
+            };
+            if let Err(error) = saved {
+                root.failed("save", &error, true);
+            } else if self.is_gone() {
+                // Evicted meanwhile: the sidecar must not stay behind.
+                let _ = root.remove(self.key(), self.id(), self.is_large());
+            }
+        }
+        {
+            let mut index = self.engine.lock_index();
+            let Some(entry) = index.entries.get_mut(&self.id()) else { return };
+            entry.rest = Rest::Whole;
+            entry.crcs = Box::default();
+        }
+        self.engine.send(Event::Whole { key: self.key().clone(), file: self.id(), root: root.number });
+    }
+
+    pub(crate) fn wants_saving(&self) -> bool {
+        matches!(&self.lock().body, Body::Partial(blocks) if blocks.unsaved > 0)
+    }
+
+    /// Replaces the sidecar if the file is partial and has changed.
+    pub(crate) fn save_if_needed(&self) {
+        let Some(root) = self.placed() else { return };
+        if !self.is_large() || self.is_gone() || !root.is_writable() {
+            return;
+        }
+        let _one = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+        let image = {
+            let mut state = self.lock();
+            let Body::Partial(blocks) = &mut state.body else { return };
+            if std::mem::take(&mut blocks.unsaved) == 0 {
+                return;
+            }
+            self.image(blocks)
+        };
+        if let Err(error) = root.write_sidecar(self.key(), self.id(), &sidecar::encode(&image)) {
+            root.failed("save", &error, true);
+            if let Body::Partial(blocks) = &mut self.lock().body {
+                blocks.unsaved += 1;
+            }
+        } else if self.is_gone() {
+            let _ = root.remove(self.key(), self.id(), true);
+        }
+    }
+
+    fn image(&self, blocks: &Blocks) -> Image {
+        Image {
+            id: self.id(),
+            key: self.key().clone(),
+            block_bytes: self.block_bytes(),
+            present: blocks.known(),
+            crcs: blocks.crcs.clone(),
+        }
+    }
+}
+
+impl Engine {
+    /// Drops the records of files that have gone, where they are most of a journal.
+    pub(crate) fn compact_journals(&self) {
+        for root in &self.roots {
+            let files = self.lock_index().roots[usize::from(root.number)].files;
+            let mut journal = root.journal.lock().unwrap_or_else(PoisonError::into_inner);
+            if !root.is_writable() || journal.records < 2 * files + COMPACT_AT {
+                continue;
+            }
+            // Appends wait for the journal's lock, so a file that becomes whole meanwhile is recorded in the new one.
+            let live = |id: u64| self.lock_index().entries.contains_key(&id);
+            let compacted = root.dir().and_then(|dir| journal.compact(dir, live));
+            if let Err(error) = compacted {
+                root.failed("compact", &error, true);
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What an earlier run left is read and checked before anyone may rely on it.
+
+use super::file::{Blocks, Body, File, Launch, State, Woken, send_all};
+use super::read::Busy;
+use super::root::Root;
+use super::sidecar;
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Verified at once at most, when a reader waits: little enough for the reader, enough for the disk.
+const STEP_BYTES: u64 = 1 << 20;
+/// Verified at once in the background.
+const BACKGROUND_BYTES: u64 = 8 << 20;
+
+impl File {
+    /// Claims what of `want` needs verifying.
+    pub(crate) fn verify_soon(&self, state: &mut State, want: &Range<u64>) {
+        let Body::Partial(blocks) = &mut state.body else { return };
+        let mut k = want.start;
+        while k < want.end {
+            if !blocks.needs_verifying(k) {
+                k += 1;
+                continue;
+            }
+            // A reader that is here will most likely go on.
+            let limit = (k + (STEP_BYTES / self.block_bytes()).max(1)).max(want.end).min(self.blocks());
+            let end = (k..limit).find(|&k| !blocks.needs_verifying(k)).unwrap_or(limit);
+            blocks.claimed.set_range(k..end, true);
+            state.launches.push(Launch::Verify(k..end));
+            k = end;
+        }
+    }
+
+    /// The blocks are claimed already.
+    pub(crate) fn check(self: &Arc<Self>, run: Range<u64>) {
+        let check = Check { file: self.clone(), run, busy: Some(Busy::new(&self.busy)) };
+        if let Some(root) = self.placed() {
+            root.pool.submit(move || check.run());
+        }
+    }
+
+    /// Verifies the file from end to end, so that it can be called whole.
+    pub(crate) fn verify_in_background(self: &Arc<Self>) {
+        let file = self.clone();
+        let large = self.is_large();
+        self.engine.runtime.spawn(async move {
+            let _turn = if large { file.engine.verifying.clone().acquire_owned().await.ok() } else { None };
+            file.awaken().await;
+            let step = BACKGROUND_BYTES / file.block_bytes();
+            let mut first = 0;
+            while first < file.blocks() && !file.is_gone() {
+                let want = first..(first + step.max(1)).min(file.blocks());
+                let Some(root) = file.placed() else { return };
+                {
+                    let mut state = file.lock();
+                    file.verify_soon(&mut state, &want);
+                    file.launch(state);
+                }
+                // Behind the checks just submitted (the root has two threads: nearly).
+                if root.pool.run(|| ()).await.is_none() {
+                    return;
+                }
+                first = want.end;
+            }
+        });
+    }
+
+    /// Reads the sidecar of a file that an earlier instance left.
+    pub(crate) async fn awaken(self: &Arc<Self>) {
+        let resting = matches!(self.lock().body, Body::Resting);
+        let Some(root) = self.placed().filter(|_| resting) else { return };
+        let file = self.clone();
+        let _ = root.pool.run(move || file.read_sidecar()).await;
+        // If nobody could read it, it is as if nothing were there.
+        self.settle_body(None);
+    }
+
+    fn read_sidecar(&self) {
+        let Some(root) = self.placed() else { return };
+        let bytes = match root.read_sidecar(self.key(), self.id()) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(error) => return root.failed("read sidecar", &error, false),
+        };
+        let decoded = sidecar::decode_header(&bytes).and_then(|header| {
+            let same = header.key == **self.key() && header.block_bytes == self.block_bytes();
+            let (present, crcs) = sidecar::decode_body(&header, &bytes)?;
+            same.then_some((present, crcs))
+        });
+        if decoded.is_none() {
+            self.engine.observer.checksum_failed(root.number, 1);
+        }
+        self.settle_body(decoded);
+    }
+}
+
+/// Blocks to verify, claimed.
+struct Check {
+    file: Arc<File>,
+    run: Range<u64>,
+    busy: Option<Busy>,
+}
+
+impl Check {
+    fn run(mut self) {
+        let file = self.file.clone();
+        let Some(root) = file.placed() else { return };
+        let crcs: Vec<u32> = match &file.lock().body {
+            Body::Partial(blocks) => self.run.clone().map(|k| blocks.crcs[k as usize]).collect(),
+            _ => return,
+        };
+        let mut buffer = vec![0; file.block_bytes() as usize];
+        let fd = file.existing_data_fd(root);
+        for (k, crc) in self.run.clone().zip(crcs) {
+            let sound = !file.is_gone() && file.is_sound(root, &fd, k, crc, &mut buffer);
+            file.verified(root, k, sound);
+            self.run.start = k + 1;
+        }
+        self.busy.take();
+    }
+}
+
+impl Drop for Check {
+    fn drop(&mut self) {
+        // Not run to its end (closed pool): nobody may wait for it.
+        if !self.run.is_empty() {
+            let woken = {
+                let mut state = self.file.lock();
+                if let Body::Partial(blocks) = &mut state.body {
+                    blocks.claimed.set_range(self.run.clone(), false);
+                }
+                state.wake(&self.run, Some(&Woken::Direct))
+            };
+            send_all(woken);
+        }
+    }
+}
+
+impl File {
+    fn is_sound(&self, root: &Root, fd: &io::Result<OwnedFd>, k: u64, crc: u32, buffer: &mut [u8]) -> bool {
+        let bytes = self.bytes_of(&(k..k + 1));
+        let buffer = &mut buffer[..(bytes.end - bytes.start) as usize];
+        let fd = match fd {
+            Ok(fd) => fd,
+            Err(error) => {
+                root.failed("open", error, false);
+                return false;
+            }
+        };
+        match read_exact_at(fd, buffer, bytes.start) {
+            Ok(()) if crc32c::crc32c(buffer) == crc => true,
+            Ok(()) => {
+                self.engine.observer.checksum_failed(root.number, 1);
+                tracing::warn!(file = self.id(), block = k, "a cached block does not match its checksum: fetching it again");
+                false
+            }
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                self.engine.observer.checksum_failed(root.number, 1);
+                false
+            }
+            Err(error) => {
+                root.failed("read", &error, false);
+                false
+            }
+        }
+    }
+
+    fn verified(&self, root: &Root, k: u64, sound: bool) {
+        let (woken, whole) = {
+            let mut state = self.lock();
+            let Body::Partial(blocks) = &mut state.body else { return };
+            if sound {
+                blocks.arrived(k);
+            } else {
+                blocks.claimed.set(k, false);
+                blocks.unverified.set(k, false);
+                // The sidecar must not promise it again.
+                blocks.unsaved += 1;
+            }
+            let whole = blocks.absent == 0;
+            (state.wake(&(k..k + 1), (!sound).then_some(&Woken::Look)), whole)
+        };
+        send_all(woken);
+        if whole {
+            self.complete(root);
+        }
+    }
+
+    fn settle_body(&self, found: Option<(super::bitmap::Bits, Vec<u32>)>) {
+        let mut state = self.lock();
+        if matches!(state.body, Body::Resting) {
+            let mut blocks = Blocks::new(self.blocks());
+            if let Some((present, crcs)) = found {
+                blocks.assume(&present, &crcs);
+            }
+            state.body = Body::Partial(Box::new(blocks));
+        }
+    }
+}
+
+fn read_exact_at(fd: &OwnedFd, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !buffer.is_empty() {
+        match rustix::io::pread(fd, &mut *buffer, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                buffer = &mut buffer[n..];
+                offset += n as u64;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! Blocks on their way to the disk: checksummed, written, then shown to readers. Runs on the root's threads.
+
+use super::file::{Body, File, Woken, send_all};
+use super::root::Root;
+use bytes::Bytes;
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Linux's UIO_MAXIOV.
+const SLICES_MAX: usize = 1024;
+
+/// Consecutive whole blocks of one file, and the memory that they are charged with.
+pub(crate) struct Batch {
+    file: Arc<File>,
+    first: u64,
+    blocks: Vec<Vec<Bytes>>,
+    bytes: u64,
+    permits: Vec<OwnedSemaphorePermit>,
+    /// Submitted: the batch answers for its blocks, even if it is dropped unwritten.
+    answers: bool,
+}
+
+impl Batch {
+    pub(crate) fn new(file: Arc<File>, first: u64) -> Self {
+        Self { file, first, blocks: Vec::new(), bytes: 0, permits: Vec::new(), answers: false }
+    }
+    pub(crate) fn push(&mut self, block: Vec<Bytes>, bytes: u64, permit: Option<OwnedSemaphorePermit>) {
+        self.blocks.push(block);
+        self.bytes += bytes;
+        self.permits.extend(permit);
+    }
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+    pub(crate) fn end(&self) -> u64 {
+        self.first + self.blocks.len() as u64
+    }
+
+    pub(crate) fn submit(mut self) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        self.answers = true;
+        let file = self.file.clone();
+        if let Some(root) = file.placed() {
+            root.pool.submit(move || self.write());
+        }
+    }
+
+    fn write(mut self) {
+        let file = self.file.clone();
+        let Some(root) = file.placed() else { return };
+        // A disk that has just refused a write would refuse this one too, maybe after a long time-out.
+        if file.is_gone() || !root.is_writable() {
+            return;
+        }
+        let crcs: Vec<u32> = self.blocks.iter().map(|block| checksum(block)).collect();
+        let written = file.data_fd(root).and_then(|fd| self.store(fd));
+        if let Err(error) = written {
+            root.failed("write", &error, true);
+            file.engine.ring();
+            return;
+        }
+        self.answers = false;
+        self.blocks = Vec::new();
+        self.permits.clear();
+        file.stored(root, self.first, &crcs, self.bytes);
+    }
+
+    fn store(&self, fd: &OwnedFd) -> io::Result<()> {
+        let mut slices: Vec<IoSlice<'_>> = self.blocks.iter().flatten().map(|b| IoSlice::new(b)).collect();
+        let mut slices = &mut slices[..];
+        let mut position = self.file.bytes_of(&(self.first..self.first + 1)).start;
+        while !slices.is_empty() {
+            let some = slices.len().min(SLICES_MAX);
+            match rustix::io::pwritev(fd, &slices[..some], position) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => {
+                    position += n as u64;
+                    IoSlice::advance_slices(&mut slices, n);
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        if self.answers && self.bytes > 0 {
+            self.file.not_stored(&(self.first..self.end()));
+        }
+    }
+}
+
+impl File {
+    /// The bytes are in the data file: now readers may know.
+    fn stored(&self, root: &Root, first: u64, crcs: &[u32], bytes: u64) {
+        let range = first..first + crcs.len() as u64;
+        let (woken, whole) = {
+            let mut state = self.lock();
+            let Body::Partial(blocks) = &mut state.body else { return };
+            for (k, &crc) in range.clone().zip(crcs) {
+                blocks.crcs[k as usize] = crc;
+                blocks.arrived(k);
+            }
+            blocks.unsaved += bytes;
+            let whole = blocks.absent == 0;
+            (state.wake(&range, None), whole)
+        };
+        send_all(woken);
+        self.engine.charge(self.id(), root, bytes);
+        if whole {
+            self.complete(root);
+        }
+    }
+
+    /// The disk did not take them: their readers go to the source.
+    fn not_stored(&self, range: &Range<u64>) {
+        let woken = {
+            let mut state = self.lock();
+            if let Body::Partial(blocks) = &mut state.body {
+                blocks.claimed.set_range(range.clone(), false);
+            }
+            state.wake(range, Some(&Woken::Direct))
+        };
+        send_all(woken);
+    }
+}
+
+pub(crate) fn checksum(pieces: &[Bytes]) -> u32 {
+    pieces.iter().fold(0, |crc, piece| crc32c::crc32c_append(crc, piece))
+}
