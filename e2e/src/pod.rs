@@ -15,6 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -31,16 +32,12 @@ pub struct Pod {
     data: PathBuf,
     programs: PathBuf,
     scratch: PathBuf,
+    commands: AtomicU64,
 }
 
 impl Pod {
     /// `scratch` is an empty directory of this pod's own; `node_dir` contains every mount that must not be visible.
-    pub(crate) fn start(
-        mounted: &Mounted,
-        scratch: PathBuf,
-        programs: PathBuf,
-        node_dir: &Path,
-    ) -> Result<Self> {
+    pub fn start(mounted: &Mounted, scratch: PathBuf, programs: PathBuf, node_dir: &Path) -> Result<Self> {
         let data = scratch.join("data");
         std::fs::create_dir_all(&data)?;
         let c = |path: &Path| CString::new(path.as_os_str().as_bytes());
@@ -65,7 +62,7 @@ impl Pod {
         // SAFETY: the closure makes system calls only and allocates nothing.
         let holder = unsafe { command.pre_exec(enter) }.spawn().context("start the pod's first process")?;
         let namespace = File::open(format!("/proc/{}/ns/mnt", holder.id()))?;
-        Ok(Self { holder, namespace, data, programs, scratch })
+        Ok(Self { holder, namespace, data, programs, scratch, commands: AtomicU64::new(0) })
     }
 
     pub fn data(&self) -> &Path {
@@ -93,11 +90,12 @@ impl Pod {
         Ok(command)
     }
 
-    fn oracle_command(&self, verb: &str, tree: &Tree) -> Result<Command> {
-        let file = self.scratch.join("tree.json");
+    fn oracle_command(&self, verb: &str, below: &str, tree: &Tree) -> Result<Command> {
+        let number = self.commands.fetch_add(1, Ordering::Relaxed);
+        let file = self.scratch.join(format!("tree{number}.json"));
         tree.save(&file)?;
         let mut command = self.command(self.programs.join("oracle"))?;
-        command.arg(verb).arg("--root").arg(&self.data).arg("--tree").arg(file);
+        command.arg(verb).arg("--root").arg(self.data.join(below)).arg("--tree").arg(file);
         Ok(command)
     }
 
@@ -108,14 +106,21 @@ impl Pod {
 
     /// The same, going on in the background.
     pub fn start_verify(&self, tree: &Tree, threads: usize, seed: u64) -> Result<Running<oracle::Verified>> {
-        let mut command = self.oracle_command("verify", tree)?;
+        let mut command = self.oracle_command("verify", "", tree)?;
         command.args(["--threads", &threads.to_string(), "--seed", &seed.to_string()]);
+        Running::start(command)
+    }
+
+    /// The files of a part of the volume, in order, by one thread; other files may lie beside them.
+    pub fn start_verify_below(&self, below: &str, tree: &Tree) -> Result<Running<oracle::Verified>> {
+        let mut command = self.oracle_command("verify", below, tree)?;
+        command.arg("--no-names");
         Running::start(command)
     }
 
     /// Starts an application; returns when all its threads are at work.
     pub fn oracle(&self, tree: &Tree, arguments: &[&str]) -> Result<Running<oracle::Report>> {
-        let mut command = self.oracle_command("run", tree)?;
+        let mut command = self.oracle_command("run", "", tree)?;
         command.args(arguments);
         let running = Running::start(command)?;
         let first = running.line(Duration::from_secs(120)).context("the oracle did not start")?;

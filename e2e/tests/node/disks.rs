@@ -1,0 +1,152 @@
+//! Cache disks that are full, broken or lying are a miss, never an error to the reader.
+
+use crate::{node_with, seed};
+use anyhow::{Context, Result, ensure};
+use e2e::node::{AgentOptions, Node, Tier};
+use e2e::random::Random;
+use e2e::tree::{Shape, Tree};
+use rustix::mount::{MountFlags, mount};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Twice what the disk holds, in files of both sorts.
+const MORE_THAN_FITS: Shape =
+    Shape { directories: 4, files: 50, small_bytes: 100_000, large: 6, large_bytes: 20 << 20 };
+
+/// A node whose only cache disk is a tmpfs of 64 MiB. It disappears with the node's directory.
+fn node_on_a_small_disk() -> Result<(Node, PathBuf)> {
+    // The tier's directory must exist before the agent starts, so the node is started with a default tier first.
+    let mut node = Node::start(AgentOptions::default())?;
+    node.stop_agent()?;
+    node.stop_plugin()?;
+    let disk = node.places().cache().join("small-disk");
+    std::fs::create_dir(&disk)?;
+    let uid = node.options().uid;
+    let data = std::ffi::CString::new(format!("size=64m,mode=0755,uid={uid},gid={uid}"))?;
+    mount("tmpfs", &disk, "tmpfs", MountFlags::empty(), Some(data.as_c_str()))?;
+    node.options().tiers = vec![Tier {
+        name: "small",
+        paths: vec![disk.clone()],
+        quota: "20Gi",
+        inodes: 1_000_000,
+        min_free_percent: 1,
+    }];
+    node.start_plugin()?;
+    node.start_agent()?;
+    Ok((node, disk))
+}
+
+/// Takes what is free, as another program on the node might.
+fn fill(disk: &Path) -> Result<PathBuf> {
+    use std::io::Write;
+    let path = disk.join("hog");
+    let mut hog = std::fs::File::create(&path)?;
+    let block = vec![0xaa; 1 << 16];
+    loop {
+        if let Err(e) = hog.write_all(&block) {
+            ensure!(e.raw_os_error() == Some(libc::ENOSPC), "filling {}: {e}", path.display());
+            return Ok(path);
+        }
+    }
+}
+
+#[test]
+fn a_full_cache_disk_is_a_miss() -> Result<()> {
+    let (mut node, disk) = node_on_a_small_disk()?;
+    let tree = Tree::generated("", MORE_THAN_FITS);
+    node.server.add(&tree, "set")?;
+    for profile in ["large", "small"] {
+        let mounted = node.volume(profile, "set", &[("profile", profile)])?;
+        let pod = node.pod(&mounted)?;
+        // Fuller and fuller by our own doing; then by another's, with files open.
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        let application = pod.oracle(&tree, &["--pause-us", "500"])?;
+        let hog = fill(&disk)?;
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        application.finish(Duration::from_secs(60))?.ensure_clean()?;
+        std::fs::remove_file(hog)?;
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        drop(pod);
+        node.unpublish(&mounted)?;
+    }
+    // Full from the start.
+    node.stop_agent()?;
+    fill(&disk)?;
+    node.start_agent()?;
+    let mounted = node.volume("again", "set", &[])?;
+    node.pod(&mounted)?.verify(&tree, 2)?.ensure_all(&tree)?;
+    node.finish()
+}
+
+#[test]
+fn bits_flipped_while_the_agent_is_down_are_noticed() -> Result<()> {
+    let seed = seed();
+    let (mut node, tree) = node_with("set")?;
+    for profile in ["large", "small"] {
+        let mounted = node.volume(profile, "set", &[("profile", profile)])?;
+        node.pod(&mounted)?.verify(&tree, 2)?.ensure_all(&tree)?;
+        node.unpublish(&mounted)?;
+        node.stop_agent()?;
+        let flipped = flip_a_bit_in_each(&node.places().cache().join("ssd"), &mut Random(seed))?;
+        ensure!(flipped > tree.files.len() / 2, "only {flipped} cache files were found");
+        node.start_agent()?;
+        let mounted = node.volume(&format!("again-{profile}"), "set", &[("profile", profile)])?;
+        let pod = node.pod(&mounted)?;
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        drop(pod);
+        node.unpublish(&mounted)?;
+    }
+    node.finish()
+}
+
+fn flip_a_bit_in_each(dir: &Path, random: &mut Random) -> Result<usize> {
+    let mut flipped = 0;
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            flipped += flip_a_bit_in_each(&path, random)?;
+            continue;
+        }
+        let file = std::fs::File::options().read(true).write(true).open(&path).context("a cache file")?;
+        let len = file.metadata()?.len();
+        if len == 0 {
+            continue;
+        }
+        let (at, mut byte) = (random.below(len), [0]);
+        file.read_exact_at(&mut byte, at)?;
+        byte[0] ^= 1 << random.below(8);
+        file.write_all_at(&byte, at)?;
+        flipped += 1;
+    }
+    Ok(flipped)
+}
+
+#[test]
+fn a_cache_of_another_version_is_set_aside() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = node.volume("v", "set", &[])?;
+    node.pod(&mounted)?.verify(&tree, 2)?.ensure_all(&tree)?;
+    node.unpublish(&mounted)?;
+    node.stop_agent()?;
+    // Every small file at the top of the roots: whichever it is that says the version.
+    for root in ["ssd", "meta"] {
+        for entry in std::fs::read_dir(node.places().cache().join(root))? {
+            let path = entry?.path();
+            if path.is_file() {
+                std::fs::write(path, "millpond-cache version 9999\n")?;
+            }
+        }
+    }
+    node.start_agent()?;
+    let again = node.volume("w", "set", &[])?;
+    node.pod(&again)?.verify(&tree, 2)?.ensure_all(&tree)?;
+    let log = std::fs::read_to_string(node.places().log("node-agent"))?;
+    let line = log
+        .lines()
+        .find(|l| l.contains("set aside"))
+        .context("the agent's log does not say \"set aside\"")?;
+    println!("{line}");
+    node.finish()
+}

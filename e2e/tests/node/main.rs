@@ -1,0 +1,31 @@
+//! Promises that only real processes on a real kernel can keep or break. One node at a time: see `e2e::node`.
+
+mod bad_input;
+mod deaths;
+mod disks;
+mod faults;
+mod holders;
+mod pods;
+mod reading;
+mod sanity;
+
+use e2e::node::{AgentOptions, Node};
+use e2e::tree::{Shape, Tree};
+
+/// A node with defaults, and a small tree below `prefix` of its bucket.
+fn node_with(prefix: &str) -> anyhow::Result<(Node, Tree)> {
+    let node = Node::start(AgentOptions::default())?;
+    let tree = Tree::generated("", Shape::LITTLE);
+    node.server.add(&tree, prefix)?;
+    Ok((node, tree))
+}
+
+/// Of the clock: a failing run prints it, so that it can be repeated.
+fn seed() -> u64 {
+    let seed = match std::env::var("MILLPOND_SEED") {
+        Ok(text) => text.parse().expect("MILLPOND_SEED is a number"),
+        Err(_) => e2e::clock::monotonic_ns() % 1_000_000,
+    };
+    eprintln!("seed {seed} (repeat with MILLPOND_SEED={seed})");
+    seed
+}
