@@ -1,8 +1,8 @@
 //! Storing a listing, of any length, in bounded memory, unseen until its end.
 
-use super::store::{BATCH, Store};
+use super::store::{BATCH, Store, under_way};
 use super::types::{Incoming, Kind, ListingState, MetaError};
-use super::write::{Listed, Write, is_name};
+use super::write::{Listed, Pending, Write, is_name};
 
 /// Most files that wait for the end of the listing to learn whether a directory takes their name. They are names
 /// that were directories before; beyond this many they are stored at once, at worst for one version too many.
@@ -13,6 +13,7 @@ const UNDECIDED_MAX: usize = 10_000;
 pub struct ListingWriter<'s> {
     store: &'s Store,
     dir: u64,
+    number: u32,
     batch: Vec<Incoming>,
     /// Entries per transaction.
     batch_max: usize,
@@ -23,10 +24,11 @@ pub struct ListingWriter<'s> {
 }
 
 impl<'s> ListingWriter<'s> {
-    pub(super) fn new(store: &'s Store, dir: u64) -> Self {
+    pub(super) fn new(store: &'s Store, dir: u64, number: u32) -> Self {
         Self {
             store,
             dir,
+            number,
             batch: Vec::new(),
             batch_max: BATCH,
             undecided: Vec::new(),
@@ -69,9 +71,9 @@ impl<'s> ListingWriter<'s> {
         self.flush(true)?;
 
         let mut pending = self.store.pending();
-        let listing = *pending.get(&self.dir).ok_or(MetaError::ListingFailed(self.dir))?;
         let mut write = Write::begin(self.store)?;
         let mut directory = write.directory_to_fill(self.dir)?;
+        let listing = self.mine(under_way(&pending, self.dir, &directory))?;
         directory.in_force = listing.number;
         directory.complete = true;
         directory.seen_ms = listing.seen_ms;
@@ -108,11 +110,10 @@ impl<'s> ListingWriter<'s> {
         self.batch.sort_by(|a, b| a.name.cmp(&b.name));
         let now_ms = self.store.now_ms();
         let mut pending = self.store.pending();
-        let known = pending.get_mut(&self.dir).ok_or(MetaError::ListingFailed(self.dir))?;
-        let mut listing = *known;
-        listing.hidden += self.hidden;
         let mut write = Write::begin(self.store)?;
         let mut directory = write.directory_to_fill(self.dir)?;
+        let mut listing = self.mine(under_way(&pending, self.dir, &directory))?;
+        listing.hidden += self.hidden;
         let mut undecided = Vec::new();
         for entry in &self.batch {
             let last_word = last_word || self.undecided.len() + undecided.len() >= UNDECIDED_MAX;
@@ -126,17 +127,24 @@ impl<'s> ListingWriter<'s> {
         }
         write.put_directory(self.dir, &directory)?;
         write.commit()?;
-        *known = listing;
+        pending.insert(self.dir, listing);
         self.undecided.append(&mut undecided);
         self.hidden = 0;
         self.batch.clear();
         Ok(())
     }
 
+    fn mine(&self, listing: Option<Pending>) -> Result<Pending, MetaError> {
+        listing.filter(|l| l.number == self.number).ok_or(MetaError::ListingFailed(self.dir))
+    }
+
     fn abort(&mut self) {
         if !self.failed {
             self.failed = true;
-            self.store.pending().remove(&self.dir);
+            let mut pending = self.store.pending();
+            if pending.get(&self.dir).is_some_and(|listing| listing.number == self.number) {
+                pending.remove(&self.dir);
+            }
         }
     }
 }

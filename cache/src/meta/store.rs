@@ -2,6 +2,7 @@
 
 use super::environment::{Home, State};
 use super::listing::ListingWriter;
+use super::record::Directory;
 use super::types::{
     Attributes, Cached, Clock, INO_LIMIT, Incoming, InodeNumbers, Kind, MetaError, Opened, Options, Stats,
 };
@@ -71,11 +72,11 @@ impl Store {
     pub fn begin_listing(&self, dir: u64) -> Result<ListingWriter<'_>, MetaError> {
         let seen_ms = (self.now_ms)();
         let mut pending = self.pending();
-        if pending.contains_key(&dir) {
-            return Err(MetaError::ListingInProgress(dir));
-        }
         let mut write = Write::begin(&self.view)?;
         let mut directory = write.directory_to_fill(dir)?;
+        if under_way(&pending, dir, &directory).is_some() {
+            return Err(MetaError::ListingInProgress(dir));
+        }
         directory.newest = directory
             .newest
             .checked_add(1)
@@ -83,7 +84,7 @@ impl Store {
         write.put_directory(dir, &directory)?;
         write.commit()?;
         pending.insert(dir, Pending { number: directory.newest, seen_ms, entries: 0, hidden: 0 });
-        Ok(ListingWriter::new(self, dir))
+        Ok(ListingWriter::new(self, dir, directory.newest))
     }
 
     /// Records one name as the source has it now, and returns what it became.
@@ -95,7 +96,7 @@ impl Store {
         let mut pending = self.pending();
         let mut write = Write::begin(&self.view)?;
         let mut directory = write.directory_to_fill(parent)?;
-        let mut listing = pending.get(&parent).copied();
+        let mut listing = under_way(&pending, parent, &directory);
         let origin = Origin::Asked { seen_ms };
         let attributes =
             write.upsert(parent, &mut directory, listing.as_mut(), incoming, origin, &*self.numbers)?;
@@ -116,7 +117,7 @@ impl Store {
         let mut pending = self.pending();
         let mut write = Write::begin(&self.view)?;
         let mut directory = write.directory_to_fill(parent)?;
-        let mut listing = pending.get(&parent).copied();
+        let mut listing = under_way(&pending, parent, &directory);
         if directory.negatives >= NEGATIVES_MAX {
             write.forget_negatives(parent, &mut directory, u64::MAX, usize::MAX)?;
         }
@@ -157,15 +158,12 @@ impl Store {
 
     /// Makes a directory unknown again, as if it had never been listed nor a name in it asked for. Inode numbers stay.
     pub fn forget(&self, dir: u64) -> Result<(), MetaError> {
-        let mut pending = self.pending();
+        let _order = self.pending();
         let mut write = Write::begin(&self.view)?;
         let Some(mut directory) = write.directory(dir)? else { return Ok(()) };
         write.forget_names(dir, &mut directory)?;
         write.put_directory(dir, &directory)?;
-        write.commit()?;
-        // A listing under way is older than the wish to forget.
-        pending.remove(&dir);
-        Ok(())
+        write.commit()
     }
 
     /// Frees what killed readers left behind (without it the file grows). Call it after each reap. Returns how many.
@@ -242,6 +240,12 @@ impl Store {
             write.commit()?;
         }
     }
+}
+
+/// The listing of `dir` that is being stored. One that is not newer than what is in force was overtaken: the directory
+/// has been forgotten since it was begun.
+pub(super) fn under_way(pending: &HashMap<u64, Pending>, dir: u64, directory: &Directory) -> Option<Pending> {
+    pending.get(&dir).copied().filter(|listing| listing.number > directory.in_force)
 }
 
 impl Deref for Store {

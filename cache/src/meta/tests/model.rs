@@ -79,6 +79,12 @@ struct Dir {
     pending: Option<Pending>,
 }
 
+impl Dir {
+    fn forget(&mut self) {
+        (self.shown, self.absent, self.complete, self.pending) = Default::default();
+    }
+}
+
 #[derive(Debug, Default)]
 struct Model {
     dirs: BTreeMap<u64, Dir>,
@@ -158,8 +164,7 @@ impl Model {
             p.names.insert(incoming.name.clone());
         }
         if let Some(orphan) = orphan.and_then(|ino| self.dirs.get_mut(&ino)) {
-            // A listing of it that is under way goes on: a later directory of this name would be filled by it.
-            (orphan.shown, orphan.absent, orphan.complete) = Default::default();
+            orphan.forget();
         }
     }
 
@@ -271,6 +276,7 @@ fn run(ops: Vec<Op>) {
                     match borrowed.begin_listing(dir) {
                         Ok(writer) => {
                             assert!(d.pending.is_none());
+                            // In place of one that a forgetting overtook, if any.
                             writers.insert(dir, writer.with_batch(1));
                             d.pending = Some(Pending { seen_ms, ..Pending::default() });
                         }
@@ -282,6 +288,11 @@ fn run(ops: Vec<Op>) {
                     let dir = model.pick(dir);
                     if let Some(writer) = writers.get_mut(&dir) {
                         let entries: Vec<Incoming> = entries.iter().map(Entry::incoming).collect();
+                        if model.dir(dir).pending.is_none() {
+                            let told = writer.page(&entries);
+                            assert!(entries.is_empty() || matches!(told, Err(MetaError::ListingFailed(_))));
+                            continue;
+                        }
                         writer.page(&entries).unwrap();
                         for entry in &entries {
                             model.page(dir, entry, false);
@@ -291,6 +302,10 @@ fn run(ops: Vec<Op>) {
                 Op::Finish { dir } => {
                     let dir = model.pick(dir);
                     if let Some(writer) = writers.remove(&dir) {
+                        if model.dir(dir).pending.is_none() {
+                            assert!(matches!(writer.finish(), Err(MetaError::ListingFailed(_))));
+                            continue;
+                        }
                         writer.finish().unwrap();
                         let mut undecided =
                             std::mem::take(&mut model.dir(dir).pending.as_mut().unwrap().undecided);
@@ -328,9 +343,7 @@ fn run(ops: Vec<Op>) {
                 Op::Forget { dir } => {
                     let dir = model.pick(dir);
                     borrowed.forget(dir).unwrap();
-                    writers.remove(&dir);
-                    let d = model.dir(dir);
-                    (d.shown, d.absent, d.complete, d.pending) = Default::default();
+                    model.dir(dir).forget();
                 }
                 Op::Reopen => break,
             }
@@ -357,7 +370,7 @@ fn run(ops: Vec<Op>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_store_says_what_the_reference_says(ops in prop::collection::vec(op(), 1..60)) {
