@@ -1,1 +1,52 @@
-fn main() {}
+//! The `csi-plugin` binary: arguments, log, signals.
+
+use anyhow::Context;
+use clap::Parser;
+use csi_plugin::config::{Arguments, LogFormat};
+use mounts::{Kernel, Linux, LinuxPaths, probe};
+use std::sync::Arc;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> anyhow::Result<()> {
+    // The disposable process that looks into a mount is this binary too.
+    probe::run_if_asked();
+
+    let config = Arguments::parse().check()?;
+    let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match config.log_format {
+        LogFormat::Json => log.json().init(),
+        LogFormat::Text => log.init(),
+    }
+    let kernel: Arc<dyn Kernel> = match &config.node {
+        Some(node) => {
+            let paths = LinuxPaths { fusectl: node.fusectl_dir.clone(), ..LinuxPaths::default() };
+            if std::fs::metadata(&paths.fusectl).is_err() {
+                tracing::warn!(
+                    directory = %paths.fusectl.display(),
+                    "no FUSE control directory: load the fuse module and mount fusectl there, or waiting requests cannot be counted"
+                );
+            }
+            Arc::new(Linux::new(paths, node.cache_roots.clone(), probe::Helper::own()))
+        }
+        None => Arc::new(Linux::new(LinuxPaths::default(), Vec::new(), probe::Helper::own())),
+    };
+
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")?;
+    runtime.block_on(async {
+        let mut term = signal(SignalKind::terminate())?;
+        let mut int = signal(SignalKind::interrupt())?;
+        let stop = async move {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = int.recv() => {}
+            }
+            tracing::info!("asked to stop");
+        };
+        csi_plugin::server::run(config, kernel, stop).await
+    })?;
+    // Work that outlived the drain must not hold the process.
+    runtime.shutdown_background();
+    Ok(())
+}

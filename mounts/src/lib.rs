@@ -17,7 +17,7 @@ mod target;
 
 pub use connection::Connection;
 pub use device::sample_init;
-pub use fake::{Fake, FakeState};
+pub use fake::{Fake, FakeProbe, FakeState};
 pub use linux::{Linux, LinuxPaths};
 pub use mountinfo::{MountEntry, parse_mountinfo, stack_at};
 pub use source::{FUSE_TYPE, MountSource, Ours};

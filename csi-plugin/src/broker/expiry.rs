@@ -1,0 +1,61 @@
+//! Mounts that nobody serves any more: ended when their `healTimeout` is over, so that readers fail instead of hanging.
+
+use super::Broker;
+use super::mounts_table::State;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long without a look at the clock; a lost agent wakes the watcher as well.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// Is this mount's time over, or when will it be?
+pub fn left(state: State, heal_timeout: Duration, now: Instant) -> Option<Duration> {
+    match state {
+        State::Orphaned(since) => Some((since + heal_timeout).saturating_duration_since(now)),
+        State::Preparing | State::Serving | State::Dead => None,
+    }
+}
+
+/// Runs until the broker is dropped or stopped.
+pub(super) fn watch(broker: std::sync::Weak<Broker>) {
+    loop {
+        let Some(broker) = broker.upgrade() else { return };
+        if broker.stopped() {
+            return;
+        }
+        let wait = end_overdue(&broker, Instant::now());
+        drop(broker);
+        std::thread::park_timeout(wait);
+    }
+}
+
+/// Ends what is due; returns how long until the next look.
+fn end_overdue(broker: &Arc<Broker>, now: Instant) -> Duration {
+    let mut wait = IDLE;
+    for mount in broker.table.all() {
+        match left(mount.state(), mount.heal_timeout(), now) {
+            Some(Duration::ZERO) => {
+                let why = format!("its agent has been gone for healTimeout ({:?})", mount.heal_timeout());
+                broker.end(&mount, &why);
+            }
+            Some(left) => wait = wait.min(left),
+            None => {}
+        }
+    }
+    wait
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_orphans_expire() {
+        let now = Instant::now();
+        let limit = Duration::from_secs(60);
+        assert_eq!(left(State::Serving, limit, now), None);
+        assert_eq!(left(State::Dead, limit, now), None);
+        assert_eq!(left(State::Orphaned(now), limit, now), Some(limit));
+        assert_eq!(left(State::Orphaned(now), limit, now + limit * 2), Some(Duration::ZERO));
+    }
+}

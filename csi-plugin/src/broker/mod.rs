@@ -1,0 +1,359 @@
+//! The mount broker: brings mounts up and down with the agent, and keeps what a successor of the agent will need.
+//!
+//! It holds a duplicate of every FUSE device and never touches the inside of a mount itself. Calls block; they run on
+//! threads of their own.
+
+mod backing;
+mod counter;
+pub mod expiry;
+pub mod mounts_table;
+pub mod socket;
+
+use crate::config::NodeConfig;
+use crate::status::Failure;
+use counter::Counter;
+use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Pod, Publish};
+use link::{Packet, Refusal, RefusalKind};
+use mounts::{Kernel, MountSource, Target, probe};
+use mounts_table::{Mount, Parts, State, Table};
+use socket::{AgentIdentity, AgentLink, AgentSlot, AskError, Handler};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+use volume::{Credentials, VolumeSpec};
+
+const INIT_LIMIT: Duration = Duration::from_secs(2);
+const START_LIMIT: Duration = Duration::from_secs(5);
+/// The agent answers a publish within its own source wait; this is for the way there and back.
+const GRACE: Duration = Duration::from_secs(2);
+/// Unpublish must not wait longer for an agent that hangs: the abort frees everything it holds.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
+const PROBE_LIMIT: Duration = Duration::from_secs(10);
+/// Connections that are being greeted; more are refused.
+const CONNECTIONS_MAX: usize = 8;
+
+/// One volume to be mounted at one target.
+#[derive(Debug)]
+pub struct Order {
+    pub spec: VolumeSpec,
+    pub credentials: Credentials,
+    pub pod: Option<Pod>,
+}
+
+#[derive(Debug)]
+pub struct Broker {
+    pub(crate) kernel: Arc<dyn Kernel>,
+    pub(crate) table: Table,
+    pub(crate) config: NodeConfig,
+    agents: AgentSlot,
+    counter: Counter,
+    listener: OwnedFd,
+    connections: AtomicUsize,
+    stopping: AtomicBool,
+    watcher: OnceLock<thread::Thread>,
+}
+
+impl Broker {
+    /// Binds the agent's socket and starts the threads that serve it.
+    pub fn start(config: NodeConfig, kernel: Arc<dyn Kernel>) -> io::Result<Arc<Self>> {
+        let counter = Counter::open(&config.state_dir)?;
+        let listener = listen(&config)?;
+        let broker = Arc::new(Self {
+            kernel,
+            table: Table::default(),
+            config,
+            agents: AgentSlot::default(),
+            counter,
+            listener,
+            connections: AtomicUsize::new(0),
+            stopping: AtomicBool::new(false),
+            watcher: OnceLock::new(),
+        });
+        let earlier = broker.kernel.table().map_err(io::Error::other)?;
+        let earlier = earlier.iter().filter(|e| matches!(e.ours(), Some(mounts::Ours::Fuse(_)))).count();
+        if earlier > 0 {
+            tracing::info!(mounts = earlier, "mounts of an earlier broker go on; they can be unpublished");
+        }
+        let watch = Arc::downgrade(&broker);
+        let watcher = thread::Builder::new().name("expiry".into()).spawn(move || expiry::watch(watch))?;
+        let _ = broker.watcher.set(watcher.thread().clone()); // set here only
+        let accepting = broker.clone();
+        thread::Builder::new().name("broker".into()).spawn(move || accept(&accepting))?;
+        Ok(broker)
+    }
+
+    /// Stops accepting and hangs up. Mounts stay: the agent holds their devices.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both); // wakes accept
+        if let Some(agent) = self.agents.current() {
+            agent.close();
+        }
+        self.wake_watcher();
+    }
+
+    fn stopped(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    fn wake_watcher(&self) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher.unpark();
+        }
+    }
+
+    pub fn agent(&self) -> Result<Arc<AgentLink>, Failure> {
+        self.agents.current().ok_or_else(|| {
+            Failure::Unavailable(format!(
+                "the node agent is not running (no connection on {}): check the agent DaemonSet on node {}",
+                self.config.broker_socket.display(),
+                self.config.node_id
+            ))
+        })
+    }
+
+    /// Mounts at `target`, where nothing of ours is. After an error nothing is left that was not there before.
+    pub fn bring_up(&self, order: Order, target: Target) -> Result<(), Failure> {
+        let agent = self.agent()?;
+        let target = Arc::new(target);
+        let made_directory = target.ensure_directory()?;
+        self.mount(&agent, order, &target).inspect_err(|_| {
+            if made_directory && let Err(error) = target.remove() {
+                let target_path = target.path().display();
+                tracing::warn!(%target_path, %error, "the directory of a failed mount stays");
+            }
+        })
+    }
+
+    fn mount(&self, agent: &AgentLink, order: Order, target: &Arc<Target>) -> Result<(), Failure> {
+        let source = MountSource { volume: order.spec.id.to_string(), digest: order.spec.digest() };
+        let device = self.kernel.open_device()?;
+        let id = self.counter.next().map_err(|e| {
+            Failure::Internal(format!("no mount id from {}: {e}", self.config.state_dir.display()))
+        })?;
+        let connection = self.kernel.mount(target, device.as_fd(), &source)?;
+        let mount = self.table.insert(Mount::new(Parts {
+            id,
+            target: target.clone(),
+            connection,
+            source,
+            spec: order.spec,
+            credentials: order.credentials,
+            agent: agent.identity().clone(),
+            device,
+        }));
+        self.serve(agent, &mount, order.pod).inspect_err(|_| {
+            if let Err(error) = self.take_down(&mount) {
+                tracing::error!(mount = %mount.id, %error, "a failed mount could not be taken down");
+            }
+        })
+    }
+
+    /// Device to agent, INIT back and forth, go, probe.
+    fn serve(&self, agent: &AgentLink, mount: &Mount, pod: Option<Pod>) -> Result<(), Failure> {
+        let gone = || Failure::Unavailable("the mount was ended while it was set up".into());
+        let device = mount.device().ok_or_else(gone)?;
+        let init = self.kernel.read_init(device.as_fd(), INIT_LIMIT)?;
+        let publish = AgentRequest::Publish(Box::new(Publish {
+            mount: mount.id,
+            spec: mount.spec.clone(),
+            secrets: mount.credentials.to_secrets(),
+            init,
+            target: mount.target.path().display().to_string(),
+            pod,
+        }));
+        let wait = self.config.agent_source_wait + GRACE;
+        let (answer, fds) = agent.ask(publish, &[device.as_fd()], wait).map_err(|e| match e {
+            AskError::TimedOut(_) => Failure::Unavailable(format!(
+                "source {} was not ready within {:?}: check endpoint and network; the publish will be repeated",
+                mount.spec.source, self.config.agent_source_wait
+            )),
+            other => other.into(),
+        })?;
+        let odd = || Failure::Internal("the node agent answered a publish with something else".into());
+        let AgentAnswer::Prepared { init_reply, read_ahead_kb, small } = answer else { return Err(odd()) };
+        let [flight] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| odd())?;
+        mount.keep_prepared(flight, small);
+        self.kernel.write_init_reply(device.as_fd(), &init_reply)?;
+        // The kernel sets its own readahead while it takes the INIT reply: ours comes after.
+        if let Err(error) = self.kernel.set_read_ahead_kb(mount.connection, read_ahead_kb) {
+            tracing::warn!(mount = %mount.id, %error, "readahead stays at the kernel's default");
+        }
+        agent.ask(AgentRequest::Start { mount: mount.id }, &[], START_LIMIT)?;
+        mount.enter(State::Serving, "the agent serves it");
+        // The agent may have gone between its answer and our note of it; `lost` looked before.
+        if self.agents.current().is_none_or(|a| a.identity() != &mount.agent) {
+            return Err(AskError::Gone.into());
+        }
+        let what = if small { probe::What::Small } else { probe::What::Large };
+        match self.kernel.probe(&mount.target, what, PROBE_LIMIT)? {
+            probe::Outcome::Primed | probe::Outcome::Serving => Ok(()),
+            probe::Outcome::Dead => Err(Failure::Unavailable("the mount's connection ended at once".into())),
+        }
+    }
+
+    /// Takes one known mount away: agent told, connection ended, unmounted, ids and descriptors given back.
+    pub fn take_down(&self, mount: &Arc<Mount>) -> Result<(), Failure> {
+        if let Some(agent) = self.agents.current()
+            && agent.identity() == &mount.agent
+        {
+            match agent.ask(AgentRequest::Unpublish { mount: mount.id }, &[], GOODBYE_LIMIT) {
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(mount = %mount.id, %error, "the agent did not confirm an unpublish")
+                }
+            }
+        }
+        // Nobody serves from here on, so whoever still waits must be let go before the unmount.
+        self.abort(mount);
+        self.kernel.unmount(&mount.target)?;
+        self.table.remove(mount.id);
+        Ok(())
+    }
+
+    /// Ends a mount that stays mounted: its readers get ENOTCONN until it is unpublished or published anew.
+    fn end(&self, mount: &Mount, why: &str) {
+        self.abort(mount);
+        mount.enter(State::Dead, why);
+    }
+
+    fn abort(&self, mount: &Mount) {
+        if let Err(error) = self.kernel.abort(mount.connection, &mount.target) {
+            tracing::error!(mount = %mount.id, %error, "connection not aborted; it ends with its last descriptor");
+        }
+        let (device, ids) = mount.release();
+        let Some(device) = device else { return };
+        for id in ids {
+            // An aborted connection gives its ids back itself when the last reference goes; a lingering process may
+            // hold it, and the blocks of evicted files with it.
+            if let Err(error) = self.kernel.backing_close(device.as_fd(), id) {
+                tracing::debug!(mount = %mount.id, id, %error, "passthrough id not closed");
+            }
+        }
+    }
+
+    /// Asks the agent's memory.
+    pub fn usage(&self, mount: &Mount) -> Result<link::broker::Usage, Failure> {
+        let agent = self.agent()?;
+        if agent.identity() != &mount.agent {
+            return Err(Failure::Unavailable("the agent that served this mount is gone".into()));
+        }
+        match agent.ask(AgentRequest::Usage { mount: mount.id }, &[], GOODBYE_LIMIT)? {
+            (AgentAnswer::Usage(usage), _) => Ok(usage),
+            _ => Err(Failure::Internal("the node agent answered a usage request with something else".into())),
+        }
+    }
+}
+
+impl From<AskError> for Failure {
+    fn from(error: AskError) -> Self {
+        let text = error.to_string();
+        match error {
+            AskError::Refused(refusal) => refusal.into(),
+            AskError::Gone | AskError::TimedOut(_) => Self::Unavailable(text),
+            AskError::Send(_) => Self::Internal(text),
+        }
+    }
+}
+
+impl Handler for Broker {
+    fn answer(
+        &self,
+        agent: &AgentIdentity,
+        request: BrokerRequest,
+        fds: Vec<OwnedFd>,
+    ) -> Result<BrokerAnswer, Refusal> {
+        match request {
+            BrokerRequest::Hello(_) => Err(Refusal::new(RefusalKind::Invalid, "Hello comes first and once")),
+            BrokerRequest::BackingOpen { mount } => self.backing_open(agent, mount, fds),
+            BrokerRequest::BackingClose { mount, id } => self.backing_close(agent, mount, id),
+            BrokerRequest::Dying { tids } => {
+                let tids = tids.into_iter().filter(|tid| self.kernel.dying(*tid)).collect();
+                Ok(BrokerAnswer::Dying { tids })
+            }
+            BrokerRequest::Waiting { mount } => {
+                let mount = self.owned(agent, mount)?;
+                let count = self.kernel.waiting(mount.connection);
+                let count = count.map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?;
+                Ok(BrokerAnswer::Waiting { count })
+            }
+            BrokerRequest::Abort { mount, why } => {
+                let mount = self.owned(agent, mount)?;
+                self.end(&mount, &why);
+                Ok(BrokerAnswer::Done)
+            }
+        }
+    }
+
+    fn connected(&self, agent: &Arc<AgentLink>) {
+        for mount in self.table.all() {
+            if mount.agent == *agent.identity() && matches!(mount.state(), State::Orphaned(_)) {
+                mount.enter(State::Serving, "its agent is back");
+            }
+        }
+    }
+
+    fn lost(&self, agent: &AgentIdentity) {
+        for mount in self.table.all() {
+            // A mount that is being prepared fails with its publish.
+            if mount.agent == *agent && mount.state() == State::Serving {
+                mount.enter(State::Orphaned(Instant::now()), "its agent is gone");
+            }
+        }
+        self.wake_watcher();
+    }
+}
+
+/// A stale socket file of an earlier broker is replaced.
+fn listen(config: &NodeConfig) -> io::Result<OwnedFd> {
+    let path = &config.broker_socket;
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let listener = Packet::listen(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
+    if config.agent_uid != 0 {
+        std::os::unix::fs::chown(path, Some(config.agent_uid), None)?;
+    }
+    Ok(listener)
+}
+
+fn accept(broker: &Arc<Broker>) {
+    loop {
+        let packet = match Packet::accept(broker.listener.as_fd()) {
+            Ok(packet) => packet,
+            Err(_) if broker.stopped() => return,
+            Err(error) => {
+                tracing::warn!(%error, "accepting the node agent failed");
+                thread::sleep(Duration::from_millis(100)); // out of descriptors, say: do not spin
+                continue;
+            }
+        };
+        if broker.stopped() {
+            return;
+        }
+        if broker.connections.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
+            broker.connections.fetch_sub(1, Ordering::AcqRel);
+            tracing::warn!("too many connections to the broker at once: one was refused");
+            continue;
+        }
+        let serving = broker.clone();
+        let spawned = thread::Builder::new().name("agent".into()).spawn(move || {
+            let handler: Arc<dyn Handler> = serving.clone();
+            socket::serve(packet, serving.config.agent_uid, &serving.agents, &handler);
+            serving.connections.fetch_sub(1, Ordering::AcqRel);
+        });
+        if let Err(error) = spawned {
+            broker.connections.fetch_sub(1, Ordering::AcqRel);
+            tracing::error!(%error, "no thread for the node agent's connection");
+        }
+    }
+}

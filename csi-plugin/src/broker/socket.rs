@@ -1,0 +1,280 @@
+//! The agent's connection: who may connect, one at a time, questions and answers in both directions.
+
+use link::broker::{
+    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, PROTOCOL,
+};
+use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+const HELLO_LIMIT: Duration = Duration::from_secs(5);
+/// An agent that does not read for so long is as good as gone.
+const SEND_LIMIT: Duration = Duration::from_secs(2);
+/// Questions about cache files that may wait for a disk; more make the agent wait.
+const SLOW_QUEUE: usize = 1024;
+
+/// One agent process: a process id alone may be used again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentIdentity {
+    pub pid: i32,
+    pub started: Option<u64>,
+}
+
+impl AgentIdentity {
+    pub fn of(pid: i32) -> Self {
+        Self { pid, started: start_time(pid) }
+    }
+}
+
+/// Field 22 of `proc_pid_stat(5)`; the second field may hold spaces and parentheses.
+fn start_time(pid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+type Answered = Result<(AgentAnswer, Vec<OwnedFd>), Refusal>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    #[error("the node agent went away")]
+    Gone,
+    #[error("the node agent did not answer within {0:?}")]
+    TimedOut(Duration),
+    #[error(transparent)]
+    Refused(Refusal),
+    #[error("cannot ask the node agent: {0}")]
+    Send(PacketError),
+}
+
+/// Answers the agent's questions. Called on the connection's threads.
+pub trait Handler: Send + Sync {
+    fn answer(
+        &self,
+        agent: &AgentIdentity,
+        request: BrokerRequest,
+        fds: Vec<OwnedFd>,
+    ) -> Result<BrokerAnswer, Refusal>;
+    fn connected(&self, agent: &Arc<AgentLink>);
+    fn lost(&self, agent: &AgentIdentity);
+}
+
+#[derive(Debug)]
+pub struct AgentLink {
+    packet: Packet,
+    identity: AgentIdentity,
+    next: AtomicU64,
+    /// None: the connection has ended.
+    pending: Mutex<Option<HashMap<u64, SyncSender<Answered>>>>,
+}
+
+impl AgentLink {
+    pub fn identity(&self) -> &AgentIdentity {
+        &self.identity
+    }
+
+    pub fn close(&self) {
+        self.packet.shutdown();
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Option<HashMap<u64, SyncSender<Answered>>>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks and waits. A late answer is dropped, descriptors and all.
+    pub fn ask(
+        &self,
+        body: AgentRequest,
+        fds: &[BorrowedFd<'_>],
+        limit: Duration,
+    ) -> Result<(AgentAnswer, Vec<OwnedFd>), AskError> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (send, receive) = sync_channel(1);
+        self.pending().as_mut().ok_or(AskError::Gone)?.insert(id, send);
+        let sent = link::broker::send(&self.packet, &FromBroker::Ask { id, body }, fds);
+        let result = match sent {
+            Ok(()) => match receive.recv_timeout(limit) {
+                Ok(answered) => answered.map_err(AskError::Refused),
+                Err(RecvTimeoutError::Timeout) => Err(AskError::TimedOut(limit)),
+                Err(RecvTimeoutError::Disconnected) => Err(AskError::Gone),
+            },
+            Err(PacketError::Closed) => Err(AskError::Gone),
+            Err(error) => Err(AskError::Send(error)),
+        };
+        if let Some(pending) = self.pending().as_mut() {
+            pending.remove(&id);
+        }
+        result
+    }
+
+    fn reply(&self, id: u64, body: Result<BrokerAnswer, Refusal>) {
+        if let Err(error) = link::broker::send(&self.packet, &FromBroker::Answer { id, body }, &[]) {
+            tracing::debug!(%error, "an answer did not reach the agent");
+        }
+    }
+}
+
+/// Serves one connection until it ends.
+pub fn serve(packet: Packet, agent_uid: u32, slot: &AgentSlot, handler: &Arc<dyn Handler>) {
+    let link = match greet(packet, agent_uid, slot) {
+        Ok(link) => link,
+        Err(why) => {
+            tracing::warn!(%why, "a connection to the broker was refused");
+            return;
+        }
+    };
+    tracing::info!(pid = link.identity.pid, "the node agent is connected");
+    handler.connected(&link);
+
+    let (slow, queue) = sync_channel(SLOW_QUEUE);
+    let worker = {
+        let (link, handler) = (link.clone(), handler.clone());
+        std::thread::Builder::new()
+            .name("agent-slow".into())
+            .spawn(move || answer_slowly(&link, &*handler, queue))
+    };
+    match worker {
+        Ok(worker) => {
+            receive(&link, &**handler, &slow);
+            drop(slow);
+            // Waiting askers see the end of the connection at once.
+            *link.pending() = None;
+            slot.clear(&link);
+            handler.lost(&link.identity);
+            let _ = worker.join(); // a panic of it has been reported by its thread
+        }
+        Err(error) => {
+            tracing::error!(%error, "no thread for the node agent's questions");
+            *link.pending() = None;
+            slot.clear(&link);
+            handler.lost(&link.identity);
+        }
+    }
+    tracing::warn!(pid = link.identity.pid, "the node agent is gone");
+}
+
+/// Checks the peer, exchanges Hello and Welcome, takes the slot.
+fn greet(packet: Packet, agent_uid: u32, slot: &AgentSlot) -> Result<Arc<AgentLink>, String> {
+    let peer = packet.peer().map_err(|e| format!("cannot see who connects: {e}"))?;
+    if peer.uid != 0 && peer.uid != agent_uid {
+        return Err(format!(
+            "user {} (pid {}) is neither root nor the agent's user {agent_uid}",
+            peer.uid, peer.pid
+        ));
+    }
+    let limits = packet.set_recv_timeout(Some(HELLO_LIMIT)).and(packet.set_send_timeout(Some(SEND_LIMIT)));
+    limits.map_err(|e| format!("cannot limit a connection's time: {e}"))?;
+    let mut buffer = vec![0; MAX_MESSAGE];
+    let (frame, _) =
+        link::broker::recv::<FromAgent>(&packet, &mut buffer).map_err(|e| format!("no Hello: {e}"))?;
+    let Frame::Ask { id, body: BrokerRequest::Hello(hello) } = frame else {
+        return Err("the first message is not Hello".into());
+    };
+    packet.set_recv_timeout(None).map_err(|e| e.to_string())?;
+    let pid = if peer.pid > 0 { peer.pid } else { i32::try_from(hello.pid).unwrap_or_default() };
+    let link = Arc::new(AgentLink {
+        packet,
+        identity: AgentIdentity::of(pid),
+        next: AtomicU64::new(1),
+        pending: Mutex::new(Some(HashMap::new())),
+    });
+    let refuse = |why: String| {
+        link.reply(id, Err(Refusal::new(RefusalKind::Conflict, why.clone())));
+        why
+    };
+    if hello.protocol != PROTOCOL {
+        return Err(refuse(format!("agent speaks protocol {} and this broker {PROTOCOL}", hello.protocol)));
+    }
+    // Welcome goes out before anybody else can see the link and ask something over it.
+    let welcome = || {
+        let broker_version = env!("CARGO_PKG_VERSION").into();
+        link.reply(id, Ok(BrokerAnswer::Welcome { protocol: PROTOCOL, broker_version }));
+    };
+    slot.take(&link, welcome).map_err(refuse)?;
+    Ok(link)
+}
+
+type Question = (u64, BrokerRequest, Vec<OwnedFd>);
+
+fn receive(link: &AgentLink, handler: &dyn Handler, slow: &SyncSender<Question>) {
+    let mut buffer = vec![0; MAX_MESSAGE];
+    loop {
+        let (frame, fds) = match link::broker::recv::<FromAgent>(&link.packet, &mut buffer) {
+            Ok(received) => received,
+            Err(error @ (PacketError::Malformed(_) | PacketError::TooLarge(..))) => {
+                tracing::warn!(%error, "a message of the node agent was dropped");
+                continue;
+            }
+            Err(PacketError::TimedOut) => continue,
+            Err(PacketError::Closed) => return,
+            Err(PacketError::Io(error)) => {
+                tracing::warn!(%error, "the connection to the node agent failed");
+                return;
+            }
+        };
+        match frame {
+            Frame::Answer { id, body } => {
+                let waiting = link.pending().as_mut().and_then(|p| p.remove(&id));
+                if let Some(waiting) = waiting {
+                    // Fails only if the asker has stopped waiting.
+                    let _ = waiting.try_send(body.map(|answer| (answer, fds)));
+                }
+            }
+            // Cache files may lie on a disk that hangs: that must not hold up who is dying.
+            Frame::Ask { id, body } if is_slow(&body) => {
+                if slow.send((id, body, fds)).is_err() {
+                    return;
+                }
+            }
+            Frame::Ask { id, body } => link.reply(id, handler.answer(&link.identity, body, fds)),
+        }
+    }
+}
+
+fn is_slow(request: &BrokerRequest) -> bool {
+    match request {
+        BrokerRequest::BackingOpen { .. }
+        | BrokerRequest::BackingClose { .. }
+        | BrokerRequest::Abort { .. } => true,
+        BrokerRequest::Hello(_) | BrokerRequest::Dying { .. } | BrokerRequest::Waiting { .. } => false,
+    }
+}
+
+fn answer_slowly(link: &AgentLink, handler: &dyn Handler, queue: Receiver<Question>) {
+    for (id, body, fds) in queue {
+        link.reply(id, handler.answer(&link.identity, body, fds));
+    }
+}
+
+/// Holds the one live agent.
+#[derive(Debug, Default)]
+pub struct AgentSlot {
+    current: Mutex<Option<Arc<AgentLink>>>,
+}
+
+impl AgentSlot {
+    pub fn current(&self) -> Option<Arc<AgentLink>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// `greet` sends one packet into an empty socket, which does not block.
+    fn take(&self, link: &Arc<AgentLink>, greet: impl FnOnce()) -> Result<(), String> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(other) = &*current {
+            return Err(format!("another agent (pid {}) is connected: stop it first", other.identity.pid));
+        }
+        greet();
+        *current = Some(link.clone());
+        Ok(())
+    }
+
+    fn clear(&self, link: &Arc<AgentLink>) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.as_ref().is_some_and(|c| Arc::ptr_eq(c, link)) {
+            *current = None;
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! The controller service: which name has which id, source and parameters. It looks at no source.
+
+pub mod capacity;
+pub mod records;
+
+use crate::busy::{Busy, PATIENCE};
+use crate::request::{access, not_offered, own_keys};
+use crate::status::Failure;
+use capacity::Range;
+use proto::csi::v1::controller_server::Controller;
+use proto::csi::v1::controller_service_capability::{Rpc, Type, rpc};
+use proto::csi::v1::*;
+use records::{Record, RecordError, Records};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tonic::{Request, Response, Status};
+use volume::{AllowList, Credentials, Parameters, TemplateValues, VolumeId};
+
+/// CSI allows 128 bytes; some callers send exactly that.
+const NAME_BYTES_MAX: usize = 128;
+/// Most entries in one ListVolumes answer, whatever was asked.
+const PAGE_MAX: usize = 1000;
+/// First characters of our tokens, so that a stranger's is recognised.
+const TOKEN: &str = "after:";
+
+impl From<RecordError> for Failure {
+    fn from(error: RecordError) -> Self {
+        Self::Internal(error.to_string())
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct ControllerService {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    records: Box<dyn Records>,
+    allow: Option<AllowList>,
+    busy: Arc<Busy>,
+}
+
+impl ControllerService {
+    pub fn new(records: Box<dyn Records>, allow: Option<AllowList>) -> Self {
+        Self { inner: Arc::new(Inner { records, allow, busy: Arc::default() }) }
+    }
+
+    /// Records live on a disk: off the runtime's threads.
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Inner) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<Response<T>, Status> {
+        let inner = self.inner.clone();
+        let done = tokio::task::spawn_blocking(move || work(&inner)).await;
+        let result = done.unwrap_or_else(|e| Err(Failure::Internal(format!("the operation broke off: {e}"))));
+        match result {
+            Ok(answer) => Ok(Response::new(answer)),
+            Err(failure) => {
+                tracing::info!(%failure, "controller call refused");
+                Err(failure.into())
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn create(&self, request: &CreateVolumeRequest) -> Result<Record, Failure> {
+        if request.name.is_empty() {
+            return Err(Failure::missing("name"));
+        }
+        if request.name.len() > NAME_BYTES_MAX {
+            return Err(Failure::Invalid(format!("name is longer than {NAME_BYTES_MAX} bytes")));
+        }
+        capabilities(&request.volume_capabilities)?;
+        if request.volume_content_source.is_some() {
+            return Err(Failure::Invalid("clones and snapshots are not offered".into()));
+        }
+        if let Some(key) = request.mutable_parameters.keys().next() {
+            return Err(Failure::Invalid(format!(
+                "mutable parameter {key:?}: no parameter can be changed later"
+            )));
+        }
+        Credentials::from_secrets(&request.secrets)?;
+        let range = Range::parse(request.capacity_range.as_ref())?;
+        let record = Record::new(&request.name, range.chosen(), self.context(&request.parameters)?);
+
+        let _turn = self.busy.enter(&[format!("volume {}", record.id)], PATIENCE)?;
+        if self.records.insert(&record)? {
+            tracing::info!(volume = %record.id, source = ?record.context.get("source"), "volume created");
+            return Ok(record);
+        }
+        let existing = self.records.get(&record.id)?.ok_or_else(|| Failure::Busy(record.id.to_string()))?;
+        let differs = if existing.name != record.name {
+            "name"
+        } else if existing.context != record.context {
+            "parameters"
+        } else if !range.accepts(existing.capacity_bytes) {
+            "capacity"
+        } else {
+            return Ok(existing);
+        };
+        Err(Failure::Conflict(format!("volume {} exists already with another {differs}", record.id)))
+    }
+
+    /// The parameters that the node will parse again: path filled in, keys of Kubernetes left out.
+    fn context(
+        &self,
+        parameters: &std::collections::HashMap<String, String>,
+    ) -> Result<BTreeMap<String, String>, Failure> {
+        let known = |key: &str| parameters.get(&format!("csi.storage.k8s.io/{key}")).cloned();
+        let values = TemplateValues {
+            pvc_name: known("pvc/name"),
+            pvc_namespace: known("pvc/namespace"),
+            pv_name: known("pv/name"),
+        };
+        let own = own_keys(parameters);
+        let (source, parsed) = Parameters::parse(own.clone(), &values)?;
+        if let Some(allow) = &self.allow {
+            allow.check(&source, &parsed).map_err(|e| Failure::Denied(e.to_string()))?;
+        }
+        let mut context: BTreeMap<String, String> =
+            own.into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
+        context.remove("path");
+        context.insert("source".into(), source.to_string());
+        // A value may fit into a path and still not into a URL ('#', '?'): find that out here, not on a node.
+        match Parameters::parse(&context, &TemplateValues::default()) {
+            Ok(again) if again == (source, parsed) => Ok(context),
+            Ok((other, _)) => {
+                Err(Failure::Invalid(format!("parameter \"path\" makes another source: {other}")))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn validate(
+        &self,
+        request: ValidateVolumeCapabilitiesRequest,
+    ) -> Result<ValidateVolumeCapabilitiesResponse, Failure> {
+        if request.volume_id.is_empty() {
+            return Err(Failure::missing("volume_id"));
+        }
+        if request.volume_capabilities.is_empty() {
+            return Err(Failure::missing("volume_capabilities"));
+        }
+        let record = self.find(&request.volume_id)?;
+        let objection =
+            capabilities(&request.volume_capabilities).err().map(|e| e.to_string()).or_else(|| {
+                let known = request.volume_context.iter().all(|(k, v)| record.context.get(k) == Some(v));
+                (!known).then(|| "the volume has another volume_context".to_owned())
+            });
+        Ok(match objection {
+            Some(message) => ValidateVolumeCapabilitiesResponse { confirmed: None, message },
+            None => ValidateVolumeCapabilitiesResponse {
+                confirmed: Some(validate_volume_capabilities_response::Confirmed {
+                    volume_context: request.volume_context,
+                    volume_capabilities: request.volume_capabilities,
+                    parameters: request.parameters,
+                    mutable_parameters: Default::default(),
+                }),
+                message: String::new(),
+            },
+        })
+    }
+
+    fn find(&self, id: &str) -> Result<Record, Failure> {
+        let unknown = || Failure::NotFound(format!("volume {id} does not exist"));
+        let parsed = VolumeId::parse(id).map_err(|_| unknown())?;
+        self.records.get(&parsed)?.ok_or_else(unknown)
+    }
+
+    fn list(&self, request: &ListVolumesRequest) -> Result<ListVolumesResponse, Failure> {
+        let max = usize::try_from(request.max_entries)
+            .map_err(|_| Failure::Invalid("max_entries must not be negative".into()))?;
+        let after = match request.starting_token.as_str() {
+            "" => None,
+            token => Some(
+                token
+                    .strip_prefix(TOKEN)
+                    .and_then(|id| VolumeId::parse(id).ok())
+                    .ok_or_else(|| Failure::BadToken(token.to_owned()))?,
+            ),
+        };
+        let max = if max == 0 { PAGE_MAX } else { max.min(PAGE_MAX) };
+        let (records, more) = self.records.list(after.as_ref(), max)?;
+        let last = records.last().map(|r| format!("{TOKEN}{}", r.id));
+        Ok(ListVolumesResponse {
+            next_token: last.filter(|_| more).unwrap_or_default(),
+            entries: records
+                .into_iter()
+                .map(|r| list_volumes_response::Entry { volume: Some(volume(r)), status: None })
+                .collect(),
+        })
+    }
+}
+
+fn capabilities(list: &[VolumeCapability]) -> Result<(), Failure> {
+    if list.is_empty() {
+        return Err(Failure::missing("volume_capabilities"));
+    }
+    list.iter().try_for_each(|c| access(Some(c)).map(drop))
+}
+
+fn volume(record: Record) -> Volume {
+    Volume {
+        capacity_bytes: record.capacity_bytes,
+        volume_id: record.id.to_string(),
+        volume_context: record.context.into_iter().collect(),
+        content_source: None,
+        accessible_topology: Vec::new(),
+    }
+}
+
+#[tonic::async_trait]
+impl Controller for ControllerService {
+    async fn create_volume(
+        &self,
+        request: Request<CreateVolumeRequest>,
+    ) -> Result<Response<CreateVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.run(move |inner| {
+            inner.create(&request).map(|record| CreateVolumeResponse { volume: Some(volume(record)) })
+        })
+        .await
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<DeleteVolumeRequest>,
+    ) -> Result<Response<DeleteVolumeResponse>, Status> {
+        let id = request.into_inner().volume_id;
+        self.run(move |inner| {
+            if id.is_empty() {
+                return Err(Failure::missing("volume_id"));
+            }
+            // An id that cannot be ours names no volume, which is what the caller wants.
+            if let Ok(id) = VolumeId::parse(&id) {
+                let _turn = inner.busy.enter(&[format!("volume {id}")], PATIENCE)?;
+                inner.records.remove(&id)?;
+            }
+            Ok(DeleteVolumeResponse {})
+        })
+        .await
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<ValidateVolumeCapabilitiesRequest>,
+    ) -> Result<Response<ValidateVolumeCapabilitiesResponse>, Status> {
+        let request = request.into_inner();
+        self.run(move |inner| inner.validate(request)).await
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<ListVolumesRequest>,
+    ) -> Result<Response<ListVolumesResponse>, Status> {
+        let request = request.into_inner();
+        self.run(move |inner| inner.list(&request)).await
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        _: Request<ControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<ControllerGetCapabilitiesResponse>, Status> {
+        let offered =
+            [rpc::Type::CreateDeleteVolume, rpc::Type::ListVolumes, rpc::Type::SingleNodeMultiWriter];
+        let capability = |kind: rpc::Type| ControllerServiceCapability {
+            r#type: Some(Type::Rpc(Rpc { r#type: kind.into() })),
+        };
+        Ok(Response::new(ControllerGetCapabilitiesResponse {
+            capabilities: offered.into_iter().map(capability).collect(),
+        }))
+    }
+
+    not_offered! {
+        controller_publish_volume: ControllerPublishVolumeRequest -> ControllerPublishVolumeResponse,
+        controller_unpublish_volume: ControllerUnpublishVolumeRequest -> ControllerUnpublishVolumeResponse,
+        get_capacity: GetCapacityRequest -> GetCapacityResponse,
+        create_snapshot: CreateSnapshotRequest -> CreateSnapshotResponse,
+        delete_snapshot: DeleteSnapshotRequest -> DeleteSnapshotResponse,
+        list_snapshots: ListSnapshotsRequest -> ListSnapshotsResponse,
+        get_snapshot: GetSnapshotRequest -> GetSnapshotResponse,
+        controller_expand_volume: ControllerExpandVolumeRequest -> ControllerExpandVolumeResponse,
+        controller_get_volume: ControllerGetVolumeRequest -> ControllerGetVolumeResponse,
+        controller_modify_volume: ControllerModifyVolumeRequest -> ControllerModifyVolumeResponse,
+    }
+}

@@ -1,0 +1,183 @@
+//! Volume records: name, id and context of every volume that was created. No secret is ever among them.
+
+use rustix::fs::{CWD, RenameFlags};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use volume::VolumeId;
+
+/// Raised when an older driver could misread a record.
+const FORMAT: u32 = 1;
+const SUFFIX: &str = ".json";
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    pub format: u32,
+    pub id: VolumeId,
+    pub name: String,
+    pub capacity_bytes: i64,
+    /// What the node gets: checked parameters, path template filled in.
+    pub context: BTreeMap<String, String>,
+}
+
+impl Record {
+    pub fn new(name: &str, capacity_bytes: i64, context: BTreeMap<String, String>) -> Self {
+        Self { format: FORMAT, id: id_of(name), name: name.to_owned(), capacity_bytes, context }
+    }
+}
+
+/// A name that may serve as an id is the id; any other is named by its digest.
+pub fn id_of(name: &str) -> VolumeId {
+    use sha2::Digest;
+    let digest = || format!("n-{}", hex::encode(&sha2::Sha256::digest(name.as_bytes())[..16]));
+    VolumeId::parse(name)
+        .unwrap_or_else(|_| VolumeId::parse(&digest()).expect("34 hexadecimal characters are an id"))
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error("volume record {}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("volume record {} cannot be read ({why}): restore it or move it away", path.display())]
+    Malformed { path: PathBuf, why: String },
+}
+
+/// Where records live: a directory here, an object of the Kubernetes API later. Calls block.
+pub trait Records: Send + Sync + std::fmt::Debug + 'static {
+    fn get(&self, id: &VolumeId) -> Result<Option<Record>, RecordError>;
+    /// Records a new volume; false if its id is taken, and then nothing changes. Durable when it returns.
+    fn insert(&self, record: &Record) -> Result<bool, RecordError>;
+    /// A missing record is a success.
+    fn remove(&self, id: &VolumeId) -> Result<(), RecordError>;
+    /// Up to `max` records in the order of their ids, after the given one; and whether there are more.
+    fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<(Vec<Record>, bool), RecordError>;
+}
+
+/// One file per volume, published by rename.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+}
+
+impl Directory {
+    pub fn open(path: PathBuf) -> Result<Self, RecordError> {
+        fs::create_dir_all(&path).map_err(|source| RecordError::Io { path: path.clone(), source })?;
+        Ok(Self { path })
+    }
+
+    fn file(&self, id: &VolumeId) -> PathBuf {
+        self.path.join(format!("{id}{SUFFIX}"))
+    }
+
+    fn sync(&self) -> Result<(), RecordError> {
+        let wrap = |source| RecordError::Io { path: self.path.clone(), source };
+        File::open(&self.path).and_then(|d| d.sync_all()).map_err(wrap)
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Record>, RecordError> {
+    let malformed = |why: String| RecordError::Malformed { path: path.to_owned(), why };
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(RecordError::Io { path: path.to_owned(), source }),
+    };
+    let record: Record = serde_json::from_slice(&text).map_err(|e| malformed(e.to_string()))?;
+    if record.format != FORMAT {
+        return Err(malformed(format!("format {} instead of {FORMAT}", record.format)));
+    }
+    Ok(Some(record))
+}
+
+impl Records for Directory {
+    fn get(&self, id: &VolumeId) -> Result<Option<Record>, RecordError> {
+        read(&self.file(id))
+    }
+
+    fn insert(&self, record: &Record) -> Result<bool, RecordError> {
+        let path = self.file(&record.id);
+        let wrap = |source| RecordError::Io { path: path.clone(), source };
+        // A leading dot is no id, so a torn file of an earlier run is never taken for a record.
+        let draft = self.path.join(format!(".{}.{}", record.id, std::process::id()));
+        let mut file = File::create(&draft).map_err(wrap)?;
+        let text = serde_json::to_vec_pretty(record).map_err(|e| wrap(e.into()))?;
+        file.write_all(&text).and_then(|()| file.sync_all()).map_err(wrap)?;
+        match rustix::fs::renameat_with(CWD, &draft, CWD, &path, RenameFlags::NOREPLACE) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::EXIST) => {
+                fs::remove_file(&draft).map_err(wrap)?;
+                return Ok(false);
+            }
+            Err(e) => return Err(wrap(e.into())),
+        }
+        self.sync()?;
+        Ok(true)
+    }
+
+    fn remove(&self, id: &VolumeId) -> Result<(), RecordError> {
+        let path = self.file(id);
+        match fs::remove_file(&path) {
+            Ok(()) => self.sync(),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(source) => Err(RecordError::Io { path, source }),
+        }
+    }
+
+    fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<(Vec<Record>, bool), RecordError> {
+        let wrap = |source| RecordError::Io { path: self.path.clone(), source };
+        let mut ids = Vec::new();
+        for entry in fs::read_dir(&self.path).map_err(wrap)? {
+            let name = entry.map_err(wrap)?.file_name();
+            let id = name.to_str().and_then(|n| n.strip_suffix(SUFFIX)).and_then(|n| VolumeId::parse(n).ok());
+            ids.extend(id.filter(|id| after.is_none_or(|after| id > after)));
+        }
+        ids.sort();
+        let more = ids.len() > max;
+        ids.truncate(max);
+        let mut records = Vec::with_capacity(ids.len());
+        for id in &ids {
+            records.extend(self.get(id)?); // deleted meanwhile: not there
+        }
+        Ok((records, more))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_survive_and_are_listed_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Directory::open(dir.path().join("v")).unwrap();
+        for name in ["c", "a", "b b"] {
+            assert!(records.insert(&Record::new(name, 5, BTreeMap::new())).unwrap());
+        }
+        assert!(!records.insert(&Record::new("a", 6, BTreeMap::new())).unwrap());
+        fs::write(dir.path().join("v/.a.1"), b"torn").unwrap();
+
+        let again = Directory::open(dir.path().join("v")).unwrap();
+        assert_eq!(again.get(&id_of("a")).unwrap().unwrap().capacity_bytes, 5);
+        let (first, more) = again.list(None, 2).unwrap();
+        assert!(more);
+        let (rest, more) = again.list(Some(&first[1].id), 2).unwrap();
+        assert!(!more);
+        let names: Vec<_> = first.iter().chain(&rest).map(|r| r.name.as_str()).collect();
+        assert_eq!(names, ["a", "c", "b b"]);
+        again.remove(&id_of("a")).unwrap();
+        again.remove(&id_of("a")).unwrap();
+        assert_eq!(again.get(&id_of("a")).unwrap(), None);
+    }
+
+    #[test]
+    fn a_damaged_record_is_reported_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Directory::open(dir.path().to_owned()).unwrap();
+        fs::write(dir.path().join("x.json"), b"{").unwrap();
+        assert!(matches!(records.get(&id_of("x")), Err(RecordError::Malformed { .. })));
+        assert!(!records.insert(&Record::new("x", 0, BTreeMap::new())).unwrap());
+    }
+}

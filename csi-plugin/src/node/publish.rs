@@ -1,0 +1,244 @@
+//! NodePublishVolume: what is at the target decides what is done, in one pure function.
+
+use super::Inner;
+use crate::broker::Order;
+use crate::broker::mounts_table::State;
+use crate::busy::PATIENCE;
+use crate::request::{access, own_keys};
+use crate::status::Failure;
+use link::broker::Pod;
+use mounts::{MountEntry, MountSource, Ours, Target, probe, stack_at};
+use proto::csi::v1::NodePublishVolumeRequest;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use volume::{Credentials, Parameters, TemplateValues, VolumeId, VolumeSpec};
+
+/// A mount that an earlier broker left gets so long to show that it is served.
+const ALIVE_LIMIT: Duration = Duration::from_secs(1);
+
+/// What the mount table says of the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    Nothing,
+    /// Our guard without its FUSE mount.
+    Guard,
+    Fuse {
+        source: MountSource,
+        standing: Standing,
+    },
+    Foreign(String),
+}
+
+/// How a FUSE mount of ours does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Serving,
+    /// Its agent is gone and may come back.
+    Orphaned,
+    Dead,
+    /// Mounted before this broker started.
+    Unknown,
+}
+
+/// What to do about it.
+#[derive(Debug)]
+pub enum Step {
+    Mount,
+    /// Take away what is there, then mount.
+    Replace,
+    AlreadyThere,
+    /// Ask the mount itself, in another process, then decide again.
+    Ask,
+    Refuse(Failure),
+}
+
+/// On a live mount of the right volume the answer is OK or UNAVAILABLE and nothing else: older kubelets take any
+/// other error on a republish as final and delete the pod's directory.
+pub fn decide(found: &Found, wanted: &MountSource, target: &Path) -> Step {
+    let target = target.display();
+    match found {
+        Found::Nothing => Step::Mount,
+        Found::Guard => Step::Replace,
+        Found::Foreign(what) => Step::Refuse(Failure::Precondition(format!(
+            "something else is mounted at {target} ({what}): unmount it first"
+        ))),
+        Found::Fuse { standing: Standing::Dead, .. } => Step::Replace,
+        Found::Fuse { standing: Standing::Unknown, .. } => Step::Ask,
+        Found::Fuse { source, .. } if source.volume != wanted.volume => Step::Refuse(Failure::Precondition(
+            format!("volume {} is published at {target}: unpublish it first", source.volume),
+        )),
+        Found::Fuse { source, .. } if source.digest != wanted.digest => {
+            Step::Refuse(Failure::Conflict(format!(
+                "volume {} is published at {target} with other parameters: unpublish it first, or repeat the call with the same",
+                source.volume
+            )))
+        }
+        Found::Fuse { standing: Standing::Orphaned, .. } => Step::Refuse(Failure::Unavailable(format!(
+            "the agent that served {target} is gone; after healTimeout the mount ends and a publish mounts anew"
+        ))),
+        Found::Fuse { standing: Standing::Serving, .. } => Step::AlreadyThere,
+    }
+}
+
+impl Inner {
+    pub(super) fn publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Failure> {
+        let Parsed { order, target, single_target } = parse(request)?;
+        let keys = [format!("volume {}", order.spec.id), format!("target {}", target.display())];
+        let _turn = self.busy.enter(&keys, PATIENCE)?;
+        let target = Target::resolve(&self.broker.config.kubelet_dirs, &target)?;
+        let wanted = MountSource { volume: order.spec.id.to_string(), digest: order.spec.digest() };
+
+        let table = self.broker.kernel.table()?;
+        if single_target && let Some(other) = elsewhere(&table, &wanted.volume, target.path()) {
+            return Err(Failure::Precondition(format!(
+                "volume {} allows a single writer and is published at {}: unpublish it there first",
+                wanted.volume,
+                other.display()
+            )));
+        }
+        let mut found = self.look(&table, target.path());
+        loop {
+            match decide(&found, &wanted, target.path()) {
+                Step::AlreadyThere => return Ok(()),
+                Step::Mount => return self.broker.bring_up(order, target),
+                Step::Replace => {
+                    // Not before the agent is there: a dead mount is still better than a missing one.
+                    self.broker.agent()?;
+                    tracing::info!(target_path = %target.path().display(), ?found, "a dead mount is replaced");
+                    self.clear(&target)?;
+                    found = Found::Nothing;
+                }
+                Step::Ask => {
+                    let alive = self.broker.kernel.probe(&target, probe::What::Alive, ALIVE_LIMIT)?;
+                    if let Found::Fuse { standing, .. } = &mut found {
+                        *standing = match alive {
+                            probe::Outcome::Dead => Standing::Dead,
+                            probe::Outcome::Primed | probe::Outcome::Serving => Standing::Serving,
+                        };
+                    }
+                }
+                Step::Refuse(failure) => return Err(failure),
+            }
+        }
+    }
+
+    pub(super) fn look(&self, table: &[MountEntry], path: &Path) -> Found {
+        let stack = stack_at(table, path);
+        let Some(top) = stack.last() else { return Found::Nothing };
+        match top.ours() {
+            None => Found::Foreign(format!("{} {}", top.fs_type, top.source)),
+            Some(Ours::Guard { .. }) => Found::Guard,
+            Some(Ours::Fuse(source)) => {
+                let known = self.broker.table.at(path).filter(|m| m.connection.minor == top.minor);
+                let standing = match known.map(|m| m.state()) {
+                    // Preparing: cannot be seen by whoever holds the turn, unless a failed publish left it.
+                    Some(State::Dead | State::Preparing) => Standing::Dead,
+                    Some(State::Serving) => Standing::Serving,
+                    Some(State::Orphaned(_)) => Standing::Orphaned,
+                    None => Standing::Unknown,
+                };
+                Found::Fuse { source, standing }
+            }
+        }
+    }
+
+    /// Takes away everything of ours at the target, known or not.
+    pub(super) fn clear(&self, target: &Target) -> Result<(), Failure> {
+        if let Some(mount) = self.broker.table.at(target.path()) {
+            self.broker.take_down(&mount)?;
+        }
+        self.abort_strays(target)?;
+        self.broker.kernel.unmount(target)?;
+        Ok(())
+    }
+
+    /// Connections of an earlier broker's mounts: their requests must not outlive the mount.
+    fn abort_strays(&self, target: &Target) -> Result<(), Failure> {
+        let table = self.broker.kernel.table()?;
+        for entry in stack_at(&table, target.path()) {
+            if let Some(Ours::Fuse(source)) = entry.ours() {
+                let connection = mounts::Connection { major: entry.major, minor: entry.minor };
+                if let Err(error) = self.broker.kernel.abort(connection, target) {
+                    tracing::warn!(volume = %source.volume, %error, "connection of an earlier broker not aborted");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Another place where this volume is mounted.
+fn elsewhere(table: &[MountEntry], volume: &str, here: &Path) -> Option<PathBuf> {
+    let ours = |e: &&MountEntry| matches!(e.ours(), Some(Ours::Fuse(s)) if s.volume == volume);
+    table.iter().filter(ours).map(|e| e.mount_point.clone()).find(|at| at != here)
+}
+
+#[derive(Debug)]
+struct Parsed {
+    order: Order,
+    target: PathBuf,
+    single_target: bool,
+}
+
+fn parse(request: &NodePublishVolumeRequest) -> Result<Parsed, Failure> {
+    if request.volume_id.is_empty() {
+        return Err(Failure::missing("volume_id"));
+    }
+    if request.target_path.is_empty() {
+        return Err(Failure::missing("target_path"));
+    }
+    let access = access(request.volume_capability.as_ref())?;
+    let id = VolumeId::parse(&request.volume_id)?;
+    let (source, mut parameters) =
+        Parameters::parse(own_keys(&request.volume_context), &TemplateValues::default())?;
+    if let Some(gid) = access.mount_group {
+        parameters.gid = gid;
+        parameters.file_mode |= (parameters.file_mode & 0o500) >> 3;
+        parameters.dir_mode |= (parameters.dir_mode & 0o500) >> 3;
+    }
+    let credentials = Credentials::from_secrets(&request.secrets)?;
+    let order =
+        Order { spec: VolumeSpec { id, source, parameters }, credentials, pod: pod(&request.volume_context) };
+    Ok(Parsed { order, target: PathBuf::from(&request.target_path), single_target: access.single_target })
+}
+
+/// Given by kubelet where the CSIDriver object asks for it (`podInfoOnMount`).
+fn pod(context: &HashMap<String, String>) -> Option<Pod> {
+    let get = |key: &str| context.get(&format!("csi.storage.k8s.io/pod.{key}")).cloned();
+    let name = get("name")?;
+    Some(Pod { name, namespace: get("namespace").unwrap_or_default(), uid: get("uid").unwrap_or_default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(volume: &str, digest: &str) -> MountSource {
+        MountSource { volume: volume.into(), digest: digest.into() }
+    }
+
+    #[test]
+    fn what_is_found_decides() {
+        let wanted = source("v", "1");
+        let fuse = |s: &MountSource, standing| Found::Fuse { source: s.clone(), standing };
+        let decide = |found: Found| decide(&found, &wanted, Path::new("/t"));
+        assert!(matches!(decide(Found::Nothing), Step::Mount));
+        assert!(matches!(decide(Found::Guard), Step::Replace));
+        assert!(matches!(decide(Found::Foreign("x".into())), Step::Refuse(Failure::Precondition(_))));
+        assert!(matches!(decide(fuse(&wanted, Standing::Serving)), Step::AlreadyThere));
+        assert!(matches!(decide(fuse(&wanted, Standing::Orphaned)), Step::Refuse(Failure::Unavailable(_))));
+        assert!(matches!(decide(fuse(&wanted, Standing::Unknown)), Step::Ask));
+        for other in [source("v", "2"), source("w", "1"), wanted.clone()] {
+            assert!(matches!(decide(fuse(&other, Standing::Dead)), Step::Replace));
+        }
+        assert!(matches!(
+            decide(fuse(&source("v", "2"), Standing::Serving)),
+            Step::Refuse(Failure::Conflict(_))
+        ));
+        assert!(matches!(
+            decide(fuse(&source("w", "1"), Standing::Serving)),
+            Step::Refuse(Failure::Precondition(_))
+        ));
+    }
+}

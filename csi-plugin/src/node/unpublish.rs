@@ -1,0 +1,64 @@
+//! NodeUnpublishVolume: needs nothing but the kernel's mount table, so it works after any restart.
+
+use super::Inner;
+use super::publish::Found;
+use crate::busy::PATIENCE;
+use crate::status::Failure;
+use mounts::{Target, TargetError};
+use proto::csi::v1::NodeUnpublishVolumeRequest;
+use std::path::PathBuf;
+
+impl Inner {
+    pub(super) fn unpublish(&self, request: &NodeUnpublishVolumeRequest) -> Result<(), Failure> {
+        if request.volume_id.is_empty() {
+            return Err(Failure::missing("volume_id"));
+        }
+        if request.target_path.is_empty() {
+            return Err(Failure::missing("target_path"));
+        }
+        let asked = PathBuf::from(&request.target_path);
+        let keys = [format!("volume {}", request.volume_id), format!("target {}", asked.display())];
+        let _turn = self.busy.enter(&keys, PATIENCE)?;
+        let target = match Target::resolve(&self.broker.config.kubelet_dirs, &asked) {
+            Ok(target) => target,
+            Err(TargetError::NoParent(_)) => return Ok(()), // gone with the pod's directory
+            Err(error) => return Err(error.into()),
+        };
+        let table = self.broker.kernel.table()?;
+        match self.look(&table, target.path()) {
+            Found::Fuse { source, .. } if source.volume != request.volume_id => {
+                return Err(Failure::Precondition(format!(
+                    "volume {} is published at {}, not volume {}",
+                    source.volume,
+                    target.path().display(),
+                    request.volume_id
+                )));
+            }
+            Found::Foreign(what) => {
+                return Err(Failure::Precondition(format!(
+                    "something else is mounted at {} ({what}): unmount it first",
+                    target.path().display()
+                )));
+            }
+            Found::Fuse { .. } | Found::Guard => {
+                self.clear(&target)?;
+                tracing::info!(volume = request.volume_id, target_path = %target.path().display(), "unpublished");
+            }
+            Found::Nothing => {
+                // Somebody else unmounted it: the agent still serves it.
+                if let Some(mount) = self.broker.table.at(target.path()) {
+                    self.broker.take_down(&mount)?;
+                }
+            }
+        }
+        match target.remove() {
+            Ok(()) => Ok(()),
+            // Never ours: what is there was there before, and a mount of ours needs a directory.
+            Err(error @ (TargetError::NotADirectory(_) | TargetError::Symlink(_))) => {
+                tracing::warn!(%error, "left alone after unpublish");
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}

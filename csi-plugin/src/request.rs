@@ -1,0 +1,79 @@
+//! What requests of controller and node have in common, parsed into types.
+
+use crate::status::Failure;
+use proto::csi::v1::VolumeCapability;
+use proto::csi::v1::volume_capability::{AccessType, access_mode::Mode};
+use std::collections::BTreeMap;
+
+/// Keys that Kubernetes' own components add to parameters and volume attributes.
+const FOREIGN_PREFIXES: &[&str] = &["csi.storage.k8s.io/", "storage.kubernetes.io/"];
+/// Mount options that a read-only FUSE mount of ours fulfils without doing anything.
+const HARMLESS_FLAGS: &[&str] = &["ro", "nosuid", "nodev", "noatime", "nodiratime", "relatime"];
+
+/// How a volume shall be used, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// SINGLE_NODE_SINGLE_WRITER: one target only.
+    pub single_target: bool,
+    /// Owner group of all files (`fsGroup`).
+    pub mount_group: Option<u32>,
+}
+
+pub fn access(capability: Option<&VolumeCapability>) -> Result<Access, Failure> {
+    let capability = capability.ok_or_else(|| Failure::missing("volume_capability"))?;
+    let mode = capability.access_mode.as_ref().map_or(Mode::Unknown, |m| m.mode());
+    if mode == Mode::Unknown {
+        return Err(Failure::Invalid("the volume capability has no access mode".into()));
+    }
+    let mount = match &capability.access_type {
+        Some(AccessType::Mount(mount)) => mount,
+        Some(AccessType::Block(_)) => {
+            return Err(Failure::Invalid(
+                "block volumes are not offered: set volumeMode to Filesystem".into(),
+            ));
+        }
+        None => return Err(Failure::Invalid("the volume capability has no access type".into())),
+    };
+    if let Some(flag) = mount.mount_flags.iter().find(|f| !HARMLESS_FLAGS.contains(&f.as_str())) {
+        return Err(Failure::Invalid(format!(
+            "mount option {flag:?} is not supported: leave it out (accepted: {})",
+            HARMLESS_FLAGS.join(", ")
+        )));
+    }
+    let mount_group = match mount.volume_mount_group.as_str() {
+        "" => None,
+        text => Some(text.parse().map_err(|_| {
+            Failure::Invalid(format!("volume_mount_group {text:?} is not a numeric group id"))
+        })?),
+    };
+    Ok(Access { single_target: mode == Mode::SingleNodeSingleWriter, mount_group })
+}
+
+/// The pairs that are ours to understand.
+pub fn own_keys<'m>(pairs: impl IntoIterator<Item = (&'m String, &'m String)>) -> BTreeMap<&'m str, &'m str> {
+    pairs
+        .into_iter()
+        .map(|(k, v)| (k.as_str(), v.as_str()))
+        .filter(|(key, _)| !FOREIGN_PREFIXES.iter().any(|prefix| key.starts_with(prefix)))
+        .collect()
+}
+
+/// RPCs that exist in the standard and not here. Written as `async_trait` expands it, because an attribute does not
+/// see through a macro.
+macro_rules! not_offered {
+    ($($method:ident: $request:ident -> $response:ident),* $(,)?) => { $(
+        fn $method<'life0, 'async_trait>(
+            &'life0 self,
+            _: tonic::Request<$request>,
+        ) -> std::pin::Pin<Box<
+            dyn Future<Output = Result<tonic::Response<$response>, tonic::Status>> + Send + 'async_trait,
+        >>
+        where
+            'life0: 'async_trait,
+            Self: 'async_trait,
+        {
+            Box::pin(async { Err($crate::status::Failure::Unsupported(stringify!($response)).into()) })
+        }
+    )* };
+}
+pub(crate) use not_offered;

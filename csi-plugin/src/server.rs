@@ -1,0 +1,111 @@
+//! The gRPC server on its unix socket: built from the configuration, run, drained.
+
+use crate::broker::Broker;
+use crate::config::Config;
+use crate::controller::ControllerService;
+use crate::controller::records::Directory;
+use crate::identity::IdentityService;
+use crate::node::NodeService;
+use anyhow::Context;
+use mounts::Kernel;
+use proto::csi::v1::controller_server::ControllerServer;
+use proto::csi::v1::identity_server::IdentityServer;
+use proto::csi::v1::node_server::NodeServer;
+use std::future::Future;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+
+/// Calls under way get so long to end after the signal.
+const DRAIN_LIMIT: Duration = Duration::from_secs(25);
+
+/// Serves until `stop` resolves. Records and broker are opened before the socket, so that a caller who can connect
+/// can be served.
+pub async fn run(
+    config: Config,
+    kernel: Arc<dyn Kernel>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> anyhow::Result<()> {
+    let controller = match &config.controller {
+        Some(c) => {
+            let records = Directory::open(c.records.clone())?;
+            Some(ControllerServer::new(ControllerService::new(Box::new(records), c.allow.clone())))
+        }
+        None => None,
+    };
+    let broker = match &config.node {
+        Some(node) => {
+            let socket = node.broker_socket.clone();
+            let started = Broker::start(node.clone(), kernel);
+            Some(started.with_context(|| format!("cannot start the broker on {}", socket.display()))?)
+        }
+        None => None,
+    };
+    let node = broker.clone().map(|broker| NodeServer::new(NodeService::new(broker)));
+    let identity = IdentityServer::new(IdentityService {
+        driver_name: config.driver_name.clone(),
+        has_controller: controller.is_some(),
+    });
+
+    let listener = bind(&config.endpoint)?;
+    tracing::info!(
+        endpoint = %config.endpoint.display(),
+        driver = config.driver_name,
+        controller = controller.is_some(),
+        node = node.is_some(),
+        "serving CSI"
+    );
+    let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
+    let signal = async move {
+        stop.await;
+        let _ = stopping.send(()); // nobody waits any more if the server has failed
+    };
+    let server = tonic::transport::Server::builder()
+        .add_service(identity)
+        .add_optional_service(controller)
+        .add_optional_service(node)
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), signal);
+    let overdue = async {
+        // An error means that the server ended by itself, which the other branch sees.
+        if stopped.await.is_ok() {
+            tokio::time::sleep(DRAIN_LIMIT).await;
+        } else {
+            std::future::pending::<()>().await;
+        }
+    };
+    let result = tokio::select! {
+        result = server => result.context("the CSI server failed"),
+        () = overdue => {
+            tracing::warn!("calls still under way were cut off");
+            Ok(())
+        }
+    };
+    if let Some(broker) = broker {
+        broker.stop();
+    }
+    // Fails only if somebody removed it already.
+    let _ = std::fs::remove_file(&config.endpoint);
+    result
+}
+
+/// A stale socket of an earlier run is replaced.
+fn bind(path: &Path) -> anyhow::Result<UnixListener> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    }
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(e).with_context(|| format!("cannot replace {}", path.display()));
+        }
+        _ => {}
+    }
+    let listener =
+        UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
+    // Whoever can connect can mount: root only, as kubelet and the sidecars are.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
+        .with_context(|| format!("cannot set the mode of {}", path.display()))?;
+    Ok(listener)
+}

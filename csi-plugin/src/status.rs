@@ -1,0 +1,125 @@
+//! The one place where a failure becomes a gRPC code.
+
+use link::{Refusal, RefusalKind};
+use mounts::{KernelError, TargetError};
+use tonic::Status;
+
+/// Why an RPC failed; the text tells the caller what to do next.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// Fix the request.
+    #[error("{0}")]
+    Invalid(String),
+    #[error("{0}")]
+    NotFound(String),
+    /// The same thing exists with other arguments.
+    #[error("{0}")]
+    Conflict(String),
+    /// The state of something else forbids it.
+    #[error("{0}")]
+    Precondition(String),
+    #[error("{0}")]
+    OutOfRange(String),
+    #[error("{0}")]
+    Denied(String),
+    /// Another call works on the same volume: repeat it later.
+    #[error("an operation on {0} is still under way: repeat the call")]
+    Busy(String),
+    #[error("starting_token {0:?} was not given out by this driver: list from the beginning")]
+    BadToken(String),
+    /// Repeat later; the text says what is missing.
+    #[error("{0}")]
+    Unavailable(String),
+    #[error("{0} is not offered by this driver")]
+    Unsupported(&'static str),
+    /// A defect or a broken node.
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl From<Failure> for Status {
+    fn from(failure: Failure) -> Self {
+        let text = failure.to_string();
+        match failure {
+            Failure::Invalid(_) => Self::invalid_argument(text),
+            Failure::NotFound(_) => Self::not_found(text),
+            Failure::Conflict(_) => Self::already_exists(text),
+            Failure::Precondition(_) => Self::failed_precondition(text),
+            Failure::OutOfRange(_) => Self::out_of_range(text),
+            Failure::Denied(_) => Self::permission_denied(text),
+            Failure::Busy(_) | Failure::BadToken(_) => Self::aborted(text),
+            Failure::Unavailable(_) => Self::unavailable(text),
+            Failure::Unsupported(_) => Self::unimplemented(text),
+            Failure::Internal(_) => Self::internal(text),
+        }
+    }
+}
+
+impl Failure {
+    pub fn missing(field: &str) -> Self {
+        Self::Invalid(format!("{field} is missing in the request"))
+    }
+}
+
+impl From<volume::ParameterError> for Failure {
+    fn from(error: volume::ParameterError) -> Self {
+        Self::Invalid(error.to_string())
+    }
+}
+impl From<volume::CredentialsError> for Failure {
+    fn from(error: volume::CredentialsError) -> Self {
+        Self::Invalid(error.to_string())
+    }
+}
+impl From<volume::BadVolumeId> for Failure {
+    fn from(error: volume::BadVolumeId) -> Self {
+        Self::Invalid(error.to_string())
+    }
+}
+
+impl From<TargetError> for Failure {
+    fn from(error: TargetError) -> Self {
+        let text = error.to_string();
+        match error {
+            TargetError::NotAbsolute(_)
+            | TargetError::Outside { .. }
+            | TargetError::NoParent(_)
+            | TargetError::Symlink(_)
+            | TargetError::NotADirectory(_) => Self::Invalid(text),
+            TargetError::Io { .. } => Self::Internal(text),
+        }
+    }
+}
+
+impl From<KernelError> for Failure {
+    fn from(error: KernelError) -> Self {
+        let text = error.to_string();
+        match error {
+            KernelError::Target(target) => target.into(),
+            KernelError::Foreign { .. } => Self::Precondition(text),
+            KernelError::ProbeTimedOut { .. } | KernelError::ProbeFailed { .. } | KernelError::NoInit(_) => {
+                Self::Unavailable(text)
+            }
+            KernelError::NotACacheFile(_) => Self::Invalid(text),
+            KernelError::Call { .. }
+            | KernelError::BadInit(_)
+            | KernelError::NoFusectl { .. }
+            | KernelError::Vanished(_) => Self::Internal(text),
+        }
+    }
+}
+
+/// What the agent refused.
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        let text = refusal.message;
+        match refusal.kind {
+            RefusalKind::Invalid => Self::Invalid(text),
+            RefusalKind::Denied => Self::Denied(text),
+            RefusalKind::NotFound => Self::NotFound(text),
+            RefusalKind::Unavailable => Self::Unavailable(text),
+            RefusalKind::Conflict => Self::Conflict(text),
+            RefusalKind::Internal => Self::Internal(text),
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! A driver in this process over a pretended kernel, and an agent that does what a test says.
+
+use csi_plugin::config::{Config, ControllerConfig, LogFormat, NodeConfig};
+use link::broker::{
+    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello, PROTOCOL,
+    Usage,
+};
+use link::{MAX_MESSAGE, Packet, Refusal};
+use mounts::{Fake, Kernel};
+use proto::csi::v1::controller_client::ControllerClient;
+use proto::csi::v1::identity_client::IdentityClient;
+use proto::csi::v1::node_client::NodeClient;
+use proto::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode};
+use proto::csi::v1::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest, VolumeCapability};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+use tonic::transport::{Channel, Endpoint};
+
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+pub struct Driver {
+    pub dir: Arc<tempfile::TempDir>,
+    pub kernel: Arc<Fake>,
+    pub channel: Channel,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    done: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+impl Driver {
+    pub async fn start() -> Self {
+        Self::start_over(Arc::new(tempfile::tempdir().unwrap()), Arc::new(Fake::default())).await
+    }
+
+    /// A restart: same directories, same kernel.
+    pub async fn start_over(dir: Arc<tempfile::TempDir>, kernel: Arc<Fake>) -> Self {
+        let real: Arc<dyn Kernel> = kernel.clone();
+        let (channel, stop, done) = serve(dir.path(), real).await;
+        Self { dir, kernel, channel, stop: Some(stop), done }
+    }
+
+    pub async fn stop(mut self) -> (Arc<tempfile::TempDir>, Arc<Fake>) {
+        self.stop.take().unwrap().send(()).unwrap();
+        drop(self.channel);
+        (&mut self.done).await.unwrap().unwrap();
+        (self.dir.clone(), self.kernel.clone())
+    }
+
+    pub fn target(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join("kubelet").join(name)
+    }
+
+    pub fn node(&self) -> NodeClient<Channel> {
+        NodeClient::new(self.channel.clone())
+    }
+    pub fn controller(&self) -> ControllerClient<Channel> {
+        ControllerClient::new(self.channel.clone())
+    }
+    pub fn identity(&self) -> IdentityClient<Channel> {
+        IdentityClient::new(self.channel.clone())
+    }
+
+    pub fn publish(&self, volume: &str, target: &str) -> NodePublishVolumeRequest {
+        NodePublishVolumeRequest {
+            volume_id: volume.into(),
+            target_path: self.target(target).display().to_string(),
+            volume_capability: Some(capability(Mode::SingleNodeWriter)),
+            volume_context: context(&[("source", "s3://bucket/data"), ("healTimeout", "1s")]),
+            ..Default::default()
+        }
+    }
+
+    pub fn unpublish(&self, volume: &str, target: &str) -> NodeUnpublishVolumeRequest {
+        NodeUnpublishVolumeRequest {
+            volume_id: volume.into(),
+            target_path: self.target(target).display().to_string(),
+        }
+    }
+
+    pub fn agent(&self) -> Agent {
+        Agent::connect(&self.dir.path().join("broker.sock"))
+    }
+
+    pub fn mounts(&self) -> usize {
+        self.kernel.state().table.len()
+    }
+}
+
+/// Starts the server and waits until it can be reached.
+pub async fn serve(
+    dir: &Path,
+    kernel: Arc<dyn Kernel>,
+) -> (Channel, tokio::sync::oneshot::Sender<()>, tokio::task::JoinHandle<anyhow::Result<()>>) {
+    std::fs::create_dir_all(dir.join("kubelet")).unwrap();
+    let config = Config {
+        endpoint: dir.join("csi.sock"),
+        driver_name: "csi.millpond.io".into(),
+        controller: Some(ControllerConfig { records: dir.join("volumes"), allow: None }),
+        node: Some(NodeConfig {
+            node_id: "node-1".into(),
+            state_dir: dir.join("state"),
+            broker_socket: dir.join("broker.sock"),
+            agent_uid: 0,
+            kubelet_dirs: vec![dir.join("kubelet")],
+            cache_roots: Vec::new(),
+            agent_source_wait: Duration::from_secs(1),
+            fusectl_dir: "/sys/fs/fuse/connections".into(),
+        }),
+        log_format: LogFormat::Text,
+    };
+    let endpoint = Endpoint::from_shared(format!("unix://{}", config.endpoint.display())).unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel();
+    let done = tokio::spawn(csi_plugin::server::run(config, kernel, async {
+        let _ = stopped.await;
+    }));
+    let deadline = Instant::now() + LIMIT;
+    let channel = loop {
+        match endpoint.connect().await {
+            Ok(channel) => break channel,
+            Err(error) => assert!(Instant::now() < deadline && !done.is_finished(), "{error:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    (channel, stop, done)
+}
+
+pub fn capability(mode: Mode) -> VolumeCapability {
+    VolumeCapability {
+        access_type: Some(AccessType::Mount(MountVolume::default())),
+        access_mode: Some(AccessMode { mode: mode.into() }),
+    }
+}
+
+pub fn context(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
+pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !holds() {
+        assert!(Instant::now() < deadline, "still waiting: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+type Answer = Result<(AgentAnswer, Vec<OwnedFd>), Refusal>;
+/// None: never answer.
+pub type Behaviour = dyn FnMut(&AgentRequest, &[OwnedFd]) -> Option<Answer> + Send;
+
+/// An agent over the real socket.
+pub struct Agent {
+    packet: Arc<Packet>,
+    pub seen: Arc<Mutex<Vec<String>>>,
+    pub behave: Arc<Mutex<Box<Behaviour>>>,
+    answers: Mutex<mpsc::Receiver<(u64, Result<BrokerAnswer, Refusal>)>>,
+    next: AtomicU64,
+}
+
+pub fn obliging(request: &AgentRequest, _fds: &[OwnedFd]) -> Option<Answer> {
+    Some(Ok(match request {
+        AgentRequest::Publish(_) => (
+            AgentAnswer::Prepared { init_reply: vec![7; 80], read_ahead_kb: 4096, small: false },
+            vec![tempfile::tempfile().unwrap().into()],
+        ),
+        AgentRequest::Start { .. } | AgentRequest::Unpublish { .. } => (AgentAnswer::Done, vec![]),
+        AgentRequest::Usage { .. } => {
+            (AgentAnswer::Usage(Usage { total_bytes: 4096, total_inodes: 3, cached_bytes: 1 }), vec![])
+        }
+    }))
+}
+
+impl Agent {
+    pub fn connect(socket: &Path) -> Self {
+        let packet = Arc::new(Packet::connect(socket).unwrap());
+        let (send, answers) = mpsc::channel();
+        let agent = Self {
+            packet: packet.clone(),
+            seen: Arc::default(),
+            behave: Arc::new(Mutex::new(Box::new(obliging))),
+            answers: Mutex::new(answers),
+            next: AtomicU64::new(1),
+        };
+        let (seen, behave) = (agent.seen.clone(), agent.behave.clone());
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; MAX_MESSAGE];
+            while let Ok((frame, fds)) = link::broker::recv::<FromBroker>(&packet, &mut buffer) {
+                match frame {
+                    Frame::Answer { id, body } => drop(send.send((id, body))),
+                    Frame::Ask { id, body } => {
+                        seen.lock().unwrap().push(format!("{body:?}"));
+                        let answer = behave.lock().unwrap()(&body, &fds);
+                        let Some(answer) = answer else { continue };
+                        let (body, fds) = match answer {
+                            Ok((answer, fds)) => (Ok(answer), fds),
+                            Err(refusal) => (Err(refusal), vec![]),
+                        };
+                        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+                        let _ = link::broker::send(&packet, &FromAgent::Answer { id, body }, &fds);
+                    }
+                }
+            }
+        });
+        let hello = Hello { protocol: PROTOCOL, agent_version: "test".into(), pid: std::process::id() };
+        let welcome = agent.ask(BrokerRequest::Hello(hello), &[]);
+        assert!(matches!(welcome, Ok(BrokerAnswer::Welcome { .. })), "{welcome:?}");
+        agent
+    }
+
+    pub fn ask(&self, body: BrokerRequest, fds: &[BorrowedFd<'_>]) -> Result<BrokerAnswer, Refusal> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        link::broker::send(&self.packet, &FromAgent::Ask { id, body }, fds).unwrap();
+        let (answered, body) = self.answers.lock().unwrap().recv_timeout(LIMIT).unwrap();
+        assert_eq!(answered, id);
+        body
+    }
+
+    pub fn behave(&self, how: impl FnMut(&AgentRequest, &[OwnedFd]) -> Option<Answer> + Send + 'static) {
+        *self.behave.lock().unwrap() = Box::new(how);
+    }
+
+    pub fn saw(&self, prefix: &str) -> usize {
+        self.seen.lock().unwrap().iter().filter(|s| s.starts_with(prefix)).count()
+    }
+
+    pub fn die(&self) {
+        self.packet.shutdown();
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.die();
+    }
+}

@@ -1,0 +1,399 @@
+//! The node service and its broker over a pretended kernel, with an agent that does what the test says.
+
+#![allow(clippy::unwrap_used, unreachable_pub)]
+
+#[allow(dead_code)]
+mod common;
+
+use common::{Agent, Driver, LIMIT, capability, context, obliging, until};
+use link::broker::{AgentRequest, BrokerAnswer, BrokerRequest, MountId};
+use link::{Refusal, RefusalKind};
+use mounts::{FakeState, MountSource};
+use proto::csi::v1::volume_capability::{AccessType, MountVolume, access_mode::Mode};
+use proto::csi::v1::*;
+use std::os::fd::AsFd;
+use std::time::Instant;
+use tonic::Code;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn publish_and_unpublish_can_be_repeated_and_leave_nothing() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    let mut node = driver.node();
+    for _ in 0..2 {
+        node.node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    }
+    assert_eq!(driver.mounts(), 2);
+    {
+        let state = driver.kernel.state();
+        assert_eq!(state.init_replies, [vec![7; 80]]);
+        assert_eq!(state.read_ahead_kb.values().copied().collect::<Vec<_>>(), [4096]);
+    }
+    assert_eq!((agent.saw("Publish"), agent.saw("Start")), (1, 1));
+
+    let other = NodePublishVolumeRequest {
+        volume_context: context(&[("source", "s3://bucket/other")]),
+        ..driver.publish("v", "a")
+    };
+    assert_eq!(node.node_publish_volume(other).await.unwrap_err().code(), Code::AlreadyExists);
+    // Secrets and what Kubernetes adds make no other volume.
+    let mut rotated = driver.publish("v", "a");
+    rotated.secrets = context(&[("accessKeyId", "a"), ("secretAccessKey", "b")]);
+    rotated.volume_context.insert("csi.storage.k8s.io/pod.name".into(), "p".into());
+    rotated.volume_context.insert("storage.kubernetes.io/csiProvisionerIdentity".into(), "x".into());
+    node.node_publish_volume(rotated).await.unwrap();
+
+    for _ in 0..2 {
+        node.node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    }
+    assert_eq!(driver.mounts(), 0);
+    assert_eq!(agent.saw("Unpublish"), 1);
+    assert!(!driver.target("a").exists());
+    assert_eq!(driver.kernel.state().aborted.len(), 1);
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_agent_the_message_names_the_node() {
+    let driver = Driver::start().await;
+    let status = driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("the node agent is not running"), "{}", status.message());
+    assert!(status.message().contains("node-1"), "{}", status.message());
+    assert_eq!(driver.mounts(), 0);
+    assert!(!driver.target("a").exists());
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_failure_of_a_publish_leaves_a_mount() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    let mut node = driver.node();
+    for call in ["open_device", "mount", "read_init", "write_init_reply", "probe"] {
+        driver.kernel.state().fail = Some(call);
+        let status = node.node_publish_volume(driver.publish("v", "a")).await.unwrap_err();
+        assert_eq!(driver.mounts(), 0, "{call}: {status:?}");
+        assert!(!driver.target("a").exists(), "{call}");
+    }
+    for probe in [mounts::FakeProbe::Dead, mounts::FakeProbe::TimesOut] {
+        driver.kernel.state().probe = Some(probe);
+        let status = node.node_publish_volume(driver.publish("v", "a")).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+        assert_eq!(driver.mounts(), 0);
+    }
+    driver.kernel.state().probe = None;
+    let codes = [
+        (RefusalKind::Invalid, Code::InvalidArgument),
+        (RefusalKind::Denied, Code::PermissionDenied),
+        (RefusalKind::NotFound, Code::NotFound),
+        (RefusalKind::Unavailable, Code::Unavailable),
+        (RefusalKind::Internal, Code::Internal),
+    ];
+    for (kind, code) in codes {
+        agent.behave(move |request, fds| match request {
+            AgentRequest::Publish(_) => Some(Err(Refusal::new(kind, "bucket says no"))),
+            _ => obliging(request, fds),
+        });
+        let status = node.node_publish_volume(driver.publish("v", "a")).await.unwrap_err();
+        assert_eq!((status.code(), status.message()), (code, "bucket says no"));
+        assert_eq!(driver.mounts(), 0);
+    }
+    // An existing directory of the caller's stays.
+    std::fs::create_dir(driver.target("a")).unwrap();
+    node.node_publish_volume(driver.publish("v", "a")).await.unwrap_err();
+    assert!(driver.target("a").exists());
+    agent.behave(obliging);
+    node.node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_does_not_answer_is_unavailable_in_time_and_busy_meanwhile() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    agent.behave(|request, fds| match request {
+        AgentRequest::Publish(_) => None,
+        _ => obliging(request, fds),
+    });
+    let started = Instant::now();
+    let (mut first, request) = (driver.node(), driver.publish("v", "a"));
+    let waiting = tokio::spawn(async move { first.node_publish_volume(request).await });
+    until("the agent is asked", || agent.saw("Publish") == 1).await;
+    let busy = driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap_err();
+    assert_eq!(busy.code(), Code::Aborted);
+    let status = waiting.await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("s3://bucket/data/ was not ready within 1s"), "{}", status.message());
+    assert!(started.elapsed() < LIMIT);
+    assert_eq!(driver.mounts(), 0);
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_targets_are_refused_by_reason() {
+    let driver = Driver::start().await;
+    let _agent = driver.agent();
+    let mut node = driver.node();
+    std::fs::write(driver.target("file"), b"").unwrap();
+    std::os::unix::fs::symlink("/tmp", driver.target("link")).unwrap();
+    for (target, text) in [
+        ("file", "is not a directory"),
+        ("link", "symbolic link"),
+        ("link/below", "symbolic link"),
+        ("missing/below", "does not exist"),
+        ("../outside", "without '..'"),
+    ] {
+        let status = node.node_publish_volume(driver.publish("v", target)).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{target}");
+        assert!(status.message().contains(text), "{target}: {}", status.message());
+    }
+    let outside = NodePublishVolumeRequest { target_path: "/mnt/x".into(), ..driver.publish("v", "a") };
+    assert_eq!(node.node_publish_volume(outside).await.unwrap_err().code(), Code::InvalidArgument);
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_checked_before_anything_happens() {
+    let driver = Driver::start().await;
+    let mut node = driver.node();
+    let good = driver.publish("v", "a");
+    let group = |text: &str| VolumeCapability {
+        access_type: Some(AccessType::Mount(MountVolume {
+            volume_mount_group: text.into(),
+            ..Default::default()
+        })),
+        ..capability(Mode::SingleNodeWriter)
+    };
+    let flags = VolumeCapability {
+        access_type: Some(AccessType::Mount(MountVolume {
+            mount_flags: vec!["sync".into()],
+            ..Default::default()
+        })),
+        ..capability(Mode::SingleNodeWriter)
+    };
+    for bad in [
+        NodePublishVolumeRequest { volume_id: String::new(), ..good.clone() },
+        NodePublishVolumeRequest { volume_id: "a/b".into(), ..good.clone() },
+        NodePublishVolumeRequest { target_path: String::new(), ..good.clone() },
+        NodePublishVolumeRequest { volume_capability: None, ..good.clone() },
+        NodePublishVolumeRequest { volume_capability: Some(capability(Mode::Unknown)), ..good.clone() },
+        NodePublishVolumeRequest { volume_capability: Some(group("wheel")), ..good.clone() },
+        NodePublishVolumeRequest { volume_capability: Some(flags), ..good.clone() },
+        NodePublishVolumeRequest { volume_context: context(&[("source", "x")]), ..good.clone() },
+        NodePublishVolumeRequest { secrets: context(&[("password", "x")]), ..good.clone() },
+    ] {
+        let status = node.node_publish_volume(bad).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    }
+    // The group of fsGroup owns the files and may read them.
+    let agent = driver.agent();
+    let (send, receive) = std::sync::mpsc::channel();
+    agent.behave(move |request, fds| {
+        if let AgentRequest::Publish(p) = request {
+            send.send(p.spec.parameters.clone()).unwrap();
+        }
+        obliging(request, fds)
+    });
+    let modes = context(&[("source", "s3://bucket"), ("fileMode", "0400"), ("dirMode", "0500")]);
+    let request =
+        NodePublishVolumeRequest { volume_capability: Some(group("77")), volume_context: modes, ..good };
+    node.node_publish_volume(request).await.unwrap();
+    let parameters = receive.recv_timeout(LIMIT).unwrap();
+    assert_eq!((parameters.gid, parameters.file_mode, parameters.dir_mode), (77, 0o440, 0o550));
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_single_writer_volume_has_one_target() {
+    let driver = Driver::start().await;
+    let _agent = driver.agent();
+    let mut node = driver.node();
+    let single = |target: &str| NodePublishVolumeRequest {
+        volume_capability: Some(capability(Mode::SingleNodeSingleWriter)),
+        ..driver.publish("v", target)
+    };
+    node.node_publish_volume(single("a")).await.unwrap();
+    node.node_publish_volume(single("a")).await.unwrap();
+    assert_eq!(node.node_publish_volume(single("b")).await.unwrap_err().code(), Code::FailedPrecondition);
+    node.node_publish_volume(driver.publish("v", "c")).await.unwrap();
+    let wrong = node.node_unpublish_volume(driver.unpublish("w", "c")).await.unwrap_err();
+    assert_eq!(wrong.code(), Code::FailedPrecondition);
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_agent_is_gone_for_heal_timeout_the_mount_ends_and_can_be_replaced() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    let mut node = driver.node();
+    node.node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    agent.die();
+    assert_eq!(first_refusal(&driver, &driver.publish("v", "a")).await, Code::Unavailable);
+    until("the connection is aborted", || driver.kernel.state().aborted.len() == 1).await;
+    assert_eq!(driver.mounts(), 2, "the dead mount stays visible");
+
+    let again = driver.agent();
+    node.node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    assert_eq!(driver.mounts(), 2);
+    assert_eq!(again.saw("Publish"), 1);
+
+    again.die();
+    until("the second is aborted", || driver.kernel.state().aborted.len() == 2).await;
+    node.node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    assert_eq!(driver.mounts(), 0);
+    assert!(!driver.target("a").exists());
+    let _ = driver.stop().await;
+}
+
+/// Publishes until the broker has noticed that the agent is gone.
+async fn first_refusal(driver: &Driver, request: &NodePublishVolumeRequest) -> Code {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        assert!(Instant::now() < deadline, "never refused");
+        if let Err(status) = driver.node().node_publish_volume(request.clone()).await {
+            return status.code();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_reconnects_keeps_its_mounts() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    let mut node = driver.node();
+    let mut request = driver.publish("v", "a");
+    request.volume_context.insert("healTimeout".into(), "1h".into());
+    node.node_publish_volume(request.clone()).await.unwrap();
+    agent.die();
+    assert_eq!(first_refusal(&driver, &request).await, Code::Unavailable);
+    let again = driver.agent();
+    node.node_publish_volume(request).await.unwrap();
+    assert_eq!(again.saw("Publish"), 0);
+    assert!(driver.kernel.state().aborted.is_empty());
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_restart_mounts_are_known_from_the_mount_table() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    let request = driver.publish("v", "a");
+    driver.node().node_publish_volume(request.clone()).await.unwrap();
+    drop(agent);
+    let (dir, kernel) = driver.stop().await;
+    assert_eq!(kernel.state().table.len(), 2);
+
+    let driver = Driver::start_over(dir, kernel).await;
+    let mut node = driver.node();
+    node.node_publish_volume(request.clone()).await.unwrap();
+    assert_eq!(driver.mounts(), 2);
+    let other = NodePublishVolumeRequest {
+        volume_context: context(&[("source", "s3://bucket/other")]),
+        ..request.clone()
+    };
+    assert_eq!(node.node_publish_volume(other).await.unwrap_err().code(), Code::AlreadyExists);
+
+    // All holders of its device have died: mounted anew, once there is an agent.
+    driver.kernel.state().probe = Some(mounts::FakeProbe::Dead);
+    assert_eq!(node.node_publish_volume(request.clone()).await.unwrap_err().code(), Code::Unavailable);
+    assert_eq!(driver.mounts(), 2);
+    let agent = driver.agent();
+    let kernel = driver.kernel.clone();
+    agent.behave(move |request, fds| {
+        kernel.state().probe = None;
+        obliging(request, fds)
+    });
+    node.node_publish_volume(request).await.unwrap();
+    assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 1));
+    let (dir, kernel) = driver.stop().await;
+
+    let driver = Driver::start_over(dir, kernel).await;
+    driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    assert_eq!(driver.mounts(), 0);
+    assert!(!driver.target("a").exists());
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_and_leftovers_at_the_target_are_told_apart() {
+    let driver = Driver::start().await;
+    let _agent = driver.agent();
+    let mut node = driver.node();
+    let source = MountSource { volume: "v".into(), digest: "old".into() };
+    // Only the guard is left of a mount that vanished.
+    std::fs::create_dir(driver.target("guard")).unwrap();
+    driver.kernel.leave_mount(&driver.target("guard"), &source);
+    driver.kernel.state().table.pop();
+    node.node_publish_volume(driver.publish("v", "guard")).await.unwrap();
+    assert_eq!(driver.mounts(), 2);
+
+    let stranger = |state: &mut FakeState, at| {
+        let mut entry = state.table[0].clone();
+        (entry.mount_point, entry.source, entry.id) = (at, "stranger".into(), 1);
+        state.table.push(entry);
+    };
+    stranger(&mut driver.kernel.state(), driver.target("foreign"));
+    let status = node.node_publish_volume(driver.publish("v", "foreign")).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stats_come_from_the_agent_and_unknown_volumes_are_not_found() {
+    let driver = Driver::start().await;
+    let _agent = driver.agent();
+    let mut node = driver.node();
+    node.node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    let request = |volume: &str, target: &str| NodeGetVolumeStatsRequest {
+        volume_id: volume.into(),
+        volume_path: driver.target(target).display().to_string(),
+        ..Default::default()
+    };
+    let usage = node.node_get_volume_stats(request("v", "a")).await.unwrap().into_inner().usage;
+    assert_eq!(usage.iter().map(|u| u.total).collect::<Vec<_>>(), [4096, 3]);
+    for (volume, target) in [("w", "a"), ("v", "b"), ("v", "x/y")] {
+        let status = node.node_get_volume_stats(request(volume, target)).await.unwrap_err();
+        assert_eq!(status.code(), Code::NotFound, "{volume} {target}");
+    }
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_agent_gets_passthrough_ids_and_the_truth_about_threads() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    let mount = MountId(1);
+    let file = tempfile::tempfile().unwrap();
+    let open = |agent: &Agent, mount| agent.ask(BrokerRequest::BackingOpen { mount }, &[file.as_fd()]);
+    let Ok(BrokerAnswer::Backing { id: first }) = open(&agent, mount) else { panic!() };
+    let Ok(BrokerAnswer::Backing { id: second }) = open(&agent, mount) else { panic!() };
+    assert!(matches!(open(&agent, MountId(99)), Err(Refusal { kind: RefusalKind::NotFound, .. })));
+    assert!(agent.ask(BrokerRequest::BackingOpen { mount }, &[]).is_err());
+    agent.ask(BrokerRequest::BackingClose { mount, id: first }, &[]).unwrap();
+    assert_eq!(driver.kernel.state().backing_open.iter().copied().collect::<Vec<_>>(), [second]);
+
+    driver.kernel.state().dying.insert(42);
+    driver.kernel.state().waiting = 3;
+    let dying = agent.ask(BrokerRequest::Dying { tids: vec![41, 42] }, &[]).unwrap();
+    assert!(matches!(dying, BrokerAnswer::Dying { tids } if tids == [42]));
+    let waiting = agent.ask(BrokerRequest::Waiting { mount }, &[]).unwrap();
+    assert!(matches!(waiting, BrokerAnswer::Waiting { count: 3 }));
+
+    driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    assert!(driver.kernel.state().backing_open.is_empty(), "nothing pins the blocks of evicted files");
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_that_the_agent_gives_up_is_ended_at_once() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    agent.ask(BrokerRequest::Abort { mount: MountId(1), why: "no worker".into() }, &[]).unwrap();
+    assert_eq!(driver.kernel.state().aborted.len(), 1);
+    driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 2));
+    let _ = driver.stop().await;
+}
