@@ -44,7 +44,11 @@ pub(super) struct Answer {
     limit: u64,
     stalling: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     left_over: Bytes,
+    flushed: bool,
 }
+
+/// hyper throws away what it has not yet written when a body fails. Long enough that it writes, and the client reads.
+const FLUSH: Duration = Duration::from_millis(10);
 
 impl Answer {
     pub(super) fn new(
@@ -78,6 +82,7 @@ impl Answer {
             limit,
             stalling: None,
             left_over: Bytes::new(),
+            flushed: false,
         }
     }
 
@@ -117,6 +122,11 @@ impl Body for Answer {
                 return Poll::Ready(None);
             }
             match &this.act {
+                Some((place, Act::Reset | Act::Close)) if this.sent >= *place && !this.flushed => {
+                    this.flushed = true;
+                    this.stalling = Some(Box::pin(tokio::time::sleep(FLUSH)));
+                    continue;
+                }
                 Some((place, act)) if this.sent >= *place => match act {
                     Act::Reset => {
                         this.socket.reset_on_close();
