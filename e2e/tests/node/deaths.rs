@@ -30,19 +30,6 @@ fn deaths_are_not_noticed_where_the_kernel_offers_nothing() -> Result<()> {
     node.finish()
 }
 
-/// The long run: `make kills`.
-#[test]
-#[ignore = "takes minutes: make kills"]
-fn a_thousand_deaths_of_workers_are_not_noticed() -> Result<()> {
-    let seed = seed();
-    let mut node = Node::start(AgentOptions::default())?;
-    let report = kills::run(&mut node, &KillPlan::long(seed, 1000))?;
-    println!("{report}");
-    report.report.ensure_clean()?;
-    assert!(report.agent_growth_per_kill < 16_384.0, "the agent grows");
-    node.finish()
-}
-
 #[test]
 fn without_any_worker_open_files_and_warm_small_files_go_on() -> Result<()> {
     let (mut node, tree) = node_with("set")?;

@@ -15,18 +15,6 @@ fn an_epoch_through_a_faulty_store_has_the_right_bytes() -> Result<()> {
     node.finish()
 }
 
-/// The long run: `make faults`.
-#[test]
-#[ignore = "takes minutes: make faults"]
-fn an_epoch_over_twenty_thousand_files_through_a_faulty_store_has_the_right_bytes() -> Result<()> {
-    let mut node = Node::start(AgentOptions::default())?;
-    for profile in ["small", "large"] {
-        let report = faults::run(&mut node, 20_000, profile, seed())?;
-        println!("{report:?}");
-    }
-    node.finish()
-}
-
 #[test]
 fn a_killed_reader_of_a_frozen_store_is_gone_within_a_second() -> Result<()> {
     let (mut node, tree) = node_with("set")?;

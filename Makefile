@@ -1,0 +1,45 @@
+# Everything a contributor runs. See docs/development.md.
+# Needs: Rust, Go, a C compiler; root and /dev/fuse for what mounts. Nothing is skipped quietly.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+KILLS ?= 1000
+FILES ?= 20000
+RELEASE := target/release
+
+.PHONY: help build release test demo lint advisories bench kernels kills faults
+
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+
+build: ## Build every program for tests (dev profile, dependencies optimised).
+	cargo build --locked --workspace --bins
+
+release: ## Build every program as it is shipped.
+	cargo build --locked --release --workspace --bins
+
+test: ## Every test: unit, model, real FUSE, real processes, csi-sanity. Ends with "N passed, N failed".
+	scripts/test
+
+demo: release ## The demo: two commands' worth of Millpond on real files.
+	$(RELEASE)/millpond demo
+
+lint: ## Format, clippy with -D warnings, licences and sources of dependencies.
+	scripts/lint
+
+advisories: ## Known vulnerabilities of dependencies. Apart from lint: it fetches a database from the network.
+	scripts/cargo-deny check advisories
+
+kills: release ## KILLS=1000 deaths of workers under the oracle, 20 volumes.
+	$(RELEASE)/node-suite kills --kills $(KILLS)
+
+faults: release ## FILES=20000 files through a store with 1 % each of 503, reset, truncation and stall.
+	$(RELEASE)/node-suite faults --files $(FILES)
+
+kernels: release ## The node on Debian's 5.10, 6.1 and 6.12 kernels, in QEMU.
+	scripts/kernels
+
+bench: release ## Benchmarks beside the native file system and installed peers; never passes or fails.
+	$(RELEASE)/bench --json target/bench.json --markdown target/bench.md

@@ -1,0 +1,101 @@
+//! The long runs, without Cargo: the same program on this machine and in a guest with another kernel.
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use e2e::node::{AgentOptions, Node};
+use e2e::scenario::faults;
+use e2e::scenario::kills::{self, KillPlan};
+use e2e::tree::{Shape, Tree};
+use std::time::Duration;
+
+#[derive(Parser)]
+#[command(about = "Runs a Millpond node through what it promises")]
+enum Command {
+    /// Workers die at random moments while applications judge every call.
+    Kills {
+        #[arg(long, default_value_t = 1000)]
+        kills: usize,
+        #[arg(long, default_value_t = 20)]
+        volumes: usize,
+        #[arg(long)]
+        seed: Option<u64>,
+    },
+    /// Epochs over many files through a store that misbehaves.
+    Faults {
+        #[arg(long, default_value_t = 20_000)]
+        files: usize,
+        #[arg(long)]
+        seed: Option<u64>,
+    },
+    /// Everything that can differ between kernels, sized for a slow machine.
+    Guest {
+        #[arg(long, default_value_t = 200)]
+        kills: usize,
+    },
+}
+
+fn main() -> Result<()> {
+    let seed = |given: Option<u64>| given.unwrap_or_else(|| e2e::clock::monotonic_ns() % 1_000_000);
+    match Command::parse() {
+        Command::Kills { kills, volumes, seed: given } => {
+            let mut node = Node::start(AgentOptions::default())?;
+            let plan = KillPlan { volumes, ..KillPlan::long(seed(given), kills) };
+            let report = kills::run(&mut node, &plan)?;
+            println!("{report}");
+            report.report.ensure_clean()?;
+            node.finish()
+        }
+        Command::Faults { files, seed: given } => {
+            let mut node = Node::start(AgentOptions::default())?;
+            for profile in ["small", "large"] {
+                let report = faults::run(&mut node, files, profile, seed(given))?;
+                let v = &report.verified;
+                println!(
+                    "profile {profile}: {} files, {:.1} MB right in {:.1} s; server: {:?}",
+                    v.files,
+                    v.bytes as f64 / 1e6,
+                    v.seconds,
+                    report.server
+                );
+            }
+            node.finish()
+        }
+        Command::Guest { kills } => guest(kills),
+    }
+}
+
+fn guest(kills: usize) -> Result<()> {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("the kernel's release")?;
+    let kernel = kernel.trim();
+    let mut node = Node::start(AgentOptions::default())?;
+    let shape = Shape { directories: 3, files: 20, small_bytes: 30_000, large: 2, large_bytes: 3 << 20 };
+    let tree = Tree::generated("", shape);
+    node.server.add(&tree, "set")?;
+    let mut modes = Vec::new();
+    for profile in ["large", "small"] {
+        let mounted = node.volume(profile, "set", &[("profile", profile)])?;
+        let pod = node.pod(&mounted)?;
+        for _ in 0..2 {
+            pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        }
+        let volume = node.agent().volumes()?.into_iter().find(|v| v.volume_id == mounted.id);
+        modes.push(format!("{profile} as {}", volume.context("a published volume is listed")?.mode));
+        pod.end()?;
+        node.unpublish(&mounted)?;
+        eprintln!("guest: profile {profile} reads right");
+    }
+    let plan = KillPlan {
+        volumes: 4,
+        applications: 2,
+        shape,
+        pause_us: 3000,
+        patience: Duration::from_secs(120),
+        ..KillPlan::long(1, kills)
+    };
+    let report = kills::run(&mut node, &plan)?;
+    report.report.ensure_clean()?;
+    ensure!(report.kills >= kills, "only {} deaths", report.kills);
+    node.finish()?;
+    println!("kernel {kernel}: {}; checksums right; {report}; unpublished, nothing left", modes.join(", "));
+    Ok(())
+}
