@@ -8,6 +8,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
+/// The i-th name of a listing in some order.
+type Order = fn(u64) -> u64;
+
 const ROLE: &str = "MILLPOND_META_TEST_ROLE";
 const DIR: &str = "MILLPOND_META_TEST_DIR";
 
@@ -282,7 +285,7 @@ fn million(dir: &Path) {
     let mut peak = before;
     let name = |i: u64| format!("part-{i:08}.parquet");
     // The third in an order that hits all of the map in every transaction.
-    let orders: [(&str, fn(u64) -> u64); 3] =
+    let orders: [(&str, Order); 3] =
         [("first", |i| i), ("again", |i| i), ("shuffled", |i| i * 611_953 % NAMES)];
     for (label, order) in orders {
         let begun = Instant::now();
