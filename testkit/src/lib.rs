@@ -4,6 +4,7 @@
 //! starts a process or a server ends it on drop.
 
 pub mod content;
+pub mod fault_fs;
 pub mod faults;
 pub mod process;
 pub mod s3;
