@@ -103,7 +103,12 @@ impl File {
             Ok(())
         }
         .await;
-        self.engine.observer.fetched(bytes.len() as u64, first_byte, started.elapsed(), result.as_ref().err());
+        self.engine.observer.fetched(
+            bytes.len() as u64,
+            first_byte,
+            started.elapsed(),
+            result.as_ref().err(),
+        );
         result?;
         bytes.truncate(len as usize);
         let units = len.div_ceil(super::engine::MEMORY_UNIT) as u32;

@@ -202,7 +202,8 @@ impl Drop for Flight {
                     state.wake(&given_back, Some(&Woken::Failed(error)))
                 }
             };
-            if error.is_none() {
+            // Not after a failure (that is for the next reader to try), nor when the runtime drops us: it would drop the next too.
+            if error.is_none() && given_back.is_empty() {
                 file.fetch_ahead(&mut state);
                 file.launch(state);
             }

@@ -163,7 +163,8 @@ impl State {
         while k < self.waiters.len() {
             let blocks = self.waiters[k].blocks.clone();
             let meets = blocks.start < touched.end && touched.start < blocks.end;
-            let verdict = if meets && self.has(blocks) { Some(&Woken::Look) } else { failure.filter(|_| meets) };
+            let verdict =
+                if meets && self.has(blocks) { Some(&Woken::Look) } else { failure.filter(|_| meets) };
             match verdict {
                 Some(verdict) => woken.push((self.waiters.swap_remove(k), verdict.clone())),
                 None => k += 1,
@@ -288,10 +289,7 @@ impl File {
             Err(error) if presence.is_some() => {
                 // The disk refuses even the empty file: the worker asks for every range and gets it detached.
                 root.failed("create", &error, true);
-                Ok(Descriptors {
-                    data: empty_file()?,
-                    presence: Some(bitmap::nothing_present(self.blocks)?),
-                })
+                Ok(Descriptors { data: empty_file()?, presence: Some(bitmap::nothing_present(self.blocks)?) })
             }
             Err(error) => {
                 root.failed("open", &error, false);

@@ -43,7 +43,12 @@ pub(crate) struct Prepared {
     pub emptied: bool,
 }
 
-pub(crate) fn prepare(path: &Path, kind: TierKind, block_bytes: u64, now_s: u64) -> Result<Prepared, OpenError> {
+pub(crate) fn prepare(
+    path: &Path,
+    kind: TierKind,
+    block_bytes: u64,
+    now_ms: u64,
+) -> Result<Prepared, OpenError> {
     let fail = |source| OpenError::Io { path: path.to_owned(), source };
     if !path.is_dir() {
         std::fs::create_dir_all(path).map_err(fail)?;
@@ -59,7 +64,7 @@ pub(crate) fn prepare(path: &Path, kind: TierKind, block_bytes: u64, now_s: u64)
             emptied = true;
         }
         Format::Unreadable => {
-            let aside = move_aside(path, now_s).map_err(fail)?;
+            let aside = move_aside(path, now_ms).map_err(fail)?;
             dir = lock(path)?;
             set_aside = Some(aside);
         }
@@ -121,9 +126,11 @@ fn entries(path: &Path) -> io::Result<Vec<String>> {
 }
 
 fn is_ours(name: &str) -> bool {
-    name == FORMAT || name.starts_with("FORMAT.") || name.starts_with(JOURNAL) || name == super::root::PROBE || {
-        volume::ScopeId::parse(name).is_some()
-    }
+    name == FORMAT
+        || name.starts_with("FORMAT.")
+        || name.starts_with(JOURNAL)
+        || name == super::root::PROBE
+        || { volume::ScopeId::parse(name).is_some() }
 }
 
 /// A directory without FORMAT is taken only if it is empty: a mistyped path must not cost anyone their files.
@@ -140,9 +147,9 @@ fn empty(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn move_aside(path: &Path, now_s: u64) -> io::Result<PathBuf> {
+fn move_aside(path: &Path, now_ms: u64) -> io::Result<PathBuf> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let beside = |k: u32| path.with_file_name(format!("{name}.{SET_ASIDE}{now_s}{}", suffix(k)));
+    let beside = |k: u32| path.with_file_name(format!("{name}.{SET_ASIDE}{now_ms}{}", suffix(k)));
     let aside = (0..).map(beside).find(|p| !p.exists()).expect("an unused name exists");
     if std::fs::rename(path, &aside).is_ok() {
         std::fs::create_dir_all(path)?;
@@ -150,7 +157,7 @@ fn move_aside(path: &Path, now_s: u64) -> io::Result<PathBuf> {
         return Ok(aside);
     }
     // A mount point cannot be renamed: its contents go into a directory of their own.
-    let within = |k: u32| path.join(format!("{SET_ASIDE}{now_s}{}", suffix(k)));
+    let within = |k: u32| path.join(format!("{SET_ASIDE}{now_ms}{}", suffix(k)));
     let aside = (0..).map(within).find(|p| !p.exists()).expect("an unused name exists");
     std::fs::create_dir(&aside)?;
     for name in entries(path)? {

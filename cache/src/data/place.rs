@@ -61,7 +61,9 @@ impl Engine {
     pub(crate) fn place(&self, id: u64, key: &FileKey) -> Option<u8> {
         let mut index = self.lock_index();
         let scope = index.scope_number(&key.scope)?;
-        if !index.entries.contains_key(&id) || index.scopes[scope as usize].limit.is_some_and(|l| key.size > l) {
+        if !index.entries.contains_key(&id)
+            || index.scopes[scope as usize].limit.is_some_and(|l| key.size > l)
+        {
             return None;
         }
         let high = |quota: u64, percent: u8| (u128::from(quota) * u128::from(percent) / 100) as u64;

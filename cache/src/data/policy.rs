@@ -82,18 +82,24 @@ impl Policy {
 
     /// Takes the next victim out. Those that are `busy` are passed over and keep their turn for later.
     pub(crate) fn evict(&mut self, busy: impl Fn(u64) -> bool) -> Option<Victim> {
-        // Every id is promoted at most once and loses a frequency each time round: this bound is never the reason to
-        // stop unless all that is left is busy.
-        let mut steps = (self.small.len() + self.main.len()) * (usize::from(FREQUENCY_MAX) + 2);
-        while steps > 0 {
-            steps -= 1;
-            let from_main = self.take_from_main();
+        // How many busy ones in a row have come to the front of each queue: all of them, and the other queue must give.
+        let mut passed = [0, 0];
+        loop {
+            let spent = [passed[0] >= self.small.len(), passed[1] >= self.main.len()];
+            let from_main = match spent {
+                [true, true] => return None,
+                [false, false] => self.take_from_main(),
+                [small_spent, _] => small_spent,
+            };
             let id = self.queue(from_main).0.pop_front()?;
             let Some(node) = self.nodes.get_mut(&id) else { continue };
             if busy(id) {
                 self.queue(from_main).0.push_back(id);
+                passed[usize::from(from_main)] += 1;
                 continue;
             }
+            // Ends, because every idle id is promoted at most once and loses a frequency each time round.
+            passed = [0, 0];
             if from_main && node.frequency > 0 {
                 node.frequency -= 1;
                 self.main.push_back(id);
@@ -111,7 +117,6 @@ impl Policy {
                 return Some(victim);
             }
         }
-        None
     }
 
     /// A victim's fingerprint: if its key comes back soon, it goes straight to the main queue.

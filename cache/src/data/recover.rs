@@ -33,7 +33,9 @@ pub struct Recovery {
 pub enum OpenError {
     #[error("the cache configuration is wrong: {0}")]
     Config(#[from] ConfigError),
-    #[error("the cache directory {path:?} is in use by another agent: stop it, or configure another directory")]
+    #[error(
+        "the cache directory {path:?} is in use by another agent: stop it, or configure another directory"
+    )]
     InUse { path: PathBuf },
     #[error(
         "the directory {path:?} holds {name:?}, which is not a cache's: configure an empty directory as cache path"
@@ -67,12 +69,12 @@ pub(crate) fn recover(
     observer: &Arc<dyn Observer>,
 ) -> Result<(Vec<Arc<Root>>, Index, Recovery), OpenError> {
     let started = Instant::now();
-    let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
     let mut recovery = Recovery::default();
     let mut roots = Vec::new();
     let paths = config.tiers.iter().enumerate().flat_map(|(k, t)| t.paths.iter().map(move |p| (k, t, p)));
     for (number, (tier_number, tier, path)) in paths.enumerate() {
-        let dir = match layout::prepare(path, tier.kind, config.block_bytes, now_s) {
+        let dir = match layout::prepare(path, tier.kind, config.block_bytes, now_ms) {
             Ok(Prepared { dir, set_aside, emptied }) => {
                 recovery.set_aside.extend(set_aside);
                 recovery.emptied.extend(emptied.then(|| path.clone()));
@@ -179,7 +181,8 @@ fn scan_shelf(
                 Some(Found { id, bytes: key.size, key, rest: Rest::Unverified, crcs })
             }
             None if sidecars.contains(&id) => read_header(&beside).and_then(|header| {
-                let sound = header.id == id && header.key.scope == *scope && header.block_bytes == block_bytes;
+                let sound =
+                    header.id == id && header.key.scope == *scope && header.block_bytes == block_bytes;
                 let whole = header.present_blocks == header.blocks();
                 let bytes = (header.present_blocks * block_bytes).min(header.key.size);
                 let rest = if whole { Rest::Unverified } else { Rest::Partial };

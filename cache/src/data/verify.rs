@@ -153,7 +153,11 @@ impl File {
             Ok(()) if crc32c::crc32c(buffer) == crc => true,
             Ok(()) => {
                 self.engine.observer.checksum_failed(root.number, 1);
-                tracing::warn!(file = self.id(), block = k, "a cached block does not match its checksum: fetching it again");
+                tracing::warn!(
+                    file = self.id(),
+                    block = k,
+                    "a cached block does not match its checksum: fetching it again"
+                );
                 false
             }
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {

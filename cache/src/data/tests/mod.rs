@@ -134,7 +134,7 @@ impl Fetch for From {
                     let micros = mix(object.seed ^ request ^ at) % 300;
                     tokio::time::sleep(Duration::from_micros(micros)).await;
                 }
-                let end = (at + CHUNK).min(range.end).min(at + (limit - sent));
+                let end = (at + CHUNK).min(range.end).min(at.saturating_add(limit - sent));
                 let chunk = Bytes::from(object.content(at..end));
                 object.bytes.fetch_add(end - at, SeqCst);
                 Some((Ok(chunk), Some((object, end, sent + (end - at)))))
@@ -213,8 +213,8 @@ pub(super) fn key(path: &str, size: u64) -> FileKey {
 
 pub(super) fn open(config: &Config) -> (Arc<Engine>, Recovery, Arc<Counts>) {
     let counts = Arc::<Counts>::default();
-    let (engine, recovery) =
-        Engine::open(config.clone(), counts.clone(), tokio::runtime::Handle::current()).expect("engine opens");
+    let (engine, recovery) = Engine::open(config.clone(), counts.clone(), tokio::runtime::Handle::current())
+        .expect("engine opens");
     (engine, recovery, counts)
 }
 

@@ -116,7 +116,7 @@ async fn a_failed_fetch_fails_its_waiters_and_the_next_reader_tries_again() {
     let file = file(&engine, "flaky", &object);
     for fault in [Fault::Refuse(Cause::Denied), Fault::CutAt(2 * BLOCK + 7), Fault::EndAt(5 * BLOCK)] {
         object.script.lock().unwrap().push_back(fault);
-        let error = file.read(6 * BLOCK, 10).await.unwrap_err();
+        let error = file.read(15 * BLOCK, 10).await.unwrap_err();
         assert!(matches!(error.cause, Cause::Denied | Cause::Unavailable), "{error:?}");
     }
     check_all(&file, &object, 5000).await;

@@ -19,7 +19,8 @@ fn copy(from: &Path, to: &Path) {
 async fn after_a_restart_nothing_is_fetched_again() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(vec![tier(&[dir.path()])]);
-    let objects: Vec<_> = [1, 5 * BLOCK, 32 * BLOCK, 3 * MIB + 1, 9 * MIB].map(|s| Object::new(s, s)).to_vec();
+    let objects: Vec<_> =
+        [1, 5 * BLOCK, 32 * BLOCK, 3 * MIB + 1, 9 * MIB].map(|s| Object::new(s, s)).to_vec();
     let partial = Object::new(99, 64 * MIB);
     {
         let (engine, _, _) = open(&config);
@@ -111,7 +112,8 @@ async fn killed_at_any_moment_the_successor_reads_right_bytes() {
     let live = dir.path().join("live");
     let config_live = config(vec![tier(&[&live])]);
     let (engine, _, _) = open(&config_live);
-    let objects: Vec<_> = (0..40).map(|k| Object::new(k, if k % 4 == 0 { 2 * MIB } else { 5000 * k })).collect();
+    let objects: Vec<_> =
+        (0..40).map(|k| Object::new(k, if k % 4 == 0 { 2 * MIB } else { 5000 * k })).collect();
     for object in &objects {
         object.jitter.store(true, SeqCst);
     }
@@ -188,7 +190,7 @@ async fn a_directory_of_another_version_is_set_aside_and_few_are_kept() {
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("FORMAT"), format!("millpond-cache 999 block 4096 {round}")).unwrap();
         let (engine, recovery, _) = open(&config);
-        assert_eq!(recovery.set_aside.len(), 1);
+        assert_eq!(recovery.set_aside.len(), 1, "{recovery:?}");
         assert_eq!(recovery.files, 0);
         let object = Object::new(1, 100);
         check_all(&file(&engine, "x", &object), &object, 100).await;
