@@ -4,15 +4,25 @@ use anyhow::Context;
 use clap::Parser;
 use csi_plugin::config::{Arguments, LogFormat};
 use mounts::{Kernel, Linux, LinuxPaths, probe};
+use std::process::ExitCode;
 use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-fn main() -> anyhow::Result<()> {
+/// Exit status of wrong arguments, as clap's own.
+const USAGE: u8 = 2;
+
+fn main() -> anyhow::Result<ExitCode> {
     // The disposable process that looks into a mount is this binary too.
     probe::run_if_asked();
 
-    let config = Arguments::parse().check()?;
+    let config = match Arguments::parse().check() {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("csi-plugin: {error}");
+            return Ok(ExitCode::from(USAGE));
+        }
+    };
     let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match config.log_format {
@@ -48,5 +58,5 @@ fn main() -> anyhow::Result<()> {
     })?;
     // Work that outlived the drain must not hold the process.
     runtime.shutdown_background();
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
