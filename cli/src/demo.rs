@@ -48,7 +48,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let large_bytes = volume::parse_bytes(&options.large).context("--large: write a size such as 1Gi")?;
     anyhow::ensure!(options.volumes >= 2, "--volumes: two of them are read, so at least 2");
     let mut node = Node::start(AgentOptions::default())?;
-    println!("S3 server on {}, agent pid {}, CSI plugin pid {}", node.server.endpoint(), node.agent().pid(), node.plugin().pid());
+    println!(
+        "S3 server on {}, agent pid {}, CSI plugin pid {}",
+        node.server.endpoint(),
+        node.agent().pid(),
+        node.plugin().pid()
+    );
 
     let bar = spinner("gathering real files");
     let files = gather(options, &node.server.dir().join("files"), &bar)?;
@@ -58,7 +63,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let large = Tree::generated("large/", shape);
     node.server.add(&large, "large")?;
     bar.finish_and_clear();
-    println!("{} files of {} and one file of {}", files.files.len(), bytes(files.bytes()), bytes(large.bytes()));
+    println!(
+        "{} files of {} and one file of {}",
+        files.files.len(),
+        bytes(files.bytes()),
+        bytes(large.bytes())
+    );
 
     let bar = ProgressBar::new(options.volumes as u64);
     bar.set_style(style("CreateVolume, NodePublishVolume [{bar:30}] {pos}/{len} {msg}")?);
@@ -99,7 +109,14 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// Reads the whole tree in the pod, byte by byte, and kills the volume's worker meanwhile.
-fn read(node: &Node, mounted: &Mounted, pod: &Pod, tree: &Tree, reading: String, kills: usize) -> Result<Row> {
+fn read(
+    node: &Node,
+    mounted: &Mounted,
+    pod: &Pod,
+    tree: &Tree,
+    reading: String,
+    kills: usize,
+) -> Result<Row> {
     node.server.reset()?;
     let heals_before = node.agent().heals()?.len();
     let bar = spinner(&reading);
@@ -136,8 +153,18 @@ fn read(node: &Node, mounted: &Mounted, pod: &Pod, tree: &Tree, reading: String,
 
 fn show(rows: &[Row], files: &Tree, large: &Tree) -> bool {
     let mut t = table(&[
-        "reading", "files", "bytes", "time", "rate", "fetched", "of size", "requests", "hits", "workers killed",
-        "longest heal", "failed calls",
+        "reading",
+        "files",
+        "bytes",
+        "time",
+        "rate",
+        "fetched",
+        "of size",
+        "requests",
+        "hits",
+        "workers killed",
+        "longest heal",
+        "failed calls",
     ]);
     let mut right = true;
     for row in rows {

@@ -59,7 +59,8 @@ pub async fn run(api: &Path, options: Options) -> Result<ExitCode> {
         )),
         Ok(mut agent) => {
             let status = agent.get_status(pb::GetStatusRequest {}).await?.into_inner();
-            findings.push(Finding::fine("node agent", format!("version {}, pid {}", status.version, status.pid)));
+            findings
+                .push(Finding::fine("node agent", format!("version {}, pid {}", status.version, status.pid)));
             findings.push(match status.broker_connected {
                 true => Finding::fine("mount broker", "connected"),
                 false => Finding::new(
@@ -82,8 +83,14 @@ pub async fn run(api: &Path, options: Options) -> Result<ExitCode> {
             for v in volumes {
                 let state = v.worker.map(|w| w.state).unwrap_or_default();
                 if state != "serving" {
-                    let todo = "see the agent's log for this volume; a failed mount is made anew when its pod is";
-                    findings.push(Finding::new(&format!("volume {}", v.volume_id), Grade::Broken, state, todo));
+                    let todo =
+                        "see the agent's log for this volume; a failed mount is made anew when its pod is";
+                    findings.push(Finding::new(
+                        &format!("volume {}", v.volume_id),
+                        Grade::Broken,
+                        state,
+                        todo,
+                    ));
                 }
             }
         }
@@ -102,7 +109,9 @@ fn show(findings: &[Finding], format: Format) -> Result<()> {
         Grade::Broken => "BROKEN",
     };
     if format == Format::Json {
-        let rows = findings.iter().map(|f| json!({"check": f.what, "grade": word(f.grade).to_lowercase(), "saw": f.saw, "todo": f.todo}));
+        let rows = findings.iter().map(
+            |f| json!({"check": f.what, "grade": word(f.grade).to_lowercase(), "saw": f.saw, "todo": f.todo}),
+        );
         return print_json(&rows.collect());
     }
     let mut t = table(&["check", "", "saw", "what to do"]);
@@ -123,9 +132,12 @@ fn kernel() -> Finding {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     match kernel_version() {
         Some(v) if v >= (6, 9) => Finding::fine("kernel", release),
-        Some(v) if v >= (5, 10) => {
-            Finding::new("kernel", Grade::Less, release, "fine; 6.9 and later read whole files at the disk's own speed (passthrough)")
-        }
+        Some(v) if v >= (5, 10) => Finding::new(
+            "kernel",
+            Grade::Less,
+            release,
+            "fine; 6.9 and later read whole files at the disk's own speed (passthrough)",
+        ),
         Some(_) => Finding::new("kernel", Grade::Broken, release, "use Linux 5.10 or later"),
         None => Finding::new("kernel", Grade::Less, release, "unknown version format"),
     }
@@ -153,7 +165,9 @@ fn fuse_device() -> Finding {
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::NODEV | rustix::io::Errno::NXIO) => {
             Finding::new("/dev/fuse", Grade::Broken, "missing", "load the fuse module: modprobe fuse")
         }
-        Err(e) => Finding::new("/dev/fuse", Grade::Broken, e.to_string(), "run this as root, on the node itself"),
+        Err(e) => {
+            Finding::new("/dev/fuse", Grade::Broken, e.to_string(), "run this as root, on the node itself")
+        }
     }
 }
 
@@ -161,7 +175,12 @@ fn descriptors() -> Finding {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
     match limit {
         n if n >= 65_536 => Finding::fine("open files limit", n.to_string()),
-        n => Finding::new("open files limit", Grade::Less, n.to_string(), "raise LimitNOFILE to 65536 for the agent"),
+        n => Finding::new(
+            "open files limit",
+            Grade::Less,
+            n.to_string(),
+            "raise LimitNOFILE to 65536 for the agent",
+        ),
     }
 }
 
@@ -185,7 +204,12 @@ fn request_timeout() -> Finding {
 fn cache_directory(path: &Path) -> Finding {
     let what = format!("cache {}", path.display());
     let Ok(s) = rustix::fs::statvfs(path) else {
-        return Finding::new(&what, Grade::Broken, "cannot be looked at", "create it, owned by the agent's user");
+        return Finding::new(
+            &what,
+            Grade::Broken,
+            "cannot be looked at",
+            "create it, owned by the agent's user",
+        );
     };
     const OVERLAYFS: i64 = 0x794c_7630;
     if rustix::fs::statfs(path).is_ok_and(|f| i64::from(f.f_type) == OVERLAYFS) {
@@ -197,7 +221,12 @@ fn cache_directory(path: &Path) -> Finding {
     let saw = format!("{} free ({free} %), inodes {inodes} % free", bytes(s.f_bavail * s.f_frsize));
     match free >= 15 && inodes >= 10 {
         true => Finding::fine(&what, saw),
-        false => Finding::new(&what, Grade::Less, saw, "make room: below 15 % / 10 % nothing new is cached, and kubelet evicts pods"),
+        false => Finding::new(
+            &what,
+            Grade::Less,
+            saw,
+            "make room: below 15 % / 10 % nothing new is cached, and kubelet evicts pods",
+        ),
     }
 }
 
@@ -206,7 +235,9 @@ fn endpoint(url: &url::Url) -> Finding {
     let port = url.port_or_known_default().unwrap_or(443);
     let addresses = match (url.host_str().unwrap_or_default(), port).to_socket_addrs() {
         Ok(addresses) => addresses.collect::<Vec<_>>(),
-        Err(e) => return Finding::new(&what, Grade::Broken, e.to_string(), "check the name and the node's DNS"),
+        Err(e) => {
+            return Finding::new(&what, Grade::Broken, e.to_string(), "check the name and the node's DNS");
+        }
     };
     for address in &addresses {
         if std::net::TcpStream::connect_timeout(address, Duration::from_secs(3)).is_ok() {

@@ -82,7 +82,8 @@ async fn detach() -> Result<ExitCode> {
 }
 
 async fn serve(options: MountOptions) -> Result<ExitCode> {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| "info".into());
+    let filter =
+        tracing_subscriber::EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let (source, parameters) = parameters(&options)?;
     let dir = std::path::absolute(&options.dir)?;
@@ -139,7 +140,9 @@ async fn publish(
         pod: None,
     };
     let (answer, _shared) = app.volumes.publish(request, vec![copy]).await?;
-    let AgentAnswer::Prepared { init_reply, read_ahead_kb, small } = answer else { bail!("unexpected answer") };
+    let AgentAnswer::Prepared { init_reply, read_ahead_kb, small } = answer else {
+        bail!("unexpected answer")
+    };
     let (device, _) = direct.live.get().context("just set")?;
     kernel.write_init_reply(device.as_fd(), &init_reply)?;
     kernel.set_read_ahead_kb(connection, read_ahead_kb)?;

@@ -26,6 +26,14 @@ pub struct Api {
     pub metrics: Arc<Metrics>,
     pub started: SystemTime,
     pub memory_budget: u64,
+    /// Name and kind of each tier.
+    pub tiers: Vec<(String, &'static str)>,
+}
+
+impl Api {
+    fn tier_kind(&self, name: &str) -> &'static str {
+        self.tiers.iter().find(|(n, _)| n == name).map_or("", |(_, kind)| kind)
+    }
 }
 
 fn ms(time: SystemTime) -> i64 {
@@ -118,14 +126,14 @@ impl Agent for Api {
             .iter()
             .map(|t| pb::Tier {
                 name: t.name.clone(),
-                kind: format!("{:?}", t.kind).to_lowercase(),
-                paths: t.paths.iter().map(|p| p.display().to_string()).collect(),
+                kind: self.tier_kind(&t.name).to_owned(),
+                paths: t.roots.iter().map(|r| r.path.display().to_string()).collect(),
                 bytes: t.bytes,
                 quota_bytes: t.quota_bytes,
-                files: t.files,
+                files: t.inodes,
                 quota_files: t.quota_inodes,
-                free_bytes: t.free_bytes,
-                degraded: t.degraded,
+                free_bytes: t.roots.iter().map(|r| r.free_bytes).min().unwrap_or(0),
+                degraded: t.roots.iter().any(|r| r.degraded),
             })
             .collect();
         let scopes = usage

@@ -38,7 +38,10 @@ impl App {
         let numbers = Arc::new(State::open(&config.agent.state_dir)?);
         let generation = State::generation();
         std::fs::create_dir_all(&config.cache.metadata_dir).with_context(|| {
-            format!("metadata directory {}: it must be writable by the agent", config.cache.metadata_dir.display())
+            format!(
+                "metadata directory {}: it must be writable by the agent",
+                config.cache.metadata_dir.display()
+            )
         })?;
         let (engine, recovery) = Engine::open(engine_config(&config), metrics.clone(), runtime.clone())
             .context("the cache cannot be opened")?;
@@ -72,7 +75,11 @@ impl App {
             runtime: runtime.clone(),
             suspend: config.workers.suspend_respawn_file.clone(),
         });
-        let limits = store::Limits::new(config.store.max_requests, config.store.bandwidth.0);
+        let limits = Arc::new(store::Limits::new(store::LimitsConfig {
+            requests: config.store.max_requests,
+            bytes_per_second: Some(config.store.bandwidth.0).filter(|b| *b > 0),
+            ..store::LimitsConfig::default()
+        }));
         let volumes = Volumes::new(
             config.clone(),
             engine.clone(),
@@ -93,12 +100,14 @@ impl App {
             metrics: metrics.clone(),
             started: SystemTime::now(),
             memory_budget: config.cache.memory.0,
+            tiers: config.cache.tiers.iter().map(|t| (t.name.clone(), t.kind.name())).collect(),
         };
         let listener = listen(&config.agent.api_socket)?;
         let service = proto::agent::v1::agent_server::AgentServer::new(api);
         let serving = tokio::spawn(async move {
             let incoming = UnixListenerStream::new(listener);
-            if let Err(error) = tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await
+            if let Err(error) =
+                tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await
             {
                 tracing::error!(%error, "the operator API ended");
             }
@@ -222,8 +231,8 @@ fn gauges(
         for tier in engine.usage().tiers {
             let label = TierLabel { tier: tier.name.clone() };
             metrics.tier_bytes.get_or_create(&label).set(tier.bytes as i64);
-            metrics.tier_files.get_or_create(&label).set(tier.files as i64);
-            metrics.tier_degraded.get_or_create(&label).set(i64::from(tier.degraded));
+            metrics.tier_files.get_or_create(&label).set(tier.inodes as i64);
+            metrics.tier_degraded.get_or_create(&label).set(i64::from(tier.roots.iter().any(|r| r.degraded)));
         }
     })
 }
@@ -235,7 +244,10 @@ fn listen(path: &Path) -> Result<UnixListener> {
         std::fs::create_dir_all(dir).with_context(|| format!("directory {}", dir.display()))?;
     }
     if std::os::unix::net::UnixStream::connect(path).is_ok() {
-        anyhow::bail!("another agent serves {}: stop it first, or configure another api_socket", path.display());
+        anyhow::bail!(
+            "another agent serves {}: stop it first, or configure another api_socket",
+            path.display()
+        );
     }
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -243,7 +255,8 @@ fn listen(path: &Path) -> Result<UnixListener> {
         }
         _ => {}
     }
-    let listener = UnixListener::bind(path).with_context(|| format!("operator API socket {}", path.display()))?;
+    let listener =
+        UnixListener::bind(path).with_context(|| format!("operator API socket {}", path.display()))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }

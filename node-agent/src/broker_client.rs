@@ -1,7 +1,8 @@
 //! The agent's end of the connection to the mount broker: questions in both directions, reconnected for ever.
 
 use link::broker::{
-    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, FromAgent, FromBroker, Hello, PROTOCOL, recv, send,
+    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, FromAgent, FromBroker, Hello, PROTOCOL, recv,
+    send,
 };
 use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
 use std::collections::HashMap;
@@ -17,14 +18,18 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// Serves what the broker asks. Runs on the agent's runtime.
 #[async_trait::async_trait]
-pub trait Serve: Send + Sync {
-    async fn serve(&self, request: AgentRequest, fds: Vec<OwnedFd>) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal>;
+pub(crate) trait Serve: Send + Sync {
+    async fn serve(
+        &self,
+        request: AgentRequest,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal>;
     /// The connection was lost; the broker holds its own copies and acts on its own limits.
     fn lost(&self);
 }
 
 /// Cheap to clone through `Arc`; usable from every thread.
-pub struct Broker {
+pub(crate) struct Broker {
     connection: RwLock<Option<Arc<Connection>>>,
 }
 
@@ -35,7 +40,7 @@ struct Connection {
 }
 
 impl Broker {
-    pub fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { connection: RwLock::new(None) })
     }
 
@@ -66,7 +71,12 @@ impl Broker {
     }
 
     /// Connects, serves, reconnects; never returns. A thread of its own: it blocks on the socket.
-    pub fn run(self: &Arc<Self>, path: PathBuf, server: Arc<dyn Serve>, runtime: tokio::runtime::Handle) {
+    pub(crate) fn run(
+        self: &Arc<Self>,
+        path: PathBuf,
+        server: Arc<dyn Serve>,
+        runtime: tokio::runtime::Handle,
+    ) {
         let mut pause = Duration::from_millis(50);
         let mut told = false;
         loop {
@@ -115,7 +125,10 @@ impl Broker {
                 Ok(received) => received,
                 // A newer broker may ask what we do not know: it gets no answer and times out, we stay connected.
                 Err(PacketError::Malformed(what)) => {
-                    tracing::warn!(what, "message of the broker not understood: is it newer than this agent?");
+                    tracing::warn!(
+                        what,
+                        "message of the broker not understood: is it newer than this agent?"
+                    );
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -124,10 +137,15 @@ impl Broker {
                 FromBroker::Answer { id: 0, body } => match body {
                     Ok(BrokerAnswer::Welcome { protocol, broker_version }) => {
                         tracing::info!(protocol, broker_version, "connected to the mount broker");
-                        *self.connection.write().unwrap_or_else(|p| p.into_inner()) = Some(connection.clone());
+                        *self.connection.write().unwrap_or_else(|p| p.into_inner()) =
+                            Some(connection.clone());
                     }
-                    Ok(other) => return Err(PacketError::Malformed(format!("Hello answered with {other:?}"))),
-                    Err(refusal) => return Err(PacketError::Malformed(format!("refused by the broker: {refusal}"))),
+                    Ok(other) => {
+                        return Err(PacketError::Malformed(format!("Hello answered with {other:?}")));
+                    }
+                    Err(refusal) => {
+                        return Err(PacketError::Malformed(format!("refused by the broker: {refusal}")));
+                    }
                 },
                 FromBroker::Answer { id, body } => {
                     if let Some(waiter) = lock(&connection.waiting).remove(&id) {
@@ -142,7 +160,9 @@ impl Broker {
                             Err(refusal) => (Err(refusal), Vec::new()),
                         };
                         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
-                        if let Err(error) = send(&connection.socket, &FromAgent::Answer { id, body }, &borrowed) {
+                        if let Err(error) =
+                            send(&connection.socket, &FromAgent::Answer { id, body }, &borrowed)
+                        {
                             tracing::warn!(%error, "answer to the broker was lost");
                         }
                     });

@@ -102,6 +102,16 @@ pub enum TierKind {
     Hdd,
 }
 
+impl TierKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Ssd => "ssd",
+            Self::Hdd => "hdd",
+        }
+    }
+}
+
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Store {
@@ -155,6 +165,22 @@ impl TryFrom<String> for Span {
     type Error = String;
     fn try_from(text: String) -> Result<Self, String> {
         parse_duration(&text).map(Span).ok_or_else(|| format!("{text:?} is not a duration such as 20s"))
+    }
+}
+
+impl Cache {
+    /// Defaults for all but where things lie.
+    pub fn with_tiers(metadata_dir: PathBuf, tiers: Vec<Tier>) -> Self {
+        Self {
+            metadata_dir,
+            block: block(),
+            memory: memory(),
+            scope_limit: None,
+            readahead: readahead(),
+            part: part(),
+            parallel_parts: parallel_parts(),
+            tiers,
+        }
     }
 }
 
@@ -234,7 +260,9 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         let wrong = |text: String| Err(ConfigError::Meaning(text));
         if self.cache.tiers.is_empty() {
-            return wrong("cache.tiers is empty: give at least one [[cache.tiers]] with paths and a quota".into());
+            return wrong(
+                "cache.tiers is empty: give at least one [[cache.tiers]] with paths and a quota".into(),
+            );
         }
         let block = self.cache.block.0;
         if !block.is_power_of_two() || !(4096..=1 << 20).contains(&block) {
@@ -244,13 +272,19 @@ impl Config {
             return wrong("cache.part must be a multiple of cache.block".into());
         }
         if self.cache.parallel_parts == 0 || self.store.max_requests == 0 || self.workers.threads == 0 {
-            return wrong("cache.parallel_parts, store.max_requests and workers.threads must be at least 1".into());
+            return wrong(
+                "cache.parallel_parts, store.max_requests and workers.threads must be at least 1".into(),
+            );
         }
         for tier in &self.cache.tiers {
             if tier.paths.is_empty() {
                 return wrong(format!("tier {:?} has no paths", tier.name));
             }
-            if tier.low >= tier.high || tier.high > 100 || tier.min_free_bytes >= 100 || tier.min_free_inodes >= 100 {
+            if tier.low >= tier.high
+                || tier.high > 100
+                || tier.min_free_bytes >= 100
+                || tier.min_free_inodes >= 100
+            {
                 return wrong(format!("tier {:?}: low < high ≤ 100 and free percentages < 100", tier.name));
             }
         }

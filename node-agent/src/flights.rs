@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 type Run<T> = Shared<BoxFuture<'static, Result<T, Cause>>>;
 
 /// `T` is what a run yields; a failed run fails all who joined it, and the next caller starts anew.
-pub struct Flights<K, T: Clone> {
+pub(crate) struct Flights<K, T: Clone> {
     running: Arc<Mutex<HashMap<K, Run<T>>>>,
 }
 
@@ -26,7 +26,7 @@ where
     T: Clone + Send + Sync + 'static,
 {
     /// Joins the run for `key` or starts one. The run goes on when its caller is dropped: others may wait for it.
-    pub async fn join<F>(&self, key: K, work: impl FnOnce() -> F) -> Result<T, Cause>
+    pub(crate) async fn join<F>(&self, key: K, work: impl FnOnce() -> F) -> Result<T, Cause>
     where
         F: Future<Output = Result<T, Cause>> + Send + 'static,
     {

@@ -52,7 +52,7 @@ impl HealCause {
 }
 
 /// Called for each heal, after it was recorded: metrics, events.
-pub type Listener = Box<dyn Fn(&Heal) + Send + Sync>;
+pub(crate) type Listener = Box<dyn Fn(&Heal) + Send + Sync>;
 
 pub struct Heals {
     recent: Mutex<VecDeque<Heal>>,

@@ -11,7 +11,11 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 /// Serves until the task is dropped.
-pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>, refresh: Arc<dyn Fn() + Send + Sync>) {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    metrics: Arc<Metrics>,
+    refresh: Arc<dyn Fn() + Send + Sync>,
+) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -36,7 +40,11 @@ pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>, refresh: Arc<dy
     }
 }
 
-fn answer(request: &Request<Incoming>, metrics: &Metrics, refresh: &(dyn Fn() + Send + Sync)) -> Response<String> {
+fn answer(
+    request: &Request<Incoming>,
+    metrics: &Metrics,
+    refresh: &(dyn Fn() + Send + Sync),
+) -> Response<String> {
     let (status, kind, body) = match (request.method(), request.uri().path()) {
         (&Method::GET, "/metrics") => {
             refresh();

@@ -1,13 +1,13 @@
 //! How much memory a process holds that the kernel cannot take back: anonymous and shared memory.
 
 /// Bytes of process `pid`, or 0 when it is gone or hidden.
-pub fn of(pid: u32) -> u64 {
+pub(crate) fn of(pid: u32) -> u64 {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return 0 };
     parse(&status)
 }
 
 /// This process and some others.
-pub fn of_self_and(pids: &[u32]) -> u64 {
+pub(crate) fn of_self_and(pids: &[u32]) -> u64 {
     of(std::process::id()) + pids.iter().map(|pid| of(*pid)).sum::<u64>()
 }
 

@@ -16,12 +16,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Label {
+pub(crate) struct Label {
     pub kind: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct RequestLabel {
+pub(crate) struct RequestLabel {
     pub operation: &'static str,
     pub outcome: &'static str,
 }
@@ -100,22 +100,45 @@ impl Metrics {
             r.register("reads", "READ requests by the path that answered them", m.reads.clone());
             r.register_with_unit("read", "Bytes read by that path", Unit::Bytes, m.read_bytes.clone());
             r.register("opens", "OPEN requests by how they were answered", m.opens.clone());
-            r.register("metadata_answers", "Names and listings by where the answer came from", m.metadata.clone());
+            r.register(
+                "metadata_answers",
+                "Names and listings by where the answer came from",
+                m.metadata.clone(),
+            );
             r.register("interrupts", "Interrupted callers, and those that were let go", m.interrupts.clone());
             r.register("replayed_requests", "Requests executed in a dead worker's place", m.replayed.clone());
             r.register("table_full", "Times that a worker's in-flight table was full", m.table_full.clone());
-            r.register("store_requests", "Requests to the store by operation and outcome", m.requests.clone());
+            r.register(
+                "store_requests",
+                "Requests to the store by operation and outcome",
+                m.requests.clone(),
+            );
             r.register_with_unit(
                 "store_request_duration",
                 "Time to the end of a request to the store",
                 Unit::Seconds,
                 m.request_seconds.clone(),
             );
-            r.register_with_unit("store_received", "Bytes received from the store", Unit::Bytes, m.store_bytes.clone());
+            r.register_with_unit(
+                "store_received",
+                "Bytes received from the store",
+                Unit::Bytes,
+                m.store_bytes.clone(),
+            );
             r.register("store_retries", "Repeated requests by cause", m.retries.clone());
-            r.register_with_unit("cache", "Bytes asked of the cache, by outcome", Unit::Bytes, m.cache_bytes.clone());
+            r.register_with_unit(
+                "cache",
+                "Bytes asked of the cache, by outcome",
+                Unit::Bytes,
+                m.cache_bytes.clone(),
+            );
             r.register("cache_events", "What happened to cache files and disks", m.cache_events.clone());
-            r.register_with_unit("cache_evicted", "Bytes evicted, by reason", Unit::Bytes, m.evicted_bytes.clone());
+            r.register_with_unit(
+                "cache_evicted",
+                "Bytes evicted, by reason",
+                Unit::Bytes,
+                m.evicted_bytes.clone(),
+            );
             r.register_with_unit(
                 "fetch_duration",
                 "Time of one fetch into the cache",
@@ -238,12 +261,12 @@ impl CacheObserver for Metrics {
 
 impl store::Observer for Metrics {
     fn request(&self, operation: &'static str, outcome: store::Outcome, latency: Duration, bytes: u64) {
-        let label = RequestLabel { operation, outcome: outcome.name() };
+        let label = RequestLabel { operation, outcome: outcome.as_str() };
         self.requests.get_or_create(&label).inc();
         self.request_seconds.get_or_create(&label).observe(latency.as_secs_f64());
         self.store_bytes.inc_by(bytes);
     }
-    fn retry(&self, _operation: &'static str, cause: &'static str) {
-        self.retries.get_or_create(&Label { kind: cause }).inc();
+    fn retry(&self, _operation: &'static str, cause: store::RetryCause) {
+        self.retries.get_or_create(&Label { kind: cause.as_str() }).inc();
     }
 }

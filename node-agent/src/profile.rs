@@ -11,7 +11,7 @@ const LEAST_FILES: usize = 8;
 
 /// True for many small files: no-open. Looks at the first page, and while that holds only directories, into the
 /// first of them.
-pub async fn is_small(source: &dyn Source) -> Result<bool, StoreError> {
+pub(crate) async fn is_small(source: &dyn Source) -> Result<bool, StoreError> {
     let mut dir = Vec::new();
     for _ in 0..PAGES {
         let page = source.list(&dir, None).await?;

@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::privileged::Privileged;
 use crate::profile;
-use crate::scope::{Scope, store_cause};
+use crate::scope::{Scope, now_ms, store_cause};
 use crate::supervisor::{Mount, Parts, Surroundings};
 use cache::data::Engine;
 use cache::meta;
@@ -68,7 +68,8 @@ impl Volumes {
     /// The mount whose target `path` lies at or below, and the rest of the path.
     pub fn find(&self, path: &std::path::Path) -> Option<(Arc<Mount>, std::path::PathBuf)> {
         let mounts = self.mounts();
-        let best = mounts.into_iter().filter(|m| path.starts_with(&m.target)).max_by_key(|m| m.target.len())?;
+        let best =
+            mounts.into_iter().filter(|m| path.starts_with(&m.target)).max_by_key(|m| m.target.len())?;
         let rest = path.strip_prefix(&best.target).ok()?.to_owned();
         Some((best, rest))
     }
@@ -106,12 +107,15 @@ impl Volumes {
         let roots = (0..self.engine.roots())
             .map(|root| self.engine.scope_dir(root as u8, &scope.id))
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|e| Refusal::new(RefusalKind::Unavailable, format!("a cache directory cannot be opened: {e}")))?;
+            .map_err(|e| {
+                Refusal::new(RefusalKind::Unavailable, format!("a cache directory cannot be opened: {e}"))
+            })?;
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
         let volume = spec.id.clone();
         let parts = Parts { id, spec, target, pod, scope, assign, device, init, roots };
-        let mount = Mount::new(parts)
-            .map_err(|e| Refusal::new(RefusalKind::Internal, format!("no shared memory for the mount: {e}")))?;
+        let mount = Mount::new(parts).map_err(|e| {
+            Refusal::new(RefusalKind::Internal, format!("no shared memory for the mount: {e}"))
+        })?;
         let shared = mount
             .shared()
             .map_err(|e| Refusal::new(RefusalKind::Internal, format!("descriptor limit reached: {e}")))?;
@@ -120,7 +124,9 @@ impl Volumes {
             std::thread::Builder::new()
                 .name(format!("mount-{id}"))
                 .spawn(move || mount.supervise(&around))
-                .map_err(|e| Refusal::new(RefusalKind::Unavailable, format!("no thread for the mount: {e}")))?
+                .map_err(|e| {
+                    Refusal::new(RefusalKind::Unavailable, format!("no thread for the mount: {e}"))
+                })?
         };
         lock(&self.mounts).insert(id, Entry { mount: mount.clone(), thread: Some(thread) });
         let waiter = mount.clone();
@@ -172,7 +178,8 @@ impl Volumes {
     pub fn usage(&self, id: MountId) -> Result<Usage, Refusal> {
         let mount = self.get(id)?;
         let known = mount.scope.known();
-        let scope = self.engine.usage().scopes.iter().find(|s| s.scope == mount.scope.id).map_or(0, |s| s.bytes);
+        let scope =
+            self.engine.usage().scopes.iter().find(|s| s.scope == mount.scope.id).map_or(0, |s| s.bytes);
         Ok(Usage { total_bytes: known.bytes.max(scope), total_inodes: known.names, cached_bytes: scope })
     }
 
@@ -181,7 +188,10 @@ impl Volumes {
         lock(&self.mounts).get(&id).map(|e| e.mount.clone()).ok_or_else(absent)
     }
 
-    fn credentials(&self, secrets: &std::collections::BTreeMap<String, String>) -> Result<Credentials, Refusal> {
+    fn credentials(
+        &self,
+        secrets: &std::collections::BTreeMap<String, String>,
+    ) -> Result<Credentials, Refusal> {
         let parsed = if secrets.is_empty() && self.config.agent.environment_credentials {
             Credentials::from_environment(|name| std::env::var(name).ok())
         } else {
@@ -206,17 +216,24 @@ impl Volumes {
             Ok(checked) => checked.map_err(|e| source_refusal(&e)),
             Err(_) => Err(Refusal::new(
                 RefusalKind::Unavailable,
-                format!("{} did not answer within {wait:?}: is its endpoint reachable from this node?", spec.source),
+                format!(
+                    "{} did not answer within {wait:?}: is its endpoint reachable from this node?",
+                    spec.source
+                ),
             )),
         };
         checked?;
         let metadata = self.config.cache.metadata_dir.join(id.as_str());
         let numbers = self.numbers.clone();
         let dir = metadata.clone();
-        let opened = tokio::task::spawn_blocking(move || meta::Store::open(&dir, numbers)).await;
+        let opened =
+            tokio::task::spawn_blocking(move || meta::Store::open(&dir, numbers, Arc::new(now_ms))).await;
         let opened = opened
             .map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?
             .map_err(|e| Refusal::new(RefusalKind::Unavailable, format!("metadata store: {e}")))?;
+        if let meta::Opened::SetAside { why } = opened.opened() {
+            tracing::warn!(scope = %id, why, "metadata store set aside, started empty: names are asked for again");
+        }
         let scope = Scope::new(
             id,
             spec.source.to_string(),
@@ -313,7 +330,9 @@ impl crate::broker_client::Serve for Volumes {
     ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
         match request {
             AgentRequest::Publish(publish) => self.publish(*publish, fds).await,
-            AgentRequest::Start { mount } => self.start(mount).await.map(|()| (AgentAnswer::Done, Vec::new())),
+            AgentRequest::Start { mount } => {
+                self.start(mount).await.map(|()| (AgentAnswer::Done, Vec::new()))
+            }
             AgentRequest::Unpublish { mount } => {
                 self.unpublish(mount).await;
                 Ok((AgentAnswer::Done, Vec::new()))

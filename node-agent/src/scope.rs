@@ -5,9 +5,11 @@
 //! metadata store; the asker is told to look there.
 
 use crate::flights::Flights;
-use cache::data::{Engine, FetchError, FetchErrorKind, File, FileKey, ReadOptions};
+use bytes::Bytes;
+use cache::data::{Cause as DataCause, Engine, FetchError, File, FileKey, ReadOptions};
 use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
 use futures::StreamExt;
+use futures::stream::BoxStream;
 use link::Cause;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -27,7 +29,9 @@ pub struct Scope {
     pub id: ScopeId,
     /// For people.
     pub shown: String,
-    pub metadata: Arc<meta::Store>,
+    metadata: Arc<meta::Store>,
+    /// The same store, read.
+    pub names: meta::View,
     pub metadata_dir: std::path::PathBuf,
     engine: Arc<Engine>,
     /// Replaced when a later volume brings fresh credentials for the same scope.
@@ -77,6 +81,7 @@ impl Scope {
         Arc::new_cyclic(|me| Self {
             id,
             shown,
+            names: metadata.view(),
             metadata,
             metadata_dir,
             engine,
@@ -113,8 +118,10 @@ impl Scope {
     /// Makes the metadata store know `name` in `parent`, as fresh as `freshness` demands.
     pub async fn lookup(&self, parent: u64, name: &[u8], freshness: Freshness) -> Result<(), Cause> {
         // Another worker may have been faster.
-        match self.metadata.lookup(parent, name).map_err(internal)? {
-            Lookup::Found { seen_ms, .. } | Lookup::Absent { seen_ms } if fresh(freshness, seen_ms) => return Ok(()),
+        match self.names.lookup(parent, name).map_err(internal)? {
+            Lookup::Found { seen_ms, .. } | Lookup::Absent { seen_ms } if fresh(freshness, seen_ms) => {
+                return Ok(());
+            }
             _ => {}
         }
         // One page answers this name and its neighbours, for the price of one request. Strict volumes ask for
@@ -166,18 +173,18 @@ impl Scope {
         if ino == meta::ROOT {
             return Ok(()); // the source itself: it has no name that could change
         }
-        let (attributes, seen_ms) = self.metadata.attributes(ino).map_err(internal)?.ok_or(Cause::Stale)?;
+        let (attributes, seen_ms) = self.names.attributes(ino).map_err(internal)?.ok_or(Cause::Stale)?;
         // A directory's attributes are ours, not the source's.
         if attributes.kind == meta::Kind::Directory || !force && fresh(freshness, seen_ms) {
             return Ok(());
         }
-        let (parent, name) = self.metadata.parent_and_name(ino).map_err(internal)?.ok_or(Cause::Stale)?;
+        let (parent, name) = self.parent_and_name(ino).map_err(internal)?.ok_or(Cause::Stale)?;
         self.head(parent, &name).await
     }
 
     /// Makes the metadata store hold the listing of `dir`, as fresh as `freshness` demands.
     pub async fn list(&self, dir: u64, freshness: Freshness) -> Result<(), Cause> {
-        if let Some(state) = self.metadata.listing(dir).map_err(internal)?
+        if let Some(state) = self.names.listing(dir).map_err(internal)?
             && state.complete
             && fresh(freshness, state.seen_ms)
         {
@@ -200,7 +207,7 @@ impl Scope {
     }
 
     async fn list_now(self: Arc<Self>, dir: u64, one_page: bool) -> Result<Listed, Cause> {
-        let path = self.metadata.path(dir).map_err(internal)?.ok_or(Cause::Stale)?;
+        let path = self.names.path(dir).map_err(internal)?.ok_or(Cause::Stale)?;
         let source = self.source();
         let failed = |e: StoreError| self.cause("listing", &path, &e);
         let mut page = source.list(&path, None).await.map_err(failed)?;
@@ -217,8 +224,13 @@ impl Scope {
                 match message {
                     Some(page) => {
                         me.report_unnameable(dir, &page);
+                        listing.hide(page.unnameable.len() as u64);
                         let entries: Vec<Incoming> = page.entries.into_iter().map(incoming).collect();
-                        bytes += entries.iter().filter(|e| e.kind == meta::Kind::File).map(|e| e.size).sum::<u64>();
+                        bytes += entries
+                            .iter()
+                            .filter(|e| e.kind == meta::Kind::File)
+                            .map(|e| e.size)
+                            .sum::<u64>();
                         listing.page(&entries)?;
                     }
                     None => {
@@ -262,8 +274,16 @@ impl Scope {
         }
     }
 
+    fn parent_and_name(&self, ino: u64) -> Result<Option<(u64, Vec<u8>)>, MetaError> {
+        let (Some(parent), Some(path)) = (self.names.parent(ino)?, self.names.path(ino)?) else {
+            return Ok(None);
+        };
+        let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec();
+        Ok(Some((parent, name)))
+    }
+
     fn child_path(&self, parent: u64, name: &[u8]) -> Result<Vec<u8>, Cause> {
-        let mut path = self.metadata.path(parent).map_err(internal)?.ok_or(Cause::Stale)?;
+        let mut path = self.names.path(parent).map_err(internal)?.ok_or(Cause::Stale)?;
         if !path.is_empty() {
             path.push(b'/');
         }
@@ -275,12 +295,12 @@ impl Scope {
 
     /// The cache file of this version of this inode; `Stale` when the source has moved on and nobody holds it.
     pub fn file(&self, ino: u64, version: u32, options: ReadOptions) -> Result<Arc<File>, Cause> {
-        let (attributes, _) = self.metadata.attributes(ino).map_err(internal)?.ok_or(Cause::Stale)?;
+        let (attributes, _) = self.names.attributes(ino).map_err(internal)?.ok_or(Cause::Stale)?;
         if attributes.kind != meta::Kind::File {
             return Err(Cause::Internal);
         }
         let key = if attributes.version == version {
-            let path = self.metadata.path(ino).map_err(internal)?.ok_or(Cause::Stale)?;
+            let path = self.names.path(ino).map_err(internal)?.ok_or(Cause::Stale)?;
             FileKey { scope: self.id.clone(), path, token: attributes.token, size: attributes.size }
         } else {
             lock(&self.versions).keys.get(&(ino, version)).cloned().ok_or(Cause::Stale)?
@@ -297,7 +317,7 @@ impl Scope {
         let fetch = Arc::new(FromSource {
             scope: self.me.clone(),
             path: key.path.clone(),
-            version: store::Version::new(key.token.clone()),
+            version: store::Version(key.token.clone()),
             ino,
         });
         let file = self.engine.file(key.clone(), fetch, options);
@@ -323,7 +343,7 @@ impl Scope {
     /// A cache file was evicted or dropped. Blocking; for the event thread.
     pub fn became_gone(&self, file: u64) -> Result<(), MetaError> {
         let Some((ino, version)) = lock(&self.versions).by_file.remove(&file) else { return Ok(()) };
-        match self.metadata.attributes(ino)? {
+        match self.names.attributes(ino)? {
             Some((a, _)) if a.cached.as_ref().is_some_and(|c| c.file == file) => {
                 self.metadata.set_cached(ino, version, None).map(|_| ())
             }
@@ -354,8 +374,12 @@ struct FromSource {
 
 #[async_trait::async_trait]
 impl cache::data::Fetch for FromSource {
-    async fn fetch(&self, range: Range<u64>) -> Result<cache::data::FetchStream, FetchError> {
-        let gone = || FetchError::new(FetchErrorKind::Unavailable, "the volume was unpublished".into());
+    async fn fetch(
+        &self,
+        range: Range<u64>,
+    ) -> Result<BoxStream<'static, Result<Bytes, FetchError>>, FetchError> {
+        let gone =
+            || FetchError { cause: DataCause::Unavailable, message: "the volume was unpublished".into() };
         let scope = self.scope.upgrade().ok_or_else(gone)?;
         let source = scope.source();
         match source.get(&self.path, &self.version, range).await {
@@ -386,32 +410,32 @@ impl cache::data::Fetch for FromSource {
 }
 
 fn fetch_error(error: &StoreError) -> FetchError {
-    let kind = match store_cause(error) {
-        Cause::NotFound | Cause::NotADirectory | Cause::Stale => FetchErrorKind::Stale,
-        Cause::Denied => FetchErrorKind::Denied,
-        Cause::Unavailable => FetchErrorKind::Unavailable,
-        Cause::Internal => FetchErrorKind::Internal,
+    let cause = match store_cause(error) {
+        Cause::NotFound | Cause::NotADirectory | Cause::Stale => DataCause::Stale,
+        Cause::Denied => DataCause::Denied,
+        Cause::Unavailable => DataCause::Unavailable,
+        Cause::Internal => DataCause::Internal,
     };
-    FetchError::new(kind, error.to_string())
+    FetchError { cause, message: error.to_string() }
 }
 
-pub fn fetch_cause(error: &FetchError) -> Cause {
-    match error.kind {
-        FetchErrorKind::NotFound => Cause::NotFound,
-        FetchErrorKind::Denied => Cause::Denied,
-        FetchErrorKind::Stale => Cause::Stale,
-        FetchErrorKind::Unavailable => Cause::Unavailable,
-        FetchErrorKind::Internal => Cause::Internal,
+pub(crate) fn fetch_cause(error: &FetchError) -> Cause {
+    match error.cause {
+        DataCause::NotFound => Cause::NotFound,
+        DataCause::Denied => Cause::Denied,
+        DataCause::Stale => Cause::Stale,
+        DataCause::Unavailable => Cause::Unavailable,
+        DataCause::Internal => Cause::Internal,
     }
 }
 
-pub fn store_cause(error: &StoreError) -> Cause {
+pub(crate) fn store_cause(error: &StoreError) -> Cause {
     match error {
         StoreError::NotFound { .. } => Cause::NotFound,
         StoreError::Denied { .. } => Cause::Denied,
         StoreError::Stale { .. } => Cause::Stale,
-        StoreError::Unavailable { .. } => Cause::Unavailable,
-        _ => Cause::Internal,
+        StoreError::Unavailable { .. } | StoreError::Malformed { .. } => Cause::Unavailable,
+        StoreError::Invalid { .. } => Cause::Internal,
     }
 }
 
@@ -429,7 +453,7 @@ fn incoming(entry: store::Entry) -> Incoming {
     Incoming { name: entry.name, kind, size, mtime_ns: entry.modified_ns, token, target }
 }
 
-pub fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64
 }
 

@@ -45,7 +45,10 @@ impl Answer for Arc<Server> {
                 self.metrics.worker_counts(&counts);
             }
             // The supervisor has taken these; a second one is a confused worker, which changes nothing.
-            FromWorker::Ready | FromWorker::Answered { .. } | FromWorker::Serving | FromWorker::Failed { .. } => {}
+            FromWorker::Ready
+            | FromWorker::Answered { .. }
+            | FromWorker::Serving
+            | FromWorker::Failed { .. } => {}
         }
     }
 }
@@ -76,7 +79,7 @@ impl Server {
                 let whole = descriptors.presence.is_none();
                 let mut fds = vec![descriptors.data];
                 fds.extend(descriptors.presence);
-                Ok((Reply::File { file: file.id(), size: file.size(), whole }, fds))
+                Ok((Reply::File { file: file.id(), size: file.key().size, whole }, fds))
             }
             Ask::Read { file, offset, len } => {
                 // Evicted between the worker's two questions: its descriptor is of a file that nobody fills.
@@ -108,7 +111,11 @@ impl Server {
                 }
             }
             Ask::BackingClose { id } => {
-                match self.privileged.ask(BrokerRequest::BackingClose { mount: mount.id, id }, Vec::new()).await {
+                match self
+                    .privileged
+                    .ask(BrokerRequest::BackingClose { mount: mount.id, id }, Vec::new())
+                    .await
+                {
                     Ok(_) => stored(Ok(())),
                     other => Err(refused("backing close", other)),
                 }

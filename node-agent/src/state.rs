@@ -26,7 +26,9 @@ struct Numbers {
 pub enum StateError {
     #[error("state directory {dir}: {source}: it must exist and be writable by the agent's user")]
     Directory { dir: PathBuf, source: io::Error },
-    #[error("state file {path} cannot be understood ({text:?}): restore it, or remove it together with the metadata directory")]
+    #[error(
+        "state file {path} cannot be understood ({text:?}): restore it, or remove it together with the metadata directory"
+    )]
     Corrupt { path: PathBuf, text: String },
 }
 

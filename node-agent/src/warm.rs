@@ -22,10 +22,10 @@ const FILES_AT_ONCE: usize = 16;
 const ERRORS_SHOWN: usize = 10;
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
-pub type Progress = mpsc::Sender<Result<WarmProgress, Status>>;
+pub(crate) type Progress = mpsc::Sender<Result<WarmProgress, Status>>;
 
 /// Warms `paths`; ends early when the listener goes away.
-pub async fn warm(volumes: &Volumes, paths: &[String], tell: Progress) {
+pub(crate) async fn warm(volumes: &Volumes, paths: &[String], tell: Progress) {
     let mut run = Run { said: Instant::now(), state: WarmProgress::default(), tell };
     if let Err(status) = run.all(volumes, paths).await {
         let _ = run.tell.send(Err(status)).await;
@@ -51,7 +51,9 @@ impl Run {
         let mut wanted = Vec::new();
         for path in paths {
             let (mount, rest) = volumes.find(Path::new(path)).ok_or_else(|| {
-                Status::not_found(format!("{path} is not below the target of a mounted volume (see `millpond status`)"))
+                Status::not_found(format!(
+                    "{path} is not below the target of a mounted volume (see `millpond status`)"
+                ))
             })?;
             self.collect(&mount, &rest, path, &mut wanted).await?;
         }
@@ -100,12 +102,16 @@ impl Run {
         for name in rest.components() {
             let name = name.as_os_str().as_bytes();
             scope.lookup(ino, name, freshness).await.map_err(|c| status(shown, c))?;
-            match scope.metadata.lookup(ino, name) {
+            match scope.names.lookup(ino, name) {
                 Ok(Lookup::Found { attributes, .. }) => {
                     ino = attributes.ino;
                     found = Some(attributes);
                 }
-                _ => return Err(Status::not_found(format!("{shown}: no such file or directory in the source"))),
+                _ => {
+                    return Err(Status::not_found(format!(
+                        "{shown}: no such file or directory in the source"
+                    )));
+                }
             }
         }
         let take = |me: &mut Self, attributes: Attributes, shown: String, wanted: &mut Vec<Wanted>| {
@@ -123,7 +129,7 @@ impl Run {
         while let Some((dir, shown)) = directories.pop() {
             scope.list(dir, freshness).await.map_err(|c| status(&shown, c))?;
             let mut files = Vec::new();
-            let read = scope.metadata.read_dir(dir, None, &mut |name, attributes| {
+            let read = scope.names.read_dir(dir, None, &mut |name, attributes| {
                 let child = format!("{shown}/{}", String::from_utf8_lossy(name));
                 match attributes.kind {
                     meta::Kind::Directory => directories.push((attributes.ino, child)),
@@ -162,7 +168,9 @@ async fn bring_in(wanted: Wanted) -> (String, u64, Result<(), String>) {
 
 fn status(shown: &str, cause: Cause) -> Status {
     let text = match cause {
-        Cause::NotFound | Cause::NotADirectory => return Status::not_found(format!("{shown}: not in the source")),
+        Cause::NotFound | Cause::NotADirectory => {
+            return Status::not_found(format!("{shown}: not in the source"));
+        }
         Cause::Denied => "the source refuses the credentials",
         Cause::Stale => "changed at the source meanwhile: try again",
         Cause::Unavailable => "the source did not answer in time: see the agent's log",

@@ -15,6 +15,5 @@ mod mount;
 mod policy;
 mod spawn;
 
-pub use mount::{Mount, MountState, Started, WorkerInfo};
-pub use policy::{Deaths, Verdict};
-pub use spawn::{SpawnOptions, Spawner, Worker};
+pub(crate) use mount::{Answer, Mount, MountState, Parts, Phase, Surroundings};
+pub(crate) use spawn::{SpawnOptions, Spawner};

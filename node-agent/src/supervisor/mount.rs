@@ -6,7 +6,7 @@ use crate::heals::{Heal, HealCause, Heals};
 use crate::privileged::Privileged;
 use crate::scope::Scope;
 use link::broker::{BrokerAnswer, BrokerRequest, MountId, Pod};
-use link::flight::{Collected, Flight};
+use link::flight::{Collected, Flight, FlightError};
 use link::worker::{Assign, Counts, FromWorker, Mode, ToWorker, recv};
 use link::{MAX_FDS, MAX_MESSAGE, Packet, PacketError};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -125,7 +125,7 @@ pub struct Parts {
 }
 
 impl Mount {
-    pub fn new(parts: Parts) -> std::io::Result<Arc<Self>> {
+    pub fn new(parts: Parts) -> Result<Arc<Self>, FlightError> {
         let shared = Flight::create()?;
         let flight = Flight::map(shared.as_fd())?;
         flight.set_init(&parts.init)?;
@@ -286,9 +286,12 @@ impl Mount {
                 }
                 Verdict::StartAfter(_) => {}
             }
-            let mut worker = match around.spawner.take().map_err(|e| e.to_string()).and_then(|w| {
-                self.assign(&w, takeover).map(|()| w)
-            }) {
+            let mut worker = match around
+                .spawner
+                .take()
+                .map_err(|e| e.to_string())
+                .and_then(|w| self.assign(&w, takeover).map(|()| w))
+            {
                 Ok(worker) => worker,
                 Err(why) => {
                     tracing::error!(mount = %self.id, volume = %self.spec.id, why, "worker did not come up");
@@ -318,9 +321,17 @@ impl Mount {
             self.enter(Phase::Dead, &format!("{end:?}"));
             deaths.died(died, served);
             // Nobody reads the device now: what the dead one took and did not answer becomes its successor's work.
-            let collected = self.flight.collect(self.device.as_fd());
+            let collected = self.flight.collect(self.device.as_fd()).unwrap_or_else(|error| {
+                // The device says nothing sensible: the successor will find out, or fail its self-tests.
+                tracing::error!(mount = %self.id, %error, "what the dead worker left could not be collected");
+                Collected::default()
+            });
             self.report(&end, status, &collected);
-            replayed = collected.orphans;
+            if collected.ended {
+                // Unmounted or aborted by somebody: there is nothing left to serve.
+                return self.enter(Phase::Failed, "the kernel has ended the connection");
+            }
+            replayed = collected.orphans as u64;
             cause = match end {
                 End::Hung => HealCause::Hang,
                 _ => HealCause::of(status),
@@ -382,18 +393,11 @@ impl Mount {
     }
 
     /// From Go to the end of this worker.
-    fn live(
-        self: &Arc<Self>,
-        worker: &Worker,
-        around: &Surroundings,
-        serving: &mut dyn FnMut(&Self),
-    ) -> End {
+    fn live(self: &Arc<Self>, worker: &Worker, around: &Surroundings, serving: &mut dyn FnMut(&Self)) -> End {
         {
             let state = self.lock();
-            let state = self
-                .changed
-                .wait_while(state, |s| !s.go && !s.stop)
-                .unwrap_or_else(|p| p.into_inner());
+            let state =
+                self.changed.wait_while(state, |s| !s.go && !s.stop).unwrap_or_else(|p| p.into_inner());
             if state.stop {
                 return End::Stopped;
             }
@@ -482,7 +486,8 @@ impl Mount {
             self.lock().why
         );
         tracing::error!(mount = %self.id, volume = %self.spec.id, why, "giving up: readers get ENOTCONN");
-        let ask = around.privileged.ask(BrokerRequest::Abort { mount: self.id, why: why.clone() }, Vec::new());
+        let ask =
+            around.privileged.ask(BrokerRequest::Abort { mount: self.id, why: why.clone() }, Vec::new());
         if let Err(error) = around.runtime.block_on(ask) {
             tracing::error!(mount = %self.id, %error, "the broker could not abort the connection");
         }
@@ -494,7 +499,7 @@ impl Mount {
 #[derive(Debug)]
 enum End {
     Closed,
-    Failed(String),
+    Failed(#[allow(dead_code, reason = "shown through Debug")] String),
     Hung,
     Stopped,
 }

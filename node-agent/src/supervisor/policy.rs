@@ -11,13 +11,13 @@ const FREE_FAILURES: u32 = 3;
 
 /// What happened since somebody last served.
 #[derive(Clone, Debug, Default)]
-pub struct Deaths {
+pub(super) struct Deaths {
     unserved_since: Option<Instant>,
     failures: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(super) enum Verdict {
     StartAfter(Duration),
     /// Nobody has served for `healTimeout`: fail the mount loudly.
     GiveUp,
@@ -25,21 +25,21 @@ pub enum Verdict {
 
 impl Deaths {
     /// A worker serves: the slate is clean.
-    pub fn serving(&mut self) {
+    pub(super) fn serving(&mut self) {
         *self = Self::default();
     }
 
     /// A worker is gone, or could not be brought up.
-    pub fn died(&mut self, now: Instant, had_served: bool) {
+    pub(super) fn died(&mut self, now: Instant, had_served: bool) {
         self.unserved_since.get_or_insert(now);
         self.failures = if had_served { 0 } else { self.failures.saturating_add(1) };
     }
 
-    pub fn unserved_since(&self) -> Option<Instant> {
+    pub(super) fn unserved_since(&self) -> Option<Instant> {
         self.unserved_since
     }
 
-    pub fn decide(&self, now: Instant, heal_timeout: Duration) -> Verdict {
+    pub(super) fn decide(&self, now: Instant, heal_timeout: Duration) -> Verdict {
         if self.unserved_since.is_some_and(|since| now.duration_since(since) >= heal_timeout) {
             return Verdict::GiveUp;
         }

@@ -72,7 +72,11 @@ impl Worker {
         }
     }
 
-    pub fn send(&self, message: &ToWorker, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<(), link::PacketError> {
+    pub fn send(
+        &self,
+        message: &ToWorker,
+        fds: &[std::os::fd::BorrowedFd<'_>],
+    ) -> Result<(), link::PacketError> {
         link::worker::send(&self.socket, message, fds)
     }
 }
@@ -111,7 +115,9 @@ impl Spawner {
         let (requests, incoming) = mpsc::channel();
         let standby = Arc::new(Standby::default());
         let shelf = standby.clone();
-        std::thread::Builder::new().name("spawner".into()).spawn(move || spawn_loop(&options, &incoming, &shelf))?;
+        std::thread::Builder::new()
+            .name("spawner".into())
+            .spawn(move || spawn_loop(&options, &incoming, &shelf))?;
         let me = Arc::new(Self { requests, standby });
         me.refill();
         Ok(me)
@@ -128,7 +134,9 @@ impl Spawner {
         }
         let (tell, told) = mpsc::channel();
         let gone = |_| io::Error::other("the spawning thread is gone");
-        self.requests.send(Request::Now(tell)).map_err(|_| io::Error::other("the spawning thread is gone"))?;
+        self.requests
+            .send(Request::Now(tell))
+            .map_err(|_| io::Error::other("the spawning thread is gone"))?;
         let worker = told.recv().map_err(gone)??;
         worker.wait_ready()?;
         Ok(worker)
@@ -242,7 +250,8 @@ mod tests {
 
     #[test]
     fn a_binary_that_cannot_start_is_an_error_and_not_a_hang() {
-        let options = SpawnOptions { binary: "/nonexistent/worker".into(), standby: 1, memory_bytes: 1 << 30 };
+        let options =
+            SpawnOptions { binary: "/nonexistent/worker".into(), standby: 1, memory_bytes: 1 << 30 };
         let spawner = Spawner::start(options).unwrap();
         assert!(spawner.take().is_err());
         assert_eq!(spawner.standing_by(), 0);
