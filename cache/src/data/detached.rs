@@ -112,7 +112,17 @@ impl File {
         result?;
         bytes.truncate(len as usize);
         let units = len.div_ceil(super::engine::MEMORY_UNIT) as u32;
-        let kept = self.engine.detached_memory.clone().try_acquire_many_owned(units).ok();
+        let keep = || self.engine.detached_memory.clone().try_acquire_many_owned(units).ok();
+        let mut kept = keep();
+        while kept.is_none() {
+            // A reader has passed the older ones by now.
+            let mut loose = self.loose.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(at) = loose.chunks.iter().position(|c| c.body.initialized()) else { break };
+            let older = loose.chunks.remove(at);
+            drop(loose);
+            drop(older);
+            kept = keep();
+        }
         Ok(Body { bytes: bytes.freeze(), kept })
     }
 }

@@ -63,6 +63,14 @@ pub(crate) struct Grave {
     pub unsaved: Option<Image>,
 }
 
+/// What a write has brought to its limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pressure {
+    keeper: bool,
+    root: bool,
+    scope: bool,
+}
+
 /// Wakes the keeper.
 #[derive(Default)]
 struct Bell {
@@ -300,30 +308,33 @@ impl Engine {
         self.discard(removed.into_iter().collect(), reason);
     }
 
-    /// `bytes` were written for a file. Evicts here and now when the root is beyond its quota: the writer waits, so that
-    /// no burst outruns the keeper. Called from the root's threads.
-    pub(crate) fn charge(&self, id: u64, root: &Root, bytes: u64) {
-        let (over_high, over_quota, over_scope) = {
-            let mut index = self.lock_index();
-            index.charge(id, bytes);
-            let used = &index.roots[usize::from(root.number)];
-            let high = |quota: u64| quota / 100 * u64::from(root.limits.high_percent);
-            let scope = index.entries.get(&id).map(|e| &index.scopes[e.scope as usize]);
-            (
-                used.used_bytes() > high(root.limits.quota_bytes)
-                    || used.inodes > high(root.limits.quota_inodes),
-                used.used_bytes() > root.limits.quota_bytes || used.inodes > root.limits.quota_inodes,
-                scope.is_some_and(|s| s.limit.is_some_and(|limit| s.bytes > limit)),
-            )
-        };
-        if over_quota {
+    /// `bytes` were written for a file.
+    pub(crate) fn charge(&self, id: u64, root: &Root, bytes: u64) -> Pressure {
+        let mut index = self.lock_index();
+        index.charge(id, bytes);
+        let used = &index.roots[usize::from(root.number)];
+        let high = |quota: u64| quota / 100 * u64::from(root.limits.high_percent);
+        let (limits, scope) = (&root.limits, index.entries.get(&id).map(|e| &index.scopes[e.scope as usize]));
+        let written = self.written.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        Pressure {
+            keeper: used.used_bytes() > high(limits.quota_bytes)
+                || used.inodes > high(limits.quota_inodes)
+                || written > WRITTEN_WAKES_KEEPER,
+            root: used.used_bytes() > limits.quota_bytes || used.inodes > limits.quota_inodes,
+            scope: scope.is_some_and(|s| s.limit.is_some_and(|limit| s.bytes > limit)),
+        }
+    }
+
+    /// Evicts here and now what is beyond a quota: the writer waits, so that no burst outruns the keeper. Called from the
+    /// root's threads, without a lock.
+    pub(crate) fn ease(&self, root: &Root, pressure: Pressure) {
+        if pressure.root {
             self.relieve(root, None);
         }
-        if over_scope {
+        if pressure.scope {
             self.relieve_scopes();
         }
-        let written = self.written.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if over_high || written > WRITTEN_WAKES_KEEPER {
+        if pressure.keeper {
             self.written.store(0, Ordering::Relaxed);
             self.ring();
         }

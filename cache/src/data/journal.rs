@@ -82,6 +82,12 @@ impl Journal {
         Ok(())
     }
 
+    /// Opened again by the next append.
+    #[cfg(test)]
+    pub(crate) fn close(&mut self) {
+        self.file = None;
+    }
+
     pub(crate) fn discard(dir: BorrowedFd<'_>) {
         let _ = rustix::fs::unlinkat(dir, JOURNAL, AtFlags::empty());
     }

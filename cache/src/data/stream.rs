@@ -103,8 +103,10 @@ impl Stream {
             self.window = LATE_WINDOW.min(limits.window_max);
         }
         if self.next + self.window >= self.ahead + self.step(limits) {
-            self.ahead = self.ahead.max(self.next + self.window).min(limits.size);
             self.window = (self.window * 2).min(limits.window_max);
+            // Rounded, or every step would leave a sliver for a request of its own.
+            let ahead = (self.next + self.window).next_multiple_of(self.step(limits));
+            self.ahead = self.ahead.max(ahead).min(limits.size);
         }
         Goal { ahead: self.ahead, mark: self.mark(limits) }
     }

@@ -102,6 +102,8 @@ impl File {
     /// The bytes are in the data file: now readers may know.
     fn stored(&self, root: &Root, first: u64, crcs: &[u32], bytes: u64) {
         let range = first..first + crcs.len() as u64;
+        // Charged before anyone knows: the next file is placed by what this one took.
+        let pressure = self.engine.charge(self.id(), root, bytes);
         let (woken, whole) = {
             let mut state = self.lock();
             let Body::Partial(blocks) = &mut state.body else { return };
@@ -114,10 +116,10 @@ impl File {
             (state.wake(&range, None), whole)
         };
         send_all(woken);
-        self.engine.charge(self.id(), root, bytes);
         if whole {
             self.complete(root);
         }
+        self.engine.ease(root, pressure);
     }
 
     /// The disk did not take them: their readers go to the source.

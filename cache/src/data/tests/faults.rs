@@ -75,6 +75,7 @@ async fn a_disk_that_turns_read_only_serves_what_it_has_and_the_rest_comes_detac
         drop(open_before);
         drop(engine.lock_index().let_go(|_| true));
         engine.bury();
+        engine.roots[0].journal.lock().unwrap().close();
         until("remounted", || {
             let flags = MountFlags::RDONLY;
             rustix::mount::mount_remount(disk.path(), flags, c"").is_ok()

@@ -92,6 +92,21 @@ pub(super) fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// A body that somebody has not dropped yet.
+struct InFlight(Arc<Object>);
+impl InFlight {
+    fn new(object: Arc<Object>) -> Self {
+        let now = object.in_flight.fetch_add(1, SeqCst) + 1;
+        object.in_flight_max.fetch_max(now, SeqCst);
+        Self(object)
+    }
+}
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, SeqCst);
+    }
+}
+
 /// The `Fetch` of an object.
 pub(super) struct From(pub Arc<Object>);
 
@@ -116,15 +131,13 @@ impl Fetch for From {
             Some(Fault::EndAt(n)) => (n, false),
             _ => (u64::MAX, false),
         };
-        let now = object.in_flight.fetch_add(1, SeqCst) + 1;
-        object.in_flight_max.fetch_max(now, SeqCst);
-        let state = (object, range.start, 0u64);
+        let state = (InFlight::new(object.clone()), range.start, 0u64);
         Ok(futures::stream::unfold(Some(state), move |state| {
             let range = range.clone();
             async move {
-                let (object, at, sent) = state?;
+                let (flight, at, sent) = state?;
+                let object = flight.0.clone();
                 if at >= range.end || sent >= limit {
-                    object.in_flight.fetch_sub(1, SeqCst);
                     return (sent >= limit && cut).then(|| (Err(error(Cause::Unavailable)), None));
                 }
                 if object.gated.load(SeqCst) {
@@ -137,7 +150,7 @@ impl Fetch for From {
                 let end = (at + CHUNK).min(range.end).min(at.saturating_add(limit - sent));
                 let chunk = Bytes::from(object.content(at..end));
                 object.bytes.fetch_add(end - at, SeqCst);
-                Some((Ok(chunk), Some((object, end, sent + (end - at)))))
+                Some((Ok(chunk), Some((flight, end, sent + (end - at)))))
             }
         })
         .boxed())

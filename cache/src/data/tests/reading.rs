@@ -51,23 +51,26 @@ async fn a_reader_wakes_when_its_own_range_is_there() {
     let (engine, _, _) = open(&config(vec![tier(&[dir.path()])]));
     let object = Object::new(9, 4 * MIB);
     object.gated.store(true, SeqCst);
-    let file = file(&engine, "gated", &object);
-    let first = tokio::spawn({
+    let options = ReadOptions { readahead_bytes: Some(0), ..ReadOptions::default() };
+    let file = engine.file(key("gated", object.size), Arc::new(From(object.clone())), options);
+    let read = |len: u32| {
         let file = file.clone();
-        async move { get(&file, 0, 100).await }
-    });
-    until("the fetch has begun", || object.requests() > 0).await;
+        tokio::spawn(async move { get(&file, 0, len).await })
+    };
+    let long = read(64 << 10);
+    until("the fetch has begun", || object.requests() == 1).await;
+    let short = read(100);
     // Two chunks of 3,000 bytes complete the first block of 4,096 and no other.
     object.gate.add_permits(2);
-    assert_eq!(first.await.unwrap().unwrap(), object.content(0..100));
-    assert!(object.fetched() <= 6000);
+    assert_eq!(short.await.unwrap().unwrap(), object.content(0..100));
+    assert!(object.fetched() <= 6000 && !long.is_finished());
     let presence = file.descriptors().unwrap().presence.expect("not whole");
     let mut word = [0; 8];
     std::fs::File::from(presence).read_exact_at(&mut word, 0).unwrap();
     assert_eq!(u64::from_le_bytes(word), 1);
     object.gate.add_permits(1 << 20);
-    check_all(&file, &object, 128 << 10).await;
-    assert_eq!(object.fetched(), object.size);
+    assert_eq!(long.await.unwrap().unwrap(), object.content(0..64 << 10));
+    assert_eq!((object.fetched(), object.requests()), (64 << 10, 1));
 }
 
 #[tokio::test]
