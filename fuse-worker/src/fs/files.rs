@@ -190,11 +190,17 @@ impl Fs {
         if let Some(file) = self.open_cached(key) {
             return self.opened(key, Ok(Arc::new(file)));
         }
+        self.ask_for_file(key, true);
+    }
+
+    fn ask_for_file(self: &Arc<Self>, key: Key, may_repeat: bool) {
         let fs = self.clone();
         self.link.ask(
             Ask::File { ino: key.0, version: key.1 },
             Box::new(move |answer| {
                 let file = match answer {
+                    // A cache file that cannot be opened is dropped by the agent: the next one is new.
+                    Err(Cause::Internal) if may_repeat => return fs.ask_for_file(key, false),
                     Ok((Told::File { file, size, whole }, fds)) => fs.received(file, size, whole, fds),
                     Ok(_) => Err(fs.internal("the agent answered a question for a file with something else")),
                     Err(cause) => Err(cause.into()),

@@ -1,1 +1,410 @@
+//! The file system without a kernel: a real metadata store, an agent that answers when the test says so.
 
+use super::*;
+use crate::client::Then;
+use crate::reply::{Delivery, FOPEN_KEEP_CACHE, FOPEN_PASSTHROUGH, Sink};
+use cache::meta::{Cached, Incoming, InodeNumbers, MetaError, ROOT, Store};
+use link::Cause;
+use link::worker::Reply as Told;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{IoSlice, Write};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+const GENERATION: u64 = 5;
+
+#[derive(Default)]
+struct FakeLink {
+    asked: Mutex<VecDeque<(Ask, Then)>>,
+    told: Mutex<Vec<FromWorker>>,
+}
+
+impl Link for FakeLink {
+    fn ask(&self, question: Ask, then: Then) {
+        self.asked.lock().unwrap().push_back((question, then));
+    }
+    fn tell(&self, message: FromWorker) {
+        self.told.lock().unwrap().push(message);
+    }
+}
+
+#[derive(Default)]
+struct Answers {
+    sent: Mutex<Vec<(u64, i32, Vec<u8>)>>,
+    drop_all: std::sync::atomic::AtomicBool,
+}
+
+impl Sink for Answers {
+    fn send(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> Delivery {
+        if self.drop_all.load(SeqCst) {
+            return Delivery::Dropped;
+        }
+        self.sent.lock().unwrap().push((unique, error, body.iter().flat_map(|part| part.to_vec()).collect()));
+        Delivery::Delivered
+    }
+}
+
+struct Counting(AtomicU64);
+impl InodeNumbers for Counting {
+    fn next(&self) -> Result<u64, MetaError> {
+        Ok(self.0.fetch_add(1, SeqCst))
+    }
+}
+
+struct Bench {
+    fs: Arc<Fs>,
+    store: Store,
+    link: Arc<FakeLink>,
+    answers: Arc<Answers>,
+    now: Arc<AtomicU64>,
+    unique: AtomicU64,
+    home: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(mode: Mode, ttl: Option<Duration>) -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let now = Arc::new(AtomicU64::new(1_000_000));
+        let clock = now.clone();
+        let store = Store::open(
+            home.path(),
+            Arc::new(Counting(AtomicU64::new(16))),
+            Arc::new(move || clock.load(SeqCst)),
+        )
+        .unwrap();
+        let link = Arc::new(FakeLink::default());
+        let clock = now.clone();
+        let fs = Fs::new(
+            settings(mode, ttl),
+            store.view(),
+            link.clone(),
+            Arc::new(Flight::map(Flight::create().unwrap()).unwrap()),
+            vec![File::open(home.path()).unwrap().into()],
+            Arc::new(move || clock.load(SeqCst)),
+        );
+        Self { fs, store, link, answers: Arc::default(), now, unique: AtomicU64::new(2), home }
+    }
+
+    fn file(&self, name: &str, token: &str, size: u64) -> Attributes {
+        self.store.put(ROOT, &incoming(name, token, size)).unwrap()
+    }
+
+    fn reply(&self) -> Reply {
+        Reply::new(self.answers.clone(), self.unique.fetch_add(2, SeqCst))
+    }
+
+    /// What was answered since the last call.
+    fn answered(&self) -> Vec<(i32, Vec<u8>)> {
+        self.answers.sent.lock().unwrap().drain(..).map(|(_, error, body)| (error, body)).collect()
+    }
+
+    fn only(&self) -> (i32, Vec<u8>) {
+        let mut answers = self.answered();
+        assert_eq!(answers.len(), 1, "{answers:?}");
+        answers.remove(0)
+    }
+
+    /// The oldest open question, answered.
+    fn agent(&self, answer: Result<(Told, Vec<OwnedFd>), Cause>) -> String {
+        let (question, then) = self.link.asked.lock().unwrap().pop_front().expect("an open question");
+        then(answer);
+        format!("{question:?}")
+    }
+
+    fn open_questions(&self) -> usize {
+        self.link.asked.lock().unwrap().len()
+    }
+
+    fn cached_file(&self, id: u64, bytes: &[u8]) -> File {
+        let path = self.home.path().join(cache::data::file_name(id));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let mut file = File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    }
+}
+
+fn settings(mode: Mode, ttl: Option<Duration>) -> Settings {
+    Settings {
+        mode,
+        show: Show { uid: 7, gid: 8, file_mode: 0o440, dir_mode: 0o550, ttl, revalidate_on_open: false },
+        generation: GENERATION,
+        block_bytes: 4096,
+        source: "s3://bucket/prefix/".into(),
+        no_opendir: true,
+        files_max: 16,
+    }
+}
+
+fn incoming(name: &str, token: &str, size: u64) -> Incoming {
+    Incoming { name: name.into(), kind: Kind::File, size, mtime_ns: 1, token: token.into(), target: vec![] }
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(*bytes[at..].first_chunk().unwrap())
+}
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes(*bytes[at..].first_chunk().unwrap())
+}
+
+#[test]
+fn a_known_name_is_answered_without_the_agent_for_the_rest_of_its_ttl() {
+    let bench = Bench::new(Mode::Kept, Some(Duration::from_secs(10)));
+    let file = bench.file("f", "a", 5);
+    bench.now.fetch_add(4000, SeqCst);
+    bench.fs.lookup(ROOT, b"f", bench.reply());
+    let (error, body) = bench.only();
+    assert_eq!((error, u64_at(&body, 0)), (0, node_id(Mode::Kept, &file)));
+    assert_eq!((u64_at(&body, 16), u64_at(&body, 24)), (6, 6), "seconds left");
+    assert_eq!(u64_at(&body, 40), file.ino);
+    assert_eq!(bench.open_questions(), 0);
+}
+
+#[test]
+fn a_stale_name_is_asked_again_and_an_unknown_one_once() {
+    let bench = Bench::new(Mode::Kept, Some(Duration::from_secs(10)));
+    bench.file("f", "a", 5);
+    bench.now.fetch_add(10_000, SeqCst);
+    bench.fs.lookup(ROOT, b"f", bench.reply());
+    assert!(bench.answered().is_empty());
+    bench.file("f", "b", 6);
+    assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("Lookup"));
+    assert_eq!(u64_at(&bench.only().1, 48), 6, "the new size");
+    bench.fs.lookup(ROOT, b"g", bench.reply());
+    bench.agent(Err(Cause::Denied));
+    assert_eq!(bench.only(), (-libc::EACCES, vec![]));
+}
+
+#[test]
+fn an_absent_name_is_a_cached_negative_entry() {
+    let bench = Bench::new(Mode::NoOpen, Some(Duration::from_secs(10)));
+    bench.store.put_absent(ROOT, b"gone").unwrap();
+    bench.fs.lookup(ROOT, b"gone", bench.reply());
+    let (error, body) = bench.only();
+    assert_eq!((error, u64_at(&body, 0), u64_at(&body, 16)), (0, 0, 10));
+    bench.fs.lookup(ROOT, &[b'x'; 300], bench.reply());
+    assert_eq!(bench.only().0, -libc::ENAMETOOLONG);
+}
+
+#[test]
+fn a_listing_goes_on_after_any_entry_and_shows_every_name_once() {
+    let bench = Bench::new(Mode::Kept, None);
+    let names: Vec<String> = (0..200).map(|i| format!("name-{i:03}")).collect();
+    let mut listing = bench.store.begin_listing(ROOT).unwrap();
+    listing.page(&names.iter().map(|name| incoming(name, "t", 1)).collect::<Vec<_>>()).unwrap();
+    listing.finish().unwrap();
+    for plus in [false, true] {
+        let (mut seen, mut offset) = (Vec::new(), 0);
+        loop {
+            bench.fs.readdir(Batch { dir: ROOT, offset, bytes_max: 1000, plus }, bench.reply());
+            let (error, mut rest) = bench.only();
+            assert_eq!(error, 0);
+            if rest.is_empty() {
+                break;
+            }
+            while !rest.is_empty() {
+                let entry = if plus { rest.split_off(128) } else { std::mem::take(&mut rest) };
+                let len = u32_at(&entry, 16) as usize;
+                offset = u64_at(&entry, 8);
+                seen.push(String::from_utf8(entry[24..24 + len].to_vec()).unwrap());
+                rest = entry[(24 + len).next_multiple_of(8)..].to_vec();
+            }
+        }
+        assert_eq!(seen[..2], [".", ".."]);
+        assert_eq!(seen[2..], names);
+    }
+}
+
+#[test]
+fn a_whole_file_is_read_without_asking_anyone() {
+    let bench = Bench::new(Mode::Kept, None);
+    let file = bench.file("f", "a", 9);
+    bench.cached_file(0x77, b"some data");
+    let cached = Cached { generation: GENERATION, root: 0, file: 0x77 };
+    bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap().unwrap();
+    bench.fs.read(node_id(Mode::Kept, &file), u64::from(file.version), 5, 100, bench.reply());
+    assert_eq!(bench.only(), (0, b"data".to_vec()));
+    bench.fs.report_touched();
+    assert!(
+        matches!(&bench.link.told.lock().unwrap()[..], [FromWorker::Touched { files }] if files == &[0x77])
+    );
+}
+
+#[test]
+fn a_location_of_another_agent_is_not_believed() {
+    let bench = Bench::new(Mode::Kept, None);
+    let file = bench.file("f", "a", 9);
+    let data = bench.cached_file(0x77, b"some data");
+    let cached = Cached { generation: GENERATION - 1, root: 0, file: 0x77 };
+    bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap().unwrap();
+    bench.fs.read(node_id(Mode::Kept, &file), 0, 0, 9, bench.reply());
+    let told = Told::File { file: 0x77, size: 9, whole: true };
+    assert!(bench.agent(Ok((told, vec![data.into()]))).contains("File"));
+    assert_eq!(bench.only(), (0, b"some data".to_vec()));
+}
+
+/// A file of two blocks, of which the agent sends descriptors when asked.
+fn partial(bench: &Bench) -> (Attributes, File, Told, Vec<OwnedFd>, memmap2::MmapMut) {
+    let file = bench.file("f", "a", 8192);
+    let data = bench.cached_file(0x88, &[1; 8192]);
+    let bits = rustix::fs::memfd_create("bits", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&bits, 8).unwrap();
+    // SAFETY: a memory file of our own.
+    let map = unsafe { memmap2::MmapMut::map_mut(&bits) }.unwrap();
+    let fds = vec![data.try_clone().unwrap().into(), bits];
+    (file, data, Told::File { file: 0x88, size: 8192, whole: false }, fds, map)
+}
+
+#[test]
+fn readers_of_one_content_share_one_question_for_its_file_and_each_asks_for_missing_bytes() {
+    let bench = Bench::new(Mode::Kept, None);
+    let (file, data, told, fds, mut bits) = partial(&bench);
+    let nodeid = node_id(Mode::Kept, &file);
+    bench.fs.read(nodeid, 0, 0, 4096, bench.reply());
+    bench.fs.read(nodeid, 0, 4096, 4096, bench.reply());
+    assert_eq!(bench.open_questions(), 1);
+    bits[0] = 1; // the first block
+    bench.agent(Ok((told, fds)));
+    assert_eq!(bench.only(), (0, vec![1; 4096]), "present: answered at once");
+    data.write_all_at(&[2; 4096], 4096).unwrap();
+    assert!(
+        bench
+            .agent(Ok((Told::Present { mark: Some(8100) }, vec![])))
+            .contains("Read { file: 136, offset: 4096")
+    );
+    assert_eq!(bench.only(), (0, vec![2; 4096]));
+    assert!(matches!(
+        bench.link.told.lock().unwrap()[..],
+        [FromWorker::Advance { file: 0x88, offset: 8192 }]
+    ));
+}
+
+#[test]
+fn bytes_that_the_cache_cannot_take_come_along_and_failures_become_errnos() {
+    let bench = Bench::new(Mode::Kept, None);
+    let (file, _, told, fds, _bits) = partial(&bench);
+    let nodeid = node_id(Mode::Kept, &file);
+    bench.fs.read(nodeid, 0, 0, 5, bench.reply());
+    bench.agent(Ok((told, fds)));
+    let bytes = tempfile::tempfile().unwrap();
+    bytes.write_all_at(b"hello", 0).unwrap();
+    bench.agent(Ok((Told::Detached { len: 5 }, vec![bytes.into()])));
+    assert_eq!(bench.only(), (0, b"hello".to_vec()));
+    for (cause, errno) in [
+        (Cause::Unavailable, libc::EIO),
+        (Cause::Stale, libc::ESTALE),
+        (Cause::Denied, libc::EACCES),
+        (Cause::NotFound, libc::ENOENT),
+    ] {
+        bench.fs.read(nodeid, 0, 0, 5, bench.reply());
+        bench.agent(Err(cause));
+        assert_eq!(bench.only().0, -errno);
+    }
+}
+
+#[test]
+fn a_file_that_turns_out_short_or_gone_is_fetched_anew_and_the_reader_sees_bytes() {
+    let bench = Bench::new(Mode::Kept, None);
+    let file = bench.file("f", "a", 9);
+    let short = bench.cached_file(0x77, b"some");
+    bench.fs.read(node_id(Mode::Kept, &file), 0, 0, 9, bench.reply());
+    bench.agent(Ok((Told::File { file: 0x77, size: 9, whole: true }, vec![short.into()])));
+    assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("Damaged { file: 119 }"));
+    let right = bench.cached_file(0x78, b"some data");
+    bench.agent(Ok((Told::File { file: 0x78, size: 9, whole: true }, vec![right.into()])));
+    assert_eq!(bench.only(), (0, b"some data".to_vec()));
+    bench.fs.forget_file(0x78);
+    bench.fs.read(node_id(Mode::Kept, &file), 0, 0, 9, bench.reply());
+    assert_eq!(bench.open_questions(), 1, "a forgotten file is not held any more");
+    bench.agent(Err(Cause::Stale));
+}
+
+#[test]
+fn an_open_file_keeps_its_version_and_a_superseded_node_id_is_estale_once() {
+    let bench = Bench::new(Mode::Kept, None);
+    let old = bench.file("f", "a", 9);
+    let nodeid = node_id(Mode::Kept, &old);
+    bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
+    let (_, opened) = bench.only();
+    assert_eq!((u64_at(&opened, 0), u32_at(&opened, 8) & FOPEN_KEEP_CACHE), (1, FOPEN_KEEP_CACHE));
+    let new = bench.file("f", "b", 20);
+    assert_ne!(node_id(Mode::Kept, &new), nodeid);
+    bench.fs.read(nodeid, 1, 0, 9, bench.reply());
+    assert_eq!(bench.agent(Err(Cause::Stale)), format!("File {{ ino: {}, version: 1 }}", old.ino));
+    assert_eq!(bench.only().0, -libc::ESTALE);
+    bench.fs.getattr(nodeid, bench.reply());
+    assert_eq!(u64_at(&bench.only().1, 24), 9, "the old size: the new one would cut its pages");
+    bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
+    assert_eq!(bench.only().0, -libc::ESTALE);
+    bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
+    assert_eq!(u64_at(&bench.only().1, 0), 1, "served in its own version");
+    bench.fs.open(nodeid, libc::O_RDWR, bench.reply());
+    assert_eq!(bench.only().0, -libc::EROFS);
+}
+
+#[test]
+fn passthrough_ids_are_recorded_before_the_reply_counted_once_and_closed_when_superseded() {
+    let bench = Bench::new(Mode::Passthrough, None);
+    let file = bench.file("f", "a", 9);
+    let cached = Cached { generation: GENERATION, root: 0, file: 0x77 };
+    let file = bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap().unwrap();
+    let nodeid = node_id(Mode::Passthrough, &file);
+    bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
+    bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
+    assert!(bench.agent(Ok((Told::Backing { id: 3 }, vec![]))).contains("BackingOpen { file: 119 }"));
+    for (error, opened) in bench.answered() {
+        assert_eq!((error, u32_at(&opened, 12)), (0, 3));
+        assert_ne!(u32_at(&opened, 8) & FOPEN_PASSTHROUGH, 0);
+    }
+    bench.answers.drop_all.store(true, SeqCst);
+    bench.fs.open(nodeid, libc::O_RDONLY, bench.reply()); // its caller is killed: no RELEASE will come
+    bench.answers.drop_all.store(false, SeqCst);
+    assert_eq!(bench.fs.flight.backings()[0].1.refs, 2);
+    bench.store.set_cached(file.ino, file.version, None).unwrap();
+    bench.fs.release(nodeid, bench.reply());
+    assert_eq!((bench.fs.flight.backings().len(), bench.open_questions()), (1, 0));
+    bench.fs.release(nodeid, bench.reply());
+    assert!(bench.fs.flight.backings().is_empty());
+    assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("BackingClose { id: 3 }"));
+}
+
+#[test]
+fn a_refused_backing_id_makes_an_ordinary_open() {
+    let bench = Bench::new(Mode::Passthrough, None);
+    let file = bench.file("f", "a", 9);
+    let cached = Cached { generation: GENERATION, root: 0, file: 0x77 };
+    let file = bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap().unwrap();
+    bench.fs.open(node_id(Mode::Passthrough, &file), libc::O_RDONLY, bench.reply());
+    bench.agent(Err(Cause::Internal));
+    let (error, opened) = bench.only();
+    assert_eq!((error, u32_at(&opened, 8) & (FOPEN_PASSTHROUGH | FOPEN_KEEP_CACHE)), (0, FOPEN_KEEP_CACHE));
+}
+
+#[test]
+fn extended_attributes_tell_where_a_file_comes_from() {
+    let bench = Bench::new(Mode::Kept, None);
+    let file = bench.file("f", "abc", 9);
+    let value = |name: &[u8]| {
+        bench.fs.getxattr(file.ino, name, 100, bench.reply());
+        bench.only()
+    };
+    assert_eq!(value(b"user.millpond.etag"), (0, b"abc".to_vec()));
+    assert_eq!(value(b"user.millpond.version"), (0, b"1".to_vec()));
+    assert_eq!(value(b"user.millpond.source"), (0, b"s3://bucket/prefix/f".to_vec()));
+    assert_eq!(value(b"user.other").0, -libc::ENODATA);
+    assert_eq!(value(b"user.millpond.hidden_keys").0, -libc::ENODATA, "a file hides nothing");
+    bench.fs.listxattr(ROOT, 100, bench.reply());
+    assert_eq!(bench.only().1, b"user.millpond.source\0user.millpond.hidden_keys\0");
+}
+
+#[test]
+fn no_open_answers_enosys_and_a_volume_that_changes_has_no_kept_listing() {
+    let fixed = Bench::new(Mode::NoOpen, None);
+    fixed.fs.open(20, libc::O_RDONLY, fixed.reply());
+    fixed.fs.opendir(fixed.reply());
+    assert_eq!(fixed.answered(), vec![(-libc::ENOSYS, vec![]); 2]);
+    let changing = Bench::new(Mode::NoOpen, Some(Duration::from_secs(1)));
+    changing.fs.opendir(changing.reply());
+    assert_eq!(u32_at(&changing.only().1, 8), 0);
+}

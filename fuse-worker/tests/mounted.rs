@@ -1,0 +1,225 @@
+//! The worker under a real kernel: root and /dev/fuse are needed, and a machine without them fails here.
+
+#[allow(unreachable_pub)]
+mod support;
+
+use link::worker::Mode;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+use support::load::{self, Application, big, small};
+use support::{Mount, Object, show, wait_for};
+
+const FILES: u64 = 40;
+
+/// Not a test: the application that the tests start.
+#[test]
+fn application() {
+    load::main();
+}
+
+/// Small files whole in the cache, big ones not.
+fn objects() -> Vec<Object> {
+    let object = |(path, seed, size), whole| Object { path, seed, size, whole };
+    let small = (0..FILES).map(|i| object(small(i), true));
+    small.chain((0..4).map(|i| object(big(i), false))).collect()
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("SEED").map_or_else(|_| std::process::id().into(), |text| text.parse().unwrap());
+    println!("SEED={seed}");
+    seed
+}
+
+/// `kills` deaths under load: no call may fail.
+fn survives(mode: Mode, ttl: Option<Duration>, kills: u32) {
+    let mut random = seed() | 1;
+    let mut mount = Mount::new(mode, show(ttl), objects());
+    assert_eq!(mount.answered, Some(mode));
+    let application =
+        Application::start("mixed", &[mount.target.to_str().unwrap(), &FILES.to_string(), "alarm"]);
+    wait_for("first question", || mount.agent.asked("list") > 0);
+    let mut orphans = 0;
+    let mut stalls = Vec::new();
+    for kill in 0..kills {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        std::thread::sleep(Duration::from_micros((random >> 33) % 60_000));
+        let dying = Instant::now();
+        let collected = mount.kill();
+        assert!(collected.poisoned.is_empty() && collected.lost == 0, "kill {kill}: {collected:?}");
+        orphans += collected.orphans;
+        mount.start();
+        stalls.push(dying.elapsed());
+    }
+    let report = application.finish();
+    assert_eq!(report.failures, Vec::<String>::new());
+    mount.wait_until_idle();
+    stalls.sort();
+    println!(
+        "{mode:?}: {kills} kills, {orphans} requests replayed, {} calls, stall p50 {:?} max {:?}",
+        report.calls,
+        stalls[stalls.len() / 2],
+        stalls[stalls.len() - 1]
+    );
+    assert!(report.calls > 100);
+}
+
+#[test]
+fn kill_9_of_a_passthrough_worker_fails_no_call() {
+    survives(Mode::Passthrough, None, 40);
+}
+
+#[test]
+fn kill_9_of_a_no_open_worker_fails_no_call() {
+    survives(Mode::NoOpen, None, 40);
+}
+
+#[test]
+fn kill_9_of_a_worker_with_short_ttls_fails_no_call() {
+    survives(Mode::Kept, Some(Duration::from_millis(20)), 40);
+}
+
+#[test]
+fn a_killed_caller_gets_out_while_its_read_is_never_answered() {
+    let mut mount = Mount::new(Mode::Kept, show(None), objects());
+    mount.agent.freeze_reads.store(true, SeqCst);
+    for (file, successor) in [(0, false), (1, true)] {
+        // Not the same file twice: a second reader would wait in the kernel for the first one's readahead.
+        let asked = mount.agent.asked("read");
+        let mut application = Application::start("once", &[mount.target.to_str().unwrap(), &big(file).0]);
+        wait_for("frozen read", || mount.agent.asked("read") > asked);
+        if successor {
+            // The mark must survive the worker that noted it.
+            mount.kill();
+            application.kill();
+            mount.start();
+        } else {
+            application.kill();
+        }
+        let killed = Instant::now();
+        wait_for("end of the killed caller", || application.has_ended());
+        println!("out after {:?}", killed.elapsed());
+        assert!(killed.elapsed() < Duration::from_secs(1));
+    }
+}
+
+#[test]
+fn small_files_are_listed_opened_and_read_while_no_worker_is_alive() {
+    let mut mount = Mount::new(Mode::NoOpen, show(None), objects());
+    let target = mount.target.to_str().unwrap().to_owned();
+    let tour = |what: &str| {
+        let report = Application::start("tour", &[&target, &FILES.to_string()]).finish();
+        assert_eq!(report.failures, Vec::<String>::new(), "{what}");
+    };
+    tour("cold");
+    mount.wait_until_idle();
+    let reads = mount.agent.asked("read");
+    mount.kill();
+    tour("with no worker");
+    mount.start();
+    assert_eq!(mount.agent.asked("read"), reads);
+}
+
+#[test]
+fn passthrough_files_are_read_while_no_worker_is_alive() {
+    let mut mount = Mount::new(Mode::Passthrough, show(None), objects());
+    let report = held_open(&mut mount, &small(3).0, |mount| {
+        mount.kill();
+    });
+    assert_eq!(report, "right");
+    mount.start();
+    mount.wait_until_idle();
+    assert_eq!(mount.flight.backings().len(), 1, "the id is kept for the next open");
+}
+
+#[test]
+fn becoming_whole_and_being_evicted_is_invisible_to_the_application() {
+    let mut mount = Mount::new(Mode::Passthrough, show(None), objects());
+    let (path, ..) = big(1);
+    let target = mount.target.to_str().unwrap().to_owned();
+    let read = |mount: &Mount| {
+        let ino = Application::start("whole", &[&target, &path]).finish();
+        assert_eq!(ino.failures, Vec::<String>::new());
+        mount.wait_until_idle();
+    };
+    read(&mount);
+    assert_eq!(mount.agent.passthrough_opens.load(SeqCst), 0);
+    mount.agent.make_whole(&path);
+    read(&mount);
+    assert_eq!(mount.agent.passthrough_opens.load(SeqCst), 1, "the new node id is passed through");
+    mount.agent.evict(&path);
+    read(&mount);
+    wait_for("closed id", || mount.agent.backing_closed.load(SeqCst) == 1);
+    mount.kill();
+    mount.start();
+    read(&mount);
+}
+
+#[test]
+fn switching_node_ids_under_readers_fails_no_call() {
+    let mount = Mount::new(Mode::Passthrough, show(None), objects());
+    let application = Application::start("mixed", &[mount.target.to_str().unwrap(), &FILES.to_string()]);
+    wait_for("first read", || mount.agent.asked("read") > 0);
+    for round in 0..100 {
+        let (path, ..) = big(round % 4);
+        mount.agent.make_whole(&path);
+        std::thread::sleep(Duration::from_millis(5));
+        mount.agent.evict(&path);
+    }
+    let report = application.finish();
+    assert_eq!(report.failures, Vec::<String>::new());
+    let (opened, closed) =
+        (mount.agent.passthrough_opens.load(SeqCst), mount.agent.backing_closed.load(SeqCst));
+    println!("{} calls, {opened} ids opened, {closed} closed", report.calls);
+    mount.wait_until_idle();
+    // Those of the small files stay for their next open.
+    wait_for("closed ids", || {
+        opened - mount.agent.backing_closed.load(SeqCst) == mount.flight.backings().len() as u64
+    });
+    assert!(opened > FILES && mount.flight.backings().iter().all(|(_, backing)| backing.refs == 0));
+}
+
+#[test]
+fn an_idle_worker_is_small() {
+    let mount = Mount::new(Mode::NoOpen, show(None), objects());
+    let report = Application::start("tour", &[mount.target.to_str().unwrap(), &FILES.to_string()]).finish();
+    assert_eq!(report.failures, Vec::<String>::new());
+    wait_for("trimmed buffers", || {
+        let kib = mount.worker_kib();
+        println!("anonymous and shared memory: {kib} KiB");
+        kib < 4096 || {
+            std::thread::sleep(Duration::from_millis(200));
+            false
+        }
+    });
+}
+
+#[test]
+fn a_file_open_across_a_new_version_reads_the_old_one_or_nothing() {
+    let mount = Mount::new(Mode::Kept, show(Some(Duration::from_millis(50))), objects());
+    let (path, _, size) = big(2);
+    let report = Application::start("across", &[mount.target.to_str().unwrap(), &path]);
+    wait_for("first bytes", || mount.agent.asked("read") > 0);
+    mount.agent.replace(Object { path: path.clone(), seed: 9, size: size / 2, whole: false });
+    std::thread::sleep(Duration::from_millis(100)); // two TTLs
+    let report = report.finish();
+    assert_eq!(report.failures, Vec::<String>::new());
+}
+
+#[test]
+fn a_cut_cache_file_is_fetched_again_without_an_error() {
+    let mount = Mount::new(Mode::Kept, show(None), objects());
+    mount.agent.cut(&small(5).0);
+    let report = Application::start("tour", &[mount.target.to_str().unwrap(), &FILES.to_string()]).finish();
+    assert_eq!(report.failures, Vec::<String>::new());
+    assert!(mount.agent.asked("damaged") == 0 || mount.agent.asked("file") > 0);
+}
+
+/// Opens a file in an application, does something to the mount, and lets the application read on.
+fn held_open(mount: &mut Mount, name: &str, meanwhile: impl FnOnce(&mut Mount)) -> &'static str {
+    let application = Application::start("held", &[mount.target.to_str().unwrap(), name]);
+    wait_for("open", || mount.agent.passthrough_opens.load(SeqCst) > 0);
+    mount.wait_until_idle();
+    meanwhile(mount);
+    let report = application.finish();
+    if report.failures.is_empty() { "right" } else { "wrong" }
+}

@@ -1,0 +1,182 @@
+//! A supervisor, an agent and a broker in one small process: enough to mount a volume and to let workers die.
+
+mod agent;
+pub mod load;
+
+pub use agent::{Agent, Object};
+
+use link::Packet;
+use link::flight::{Collected, Flight};
+use link::worker::{Assign, FromWorker, Mode, Show, ToWorker, Withhold};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub const GENERATION: u64 = 77;
+pub const BLOCK: u64 = 128 << 10;
+
+pub struct Mount {
+    pub target: PathBuf,
+    pub device: Arc<OwnedFd>,
+    pub flight: Flight,
+    pub agent: Arc<Agent>,
+    pub answered: Option<Mode>,
+    memory: OwnedFd,
+    assign: Assign,
+    worker: Option<Child>,
+    // Last: removed after the mount is gone.
+    _home: tempfile::TempDir,
+}
+
+pub fn show(ttl: Option<Duration>) -> Show {
+    Show { uid: 0, gid: 0, file_mode: 0o444, dir_mode: 0o555, ttl, revalidate_on_open: false }
+}
+
+impl Mount {
+    pub fn new(mode: Mode, show: Show, objects: Vec<Object>) -> Self {
+        let home = tempfile::Builder::new().prefix("millpond-worker-").tempdir_in("/var/tmp").unwrap();
+        let target = home.path().join("mnt");
+        std::fs::create_dir(&target).unwrap();
+        let device =
+            OwnedFd::from(std::fs::File::options().read(true).write(true).open("/dev/fuse").unwrap());
+        mount(&device, &target);
+        let mut init = [0; 8192];
+        let len = rustix::io::read(&device, &mut init).unwrap();
+        let memory = Flight::create().unwrap();
+        let flight = Flight::map(&memory).unwrap();
+        flight.set_init(&init[..len]).unwrap();
+        let device = Arc::new(device);
+        let agent = Agent::new(home.path(), device.clone(), objects);
+        let assign = Assign {
+            volume: "test".into(),
+            source: "s3://bucket/prefix".into(),
+            metadata: agent.metadata(),
+            generation: GENERATION,
+            roots: 1,
+            threads: 4,
+            mode,
+            show,
+            withhold: Withhold::default(),
+            block_bytes: BLOCK,
+            takeover: false,
+        };
+        let mut mount =
+            Self { target, device, flight, agent, answered: None, memory, assign, worker: None, _home: home };
+        let reply = mount.start();
+        assert_eq!(reply, mount.flight.init_reply().unwrap());
+        mount
+    }
+
+    /// A worker that serves; the first one's INIT reply goes to the kernel.
+    pub fn start(&mut self) -> Vec<u8> {
+        let (ours, theirs) = Packet::pair().unwrap();
+        let inherited = theirs.as_fd().as_raw_fd();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fuse-worker"));
+        // SAFETY: dup2 only, between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                if libc::dup2(inherited, link::worker::LINK_FD) < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+                Ok(())
+            });
+        }
+        self.worker = Some(command.spawn().unwrap());
+        drop(theirs);
+        let ours = Arc::new(ours);
+        ours.set_recv_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut buffer = vec![0; link::MAX_MESSAGE];
+        let mut recv = || link::worker::recv::<FromWorker>(&ours, &mut buffer).unwrap().0;
+        assert!(matches!(recv(), FromWorker::Ready));
+        let fds = [self.device.as_fd(), self.memory.as_fd(), self.agent.root()];
+        let assign = ToWorker::Assign(Box::new(self.assign.clone()));
+        link::worker::send(&ours, &assign, &fds).unwrap();
+        let init_reply = match recv() {
+            FromWorker::Answered { init_reply, mode } => {
+                self.answered = Some(mode);
+                init_reply
+            }
+            other => panic!("{other:?}"),
+        };
+        if !self.assign.takeover {
+            rustix::io::write(&*self.device, &init_reply).unwrap();
+            self.assign.takeover = true;
+        }
+        link::worker::send(&ours, &ToWorker::Go, &[]).unwrap();
+        assert!(matches!(recv(), FromWorker::Serving));
+        ours.set_recv_timeout(None).unwrap();
+        self.agent.serve(ours);
+        init_reply
+    }
+
+    /// Anonymous and shared memory of the worker.
+    pub fn worker_kib(&self) -> u64 {
+        let pid = self.worker.as_ref().unwrap().id();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let field = |key: &str| -> u64 {
+            let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+            line.trim().trim_end_matches(" kB").parse().unwrap()
+        };
+        field("RssAnon:") + field("RssShmem:")
+    }
+
+    /// kill -9, reap, collect.
+    pub fn kill(&mut self) -> Collected {
+        let mut worker = self.worker.take().unwrap();
+        worker.kill().unwrap();
+        worker.wait().unwrap();
+        self.flight.collect(&*self.device).unwrap()
+    }
+
+    /// Every answer that the volume owes is given.
+    pub fn wait_until_idle(&self) {
+        wait_for("an empty in-flight table", || self.flight.in_flight() == 0);
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Some(mut worker) = self.worker.take() {
+            let _ = worker.kill();
+            let _ = worker.wait();
+        }
+        let target = std::ffi::CString::new(self.target.as_os_str().as_encoded_bytes()).unwrap();
+        // SAFETY: a path of ours. MNT_FORCE aborts the connection, so that no caller hangs.
+        unsafe {
+            libc::umount2(target.as_ptr(), libc::MNT_FORCE);
+            libc::umount2(target.as_ptr(), libc::MNT_DETACH);
+        }
+    }
+}
+
+fn mount(device: &OwnedFd, target: &Path) {
+    let options = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions",
+        device.as_raw_fd()
+    );
+    let options = std::ffi::CString::new(options).unwrap();
+    let target = std::ffi::CString::new(target.as_os_str().as_encoded_bytes()).unwrap();
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_RDONLY;
+    // SAFETY: strings that live through the call.
+    let mounted = unsafe {
+        libc::mount(
+            c"test".as_ptr(),
+            target.as_ptr(),
+            c"fuse.millpond".as_ptr(),
+            flags,
+            options.as_ptr().cast(),
+        )
+    };
+    assert_eq!(mounted, 0, "mount needs root and /dev/fuse: {}", std::io::Error::last_os_error());
+}
+
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(20), "no {what} after 20 s");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
