@@ -15,7 +15,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let mut next = || arguments.next().ok_or("throughput ENDPOINT KEY PARALLEL");
     let (endpoint, key, parallel) = (next()?, next()?, next()?.parse::<usize>()?);
-    let parameters = Parameters { endpoint: Some(endpoint.parse()?), allow_http: true, ..Parameters::default() };
+    let parameters =
+        Parameters { endpoint: Some(endpoint.parse()?), allow_http: true, ..Parameters::default() };
     let spec = VolumeSpec { id: VolumeId::parse("v")?, source: SourceUrl::parse("s3://bucket")?, parameters };
     let credentials = Credentials::from_environment(|name| std::env::var(name).ok())?;
     let limits = Arc::new(Limits::new(LimitsConfig::default()));
@@ -41,7 +42,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (seconds, cpu) = (started.elapsed().as_secs_f64(), cpu_seconds()? - cpu);
     let chunk = size / chunks.into_inner().max(1);
     let gib = size as f64 / f64::from(1 << 30);
-    println!("{:.0} MB/s, {:.2} CPU-s/GiB, mean chunk {} KiB", size as f64 / 1e6 / seconds, cpu / gib, chunk >> 10);
+    println!(
+        "{:.0} MB/s, {:.2} CPU-s/GiB, mean chunk {} KiB",
+        size as f64 / 1e6 / seconds,
+        cpu / gib,
+        chunk >> 10
+    );
     Ok(())
 }
 

@@ -1,4 +1,5 @@
 //! A store that misbehaves in every scripted way still gives the right bytes, or the right error in time.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests too; clippy only knows #[test] functions.
 
 mod common;
 

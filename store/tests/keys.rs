@@ -1,4 +1,5 @@
 //! Keys as object stores allow them: served, or reported, and never in the way of others.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests too; clippy only knows #[test] functions.
 
 mod common;
 

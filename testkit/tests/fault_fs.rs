@@ -1,4 +1,5 @@
 //! The faulty disk works like a disk until it is told not to. Real FUSE; needs root.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests too; clippy only knows #[test] functions.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -76,7 +77,8 @@ fn it_is_a_file_system() {
     assert!((1..=1 << 20).contains(&data), "{data}");
 
     // A shared, writable mapping.
-    let mapped = OpenOptions::new().read(true).write(true).create_new(true).open(disk.path("mapped")).unwrap();
+    let mapped =
+        OpenOptions::new().read(true).write(true).create_new(true).open(disk.path("mapped")).unwrap();
     mapped.set_len(8192).unwrap();
     // SAFETY: a fresh mapping of a file that stays open and 8192 bytes long, used within it and unmapped once.
     unsafe {
@@ -100,7 +102,7 @@ fn a_budget_is_a_full_disk() {
     // Overwriting needs no space.
     OpenOptions::new().write(true).open(disk.path("a")).unwrap().write_all_at(&[2; 4096], 0).unwrap();
     let space = rustix::fs::statvfs(disk.path("")).unwrap();
-    assert!(space.f_blocks * space.f_frsize == 1 << 20 && space.f_bavail * space.f_frsize < 512 << 10);
+    assert!(space.f_blocks * space.f_frsize == 1 << 20 && space.f_bavail * space.f_frsize <= 512 << 10);
     // What is removed is free again, as soon as the kernel has forgotten it.
     fs::remove_file(disk.path("b")).unwrap();
     fs::remove_file(disk.path("a")).unwrap();

@@ -1,5 +1,5 @@
 //! A source on a fresh server, and an observer that remembers.
-#![allow(dead_code, unreachable_pub)] // Each test binary uses its own part.
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub)] // Each test binary uses its own part.
 
 use futures::TryStreamExt;
 use std::ops::Range;

@@ -29,7 +29,8 @@ async fn main() -> Result<()> {
     mounted.listen(&options.control)?;
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     if let Some(path) = &options.ready_file {
-        testkit::process::write_ready_file(path, &options.mountpoint.display().to_string()).context("--ready-file")?;
+        testkit::process::write_ready_file(path, &options.mountpoint.display().to_string())
+            .context("--ready-file")?;
     }
     tokio::select! {
         _ = terminate.recv() => {}

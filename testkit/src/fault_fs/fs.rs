@@ -107,9 +107,13 @@ impl FaultFs {
         self.ask(Call::Open, writes)?;
         let node = self.nodes.get(ino)?;
         // The kernel sends appends with their offset; O_APPEND below would ignore it.
-        let custom = flags.0 & !(libc::O_ACCMODE | libc::O_APPEND | libc::O_NOFOLLOW | libc::O_CREAT | libc::O_EXCL);
+        let custom =
+            flags.0 & !(libc::O_ACCMODE | libc::O_APPEND | libc::O_NOFOLLOW | libc::O_CREAT | libc::O_EXCL);
         let mut options = OpenOptions::new();
-        options.read(flags.0 & libc::O_ACCMODE != libc::O_WRONLY).write(writes).custom_flags(custom & !libc::O_TRUNC);
+        options
+            .read(flags.0 & libc::O_ACCMODE != libc::O_WRONLY)
+            .write(writes)
+            .custom_flags(custom & !libc::O_TRUNC);
         let file = options.open(path(&node))?;
         if flags.0 & libc::O_TRUNC != 0 && writes {
             self.resize(&file, None, || file.set_len(0))?;
@@ -139,7 +143,8 @@ impl FaultFs {
             rustix::fs::chmod(&path, Mode::from_raw_mode(mode))?;
         }
         if change.uid.is_some() || change.gid.is_some() {
-            let (uid, gid) = (change.uid.map(rustix::fs::Uid::from_raw), change.gid.map(rustix::fs::Gid::from_raw));
+            let (uid, gid) =
+                (change.uid.map(rustix::fs::Uid::from_raw), change.gid.map(rustix::fs::Gid::from_raw));
             rustix::fs::chownat(&*node, "", uid, gid, AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW)?;
         }
         if let Some(size) = change.size {
@@ -152,10 +157,16 @@ impl FaultFs {
                 Some(TimeOrNow::Now) => rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW },
                 Some(TimeOrNow::SpecificTime(time)) => {
                     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-                    rustix::fs::Timespec { tv_sec: since.as_secs() as i64, tv_nsec: since.subsec_nanos().into() }
+                    rustix::fs::Timespec {
+                        tv_sec: since.as_secs() as i64,
+                        tv_nsec: since.subsec_nanos().into(),
+                    }
                 }
             };
-            let times = rustix::fs::Timestamps { last_access: time(change.atime), last_modification: time(change.mtime) };
+            let times = rustix::fs::Timestamps {
+                last_access: time(change.atime),
+                last_modification: time(change.mtime),
+            };
             rustix::fs::utimensat(rustix::fs::CWD, &path, &times, AtFlags::empty())?;
         }
         self.nodes.attributes(ino)
@@ -255,16 +266,16 @@ impl Filesystem for FaultFs {
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         // The kernel has looked the name up before, so the node is known and its space is freed when it is forgotten.
-        let done = self.ask(Call::Metadata, true).and_then(|()| {
-            Ok(rustix::fs::unlinkat(&*self.nodes.get(parent)?, name, AtFlags::empty())?)
-        });
+        let done = self
+            .ask(Call::Metadata, true)
+            .and_then(|()| Ok(rustix::fs::unlinkat(&*self.nodes.get(parent)?, name, AtFlags::empty())?));
         answer!(reply, done, () => reply.ok())
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let done = self.ask(Call::Metadata, true).and_then(|()| {
-            Ok(rustix::fs::unlinkat(&*self.nodes.get(parent)?, name, AtFlags::REMOVEDIR)?)
-        });
+        let done = self
+            .ask(Call::Metadata, true)
+            .and_then(|()| Ok(rustix::fs::unlinkat(&*self.nodes.get(parent)?, name, AtFlags::REMOVEDIR)?));
         answer!(reply, done, () => reply.ok())
     }
 
@@ -387,7 +398,11 @@ impl Filesystem for FaultFs {
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let names = self.nodes.get(ino).and_then(|node| {
-            let fd = rustix::fs::open(path(&node), OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+            let fd = rustix::fs::open(
+                path(&node),
+                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?;
             let mut names = Vec::new();
             for entry in rustix::fs::Dir::new(fd)? {
                 let entry = entry?;
@@ -419,7 +434,8 @@ impl Filesystem for FaultFs {
     }
 
     fn fsyncdir(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let done = self.ask(Call::Fsync, false).and_then(|()| File::open(path(&*self.nodes.get(ino)?))?.sync_all());
+        let done =
+            self.ask(Call::Fsync, false).and_then(|()| File::open(path(&*self.nodes.get(ino)?))?.sync_all());
         answer!(reply, done, () => reply.ok())
     }
 
@@ -460,7 +476,15 @@ impl Filesystem for FaultFs {
         answer!(reply, done, () => reply.ok())
     }
 
-    fn lseek(&self, _: &Request, _: INodeNo, handle: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+    fn lseek(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
         let found = self.file(handle).and_then(|file| {
             let offset = u64::try_from(offset).map_err(|_| os(libc::EINVAL))?;
             let to = match whence {

@@ -90,8 +90,8 @@ impl Mounted {
         config.acl = SessionACL::All;
         config.n_threads = Some(4);
         let fs = fs::FaultFs::new(nodes.clone(), control.clone());
-        let session =
-            fuser::spawn_mount(fs, mountpoint, &config).with_context(|| format!("mount {}", mountpoint.display()))?;
+        let session = fuser::spawn_mount(fs, mountpoint, &config)
+            .with_context(|| format!("mount {}", mountpoint.display()))?;
         let notifier = session.notifier();
         Ok(Self { control, nodes, notifier, session: Some(session), socket: None })
     }
@@ -107,7 +107,8 @@ impl Mounted {
 
     /// Takes faults as JSON lines at this socket, on a thread of its own.
     pub fn listen(&mut self, socket: &Path) -> Result<()> {
-        let listener = UnixListener::bind(socket).with_context(|| format!("listen at {}", socket.display()))?;
+        let listener =
+            UnixListener::bind(socket).with_context(|| format!("listen at {}", socket.display()))?;
         self.socket = Some(socket.to_owned());
         let (control, nodes, notifier) = (self.control.clone(), self.nodes.clone(), self.notifier.clone());
         std::thread::spawn(move || {
