@@ -7,10 +7,10 @@ use std::path::Path;
 use std::time::Duration;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-pub type Client = AgentClient<Channel>;
+pub(crate) type Client = AgentClient<Channel>;
 
 /// Connects, or says what to look at.
-pub async fn connect(socket: &Path) -> Result<Client> {
+pub(crate) async fn connect(socket: &Path) -> Result<Client> {
     let path = socket.to_owned();
     let endpoint = Endpoint::from_static("http://agent").connect_timeout(Duration::from_secs(5));
     let channel = endpoint

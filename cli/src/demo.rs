@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
-pub struct Options {
+pub(crate) struct Options {
     /// Real files to serve; default: the crate sources that Cargo has on this machine.
     #[arg(long)]
     files: Option<PathBuf>,
@@ -44,7 +44,7 @@ struct Row {
     longest_heal: Duration,
 }
 
-pub fn run(options: &Options) -> Result<ExitCode> {
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let large_bytes = volume::parse_bytes(&options.large).context("--large: write a size such as 1Gi")?;
     anyhow::ensure!(options.volumes >= 2, "--volumes: two of them are read, so at least 2");
     let mut node = Node::start(AgentOptions::default())?;

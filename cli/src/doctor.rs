@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 #[derive(clap::Args)]
-pub struct Options {
+pub(crate) struct Options {
     #[arg(long, short, value_enum, default_value_t)]
     output: Format,
     /// Endpoints to reach, such as https://s3.eu-central-1.amazonaws.com (repeatable).
@@ -46,7 +46,7 @@ impl Finding {
     }
 }
 
-pub async fn run(api: &Path, options: Options) -> Result<ExitCode> {
+pub(crate) async fn run(api: &Path, options: Options) -> Result<ExitCode> {
     let mut findings = vec![kernel(), fuse_device(), descriptors(), request_timeout()];
     findings.extend(features());
     let mut caches = options.cache.clone();

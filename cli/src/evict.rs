@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
-pub struct Options {
+pub(crate) struct Options {
     /// A file or directory below the target of a mounted volume.
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     path: Option<PathBuf>,
@@ -18,7 +18,7 @@ pub struct Options {
     all: bool,
 }
 
-pub async fn run(api: &Path, options: Options) -> Result<ExitCode> {
+pub(crate) async fn run(api: &Path, options: Options) -> Result<ExitCode> {
     let path = options.path.as_deref().map(absolute).transpose()?.unwrap_or_default();
     let mut agent = connect(api).await?;
     let done = agent

@@ -25,7 +25,7 @@ const PROBE_LIMIT: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 #[derive(clap::Args)]
-pub struct MountOptions {
+pub(crate) struct MountOptions {
     /// s3://bucket/prefix or file:///directory
     source: String,
     /// An existing empty directory.
@@ -46,11 +46,11 @@ pub struct MountOptions {
 }
 
 #[derive(clap::Args)]
-pub struct UmountOptions {
+pub(crate) struct UmountOptions {
     dir: PathBuf,
 }
 
-pub async fn mount(options: MountOptions) -> Result<ExitCode> {
+pub(crate) async fn mount(options: MountOptions) -> Result<ExitCode> {
     anyhow::ensure!(rustix::process::geteuid().is_root(), "mounting needs root: run this with sudo");
     if options.foreground { serve(options).await } else { detach().await }
 }
@@ -173,7 +173,7 @@ async fn wait_for_end(kernel: &Linux, target: &Target) -> Result<()> {
     }
 }
 
-pub fn umount(options: &UmountOptions) -> Result<ExitCode> {
+pub(crate) fn umount(options: &UmountOptions) -> Result<ExitCode> {
     let dir = std::path::absolute(&options.dir)?;
     let above = dir.parent().context("the root directory is not ours")?.to_owned();
     let kernel = Linux::new(LinuxPaths::default(), Vec::new(), Helper::own());

@@ -5,13 +5,13 @@ use comfy_table::{ContentArrangement, Table, presets};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub(crate) enum Format {
     #[default]
     Table,
     Json,
 }
 
-pub fn table(header: &[&str]) -> Table {
+pub(crate) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(header.iter().copied());
@@ -19,7 +19,7 @@ pub fn table(header: &[&str]) -> Table {
 }
 
 /// 1,536 → "1.5 KiB".
-pub fn bytes(n: u64) -> String {
+pub(crate) fn bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = n as f64;
     let mut unit = 0;
@@ -31,13 +31,13 @@ pub fn bytes(n: u64) -> String {
 }
 
 /// "3m 20s ago".
-pub fn ago(ms: i64) -> String {
+pub(crate) fn ago(ms: i64) -> String {
     let then = UNIX_EPOCH + Duration::from_millis(ms.max(0) as u64);
     let age = SystemTime::now().duration_since(then).unwrap_or_default();
     format!("{} ago", humantime::format_duration(Duration::from_secs(age.as_secs())))
 }
 
-pub fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
+pub(crate) fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
     println!("{}", serde_json::to_string_pretty(value)?);
     Ok(())
 }

@@ -11,12 +11,12 @@ use std::process::ExitCode;
 const HEALS_SHOWN: usize = 5;
 
 #[derive(clap::Args)]
-pub struct Options {
+pub(crate) struct Options {
     #[arg(long, short, value_enum, default_value_t)]
     output: Format,
 }
 
-pub async fn run(api: &Path, options: Options) -> Result<ExitCode> {
+pub(crate) async fn run(api: &Path, options: Options) -> Result<ExitCode> {
     let mut agent = connect(api).await?;
     let status = agent.get_status(pb::GetStatusRequest {}).await?.into_inner();
     let volumes = agent.list_volumes(pb::ListVolumesRequest {}).await?.into_inner().volumes;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
-pub struct Options {
+pub(crate) struct Options {
     /// Files or directories below the target of a mounted volume.
     #[arg(required = true)]
     paths: Vec<PathBuf>,
@@ -18,7 +18,7 @@ pub struct Options {
     quiet: bool,
 }
 
-pub async fn run(api: &Path, options: Options) -> Result<ExitCode> {
+pub(crate) async fn run(api: &Path, options: Options) -> Result<ExitCode> {
     let paths = options.paths.iter().map(|p| absolute(p)).collect::<Result<Vec<_>>>()?;
     let mut agent = connect(api).await?;
     let mut stream = agent
@@ -53,7 +53,7 @@ pub async fn run(api: &Path, options: Options) -> Result<ExitCode> {
 }
 
 /// Made absolute by name only: resolving it would ask the mount.
-pub fn absolute(path: &Path) -> Result<String> {
+pub(crate) fn absolute(path: &Path) -> Result<String> {
     let path = std::path::absolute(path).with_context(|| format!("path {}", path.display()))?;
     path.into_os_string().into_string().map_err(|p| anyhow::anyhow!("path {p:?} is not UTF-8"))
 }
