@@ -41,8 +41,7 @@ impl Counters {
             [Shared::Interrupts, Shared::Interrupted, Shared::Replayed, Shared::Full, Shared::Dropped]
                 .map(|counter| flight.counter(counter));
         let mut reported = self.reported.lock().unwrap_or_else(|e| e.into_inner());
-        // The first time: what the predecessors counted is theirs, but what this one replayed at its start is ours to
-        // report, and nobody else will.
+        // The first call (`begin`) only takes note: what the predecessors counted, they reported.
         let before = reported.replace(shared).unwrap_or(shared);
         let since = |i: usize| shared[i].wrapping_sub(before[i]);
         let counts = Counts {

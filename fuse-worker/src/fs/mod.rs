@@ -61,6 +61,7 @@ pub struct Fs {
     clock: Clock,
     files: Files,
     known: node::Known,
+    switched: node::Switched,
     backings: Backings,
     buffers: Buffers,
     /// Cache files read since the last `Touched`.
@@ -80,6 +81,7 @@ impl Fs {
         Arc::new(Self {
             files: Files::new(settings.files_max),
             known: node::Known::default(),
+            switched: node::Switched::default(),
             backings: Backings::recall(&flight),
             buffers: Buffers::default(),
             touched: Mutex::default(),

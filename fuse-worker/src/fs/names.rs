@@ -45,6 +45,9 @@ impl Fs {
         match (known, fresh) {
             (Lookup::Found { attributes, .. }, Some(ttl)) => {
                 self.counters.metadata_hits.add(u64::from(!asked));
+                if self.switched.recently(attributes.ino, (self.clock)()) {
+                    self.known.note(self.node_id(&attributes), &attributes); // may be superseded before its open comes
+                }
                 reply.entry(&self.entry(&attributes, ttl));
             }
             (Lookup::Absent { .. }, Some(ttl)) => {

@@ -90,6 +90,39 @@ impl Known {
     }
 }
 
+/// How long an inode that has changed its node id is left alone, milliseconds: longer than an open takes.
+const SETTLE_MS: u64 = 2000;
+const SWITCHED_MAX: usize = 4096;
+
+/// Inodes whose node id changed under an open lately, with the moment.
+#[derive(Default)]
+pub(super) struct Switched(Mutex<HashMap<u64, u64>>);
+
+impl Switched {
+    pub(super) fn note(&self, ino: u64, now_ms: u64) {
+        let mut map = self.lock();
+        if map.len() >= SWITCHED_MAX {
+            map.retain(|_, at| now_ms.saturating_sub(*at) < SETTLE_MS);
+        }
+        if map.len() < SWITCHED_MAX {
+            map.insert(ino, now_ms);
+        }
+    }
+
+    pub(super) fn recently(&self, ino: u64, now_ms: u64) -> bool {
+        let mut map = self.lock();
+        let recent = map.get(&ino).is_some_and(|at| now_ms.saturating_sub(*at) < SETTLE_MS);
+        if !recent {
+            map.remove(&ino);
+        }
+        recent
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -44,22 +44,31 @@ impl Fs {
 
     /// The first OPEN of a superseded node id is ESTALE: the kernel looks the name up again and opens the new node id,
     /// and the application sees success. Whoever comes again (through /proc/self/fd, say) gets the old content.
+    ///
+    /// The kernel looks up again once only. So an inode that has just changed its node id may keep the next one a while
+    /// although that is superseded, too: two ESTALEs within one open would reach the application.
     fn open_superseded(self: &Arc<Self>, nodeid: u64, now: &Attributes, reply: Reply) {
-        if self.flight.give_estale(nodeid) {
+        let known = self.known.get(nodeid).map(|opened| opened.version);
+        let version = version_of(self.settings.mode, nodeid, now).or(known);
+        let time_ms = (self.clock)();
+        let recently = self.switched.recently(now.ino, time_ms);
+        let recorded = self.backings.recorded(nodeid);
+        let servable = version.is_some() || recorded.is_some();
+        if !servable || !recently && self.flight.give_estale(nodeid) {
+            self.switched.note(now.ino, time_ms);
             self.counters.opens_estale.add(1);
             return reply.fail(Cause::Stale);
         }
-        let known = self.known.get(nodeid).map(|opened| opened.version);
-        if is_passthrough(self.settings.mode, nodeid) {
-            match self.backings.recorded(nodeid) {
-                Some(index) => self.answer_open(nodeid, index, known.unwrap_or(now.version), reply),
-                None => reply.fail(Cause::Stale),
-            }
-            return;
+        let version = version.unwrap_or(now.version);
+        if !is_passthrough(self.settings.mode, nodeid) {
+            return self.open_kept(version, reply);
         }
-        match version_of(self.settings.mode, nodeid, now).or(known) {
-            Some(version) => self.open_kept(version, reply),
-            None => reply.fail(Cause::Stale),
+        let fs = self.clone();
+        let acquired = self
+            .backings
+            .acquire(nodeid, move |index| fs.answer_open_or_direct(nodeid, index, version, reply));
+        if let Acquired::Open = acquired {
+            self.backing_opened(nodeid, 0, 0); // its file is gone from the cache: an ordinary open
         }
     }
 

@@ -370,6 +370,28 @@ fn passthrough_ids_are_recorded_before_the_reply_counted_once_and_closed_when_su
 }
 
 #[test]
+fn an_inode_that_has_just_changed_its_node_id_is_not_estale_again() {
+    let bench = Bench::new(Mode::Passthrough, None);
+    let (even, cached) = (bench.file("f", "a", 9), Cached { generation: GENERATION, root: 0, file: 0x77 });
+    let odd = bench.store.set_cached(even.ino, even.version, Some(cached)).unwrap().unwrap();
+    bench.fs.open(node_id(Mode::Passthrough, &even), libc::O_RDONLY, bench.reply());
+    assert_eq!(bench.only().0, -libc::ESTALE);
+    bench.fs.lookup(ROOT, b"f", bench.reply());
+    assert_eq!(u64_at(&bench.only().1, 0), node_id(Mode::Passthrough, &odd));
+    bench.store.set_cached(even.ino, even.version, None).unwrap();
+    for _ in 0..2 {
+        bench.fs.open(node_id(Mode::Passthrough, &odd), libc::O_RDONLY, bench.reply());
+        let (error, opened) = bench.only();
+        assert_eq!((error, u32_at(&opened, 8) & FOPEN_PASSTHROUGH, u64_at(&opened, 0)), (0, 0, 1));
+        bench.fs.release(node_id(Mode::Passthrough, &odd), bench.reply());
+        assert_eq!(bench.only().0, 0);
+    }
+    bench.now.fetch_add(10_000, SeqCst);
+    bench.fs.open(node_id(Mode::Passthrough, &odd), libc::O_RDONLY, bench.reply());
+    assert_eq!(bench.only().0, -libc::ESTALE, "now it may move on");
+}
+
+#[test]
 fn a_refused_backing_id_makes_an_ordinary_open() {
     let bench = Bench::new(Mode::Passthrough, None);
     let file = bench.file("f", "a", 9);
