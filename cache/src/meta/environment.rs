@@ -23,10 +23,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const DATA: &str = "data.mdb";
 const LOCK: &str = "lock.mdb";
 const MARKER: &str = "marker";
+/// Ten milliseconds apart.
+const LOCK_ATTEMPTS: u32 = 20;
 const MARKER_BYTES: usize = 128;
 const SET_ASIDE: &str = "data.mdb.set-aside";
 /// A slot of LMDB's reader table, bytes; the header takes two to four of them.
@@ -63,10 +66,18 @@ impl Home {
     pub(super) fn take(dir: &Path) -> Result<Self, MetaError> {
         fs::create_dir_all(dir).map_err(io("cannot create the directory of the metadata store"))?;
         let handle = File::open(dir).map_err(io("cannot open the directory of the metadata store"))?;
-        match rustix::fs::flock(&handle, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { dir: dir.to_owned(), handle }),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(MetaError::InUse(dir.to_owned())),
-            Err(e) => Err(io("cannot lock the directory of the metadata store")(e.into())),
+        let mut patience = LOCK_ATTEMPTS;
+        loop {
+            match rustix::fs::flock(&handle, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self { dir: dir.to_owned(), handle }),
+                // A child that its killed owner had forked, and that has not reached its exec yet, holds it for that long.
+                Err(rustix::io::Errno::WOULDBLOCK) if patience > 0 => {
+                    patience -= 1;
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Err(rustix::io::Errno::WOULDBLOCK) => return Err(MetaError::InUse(dir.to_owned())),
+                Err(e) => return Err(io("cannot lock the directory of the metadata store")(e.into())),
+            }
         }
     }
 
@@ -217,6 +228,14 @@ impl Home {
             Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
             Err(e) => Err(fail(e.into())),
         }
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        // Closing is not enough: a child forked a moment ago has a copy of the handle until it executes its program.
+        // Failure leaves what closing leaves.
+        let _ = rustix::fs::flock(&self.handle, FlockOperation::Unlock);
     }
 }
 
