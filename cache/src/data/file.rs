@@ -281,7 +281,11 @@ impl File {
         };
         let data = match self.data.get() {
             Some(data) => reopen(data),
-            None if presence.is_some() => self.data_fd(root).and_then(reopen),
+            // What is there first: on a read-only disk it can be read and nothing can be created.
+            None if presence.is_some() => {
+                let existing = root.open_data(&self.key, self.id);
+                existing.or_else(|_| self.data_fd(root).and_then(reopen))
+            }
             None => root.open_data(&self.key, self.id),
         };
         match data {
