@@ -1,6 +1,7 @@
 //! The worker under a real kernel: root and /dev/fuse are needed, and a machine without them fails here.
 
-#[allow(unreachable_pub)]
+// Helpers of tests are tests, though clippy sees no #[test] on them.
+#[allow(unreachable_pub, clippy::unwrap_used)]
 mod support;
 
 use link::worker::Mode;

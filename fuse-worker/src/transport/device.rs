@@ -146,8 +146,8 @@ impl Transport {
             let stage = self.stage();
             let into = self.flight.stage_pointer(stage);
             let wanted = STAGE_BYTES.min(buffer.len());
-            // SAFETY: the pointer is valid for STAGE_BYTES bytes as long as the flight, and this thread owns the buffer.
             self.readers.fetch_add(1, Relaxed);
+            // SAFETY: the pointer is valid for STAGE_BYTES bytes as long as the flight, and this thread owns the buffer.
             let read = unsafe { libc::syscall(libc::SYS_read, self.device.as_raw_fd(), into, wanted) };
             let errno = last_errno();
             self.readers.fetch_sub(1, Relaxed);
