@@ -71,6 +71,9 @@ impl Store {
     /// Starts to store a listing. Until [`ListingWriter::finish`] readers see the listing before it, or none.
     pub fn begin_listing(&self, dir: u64) -> Result<ListingWriter<'_>, MetaError> {
         let seen_ms = (self.now_ms)();
+        // A reader that was killed in the middle of a question keeps every page of its time from being used again. A
+        // listing is when that would make the file grow, and beside it this costs nothing.
+        self.reader_check()?;
         let mut pending = self.pending();
         let mut write = Write::begin(&self.view)?;
         let mut directory = write.directory_to_fill(dir)?;
@@ -166,7 +169,8 @@ impl Store {
         write.commit()
     }
 
-    /// Frees what killed readers left behind (without it the file grows). Call it after each reap. Returns how many.
+    /// Frees the slots of killed readers; returns how many there were. Every opening and every listing does the same, so
+    /// it is a caller's choice to do it sooner, after each reap.
     pub fn reader_check(&self) -> Result<usize, MetaError> {
         self.view.env.clear_stale_readers().map_err(unexpected)
     }

@@ -176,6 +176,25 @@ fn the_slots_of_killed_readers_are_freed() {
 }
 
 #[test]
+fn killed_readers_do_not_make_the_file_grow() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let entries: Vec<Incoming> = (0..2_000).map(|i| file(&format!("{i:05}"), "token")).collect();
+    for _ in 0..5 {
+        list(&store, ROOT, &entries);
+    }
+    let settled = store.stats().unwrap().used_bytes;
+    for _ in 0..10 {
+        let mut reader = Role::start("stuck", bench.dir.path());
+        assert_eq!(reader.answer(), "reading");
+        reader.kill();
+        list(&store, ROOT, &entries);
+    }
+    let used = store.stats().unwrap().used_bytes;
+    assert!(used < settled * 2, "{settled} bytes in use before, {used} after");
+}
+
+#[test]
 fn a_store_whose_owner_was_killed_is_kept_and_whole() {
     for round in 0..6u64 {
         let bench = Bench::new();
