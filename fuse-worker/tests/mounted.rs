@@ -1,7 +1,7 @@
 //! The worker under a real kernel: root and /dev/fuse are needed, and a machine without them fails here.
+#![allow(clippy::unwrap_used)] // helpers of tests, on which clippy sees no #[test]
 
-// Helpers of tests are tests, though clippy sees no #[test] on them.
-#[allow(unreachable_pub, clippy::unwrap_used)]
+#[allow(unreachable_pub)]
 mod support;
 
 use link::worker::Mode;
