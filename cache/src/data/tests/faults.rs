@@ -76,6 +76,9 @@ async fn a_disk_that_turns_read_only_serves_what_it_has_and_the_rest_comes_detac
         drop(engine.lock_index().let_go(|_| true));
         engine.bury();
         engine.roots[0].journal.lock().unwrap().close();
+        // A sidecar that is still to be written would be lost with the right to write.
+        let saved = |p: &PathBuf| p.extension().is_some_and(|e| e == "idx");
+        until("the sidecar is saved", || files_below(disk.path()).iter().any(saved)).await;
         until("remounted", || {
             let flags = MountFlags::RDONLY;
             rustix::mount::mount_remount(disk.path(), flags, c"").is_ok()
