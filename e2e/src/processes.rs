@@ -22,8 +22,22 @@ pub fn all() -> Vec<u32> {
     entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// Living children: those that wait to be reaped do not count.
 pub fn children(of: u32) -> Vec<u32> {
-    all().into_iter().filter(|&pid| parent(pid) == Some(of)).collect()
+    let alive = |pid: u32| {
+        let fields = stat_fields(pid).unwrap_or_default();
+        fields.get(1).is_some_and(|p| *p == of.to_string()) && !matches!(fields[0].as_str(), "Z" | "X")
+    };
+    all().into_iter().filter(|&pid| alive(pid)).collect()
+}
+
+/// Children that hold a FUSE connection: workers at work, unlike those that stand by.
+pub fn fuse_children(of: u32) -> Vec<u32> {
+    let holds = |pid: &u32| {
+        let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+        entries.filter_map(|e| std::fs::read_link(e.ok()?.path()).ok()).any(|to| to == Path::new("/dev/fuse"))
+    };
+    children(of).into_iter().filter(holds).collect()
 }
 
 /// Processes that run a program from below `dir`, zombies excluded (they have no program any more).

@@ -138,7 +138,7 @@ fn wrong_targets_are_refused() -> Result<()> {
     let link = node.target(&volume, "pod-link")?;
     std::os::unix::fs::symlink(node.places().pods(), &link)?;
     let answer = node.plugin().publish(node.publish_request(&volume, &link));
-    refused("target that is a symlink", answer, &wrong, &["symlink"])?;
+    refused("target that is a symlink", answer, &wrong, &["symbolic link"])?;
     assert!(link.is_symlink());
 
     let outside = node.places().root().join("elsewhere");

@@ -57,12 +57,12 @@ fn without_any_worker_open_files_and_warm_small_files_go_on() -> Result<()> {
         for pid in processes::children(agent) {
             let _ = processes::kill_child(pid, agent); // ended meanwhile
         }
-        processes::children(agent).is_empty()
+        processes::fuse_children(agent).is_empty()
     };
     assert!(wait_until(Duration::from_secs(10), nobody), "workers keep coming although respawn is suspended");
     let opened = warm(&small_pod, "small,small,open,stat,readdir")?;
     std::thread::sleep(Duration::from_secs(2));
-    assert_eq!(processes::children(agent), Vec::<u32>::new());
+    assert_eq!(processes::fuse_children(agent), Vec::<u32>::new());
     for (name, report) in
         [("large", held.finish(Duration::from_secs(30))?), ("small", opened.finish(Duration::from_secs(30))?)]
     {
