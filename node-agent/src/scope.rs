@@ -11,7 +11,7 @@ use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use link::Cause;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -24,6 +24,8 @@ const LOOKUPS_BEFORE_LISTING: u32 = 8;
 const PAGES_AHEAD: usize = 4;
 /// Versions that readers may still hold open although the source has moved on.
 const VERSIONS_KEPT: usize = 65_536;
+/// Files that are not whole and are held for the workers; each has a descriptor.
+const HELD_MAX: usize = 1024;
 
 pub struct Scope {
     pub id: ScopeId,
@@ -66,6 +68,26 @@ enum Listed {
 struct Versions {
     by_file: HashMap<u64, (u64, u32)>,
     keys: HashMap<(u64, u32), FileKey>,
+    /// Files that are not whole yet and that workers hold descriptors of: dropped here, their blocks would be
+    /// fetched into a new file that no worker reads. The oldest go first: their readers ask again.
+    held: HashMap<u64, Arc<File>>,
+    held_order: VecDeque<u64>,
+}
+
+impl Versions {
+    fn hold(&mut self, file: &Arc<File>) -> Option<Arc<File>> {
+        if file.is_whole() || self.held.insert(file.id(), file.clone()).is_some() {
+            return None;
+        }
+        self.held_order.push_back(file.id());
+        while self.held_order.len() > HELD_MAX {
+            let oldest = self.held_order.pop_front()?;
+            if let Some(file) = self.held.remove(&oldest) {
+                return Some(file);
+            }
+        }
+        None
+    }
 }
 
 impl Scope {
@@ -329,20 +351,33 @@ impl Scope {
         }
         versions.by_file.insert(file.id(), (ino, version));
         versions.keys.insert((ino, version), key);
+        let let_go = versions.hold(&file);
+        drop(versions);
+        drop(let_go); // closes a file: not under the lock
         file
     }
 
     /// A cache file became whole and verified: from now on workers may open it without asking.
     /// Blocking; for the event thread.
     pub fn became_whole(&self, file: u64, root: u8) -> Result<(), MetaError> {
-        let Some((ino, version)) = lock(&self.versions).by_file.get(&file).copied() else { return Ok(()) };
+        let (found, let_go) = {
+            let mut versions = lock(&self.versions);
+            (versions.by_file.get(&file).copied(), versions.held.remove(&file))
+        };
+        drop(let_go); // the index knows whole files by itself
+        let Some((ino, version)) = found else { return Ok(()) };
         let cached = Cached { generation: self.generation, root, file };
         self.metadata.set_cached(ino, version, Some(cached)).map(|_| ())
     }
 
     /// A cache file was evicted or dropped. Blocking; for the event thread.
     pub fn became_gone(&self, file: u64) -> Result<(), MetaError> {
-        let Some((ino, version)) = lock(&self.versions).by_file.remove(&file) else { return Ok(()) };
+        let (found, let_go) = {
+            let mut versions = lock(&self.versions);
+            (versions.by_file.remove(&file), versions.held.remove(&file))
+        };
+        drop(let_go);
+        let Some((ino, version)) = found else { return Ok(()) };
         match self.names.attributes(ino)? {
             Some((a, _)) if a.cached.as_ref().is_some_and(|c| c.file == file) => {
                 self.metadata.set_cached(ino, version, None).map(|_| ())

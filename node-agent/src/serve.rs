@@ -20,6 +20,9 @@ pub struct Server {
     pub runtime: tokio::runtime::Handle,
 }
 
+/// A file up to this size is brought in as a whole when it is first asked for, bytes.
+const WHOLE_AT_ONCE: u64 = 1 << 20;
+
 type Answered = Result<(Reply, Vec<OwnedFd>), Cause>;
 
 impl Answer for Arc<Server> {
@@ -71,6 +74,11 @@ impl Server {
             Ask::Attributes { ino, force } => stored(scope.attributes(ino, freshness, force).await),
             Ask::File { ino, version } => {
                 let file = scope.file(ino, version, Self::read_options(mount))?;
+                if file.key().size <= WHOLE_AT_ONCE && !file.is_whole() {
+                    // The read that follows would ask for it anyway: save the second question. A failure is told
+                    // to that read.
+                    let _ = file.whole().await;
+                }
                 let descriptors = file.descriptors().map_err(|error| {
                     tracing::warn!(%error, file = file.id(), "cache file cannot be opened: dropped");
                     self.engine.damaged(file.id());
