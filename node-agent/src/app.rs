@@ -33,6 +33,7 @@ pub struct App {
 impl App {
     /// `privileged`: None connects to the broker of the configuration.
     pub async fn start(config: Config, privileged: Option<Arc<dyn Privileged>>) -> Result<Self> {
+        raise_descriptor_limit();
         let runtime = tokio::runtime::Handle::current();
         let metrics = Metrics::new();
         let numbers = Arc::new(State::open(&config.agent.state_dir)?);
@@ -142,6 +143,15 @@ impl App {
         self.volumes.stop_all().await;
         self.engine.shutdown().await;
         let _ = std::fs::remove_file(&self.api_socket); // a stale socket is replaced at the next start anyway
+    }
+}
+
+/// Cache files, connections and workers' sockets are many: the soft limit of 1,024 is for programs that use select.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!(%error, "the limit on open files stays low: large working sets may miss the cache");
     }
 }
 

@@ -114,7 +114,10 @@ impl Server {
                 let data = file.descriptors().map_err(|_| Cause::Internal)?.data;
                 let request = BrokerRequest::BackingOpen { mount: mount.id };
                 match self.privileged.ask(request, vec![data]).await {
-                    Ok(BrokerAnswer::Backing { id }) => Ok((Reply::Backing { id }, Vec::new())),
+                    Ok(BrokerAnswer::Backing { id }) => {
+                        mount.backing_opened(id);
+                        Ok((Reply::Backing { id }, Vec::new()))
+                    }
                     other => Err(refused("backing open", other)),
                 }
             }
@@ -124,7 +127,10 @@ impl Server {
                     .ask(BrokerRequest::BackingClose { mount: mount.id, id }, Vec::new())
                     .await
                 {
-                    Ok(_) => stored(Ok(())),
+                    Ok(_) => {
+                        mount.backing_closed(id);
+                        stored(Ok(()))
+                    }
                     other => Err(refused("backing close", other)),
                 }
             }

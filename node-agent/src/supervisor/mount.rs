@@ -9,6 +9,7 @@ use link::broker::{BrokerAnswer, BrokerRequest, MountId, Pod};
 use link::flight::{Collected, Flight, FlightError};
 use link::worker::{Assign, Counts, FromWorker, Mode, ToWorker, recv};
 use link::{MAX_FDS, MAX_MESSAGE, Packet, PacketError};
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
@@ -46,6 +47,8 @@ pub struct Mount {
     state: Mutex<State>,
     changed: Condvar,
     counts: Mutex<Counts>,
+    /// Passthrough ids that the broker opened for us and that were not closed yet.
+    backing: Mutex<HashSet<u32>>,
 }
 
 struct State {
@@ -155,6 +158,7 @@ impl Mount {
             }),
             changed: Condvar::new(),
             counts: Mutex::default(),
+            backing: Mutex::default(),
         }))
     }
 
@@ -194,6 +198,35 @@ impl Mount {
         c.interrupted += more.interrupted;
         c.replayed += more.replayed;
         c.table_full += more.table_full;
+    }
+
+    pub fn backing_opened(&self, id: u32) {
+        self.backing_ids().insert(id);
+    }
+
+    pub fn backing_closed(&self, id: u32) {
+        self.backing_ids().remove(&id);
+    }
+
+    fn backing_ids(&self) -> std::sync::MutexGuard<'_, HashSet<u32>> {
+        self.backing.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// A worker that died between getting an id and recording it, or between dropping its record and closing it,
+    /// leaves an id that nobody will ever use and that pins a cache file's blocks.
+    fn close_leaked_backings(&self, around: &Surroundings) {
+        let recorded: HashSet<u32> = self.flight.backings().into_iter().map(|(_, b)| b.id).collect();
+        let leaked: Vec<u32> =
+            self.backing_ids().iter().copied().filter(|id| !recorded.contains(id)).collect();
+        for id in leaked {
+            let ask = around.privileged.ask(BrokerRequest::BackingClose { mount: self.id, id }, Vec::new());
+            match around.runtime.block_on(ask) {
+                Ok(_) => self.backing_closed(id),
+                Err(error) => {
+                    tracing::warn!(mount = %self.id, id, %error, "a leaked backing id stays until unmount")
+                }
+            }
+        }
     }
 
     /// Tells the worker that a cache file is gone.
@@ -332,6 +365,7 @@ impl Mount {
                 return self.enter(Phase::Failed, "the kernel has ended the connection");
             }
             replayed = collected.orphans as u64;
+            self.close_leaked_backings(around);
             cause = match end {
                 End::Hung => HealCause::Hang,
                 _ => HealCause::of(status),
