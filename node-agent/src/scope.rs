@@ -317,7 +317,8 @@ impl Scope {
 
     /// The cache file of this version of this inode; `Stale` when the source has moved on and nobody holds it.
     pub fn file(&self, ino: u64, version: u32, options: ReadOptions) -> Result<Arc<File>, Cause> {
-        let (attributes, _) = self.names.attributes(ino).map_err(internal)?.ok_or(Cause::Stale)?;
+        // The last ones known: the object may be gone at the source and still be whole in the cache.
+        let attributes = self.names.last_attributes(ino).map_err(internal)?.ok_or(Cause::Stale)?;
         if attributes.kind != meta::Kind::File {
             return Err(Cause::Internal);
         }
