@@ -3,6 +3,7 @@
 //! Nothing here is built on the inside of the product: it is told what operators and orchestrators are told (command
 //! lines, a configuration file, CSI, the operator API) and looks at what the kernel shows.
 
+pub mod bench;
 pub mod clock;
 pub mod mountinfo;
 pub mod node;

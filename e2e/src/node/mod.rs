@@ -4,11 +4,13 @@
 //! A node that is dropped without it (a failed test) prints its logs and is cleaned up by force.
 
 mod agent;
+mod disk;
 mod places;
 mod plugin;
 mod server;
 
 pub use agent::{Agent, AgentOptions, Tier};
+pub use disk::{FaultyDisk, small_disk};
 pub use places::{OneAtATime, Places, programs};
 pub use plugin::{Plugin, capability};
 pub use server::{BUCKET, Proxy, Server, secrets};

@@ -1,0 +1,62 @@
+//! Cache disks that a test controls: a small tmpfs, and a directory behind a file system that fails on request.
+
+use super::places::Places;
+use super::server::spawn;
+use anyhow::{Context, Result, ensure};
+use rustix::mount::{MountFlags, mount};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::chown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use testkit::fault_fs::{DiskFaults, Status};
+use testkit::process::Process;
+
+/// A tmpfs of `megabytes`; it disappears with the node's directory.
+pub fn small_disk(places: &Places, megabytes: u64, uid: u32) -> Result<PathBuf> {
+    let disk = places.cache().join("small-disk");
+    std::fs::create_dir(&disk)?;
+    let data = std::ffi::CString::new(format!("size={megabytes}m,mode=0755,uid={uid},gid={uid}"))?;
+    mount("tmpfs", &disk, "tmpfs", MountFlags::empty(), Some(data.as_c_str()))?;
+    Ok(disk)
+}
+
+/// `fault-fs` over a directory.
+#[derive(Debug)]
+pub struct FaultyDisk {
+    _process: Process,
+    control: PathBuf,
+    mountpoint: PathBuf,
+}
+
+impl FaultyDisk {
+    pub fn start(places: &Places, uid: u32) -> Result<Self> {
+        let (dir, mountpoint) = (places.cache().join("faulty-below"), places.cache().join("faulty"));
+        std::fs::create_dir(&dir)?;
+        std::fs::create_dir(&mountpoint)?;
+        chown(&dir, Some(uid), Some(uid))?;
+        let (control, ready) =
+            (places.root().join("run/faulty.sock"), places.root().join("run/faulty.ready"));
+        let mut command = Command::new(places.bin("fault-fs"));
+        command.arg("--dir").arg(&dir).arg("--mountpoint").arg(&mountpoint);
+        command.arg("--control").arg(&control).arg("--ready-file").arg(&ready);
+        let mut process = spawn(&mut command, places, "fault-fs")?;
+        process.wait_for_ready_file(&ready, Duration::from_secs(30))?;
+        Ok(Self { _process: process, control, mountpoint })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Replaces all faults; the default mends the disk.
+    pub fn set(&self, faults: &DiskFaults) -> Result<Status> {
+        let mut socket = UnixStream::connect(&self.control)?;
+        writeln!(socket, "{}", serde_json::to_string(faults)?)?;
+        let mut line = String::new();
+        BufReader::new(socket).read_line(&mut line)?;
+        ensure!(!line.starts_with("error"), "fault-fs: {line}");
+        serde_json::from_str(&line).context(line)
+    }
+}
