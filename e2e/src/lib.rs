@@ -8,6 +8,7 @@ pub mod clock;
 pub mod mountinfo;
 pub mod node;
 pub mod oracle;
+pub mod pages;
 pub mod pod;
 pub mod processes;
 pub mod random;

@@ -45,6 +45,9 @@ fn without_any_worker_open_files_and_warm_small_files_go_on() -> Result<()> {
     let warm = |pod: &e2e::pod::Pod, kinds: &str| {
         pod.oracle(&tree, &["--keep-cache", "--pause-us", "200", "--kinds", kinds])
     };
+    // "Warm" is the claim's condition: this machine may page out what it thinks is cold (DAMON) in the middle of it.
+    let files = tree.files.iter().map(|f| e2e::pages::Pinned::new(&small.target.join(&f.path)));
+    let pinned = files.collect::<Result<Vec<_>>>()?;
     // One round with the workers there, so that what the run itself needs (absent names, say) is known to the kernel.
     let once = warm(&small_pod, "small,open,stat,readdir")?;
     std::thread::sleep(Duration::from_secs(3));
@@ -70,6 +73,7 @@ fn without_any_worker_open_files_and_warm_small_files_go_on() -> Result<()> {
         report.ensure_clean()?;
     }
 
+    drop(pinned);
     node.suspend_respawn(false)?;
     let back = || node.agent().serving().is_ok_and(|s| s.len() == 2);
     assert!(wait_until(Duration::from_secs(20), back), "{:?}", node.agent().volumes()?);

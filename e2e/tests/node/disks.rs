@@ -107,7 +107,7 @@ fn a_failing_cache_disk_is_a_miss() -> Result<()> {
             let name = format!("v{k}-{profile}");
             let mounted = node.volume(&name, "set", &[("profile", profile), ("freshness", freshness)])?;
             let pod = node.pod(&mounted)?;
-            let warm = tree.only(|f| f.path < "d002".to_owned());
+            let warm = tree.only(|f| f.path.as_str() < "d002");
             pod.start_verify_below("", &warm)?.finish(Duration::from_secs(60))?.ensure_all(&warm)?;
             disk.set(faults)?;
             if profile == "large" {
