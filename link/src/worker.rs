@@ -139,6 +139,8 @@ pub enum Ask {
     File { ino: u64, version: u32 },
     /// Bring these bytes in. → `Present` or `Detached`
     Read { file: u64, offset: u64, len: u32 },
+    /// The cache cannot be read, however often it is filled: bring these bytes past it. → `Detached`
+    Direct { ino: u64, version: u32, offset: u64, len: u32 },
     /// The cache file gave an I/O error or a short read: drop it. → `Stored`
     Damaged { file: u64 },
     /// A passthrough backing id for this cache file. → `Backing`

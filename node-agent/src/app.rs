@@ -68,6 +68,7 @@ impl App {
             metrics: metrics.clone(),
             runtime: runtime.clone(),
         });
+        let (tell_ended, mut ended) = tokio::sync::mpsc::unbounded_channel();
         let around = Arc::new(Surroundings {
             spawner: spawner.clone(),
             privileged: privileged.clone(),
@@ -75,6 +76,7 @@ impl App {
             heals: heals.clone(),
             runtime: runtime.clone(),
             suspend: config.workers.suspend_respawn_file.clone(),
+            ended: tell_ended,
         });
         let limits = Arc::new(store::Limits::new(store::LimitsConfig {
             requests: config.store.max_requests,
@@ -91,6 +93,13 @@ impl App {
             around,
         );
         follow_events(engine.clone(), volumes.clone())?;
+        // A broker that was restarted does not know the mounts of its predecessor, and cannot tell us of their end.
+        let mounted = volumes.clone();
+        tokio::spawn(async move {
+            while let Some(mount) = ended.recv().await {
+                mounted.unpublish(mount).await;
+            }
+        });
 
         let api = Api {
             volumes: volumes.clone(),
@@ -203,22 +212,22 @@ fn follow_events(engine: Arc<Engine>, volumes: Arc<Volumes>) -> Result<()> {
     let mut events = engine.events();
     let follow = move || {
         while let Some(event) = events.blocking_recv() {
-            let (key, told) = match &event {
+            let told = match &event {
                 Event::Whole { key, file, root } => {
-                    let scope = volumes.scope(&key.scope);
-                    (key, scope.map(|s| s.became_whole(*file, *root)))
+                    volumes.scope(&key.scope).map_or(Ok(()), |s| s.became_whole(*file, *root))
                 }
                 Event::Gone { key, file } => {
-                    let scope = volumes.scope(&key.scope);
-                    let told = scope.map(|s| s.became_gone(*file));
                     for mount in volumes.mounts().iter().filter(|m| m.scope.id == key.scope) {
                         mount.forget(*file);
                     }
-                    (key, told)
+                    volumes.scope(&key.scope).map_or(Ok(()), |s| s.became_gone(*file))
+                }
+                Event::Disk { root, works } => {
+                    volumes.scopes().iter().try_for_each(|scope| scope.disk(*root, *works))
                 }
             };
-            if let Some(Err(error)) = told {
-                tracing::warn!(scope = %key.scope, %error, "cache state could not be noted: readers will ask");
+            if let Err(error) = told {
+                tracing::warn!(?event, %error, "cache state could not be noted: readers will ask");
             }
         }
     };

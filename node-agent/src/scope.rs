@@ -5,13 +5,13 @@
 //! metadata store; the asker is told to look there.
 
 use crate::flights::Flights;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use cache::data::{Cause as DataCause, Engine, FetchError, File, FileKey, ReadOptions};
 use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use link::Cause;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -46,6 +46,8 @@ pub struct Scope {
     versions: Mutex<Versions>,
     /// Bytes of the files of each directory that was listed.
     listed_bytes: Mutex<HashMap<u64, u64>>,
+    /// Cache roots whose disk fails.
+    failing: Mutex<HashSet<u8>>,
     me: Weak<Scope>,
 }
 
@@ -114,6 +116,7 @@ impl Scope {
             large: Mutex::default(),
             versions: Mutex::default(),
             listed_bytes: Mutex::default(),
+            failing: Mutex::default(),
             me: me.clone(),
         })
     }
@@ -317,6 +320,11 @@ impl Scope {
 
     /// The cache file of this version of this inode; `Stale` when the source has moved on and nobody holds it.
     pub fn file(&self, ino: u64, version: u32, options: ReadOptions) -> Result<Arc<File>, Cause> {
+        let key = self.key(ino, version)?;
+        Ok(self.open(key, ino, version, options))
+    }
+
+    fn key(&self, ino: u64, version: u32) -> Result<FileKey, Cause> {
         // The last ones known: the object may be gone at the source and still be whole in the cache.
         let attributes = self.names.last_attributes(ino).map_err(internal)?.ok_or(Cause::Stale)?;
         if attributes.kind != meta::Kind::File {
@@ -328,7 +336,7 @@ impl Scope {
         } else {
             lock(&self.versions).keys.get(&(ino, version)).cloned().ok_or(Cause::Stale)?
         };
-        Ok(self.open(key, ino, version, options))
+        Ok(key)
     }
 
     /// As [`Self::file`], for whatever version is current.
@@ -358,6 +366,49 @@ impl Scope {
         file
     }
 
+    /// Bytes from the source, past the cache: for readers whose cache file cannot be read.
+    pub async fn direct(&self, ino: u64, version: u32, offset: u64, len: u32) -> Result<Bytes, Cause> {
+        let key = self.key(ino, version)?;
+        let end = offset.saturating_add(u64::from(len)).min(key.size);
+        if offset >= end {
+            return Ok(Bytes::new());
+        }
+        let mut bytes = BytesMut::with_capacity((end - offset) as usize);
+        let failed = |e: StoreError| self.cause("read", &key.path, &e);
+        let mut body = self
+            .source()
+            .get(&key.path, &store::Version(key.token.clone()), offset..end)
+            .await
+            .map_err(failed)?;
+        while let Some(chunk) = body.next().await {
+            bytes.extend_from_slice(&chunk.map_err(failed)?);
+        }
+        Ok(bytes.freeze())
+    }
+
+    /// The disk of a cache root fails, or works again: while it fails, workers are not sent to whole files on it by
+    /// themselves, and new opens do not go past them. Blocking; for the event thread.
+    pub fn disk(&self, root: u8, works: bool) -> Result<(), MetaError> {
+        match works {
+            true => lock(&self.failing).remove(&root),
+            false => lock(&self.failing).insert(root),
+        };
+        let opened: Vec<(u64, (u64, u32))> =
+            lock(&self.versions).by_file.iter().map(|(f, v)| (*f, *v)).collect();
+        for (id, (ino, version)) in opened {
+            let Some(file) = self.engine.by_id(id).filter(|f| f.root() == root && f.is_whole()) else {
+                continue;
+            };
+            let cached = Cached { generation: self.generation, root, file: file.id() };
+            self.metadata.set_cached(ino, version, works.then_some(cached))?;
+        }
+        Ok(())
+    }
+
+    pub fn disk_fails(&self, root: u8) -> bool {
+        lock(&self.failing).contains(&root)
+    }
+
     /// A cache file became whole and verified: from now on workers may open it without asking.
     /// Blocking; for the event thread.
     pub fn became_whole(&self, file: u64, root: u8) -> Result<(), MetaError> {
@@ -367,6 +418,9 @@ impl Scope {
         };
         drop(let_go); // the index knows whole files by itself
         let Some((ino, version)) = found else { return Ok(()) };
+        if self.disk_fails(root) {
+            return Ok(());
+        }
         let cached = Cached { generation: self.generation, root, file };
         self.metadata.set_cached(ino, version, Some(cached)).map(|_| ())
     }

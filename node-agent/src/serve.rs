@@ -4,7 +4,8 @@ use crate::metrics::Metrics;
 use crate::privileged::Privileged;
 use crate::scope::{Scope, fetch_cause};
 use crate::supervisor::{Answer, Mount};
-use cache::data::{Engine, Presence, ReadOptions};
+use bytes::Bytes;
+use cache::data::{Engine, File, Presence, ReadOptions};
 use link::broker::{BrokerAnswer, BrokerRequest};
 use link::worker::{Ask, FromWorker, Reply, ToWorker};
 use link::{Cause, Packet, PacketError};
@@ -94,23 +95,20 @@ impl Server {
                 let Some(file) = self.engine.by_id(file) else { return Ok((Reply::Gone, Vec::new())) };
                 match file.read(offset, len).await.map_err(|e| fetch_cause(&e))? {
                     Presence::Present { mark } => Ok((Reply::Present { mark }, Vec::new())),
-                    Presence::Detached(bytes) => {
-                        let len = bytes.len() as u32;
-                        let memory = tokio::task::spawn_blocking(move || memory_file(&bytes)).await;
-                        let fd = memory.map_err(|_| Cause::Internal)?.map_err(|error| {
-                            tracing::error!(%error, "no memory file for a detached read");
-                            Cause::Internal
-                        })?;
-                        Ok((Reply::Detached { len }, vec![fd]))
-                    }
+                    Presence::Detached(bytes) => detached(bytes).await,
                 }
+            }
+            Ask::Direct { ino, version, offset, len } => {
+                detached(scope.direct(ino, version, offset, len).await?).await
             }
             Ask::Damaged { file } => {
                 self.engine.damaged(file);
                 stored(Ok(()))
             }
             Ask::BackingOpen { file } => {
-                let file = self.engine.by_id(file).filter(|f| f.is_whole()).ok_or(Cause::Stale)?;
+                // Not on a disk that fails: the kernel would hand its errors to the reader.
+                let usable = |f: &Arc<File>| f.is_whole() && !scope.disk_fails(f.root());
+                let file = self.engine.by_id(file).filter(usable).ok_or(Cause::Stale)?;
                 let data = file.descriptors().map_err(|_| Cause::Internal)?.data;
                 let request = BrokerRequest::BackingOpen { mount: mount.id };
                 match self.privileged.ask(request, vec![data]).await {
@@ -156,6 +154,16 @@ fn stored(done: Result<(), Cause>) -> Answered {
 fn refused(what: &str, answer: Result<BrokerAnswer, link::Refusal>) -> Cause {
     tracing::warn!(?answer, "{what} was refused by the broker");
     Cause::Internal
+}
+
+async fn detached(bytes: Bytes) -> Answered {
+    let len = bytes.len() as u32;
+    let memory = tokio::task::spawn_blocking(move || memory_file(&bytes)).await;
+    let fd = memory.map_err(|_| Cause::Internal)?.map_err(|error| {
+        tracing::error!(%error, "no memory file for a detached read");
+        Cause::Internal
+    })?;
+    Ok((Reply::Detached { len }, vec![fd]))
 }
 
 fn memory_file(bytes: &[u8]) -> std::io::Result<OwnedFd> {

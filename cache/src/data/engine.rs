@@ -48,6 +48,8 @@ pub enum Event {
     Whole { key: Arc<FileKey>, file: u64, root: u8 },
     /// The file has left the cache; descriptors of it stay readable.
     Gone { key: Arc<FileKey>, file: u64 },
+    /// The disk of this root fails (or works again): nobody should be sent to its files without need.
+    Disk { root: u8, works: bool },
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -186,7 +186,11 @@ impl Engine {
             };
             self.relieve(root, space);
             root.low_space.store(root.space().as_ref().is_some_and(low), Ordering::Relaxed);
+            root.check_reads();
             root.probe(std::time::Instant::now());
+            if let Some(works) = root.news() {
+                self.send(Event::Disk { root: root.number, works });
+            }
         }
         self.relieve_scopes();
     }

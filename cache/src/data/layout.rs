@@ -64,8 +64,11 @@ pub(crate) fn prepare(
             emptied = true;
         }
         Format::Unreadable => {
-            let aside = move_aside(path, now_ms).map_err(fail)?;
-            dir = lock(path)?;
+            let (aside, renamed) = move_aside(path, now_ms).map_err(fail)?;
+            if renamed {
+                // Another directory now: the lock on the old one went away with it.
+                dir = lock(path)?;
+            }
             set_aside = Some(aside);
         }
         Format::Missing => {
@@ -147,16 +150,17 @@ fn empty(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn move_aside(path: &Path, now_ms: u64) -> io::Result<PathBuf> {
+/// Where it went, and whether the directory itself did: then there is a new, empty one in its place.
+fn move_aside(path: &Path, now_ms: u64) -> io::Result<(PathBuf, bool)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let beside = |k: u32| path.with_file_name(format!("{name}.{SET_ASIDE}{now_ms}{}", suffix(k)));
     let aside = (0..).map(beside).find(|p| !p.exists()).expect("an unused name exists");
     if std::fs::rename(path, &aside).is_ok() {
         std::fs::create_dir_all(path)?;
         prune(path.parent().unwrap_or(path), &format!("{name}.{SET_ASIDE}"));
-        return Ok(aside);
+        return Ok((aside, true));
     }
-    // A mount point cannot be renamed: its contents go into a directory of their own.
+    // A mount point cannot be renamed, nor anything in a directory that is not ours: its contents go into a directory of their own.
     let within = |k: u32| path.join(format!("{SET_ASIDE}{now_ms}{}", suffix(k)));
     let aside = (0..).map(within).find(|p| !p.exists()).expect("an unused name exists");
     std::fs::create_dir(&aside)?;
@@ -166,7 +170,7 @@ fn move_aside(path: &Path, now_ms: u64) -> io::Result<PathBuf> {
         }
     }
     prune(path, SET_ASIDE);
-    Ok(aside)
+    Ok((aside, false))
 }
 
 fn suffix(k: u32) -> String {

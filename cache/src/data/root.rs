@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use volume::ScopeId;
 
 pub(crate) const PROBE: &str = "probe";
+const PROBE_BYTES: usize = 4096;
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
 const PROBE_PAUSE_MAX: Duration = Duration::from_secs(60);
 
@@ -43,6 +44,8 @@ pub(crate) struct Root {
     /// The file system is below its floor.
     pub low_space: AtomicBool,
     health: Mutex<Health>,
+    /// What was last told to those who follow events.
+    announced: AtomicBool,
     observer: Arc<dyn Observer>,
 }
 
@@ -75,6 +78,7 @@ impl RootLimits {
 struct Health {
     pause: Duration,
     probe_at: Option<Instant>,
+    checked_at: Option<Instant>,
 }
 
 /// What the file system says: bytes and inodes that an unprivileged process may still take.
@@ -110,6 +114,7 @@ impl Root {
             full: AtomicBool::new(false),
             low_space: AtomicBool::new(false),
             health: Mutex::default(),
+            announced: AtomicBool::new(true),
             observer,
         })
     }
@@ -280,9 +285,50 @@ impl Root {
         let dir = self.dir()?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = rustix::fs::openat(dir, PROBE, flags, Mode::RUSR | Mode::WUSR)?;
-        let written = rustix::io::write(&fd, &[0; 4096]);
-        let _ = rustix::fs::unlinkat(dir, PROBE, AtFlags::empty());
-        if written? < 4096 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+        if rustix::io::write(&fd, &[0; PROBE_BYTES])? < PROBE_BYTES {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        // A disk that takes bytes and does not give them back is no better: look at the disk, not at memory.
+        rustix::fs::fdatasync(&fd)?;
+        read_probe(&fd)
+    }
+
+    /// Reads a little from the disk itself. Passed-through files are read by the kernel, so that nobody of ours sees
+    /// when the disk under them fails. Blocking.
+    pub(crate) fn check_reads(&self) {
+        {
+            let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+            let soon = health.checked_at.is_some_and(|at| at.elapsed() < PROBE_PAUSE);
+            if soon || !self.is_writable() {
+                return; // a busy keeper comes by often; while degraded `probe` is looking
+            }
+            health.checked_at = Some(Instant::now());
+        }
+        let read = || -> io::Result<()> {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            match rustix::fs::openat(self.dir()?, PROBE, flags, Mode::empty()) {
+                Ok(fd) => read_probe(&fd),
+                Err(rustix::io::Errno::NOENT) => self.try_write(),
+                Err(e) => Err(e.into()),
+            }
+        };
+        if let Err(error) = read() {
+            self.failed("check", &error, true);
+        }
+    }
+
+    /// Whether the disk works, if that has changed since it was last asked here.
+    pub(crate) fn news(&self) -> Option<bool> {
+        let works = self.is_writable() || self.is_full();
+        (self.announced.swap(works, Ordering::Relaxed) != works).then_some(works)
+    }
+}
+
+fn read_probe(fd: &OwnedFd) -> io::Result<()> {
+    rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed)?;
+    match rustix::io::pread(fd, &mut [0; PROBE_BYTES], 0)? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(()),
     }
 }
 

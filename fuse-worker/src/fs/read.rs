@@ -4,12 +4,14 @@
 //!  read ─► file open? ──► bits set? ──► pread ──► data
 //!            │ no           │ no          │ short, EIO
 //!            ▼              ▼             ▼
-//!        Ask::File      Ask::Read     Ask::Damaged, then once more from the start
+//!        Ask::File      Ask::Read     Ask::Damaged, then once more from the start,
+//!                                     in the end Ask::Direct, past the cache
 //! ```
 
 use super::Fs;
 use super::files::{Key, OpenFile};
 use super::node::version_of;
+use crate::errno::Failure;
 use crate::reply::Reply;
 use link::Cause;
 use link::worker::{Ask, FromWorker, Reply as Told};
@@ -60,6 +62,8 @@ impl Fs {
     fn serve(self: &Arc<Self>, range: Range, reply: Reply) {
         self.with_file(range.key, move |fs, file| match file {
             Ok(file) => fs.serve_from(&file, range, reply),
+            // No cache file to be had, for reasons of the cache: the bytes still exist.
+            Err(Failure::Cause(Cause::Internal)) => fs.direct(range, reply),
             Err(failure) => reply.fail(failure),
         });
     }
@@ -144,9 +148,27 @@ impl Fs {
     fn once_more(self: &Arc<Self>, file: &Arc<OpenFile>, range: Range, reply: Reply) {
         self.drop_file(range.key, file);
         if range.attempt + 1 == ATTEMPTS {
-            return reply.fail(self.internal("a cache file could not be read although it was fetched anew"));
+            return self.direct(range, reply);
         }
         self.serve(Range { attempt: range.attempt + 1, ..range }, reply);
+    }
+}
+
+impl Fs {
+    /// The last resort: the agent brings the bytes past the cache.
+    fn direct(self: &Arc<Self>, range: Range, reply: Reply) {
+        let fs = self.clone();
+        let (ino, version) = range.key;
+        self.link.ask(
+            Ask::Direct { ino, version, offset: range.offset, len: range.len },
+            Box::new(move |answer| match answer {
+                Ok((Told::Detached { len }, fds)) => fs.send_detached(len, fds, range, reply),
+                Ok(_) => {
+                    reply.fail(fs.internal("the agent answered a question for bytes with something else"))
+                }
+                Err(cause) => reply.fail(cause),
+            }),
+        );
     }
 }
 

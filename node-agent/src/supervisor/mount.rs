@@ -110,6 +110,8 @@ pub struct Surroundings {
     pub answer: Arc<dyn Answer>,
     pub heals: Arc<Heals>,
     pub runtime: tokio::runtime::Handle,
+    /// Told of mounts whose connection the kernel has ended: unmounted or aborted.
+    pub ended: tokio::sync::mpsc::UnboundedSender<MountId>,
     /// Debug: while this file exists nobody is started.
     pub suspend: Option<PathBuf>,
 }
@@ -362,7 +364,9 @@ impl Mount {
             self.report(&end, status, &collected);
             if collected.ended {
                 // Unmounted or aborted by somebody: there is nothing left to serve.
-                return self.enter(Phase::Failed, "the kernel has ended the connection");
+                self.enter(Phase::Failed, "the kernel has ended the connection");
+                let _ = around.ended.send(self.id); // fails only when the agent is shutting down
+                return;
             }
             replayed = collected.orphans as u64;
             self.close_leaked_backings(around);
