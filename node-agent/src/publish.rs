@@ -104,12 +104,7 @@ impl Volumes {
         let scope = self.open_scope(&spec, &credentials).await?;
         let mode = self.mode(&spec, &scope).await?;
         let small = mode == Mode::NoOpen;
-        let roots = (0..self.engine.roots())
-            .map(|root| self.engine.scope_dir(root as u8, &scope.id))
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|e| {
-                Refusal::new(RefusalKind::Unavailable, format!("a cache directory cannot be opened: {e}"))
-            })?;
+        let roots = self.root_directories(&scope)?;
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
         let volume = spec.id.clone();
         let parts = Parts { id, spec, target, pod, scope, assign, device, init, roots };
@@ -186,6 +181,22 @@ impl Volumes {
     fn get(&self, id: MountId) -> Result<Arc<Mount>, Refusal> {
         let absent = || Refusal::new(RefusalKind::NotFound, format!("mount {id} is not known to this agent"));
         lock(&self.mounts).get(&id).map(|e| e.mount.clone()).ok_or_else(absent)
+    }
+
+    /// One descriptor per cache root, in order. In place of a root that cannot be opened (its disk fails: that is a
+    /// miss, not an error) an empty directory, in which nothing is ever found.
+    fn root_directories(&self, scope: &Scope) -> Result<Vec<OwnedFd>, Refusal> {
+        let open = |root: usize| {
+            self.engine.scope_dir(root as u8, &scope.id).or_else(|error| {
+                tracing::warn!(root, %error, "cache root cannot be opened: the volume does without it");
+                let nothing = self.config.agent.state_dir.join("nothing");
+                std::fs::create_dir_all(&nothing)?;
+                Ok(OwnedFd::from(std::fs::File::open(&nothing)?))
+            })
+        };
+        (0..self.engine.roots()).map(open).collect::<std::io::Result<_>>().map_err(|e| {
+            Refusal::new(RefusalKind::Unavailable, format!("the agent's state directory cannot be used: {e}"))
+        })
     }
 
     fn credentials(

@@ -184,8 +184,13 @@ struct Watch {
 
 impl Watch {
     fn kill_some(&mut self, node: &Node, plan: &KillPlan, random: &mut Random) -> Result<()> {
-        let mut serving = node.agent().serving()?;
-        ensure!(!serving.is_empty(), "no worker serves anything");
+        // All may be between two workers just now.
+        let mut serving = Vec::new();
+        let found = crate::clock::wait_until(plan.patience, || {
+            serving = node.agent().serving().unwrap_or_default();
+            !serving.is_empty()
+        });
+        ensure!(found, "no worker serves anything within {:?}", plan.patience);
         let together = random.one_in(plan.together_every.max(1) as u64);
         let n = if together { 2 + random.below(3) as usize } else { 1 };
         let mut killed = Vec::new();

@@ -362,7 +362,7 @@ impl Mount {
                 Collected::default()
             });
             self.report(&end, status, &collected);
-            if collected.ended {
+            if collected.ended || self.connection_ended() {
                 // Unmounted or aborted by somebody: there is nothing left to serve.
                 self.enter(Phase::Failed, "the kernel has ended the connection");
                 let _ = around.ended.send(self.id); // fails only when the agent is shutting down
@@ -381,6 +381,14 @@ impl Mount {
             }
         }
         self.enter(Phase::Stopped, "");
+    }
+
+    /// The kernel says so through poll; a read would say it with ENODEV, but might take a request.
+    fn connection_ended(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut device = [PollFd::new(&self.device, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut device, Some(&now)).is_ok() && device[0].revents().contains(PollFlags::ERR)
     }
 
     /// Sleeps unless stopped; true when stopped.
