@@ -251,7 +251,8 @@ impl Node {
             self.stop_plugin()?;
         }
         self.finished = true;
-        let fine = [self.places.bin("s3-server"), self.places.bin("shape-proxy")];
+        // Servers of the test itself, which end when their handles are dropped.
+        let fine = ["s3-server", "shape-proxy", "fault-fs"].map(|name| self.places.bin(name));
         let left: Vec<_> = processes::running_from(&self.places.root().join("bin"));
         let left: Vec<_> = left.into_iter().filter(|(_, program)| !fine.contains(program)).collect();
         if !left.is_empty() {
