@@ -11,6 +11,7 @@ use e2e::pod::Pod;
 use e2e::processes;
 use e2e::tree::{Shape, Tree};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -213,8 +214,11 @@ fn gather(options: &Options, bucket: &Path, bar: &ProgressBar) -> Result<Tree> {
         let to = bucket.join(&file.path);
         std::fs::create_dir_all(to.parent().context("a file has a directory")?)?;
         let original = from.join(&file.path);
-        if std::fs::hard_link(&original, &to).is_err() {
+        // The pods compare as a user without rights: what that user may not read is copied.
+        let readable = original.metadata().is_ok_and(|m| m.mode() & 0o004 != 0);
+        if !readable || std::fs::hard_link(&original, &to).is_err() {
             std::fs::copy(&original, &to).with_context(|| original.display().to_string())?;
+            std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o644))?;
         }
         bar.tick();
     }
