@@ -212,12 +212,13 @@ fn cache_directory(path: &Path) -> Finding {
         );
     };
     const OVERLAYFS: i64 = 0x794c_7630;
-    if rustix::fs::statfs(path).is_ok_and(|f| i64::from(f.f_type) == OVERLAYFS) {
+    if rustix::fs::statfs(path).is_ok_and(|f| f.f_type == OVERLAYFS) {
         let todo = "put the cache on a host path: passthrough does not work on a container's own file system";
         return Finding::new(&what, Grade::Less, "overlayfs", todo);
     }
     let free = 100 * s.f_bavail / s.f_blocks.max(1);
-    let inodes = if s.f_files == 0 { 100 } else { 100 * s.f_favail / s.f_files };
+    // A file system that counts no inodes does not run out of them.
+    let inodes = (100 * s.f_favail).checked_div(s.f_files).unwrap_or(100);
     let saw = format!("{} free ({free} %), inodes {inodes} % free", bytes(s.f_bavail * s.f_frsize));
     match free >= 15 && inodes >= 10 {
         true => Finding::fine(&what, saw),

@@ -268,7 +268,7 @@ impl Config {
         if !block.is_power_of_two() || !(4096..=1 << 20).contains(&block) {
             return wrong(format!("cache.block {block} must be a power of two from 4Ki to 1Mi"));
         }
-        if self.cache.part.0 < block || self.cache.part.0 % block != 0 {
+        if self.cache.part.0 < block || !self.cache.part.0.is_multiple_of(block) {
             return wrong("cache.part must be a multiple of cache.block".into());
         }
         if self.cache.parallel_parts == 0 || self.store.max_requests == 0 || self.workers.threads == 0 {

@@ -29,8 +29,11 @@ pub struct Volumes {
     observer: Arc<dyn store::Observer>,
     pub around: Arc<Surroundings>,
     mounts: Mutex<HashMap<MountId, Entry>>,
-    scopes: Mutex<HashMap<ScopeId, Arc<tokio::sync::Mutex<Option<Arc<Scope>>>>>>,
+    scopes: Mutex<HashMap<ScopeId, ScopeSlot>>,
 }
+
+/// Held while a scope is being opened, so that a second publish of it waits for the first.
+type ScopeSlot = Arc<tokio::sync::Mutex<Option<Arc<Scope>>>>;
 
 struct Entry {
     mount: Arc<Mount>,

@@ -214,6 +214,7 @@ impl Agent {
 
     fn answer(&self, ask: Ask) -> Result<(Reply, Vec<OwnedFd>), Cause> {
         let reply = match ask {
+            Ask::Direct { .. } => panic!("this agent's cache files can always be read"),
             Ask::Lookup { parent, name } => {
                 let name = String::from_utf8(name).map_err(|_| Cause::NotFound)?;
                 let dir = self.store.view().path(parent).unwrap().ok_or(Cause::Stale)?;
@@ -329,6 +330,7 @@ fn kind_of(ask: &Ask) -> &'static str {
         Ask::File { .. } => "file",
         Ask::Read { .. } => "read",
         Ask::Damaged { .. } => "damaged",
+        Ask::Direct { .. } => "direct",
         Ask::BackingOpen { .. } => "backing open",
         Ask::BackingClose { .. } => "backing close",
         Ask::Dying { .. } => "dying",
