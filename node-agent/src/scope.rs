@@ -22,6 +22,8 @@ use volume::{Freshness, ScopeId};
 const LOOKUPS_BEFORE_LISTING: u32 = 8;
 /// Pages between the network and the metadata store.
 const PAGES_AHEAD: usize = 4;
+/// How long a reader whose version is gone from the source waits until the new one is known.
+const ASK_AFTER_STALE: Duration = Duration::from_secs(10);
 /// Versions that readers may still hold open although the source has moved on.
 const VERSIONS_KEPT: usize = 65_536;
 /// Files that are not whole and are held for the workers; each has a descriptor.
@@ -489,9 +491,10 @@ impl cache::data::Fetch for FromSource {
             Err(error) => {
                 let cause = scope.cause("read", &self.path, &error);
                 if matches!(cause, Cause::Stale | Cause::NotFound) {
-                    // Whatever the freshness: we know now that it changed. The next open sees the new version.
-                    let ino = self.ino;
-                    tokio::spawn(async move { scope.attributes(ino, Freshness::Strict, true).await });
+                    // Whatever the freshness: we know now that it changed. Before the reader knows it, so that its
+                    // next open sees the new version; but a slow store does not hold up its error for ever.
+                    let asked = scope.attributes(self.ino, Freshness::Strict, true);
+                    let _ = tokio::time::timeout(ASK_AFTER_STALE, asked).await; // failed: the error says enough
                 }
                 Err(fetch_error(&error))
             }

@@ -15,7 +15,7 @@ const MORE_THAN_FITS: Shape =
     Shape { directories: 4, files: 50, small_bytes: 100_000, large: 6, large_bytes: 20 << 20 };
 
 /// A node whose only cache disk is the one that `make` gives.
-fn node_on(make: impl FnOnce(&mut Node, u32) -> Result<PathBuf>) -> Result<Node> {
+pub(crate) fn node_on(make: impl FnOnce(&mut Node, u32) -> Result<PathBuf>) -> Result<Node> {
     // A disk lives in the node's directory, so the node comes first and is restarted on it.
     let mut node = Node::start(AgentOptions::default())?;
     node.stop_agent()?;
@@ -30,7 +30,7 @@ fn node_on(make: impl FnOnce(&mut Node, u32) -> Result<PathBuf>) -> Result<Node>
 }
 
 /// Takes what is free, as another program on the node might.
-fn fill(disk: &Path) -> Result<PathBuf> {
+pub(crate) fn fill(disk: &Path) -> Result<PathBuf> {
     use std::io::Write;
     let path = disk.join("hog");
     let mut hog = std::fs::File::create(&path)?;
@@ -155,7 +155,7 @@ fn bits_flipped_while_the_agent_is_down_are_noticed() -> Result<()> {
     node.finish()
 }
 
-fn flip_a_bit_in_each(dir: &Path, random: &mut Random) -> Result<usize> {
+pub(crate) fn flip_a_bit_in_each(dir: &Path, random: &mut Random) -> Result<usize> {
     let mut flipped = 0;
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();

@@ -1,11 +1,14 @@
 //! Promises that only real processes on a real kernel can keep or break. One node at a time: see `e2e::node`.
 
 mod bad_input;
+mod changes;
 mod deaths;
 mod disks;
 mod faults;
 mod holders;
+mod outages;
 mod pods;
+mod promises;
 mod reading;
 mod sanity;
 

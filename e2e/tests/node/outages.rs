@@ -1,0 +1,232 @@
+//! What docs/failures.md promises when a part of the node stands still, is gone or lies.
+
+use crate::disks::{fill, flip_a_bit_in_each, node_on};
+use crate::node_with;
+use crate::promises::errno;
+use anyhow::{Context, Result, ensure};
+use e2e::clock::wait_until;
+use e2e::node::{AgentOptions, FaultyDisk, Node};
+use e2e::processes;
+use e2e::random::Random;
+use e2e::tree::{Shape, Tree};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+use testkit::fault_fs::{Call, DiskFaults};
+use testkit::faults::{Fault, Rule, Script};
+
+fn signal(pid: u32, signal: Signal) -> Result<()> {
+    let pid = Pid::from_raw(i32::try_from(pid)?).context("pid 0")?;
+    Ok(kill_process(pid, signal)?)
+}
+
+fn worker_of(node: &Node, volume: &str) -> Option<u32> {
+    node.agent().serving().ok()?.into_iter().find(|(id, _)| id == volume).map(|(_, pid)| pid)
+}
+
+#[test]
+fn a_worker_that_waits_for_the_store_is_not_replaced() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = node.volume("v", "set", &[])?;
+    let pod = node.pod(&mounted)?;
+    let worker = worker_of(&node, &mounted.id);
+    // Longer than a worker may stand still.
+    let rule = Rule::always(Fault::Stall { ms: Some(9000) }).op("GetObject").times(1);
+    node.server.set_faults(&Script { seed: 0, rules: vec![rule] })?;
+    pod.verify(&tree, 1)?.ensure_all(&tree)?;
+    assert_eq!((worker_of(&node, &mounted.id), node.agent().heals()?.len()), (worker, 0));
+    node.finish()
+}
+
+#[test]
+fn workers_end_with_their_agent() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let more = [("healTimeout", "1s")];
+    let volumes = ["idle", "stopped", "waiting"].map(|name| node.volume(name, "set", &more));
+    let [_idle, stopped, waiting] = volumes;
+    let (stopped, waiting) = (stopped?, waiting?);
+    signal(worker_of(&node, &stopped.id).context("nobody serves")?, Signal::STOP)?;
+    node.server.freeze()?;
+    let reader = node.pod(&waiting)?.start_verify(&tree, 2, 1)?;
+    let asked = || node.server.stats().is_ok_and(|s| s.in_flight > 0);
+    assert!(wait_until(Duration::from_secs(10), asked), "the reader never asked the store");
+    // Idle, standing still, waiting for the store and standing by: the harness waits for all of them to be gone.
+    assert!(processes::children(node.agent().pid()).len() >= 4);
+    node.kill_agent()?;
+    drop(reader);
+    node.server.no_faults()?;
+    node.start_agent()?;
+    let workers = processes::children(node.agent().pid());
+    node.stop_agent()?;
+    let gone = || workers.iter().all(|pid| !std::path::Path::new(&format!("/proc/{pid}/exe")).exists());
+    assert!(wait_until(Duration::from_secs(5), gone), "workers outlived an agent that ended in order");
+    node.start_agent()?;
+    node.finish()
+}
+
+#[test]
+fn without_the_broker_new_whole_files_are_read_through_the_worker() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = node.volume("v", "set", &[("profile", "large")])?;
+    let pod = node.pod(&mounted)?;
+    node.kill_plugin()?;
+    let away = || node.agent().status().is_ok_and(|s| !s.broker_connected);
+    assert!(wait_until(Duration::from_secs(20), away), "the agent still believes in its broker");
+    for _ in 0..2 {
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+    }
+    // A killed caller waits for its answer, and gets it.
+    node.agent().evict_all()?;
+    node.server.freeze()?;
+    let mut reader = pod.start_verify(&tree, 2, 1)?;
+    let asked = || node.server.stats().is_ok_and(|s| s.in_flight > 0);
+    assert!(wait_until(Duration::from_secs(10), asked), "the reader never asked the store");
+    signal(reader.pid(), Signal::KILL)?;
+    node.server.no_faults()?;
+    reader.kill(Duration::from_secs(20))?;
+    pod.verify(&tree, 2)?.ensure_all(&tree)?;
+
+    node.start_plugin()?;
+    let connected = || node.agent().status().is_ok_and(|s| s.broker_connected);
+    assert!(wait_until(Duration::from_secs(30), connected), "the agent did not come back to the broker");
+    for _ in 0..2 {
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+    }
+    drop(pod);
+    node.finish()
+}
+
+#[test]
+fn with_the_store_frozen_what_is_fresh_is_read_and_the_rest_is_eio() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let limit = ("storeTimeout", "2s");
+    let kinds: [(&str, &[(&str, &str)]); 5] = [
+        ("fresh-large", &[("profile", "large"), ("metadataTtl", "1h"), limit]),
+        ("fresh-small", &[("profile", "small"), ("metadataTtl", "1h"), limit]),
+        ("static-large", &[("profile", "large"), ("freshness", "static"), limit]),
+        ("static-small", &[("profile", "small"), ("freshness", "static"), limit]),
+        ("short", &[("profile", "large"), ("metadataTtl", "100ms"), limit]),
+    ];
+    let mut volumes = Vec::new();
+    for (name, parameters) in kinds {
+        let mounted = node.volume(name, "set", parameters)?;
+        let pod = node.pod(&mounted)?;
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        volumes.push((name, mounted, pod));
+    }
+    node.server.freeze()?;
+    let (_, short, _) = volumes.last().context("there are five")?;
+    let path = short.target.join("large0");
+    let refused = || errno(fs::metadata(&path)) == Some(libc::EIO);
+    assert!(wait_until(Duration::from_secs(30), refused), "a stale name is shown although the store is away");
+    for (name, _, pod) in volumes.iter().filter(|(name, ..)| *name != "short") {
+        let read = pod.start_verify(&tree, 2, 3)?.finish(Duration::from_secs(30))?;
+        read.ensure_all(&tree).with_context(|| format!("volume {name}"))?;
+    }
+    node.server.no_faults()?;
+    for (name, _, pod) in &volumes {
+        pod.verify(&tree, 2)?.ensure_all(&tree).with_context(|| format!("volume {name}, thawed"))?;
+    }
+    drop(volumes);
+    node.finish()
+}
+
+#[test]
+fn files_that_were_open_when_the_disk_failed_may_fail_and_new_opens_do_not() -> Result<()> {
+    let mut disk = None;
+    let mut node = node_on(|node, uid| {
+        let faulty = disk.insert(FaultyDisk::start(node.places(), uid)?);
+        Ok(faulty.path().to_owned())
+    })?;
+    let disk = disk.context("node_on makes the disk")?;
+    let tree = Tree::generated("", Shape::LITTLE);
+    node.server.add(&tree, "set")?;
+    for profile in ["large", "small"] {
+        let mounted = node.volume(profile, "set", &[("profile", profile)])?;
+        let pod = node.pod(&mounted)?;
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        let open = File::open(mounted.target.join("large0"))?;
+        disk.set(&DiskFaults { eio: vec![Call::Read], ..DiskFaults::default() })?;
+        let file = tree.files.iter().find(|f| f.path == "large0").context("the tree has it")?;
+        let mut bytes = vec![0; 64 << 10];
+        for k in 0..20 {
+            match open.read_exact_at(&mut bytes, k * 256 * 1024) {
+                Ok(()) => assert_eq!(tree.reference(file)?.first_difference(k * 256 * 1024, &bytes), None),
+                Err(e) => assert_eq!(e.raw_os_error(), Some(libc::EIO), "profile {profile}"),
+            }
+        }
+        let right = || pod.verify(&tree, 2).and_then(|read| read.ensure_all(&tree)).is_ok();
+        assert!(wait_until(Duration::from_secs(40), right), "profile {profile}: new opens fail");
+        disk.set(&DiskFaults::default())?;
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        drop((open, pod));
+        node.unpublish(&mounted)?;
+    }
+    node.finish()
+}
+
+#[test]
+fn bits_flipped_under_a_running_agent_are_noticed_after_its_restart() -> Result<()> {
+    let seed = crate::seed();
+    let (mut node, tree) = node_with("set")?;
+    for profile in ["large", "small"] {
+        let mounted = node.volume(profile, "set", &[("profile", profile)])?;
+        let pod = node.pod(&mounted)?;
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        let flipped = flip_a_bit_in_each(&node.places().cache().join("ssd"), &mut Random(seed))?;
+        ensure!(flipped > tree.files.len() / 2, "only {flipped} cache files were found");
+        // Right or wrong bytes, which is what the exception says, but every call is answered.
+        let read = pod.verify(&tree, 2)?;
+        println!("profile {profile}: {} of {} files as they should be", read.files, tree.files.len());
+        assert_eq!(worker_of(&node, &mounted.id).map(|_| ()), Some(()), "the worker is gone");
+        assert!(node.agent().heals()?.is_empty());
+        drop(pod);
+        node.unpublish(&mounted)?;
+        node.stop_agent()?;
+        node.start_agent()?;
+        let again = node.volume(&format!("again-{profile}"), "set", &[("profile", profile)])?;
+        node.pod(&again)?.verify(&tree, 2)?.ensure_all(&tree)?;
+        node.unpublish(&again)?;
+    }
+    node.finish()
+}
+
+#[test]
+fn with_a_full_metadata_disk_what_is_known_is_served_and_the_rest_is_eio() -> Result<()> {
+    use rustix::mount::{MountFlags, mount};
+    let mut node = Node::start(AgentOptions::default())?;
+    node.stop_agent()?;
+    let meta = node.places().cache().join("meta");
+    let uid = node.options().uid;
+    let data = std::ffi::CString::new(format!("size=16m,mode=0755,uid={uid},gid={uid}"))?;
+    mount("tmpfs", &meta, "tmpfs", MountFlags::empty(), Some(data.as_c_str()))?;
+    node.start_agent()?;
+    let tree = Tree::generated("", Shape::LITTLE);
+    node.server.add(&tree, "set/known")?;
+    for k in 0..20_000 {
+        let dir = node.server.dir().join(format!("set/new/{}", k % 4));
+        if k < 4 {
+            fs::create_dir_all(&dir)?;
+        }
+        File::create(dir.join(format!("a-name-that-takes-some-room-in-the-store-{k}")))?;
+    }
+    let mounted = node.volume("v", "set", &[("metadataTtl", "1h"), ("profile", "large")])?;
+    let known = mounted.target.join("known");
+    let pod = node.pod(&mounted)?;
+    pod.start_verify_below("known", &tree)?.finish(Duration::from_secs(60))?.ensure_all(&tree)?;
+    crate::promises::names(&known)?;
+    let hog = fill(&meta)?;
+    let listed = (0..4).map(|k| errno(crate::promises::names(&mounted.target.join(format!("new/{k}")))));
+    let listed: Vec<_> = listed.collect();
+    assert!(listed.contains(&Some(libc::EIO)), "{listed:?}");
+    assert!(listed.iter().all(|e| matches!(e, None | Some(libc::EIO))), "{listed:?}");
+    pod.start_verify_below("known", &tree)?.finish(Duration::from_secs(60))?.ensure_all(&tree)?;
+    fs::remove_file(hog)?;
+    for k in 0..4 {
+        assert_eq!(crate::promises::names(&mounted.target.join(format!("new/{k}")))?.len(), 5000);
+    }
+    assert!(node.agent().heals()?.is_empty());
+    drop(pod);
+    node.finish()
+}
