@@ -26,6 +26,28 @@ fn worker_of(node: &Node, volume: &str) -> Option<u32> {
 }
 
 #[test]
+fn a_worker_that_stands_still_is_replaced_and_no_call_fails() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    for profile in ["large", "small"] {
+        let mounted = node.volume(profile, "set", &[("profile", profile), ("metadataTtl", "1s")])?;
+        let pod = node.pod(&mounted)?;
+        let stopped = worker_of(&node, &mounted.id).context("nobody serves")?;
+        signal(stopped, Signal::STOP)?;
+        // Everything is cold: all of these wait for the one that stands still.
+        let readers: Vec<_> = (0..3).map(|k| pod.start_verify(&tree, 2, k)).collect::<Result<_>>()?;
+        let replaced = || worker_of(&node, &mounted.id).is_some_and(|pid| pid != stopped);
+        assert!(wait_until(Duration::from_secs(40), replaced), "{:?}", node.agent().volumes()?);
+        for reader in readers {
+            reader.finish(Duration::from_secs(60))?.ensure_all(&tree)?;
+        }
+        let heals = node.agent().heals()?;
+        let causes: Vec<_> = heals.iter().filter(|h| h.volume_id == mounted.id).map(|h| &h.cause).collect();
+        assert_eq!(causes, ["hang"], "{heals:?}");
+    }
+    node.finish()
+}
+
+#[test]
 fn a_worker_that_waits_for_the_store_is_not_replaced() -> Result<()> {
     let (mut node, tree) = node_with("set")?;
     let mounted = node.volume("v", "set", &[])?;

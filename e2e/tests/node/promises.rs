@@ -248,6 +248,32 @@ fn writing_of_any_kind_is_erofs() -> Result<()> {
 }
 
 #[test]
+fn getfattr_tells_where_a_file_comes_from() -> Result<()> {
+    let (mut node, store) = node_and_store()?;
+    // Larger than what is brought in as a whole as soon as anybody asks for the file.
+    let body = content::bytes(1, 0..3_000_000);
+    let etag = store.put(BUCKET, "set/d/f", body.clone())?.etag;
+    for profile in ["large", "small"] {
+        let more = [("profile", profile), ("freshness", if profile == "large" { "strict" } else { "ttl" })];
+        let mounted = volume(&mut node, &store, profile, "set", &more)?;
+        let (f, d) = (mounted.target.join("d/f"), mounted.target.join("d"));
+        node.agent().evict_all()?;
+        assert_eq!(attribute(&f, "cached_bytes")?, "0", "profile {profile}");
+        assert_eq!(fs::read(&f)?, body);
+        assert_eq!(attribute(&f, "cached_bytes")?, "3000000", "profile {profile}");
+        assert_eq!((attribute(&f, "etag")?, attribute(&f, "version")?), (etag.clone(), "1".to_owned()));
+        let source = format!("s3://{BUCKET}/set/d");
+        assert_eq!((attribute(&f, "source")?, attribute(&d, "source")?), (format!("{source}/f"), source));
+    }
+    let mounted = volume(&mut node, &store, "again", "set", &[("freshness", "strict")])?;
+    let etag = store.put(BUCKET, "set/d/f", "other")?.etag;
+    let f = mounted.target.join("d/f");
+    assert_eq!(fs::read(&f)?, b"other");
+    assert_eq!((attribute(&f, "etag")?, attribute(&f, "version")?), (etag, "2".to_owned()));
+    node.finish()
+}
+
+#[test]
 fn shared_and_private_mappings_show_the_bytes() -> Result<()> {
     let (mut node, store) = node_and_store()?;
     let size = 3 * 1024 * 1024 + 17;

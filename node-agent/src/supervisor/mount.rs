@@ -9,6 +9,7 @@ use link::broker::{BrokerAnswer, BrokerRequest, MountId, Pod};
 use link::flight::{Collected, Flight, FlightError};
 use link::worker::{Assign, Counts, FromWorker, Mode, ToWorker, recv};
 use link::{MAX_FDS, MAX_MESSAGE, Packet, PacketError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -385,10 +386,13 @@ impl Mount {
 
     /// The kernel says so through poll; a read would say it with ENODEV, but might take a request.
     fn connection_ended(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        self.device_says(PollFlags::ERR)
+    }
+
+    fn device_says(&self, event: PollFlags) -> bool {
         let mut device = [PollFd::new(&self.device, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut device, Some(&now)).is_ok() && device[0].revents().contains(PollFlags::ERR)
+        poll(&mut device, Some(&now)).is_ok() && device[0].revents().contains(event)
     }
 
     /// Sleeps unless stopped; true when stopped.
@@ -489,8 +493,9 @@ impl Mount {
         let ask = around.privileged.ask(BrokerRequest::Waiting { mount: self.id }, Vec::new());
         match around.runtime.block_on(ask) {
             Ok(BrokerAnswer::Waiting { count }) => count > 0,
-            // Unknown: the shared table knows of those that were read.
-            _ => self.flight.in_flight() > 0,
+            // Unknown (the broker is away, or sees no fusectl): those that were read stand in the shared table, and
+            // the device is readable while there are others.
+            _ => self.flight.in_flight() > 0 || self.device_says(PollFlags::IN),
         }
     }
 
