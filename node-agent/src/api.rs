@@ -77,7 +77,6 @@ impl Agent for Api {
             memory_budget_bytes: self.memory_budget,
             volumes: self.volumes.mounts().len() as u32,
             standby_workers: self.spawner.standing_by() as u32,
-            features: Default::default(),
         }))
     }
 

@@ -1,7 +1,6 @@
 //! Publish and unpublish: from a mount request to a worker that serves it, and back.
 
 use crate::config::Config;
-use crate::privileged::Privileged;
 use crate::profile;
 use crate::scope::{Scope, now_ms, store_cause};
 use crate::supervisor::{Mount, Parts, Surroundings};
@@ -358,11 +357,6 @@ impl crate::broker_client::Serve for Volumes {
     fn lost(&self) {
         // Mounts go on: workers need the broker for backing ids and dying callers only.
     }
-}
-
-/// True while the privileged side is there; for status.
-pub fn connected(privileged: &dyn Privileged) -> bool {
-    privileged.connected()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

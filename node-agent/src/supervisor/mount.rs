@@ -182,7 +182,7 @@ impl Mount {
         }
     }
 
-    /// Adds what a worker counted; returns nothing because totals are read through [`Self::state`].
+    /// Adds what a worker counted; the totals are part of [`Self::state`].
     pub fn count(&self, more: &Counts) {
         let mut c = self.counts.lock().unwrap_or_else(|p| p.into_inner());
         c.lookups += more.lookups;
