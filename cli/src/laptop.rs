@@ -5,6 +5,7 @@
 
 use anyhow::{Context, Result, bail};
 use link::broker::{AgentAnswer, BrokerAnswer, BrokerRequest, MountId, Publish};
+use link::worker::Mode;
 use link::{Refusal, RefusalKind};
 use mounts::probe::{Helper, What};
 use mounts::{Connection, Kernel, Linux, LinuxPaths, MountSource, Ours, Target, stack_at};
@@ -140,7 +141,7 @@ async fn publish(
         pod: None,
     };
     let (answer, _shared) = app.volumes.publish(request, vec![copy]).await?;
-    let AgentAnswer::Prepared { init_reply, read_ahead_kb, small } = answer else {
+    let AgentAnswer::Prepared { init_reply, read_ahead_kb, mode } = answer else {
         bail!("unexpected answer")
     };
     let (device, _) = direct.live.get().context("just set")?;
@@ -148,7 +149,7 @@ async fn publish(
     kernel.set_read_ahead_kb(connection, read_ahead_kb)?;
     app.volumes.start(MOUNT).await?;
     let (kernel, target) = (kernel.clone(), target.clone());
-    let what = if small { What::Small } else { What::Large };
+    let what = if mode == Mode::NoOpen { What::Small } else { What::Large };
     tokio::task::spawn_blocking(move || kernel.probe(&target, what, PROBE_LIMIT)).await??;
     Ok(())
 }
@@ -273,7 +274,9 @@ impl Privileged for Direct {
                 self.kernel.abort(*connection, &self.target).map_err(failed)?;
                 Ok(BrokerAnswer::Done)
             }
-            BrokerRequest::Hello(_) => Err(Refusal::new(RefusalKind::Invalid, "no broker here")),
+            BrokerRequest::Hello(_) | BrokerRequest::Hold(_) | BrokerRequest::Leaving => {
+                Err(Refusal::new(RefusalKind::Invalid, "no broker here"))
+            }
         }
     }
 

@@ -21,6 +21,9 @@ use tokio_stream::wrappers::UnixListenerStream;
 
 /// Calls under way get so long to end after the signal.
 const DRAIN_LIMIT: Duration = Duration::from_secs(25);
+/// How long a broker that was asked to stop waits for an agent that holds its mounts.
+const HELD_LIMIT: Duration = Duration::from_secs(300);
+const HELD_POLL: Duration = Duration::from_millis(50);
 
 /// Serves until `stop` resolves. Records and broker are opened before the socket, so that a caller who can connect
 /// can be served.
@@ -59,8 +62,12 @@ pub async fn run(
         "serving CSI"
     );
     let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
+    let leaving = broker.clone();
     let signal = async move {
         stop.await;
+        if let Some(broker) = leaving {
+            wait_until_held(&broker).await;
+        }
         let _ = stopping.send(()); // nobody waits any more if the server has failed
     };
     let server = tonic::transport::Server::builder()
@@ -89,6 +96,29 @@ pub async fn run(
     // Fails only if somebody removed it already.
     let _ = std::fs::remove_file(&config.endpoint);
     result
+}
+
+/// The mounts live on in whoever holds their devices: until a living agent confirms that it does, this process stays,
+/// and serves. At a shutdown of the node kubelet's own, shorter limit applies.
+async fn wait_until_held(broker: &Arc<Broker>) {
+    let end = tokio::time::Instant::now() + HELD_LIMIT;
+    let mut told = false;
+    loop {
+        let asked = broker.clone();
+        let held = tokio::task::spawn_blocking(move || asked.may_go()).await.unwrap_or(false);
+        if held {
+            return;
+        }
+        if !told {
+            tracing::info!(limit = ?HELD_LIMIT, "waiting for an agent that holds every mount");
+            told = true;
+        }
+        if tokio::time::Instant::now() >= end {
+            tracing::error!("no agent holds the mounts: those that nobody holds end with this process");
+            return;
+        }
+        tokio::time::sleep(HELD_POLL).await;
+    }
 }
 
 /// A stale socket of an earlier run is replaced.

@@ -174,7 +174,10 @@ fn receive(socket: &Packet) -> Result<Option<Assigned>, String> {
     let (Some(device), Some(memory)) = (fds.next(), fds.next()) else {
         return Err("Assign came without device and shared memory".into());
     };
-    let flight = Flight::map(memory).map_err(|e| e.to_string())?;
+    let (flight, alone) = Flight::hold(memory).map_err(|e| e.to_string())?;
+    if !alone {
+        eprintln!("fuse-worker: a predecessor has not gone yet: it is stuck in the kernel, and passed by");
+    }
     let mut roots: Vec<OwnedFd> = fds.collect();
     while (roots.len() as u32) < assign.roots {
         match recv()? {

@@ -3,6 +3,7 @@
 //!
 //! The broker listens; the agent connects, says [`Hello`] and both sides may then ask and answer at any time.
 
+use crate::worker::Mode;
 use crate::{Packet, PacketError, Refusal};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -63,6 +64,12 @@ pub enum BrokerRequest {
         mount: MountId,
         why: String,
     },
+    /// The agent serves this mount: said of each of its mounts to a broker that it connects to, for that one may be
+    /// new. Attached: the /dev/fuse fd and the connection's shared memory. A mount that is known is left as it is.
+    /// → `Done`
+    Hold(Box<Hold>),
+    /// The agent is about to exit and its mounts shall wait for a successor. → `Holding`: those that will.
+    Leaving,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -91,10 +98,13 @@ pub enum BrokerAnswer {
     Waiting {
         count: u64,
     },
+    Holding {
+        mounts: Vec<MountId>,
+    },
 }
 
 /// What the broker asks of the agent.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AgentRequest {
     /// Serve this connection. Attached: the /dev/fuse fd. → `Prepared`, attached: the connection's shared memory
@@ -102,10 +112,40 @@ pub enum AgentRequest {
     Publish(Box<Publish>),
     /// The INIT reply has been written to the kernel and the readahead set: start reading requests. → `Done`
     Start { mount: MountId },
+    /// Serve this connection, whose agent is gone. Attached: the /dev/fuse fd and the connection's shared memory.
+    /// Answered as soon as the agent has taken it over, which does not wait for the source. → `Done`
+    Adopt(Box<Adopt>),
+    /// Which mounts does the agent hold everything of? → `Holding`
+    Holding,
     /// Stop the worker, drop every fd of the connection. Unknown mounts are fine. → `Done`
     Unpublish { mount: MountId },
     /// Answered from the agent's memory. → `Usage`
     Usage { mount: MountId },
+}
+
+/// A mount that was published by another process of the agent.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Adopt {
+    pub publish: Publish,
+    /// As its first worker decided; frozen with the INIT reply.
+    pub mode: Mode,
+    /// Passthrough ids that the kernel holds for this connection.
+    #[serde(default)]
+    pub backing: Vec<u32>,
+    /// How long nobody has served it, as far as the broker knows.
+    #[serde(default)]
+    pub orphaned_ms: u64,
+}
+
+/// What a broker needs to be as if it had mounted this itself.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hold {
+    pub publish: Publish,
+    pub mode: Mode,
+    #[serde(default)]
+    pub backing: Vec<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -125,17 +165,13 @@ pub struct Publish {
     pub pod: Option<Pod>,
 }
 
-impl std::fmt::Debug for AgentRequest {
+impl std::fmt::Debug for Publish {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            // Secrets stay out of every log.
-            Self::Publish(p) => {
-                f.debug_struct("Publish").field("mount", &p.mount).field("volume", &p.spec.id).finish()
-            }
-            Self::Start { mount } => write!(f, "Start({mount})"),
-            Self::Unpublish { mount } => write!(f, "Unpublish({mount})"),
-            Self::Usage { mount } => write!(f, "Usage({mount})"),
-        }
+        // Secrets stay out of every log.
+        f.debug_struct("Publish")
+            .field("mount", &self.mount)
+            .field("volume", &self.spec.id)
+            .finish_non_exhaustive()
     }
 }
 
@@ -155,9 +191,13 @@ pub enum AgentAnswer {
     Prepared {
         init_reply: Vec<u8>,
         read_ahead_kb: u32,
-        small: bool,
+        /// What the worker made of the kernel's offer.
+        mode: Mode,
     },
     Done,
+    Holding {
+        mounts: Vec<MountId>,
+    },
     Usage(Usage),
 }
 

@@ -292,6 +292,7 @@ pub async fn run(config: Config) -> Result<()> {
         _ = interrupt.recv() => {}
     }
     tracing::info!("asked to stop");
+    app.volumes.leave().await;
     if tokio::time::timeout(Duration::from_secs(20), app.shutdown()).await.is_err() {
         tracing::warn!("shutdown took too long and was cut short: nothing that matters is lost");
     }

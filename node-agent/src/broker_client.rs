@@ -24,6 +24,8 @@ pub(crate) trait Serve: Send + Sync {
         request: AgentRequest,
         fds: Vec<OwnedFd>,
     ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal>;
+    /// A broker is there; it may be another than before.
+    async fn connected(self: Arc<Self>);
     /// The connection was lost; the broker holds its own copies and acts on its own limits.
     fn lost(&self);
 }
@@ -139,6 +141,7 @@ impl Broker {
                         tracing::info!(protocol, broker_version, "connected to the mount broker");
                         *self.connection.write().unwrap_or_else(|p| p.into_inner()) =
                             Some(connection.clone());
+                        runtime.spawn(server.clone().connected());
                     }
                     Ok(other) => {
                         return Err(PacketError::Malformed(format!("Hello answered with {other:?}")));

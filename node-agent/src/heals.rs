@@ -31,6 +31,8 @@ pub enum HealCause {
     Exit,
     Signal,
     Hang,
+    /// The agent itself was gone, and its workers with it.
+    Agent,
 }
 
 impl HealCause {
@@ -47,6 +49,15 @@ impl HealCause {
             Self::Exit => "exit",
             Self::Signal => "signal",
             Self::Hang => "hang",
+            Self::Agent => "agent",
+        }
+    }
+
+    /// 1: a worker was replaced; 2: the agent.
+    pub fn level(self) -> u32 {
+        match self {
+            Self::Agent => 2,
+            Self::Start | Self::Exit | Self::Signal | Self::Hang => 1,
         }
     }
 }

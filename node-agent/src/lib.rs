@@ -7,6 +7,7 @@ pub mod app;
 mod broker_client;
 pub mod config;
 mod flights;
+mod handover;
 mod heals;
 mod http;
 mod memory;

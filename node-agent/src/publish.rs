@@ -11,6 +11,7 @@ use link::worker::{Assign, Mode, Show};
 use link::{Cause, Refusal, RefusalKind};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use volume::{Credentials, Freshness, Profile, ScopeId, VolumeSpec};
@@ -29,6 +30,8 @@ pub struct Volumes {
     pub around: Arc<Surroundings>,
     mounts: Mutex<HashMap<MountId, Entry>>,
     scopes: Mutex<HashMap<ScopeId, ScopeSlot>>,
+    /// This agent was asked to stop: the next one takes new mounts.
+    leaving: AtomicBool,
 }
 
 /// Held while a scope is being opened, so that a second publish of it waits for the first.
@@ -60,7 +63,12 @@ impl Volumes {
             around,
             mounts: Mutex::default(),
             scopes: Mutex::default(),
+            leaving: AtomicBool::new(false),
         })
+    }
+
+    pub(crate) fn stop_taking(&self) {
+        self.leaving.store(true, Ordering::Release);
     }
 
     pub fn mounts(&self) -> Vec<Arc<Mount>> {
@@ -100,41 +108,36 @@ impl Volumes {
         if lock(&self.mounts).contains_key(&id) {
             return Err(Refusal::new(RefusalKind::Conflict, format!("mount {id} is published already")));
         }
-        let refuse = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Denied, e.to_string());
-        self.config.allow.check(&spec.source, &spec.parameters).map_err(|e| refuse(&e))?;
+        if self.leaving.load(Ordering::Acquire) {
+            let why = "the node agent is being stopped; its successor will publish this volume";
+            return Err(Refusal::new(RefusalKind::Unavailable, why));
+        }
+        self.allowed(&spec)?;
         let credentials = self.credentials(&secrets)?;
-        let scope = self.open_scope(&spec, &credentials).await?;
+        let published = Credentials::from_secrets(secrets.iter())
+            .map_err(|e| Refusal::new(RefusalKind::Invalid, e.to_string()))?;
+        let scope = self.open_scope(&spec, &credentials, true).await?;
         let mode = self.mode(&spec, &scope).await?;
-        let small = mode == Mode::NoOpen;
         let roots = self.root_directories(&scope)?;
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
         let volume = spec.id.clone();
-        let parts = Parts { id, spec, target, pod, scope, assign, device, init, roots };
-        let mount = Mount::new(parts).map_err(|e| {
+        let parts = Parts { id, spec, credentials: published, target, pod, scope, assign, device, roots };
+        let mount = Mount::new(parts, &init).map_err(|e| {
             Refusal::new(RefusalKind::Internal, format!("no shared memory for the mount: {e}"))
         })?;
         let shared = mount
             .shared()
             .map_err(|e| Refusal::new(RefusalKind::Internal, format!("descriptor limit reached: {e}")))?;
-        let thread = {
-            let (mount, around) = (mount.clone(), self.around.clone());
-            std::thread::Builder::new()
-                .name(format!("mount-{id}"))
-                .spawn(move || mount.supervise(&around))
-                .map_err(|e| {
-                    Refusal::new(RefusalKind::Unavailable, format!("no thread for the mount: {e}"))
-                })?
-        };
-        lock(&self.mounts).insert(id, Entry { mount: mount.clone(), thread: Some(thread) });
+        self.run(&mount)?;
         let waiter = mount.clone();
         let started = tokio::task::spawn_blocking(move || waiter.wait_started(WORKER_LIMIT)).await;
         match started.unwrap_or_else(|e| Err(e.to_string())) {
             Ok(started) => {
                 tracing::info!(mount = %id, %volume, mode = ?started.mode, "volume prepared");
                 // What INIT offered may have changed the mode: the probe primes what really is.
-                let small = small && started.mode == Mode::NoOpen;
-                let read_ahead_kb = if small { 1024 } else { 4096 };
-                let answer = AgentAnswer::Prepared { init_reply: started.init_reply, read_ahead_kb, small };
+                let mode = started.mode;
+                let read_ahead_kb = if mode == Mode::NoOpen { 1024 } else { 4096 };
+                let answer = AgentAnswer::Prepared { init_reply: started.init_reply, read_ahead_kb, mode };
                 Ok((answer, vec![shared]))
             }
             Err(why) => {
@@ -142,6 +145,22 @@ impl Volumes {
                 Err(Refusal::new(RefusalKind::Unavailable, why))
             }
         }
+    }
+
+    /// Gives a mount its thread.
+    pub(crate) fn run(&self, mount: &Arc<Mount>) -> Result<(), Refusal> {
+        let (supervised, around) = (mount.clone(), self.around.clone());
+        let thread = std::thread::Builder::new()
+            .name(format!("mount-{}", mount.id))
+            .spawn(move || supervised.supervise(&around))
+            .map_err(|e| Refusal::new(RefusalKind::Unavailable, format!("no thread for the mount: {e}")))?;
+        lock(&self.mounts).insert(mount.id, Entry { mount: mount.clone(), thread: Some(thread) });
+        Ok(())
+    }
+
+    pub(crate) fn allowed(&self, spec: &VolumeSpec) -> Result<(), Refusal> {
+        let refuse = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Denied, e.to_string());
+        self.config.allow.check(&spec.source, &spec.parameters).map_err(|e| refuse(&e))
     }
 
     pub async fn start(&self, id: MountId) -> Result<(), Refusal> {
@@ -187,7 +206,7 @@ impl Volumes {
 
     /// One descriptor per cache root, in order. In place of a root that cannot be opened (its disk fails: that is a
     /// miss, not an error) an empty directory, in which nothing is ever found.
-    fn root_directories(&self, scope: &Scope) -> Result<Vec<OwnedFd>, Refusal> {
+    pub(crate) fn root_directories(&self, scope: &Scope) -> Result<Vec<OwnedFd>, Refusal> {
         let open = |root: usize| {
             self.engine.scope_dir(root as u8, &scope.id).or_else(|error| {
                 tracing::warn!(root, %error, "cache root cannot be opened: the volume does without it");
@@ -201,7 +220,7 @@ impl Volumes {
         })
     }
 
-    fn credentials(
+    pub(crate) fn credentials(
         &self,
         secrets: &std::collections::BTreeMap<String, String>,
     ) -> Result<Credentials, Refusal> {
@@ -213,8 +232,13 @@ impl Volumes {
         parsed.map_err(|e| Refusal::new(RefusalKind::Invalid, e.to_string()))
     }
 
-    /// The scope, opened and checked against its source if no volume uses it yet.
-    async fn open_scope(&self, spec: &VolumeSpec, credentials: &Credentials) -> Result<Arc<Scope>, Refusal> {
+    /// The scope; opened if no volume uses it yet, and then checked against its source if `check`.
+    pub(crate) async fn open_scope(
+        &self,
+        spec: &VolumeSpec,
+        credentials: &Credentials,
+        check: bool,
+    ) -> Result<Arc<Scope>, Refusal> {
         let id = spec.scope(credentials);
         let slot = lock(&self.scopes).entry(id.clone()).or_default().clone();
         let mut slot = slot.lock().await;
@@ -224,18 +248,9 @@ impl Volumes {
             scope.replace_source(source);
             return Ok(scope.clone());
         }
-        let wait = self.config.agent.source_wait.0;
-        let checked = match tokio::time::timeout(wait, source.check(wait)).await {
-            Ok(checked) => checked.map_err(|e| source_refusal(&e)),
-            Err(_) => Err(Refusal::new(
-                RefusalKind::Unavailable,
-                format!(
-                    "{} did not answer within {wait:?}: is its endpoint reachable from this node?",
-                    spec.source
-                ),
-            )),
-        };
-        checked?;
+        if check {
+            self.check(spec, source.as_ref()).await?;
+        }
         let metadata = self.config.cache.metadata_dir.join(id.as_str());
         let numbers = self.numbers.clone();
         let dir = metadata.clone();
@@ -258,6 +273,21 @@ impl Volumes {
         );
         *slot = Some(scope.clone());
         Ok(scope)
+    }
+
+    /// Is the source there, and may we read it?
+    async fn check(&self, spec: &VolumeSpec, source: &dyn store::Source) -> Result<(), Refusal> {
+        let wait = self.config.agent.source_wait.0;
+        match tokio::time::timeout(wait, source.check(wait)).await {
+            Ok(checked) => checked.map_err(|e| source_refusal(&e)),
+            Err(_) => Err(Refusal::new(
+                RefusalKind::Unavailable,
+                format!(
+                    "{} did not answer within {wait:?}: is its endpoint reachable from this node?",
+                    spec.source
+                ),
+            )),
+        }
     }
 
     /// Closes the scope when its last mount is gone: an environment that nobody has open can be evicted as a whole.
@@ -293,7 +323,7 @@ impl Volumes {
         })
     }
 
-    fn assign(&self, spec: &VolumeSpec, scope: &Scope, mode: Mode, roots: u32) -> Assign {
+    pub(crate) fn assign(&self, spec: &VolumeSpec, scope: &Scope, mode: Mode, roots: u32) -> Assign {
         let p = &spec.parameters;
         let (ttl, revalidate_on_open) = match p.freshness {
             Freshness::Static => (None, false),
@@ -346,12 +376,25 @@ impl crate::broker_client::Serve for Volumes {
             AgentRequest::Start { mount } => {
                 self.start(mount).await.map(|()| (AgentAnswer::Done, Vec::new()))
             }
+            AgentRequest::Adopt(adopt) => {
+                self.adopt(*adopt, fds).await.map(|()| (AgentAnswer::Done, Vec::new()))
+            }
+            AgentRequest::Holding => {
+                // An agent that leaves is nobody to leave a mount to.
+                let leaving = self.leaving.load(Ordering::Acquire);
+                let mounts = if leaving { Vec::new() } else { self.holding() };
+                Ok((AgentAnswer::Holding { mounts }, Vec::new()))
+            }
             AgentRequest::Unpublish { mount } => {
                 self.unpublish(mount).await;
                 Ok((AgentAnswer::Done, Vec::new()))
             }
             AgentRequest::Usage { mount } => self.usage(mount).map(|u| (AgentAnswer::Usage(u), Vec::new())),
         }
+    }
+
+    async fn connected(self: Arc<Self>) {
+        self.show_to_broker().await;
     }
 
     fn lost(&self) {

@@ -152,7 +152,13 @@ fn stored(done: Result<(), Cause>) -> Answered {
 }
 
 fn refused(what: &str, answer: Result<BrokerAnswer, link::Refusal>) -> Cause {
-    tracing::warn!(?answer, "{what} was refused by the broker");
+    match &answer {
+        // That it is away was said once, when it went.
+        Err(link::Refusal { kind: link::RefusalKind::Unavailable, .. }) => {
+            tracing::debug!(?answer, "{what}: no broker");
+        }
+        _ => tracing::warn!(?answer, "{what} was refused by the broker"),
+    }
     Cause::Internal
 }
 

@@ -410,6 +410,14 @@ impl Attributes {
         if self.cached == cached {
             return;
         }
+        if let (Some(known), Some(told)) = (&self.cached, &cached)
+            && (known.root, known.file) == (told.root, told.file)
+        {
+            // The same file, vouched for by the agent's successor: nothing that an open could see has changed, and a
+            // new epoch would send everybody who opens it back to look it up.
+            self.cached = cached;
+            return;
+        }
         match cached.and(next_odd(self.epoch)) {
             Some(epoch) => (self.epoch, self.cached) = (epoch, cached),
             None if self.cached.is_some() => (self.epoch, self.cached) = (next_even(self.epoch), None),

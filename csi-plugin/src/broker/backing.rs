@@ -14,7 +14,7 @@ impl Broker {
     pub(super) fn owned(&self, agent: &AgentIdentity, id: MountId) -> Result<Arc<Mount>, Refusal> {
         let unknown =
             || Refusal::new(RefusalKind::NotFound, format!("mount {id} is not known to this broker"));
-        self.table.get(id).filter(|mount| mount.agent == *agent).ok_or_else(unknown)
+        self.table.get(id).filter(|mount| mount.is_of(agent)).ok_or_else(unknown)
     }
 
     pub(super) fn backing_open(

@@ -6,6 +6,7 @@
 mod backing;
 mod counter;
 pub mod expiry;
+mod handover;
 pub mod mounts_table;
 pub mod socket;
 
@@ -13,6 +14,7 @@ use crate::config::NodeConfig;
 use crate::status::Failure;
 use counter::Counter;
 use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Pod, Publish};
+use link::worker::Mode;
 use link::{Packet, Refusal, RefusalKind};
 use mounts::{Kernel, MountSource, Target, probe};
 use mounts_table::{Mount, Parts, State, Table};
@@ -54,6 +56,8 @@ pub struct Broker {
     listener: OwnedFd,
     connections: AtomicUsize,
     stopping: AtomicBool,
+    /// An agent holds every mount for our successor: nothing is kept for an agent any more.
+    going: AtomicBool,
     watcher: OnceLock<thread::Thread>,
 }
 
@@ -71,12 +75,16 @@ impl Broker {
             listener,
             connections: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
+            going: AtomicBool::new(false),
             watcher: OnceLock::new(),
         });
         let earlier = broker.kernel.table().map_err(io::Error::other)?;
         let earlier = earlier.iter().filter(|e| matches!(e.ours(), Some(mounts::Ours::Fuse(_)))).count();
         if earlier > 0 {
-            tracing::info!(mounts = earlier, "mounts of an earlier broker go on; they can be unpublished");
+            tracing::info!(
+                mounts = earlier,
+                "mounts of an earlier broker go on; their agent will hand them over"
+            );
         }
         let watch = Arc::downgrade(&broker);
         let watcher = thread::Builder::new().name("expiry".into()).spawn(move || expiry::watch(watch))?;
@@ -143,10 +151,11 @@ impl Broker {
             source,
             spec: order.spec,
             credentials: order.credentials,
+            pod: order.pod,
             agent: agent.identity().clone(),
             device,
         }));
-        self.serve(agent, &mount, order.pod).inspect_err(|_| {
+        self.serve(agent, &mount).inspect_err(|_| {
             if let Err(error) = self.take_down(&mount) {
                 tracing::error!(mount = %mount.id, %error, "a failed mount could not be taken down");
             }
@@ -154,18 +163,11 @@ impl Broker {
     }
 
     /// Device to agent, INIT back and forth, go, probe.
-    fn serve(&self, agent: &AgentLink, mount: &Mount, pod: Option<Pod>) -> Result<(), Failure> {
+    fn serve(&self, agent: &AgentLink, mount: &Mount) -> Result<(), Failure> {
         let gone = || Failure::Unavailable("the mount was ended while it was set up".into());
         let device = mount.device().ok_or_else(gone)?;
         let init = self.kernel.read_init(device.as_fd(), INIT_LIMIT)?;
-        let publish = AgentRequest::Publish(Box::new(Publish {
-            mount: mount.id,
-            spec: mount.spec.clone(),
-            secrets: mount.credentials.to_secrets(),
-            init,
-            target: mount.target.path().display().to_string(),
-            pod,
-        }));
+        let publish = AgentRequest::Publish(Box::new(Publish { init, ..handover::publish(mount) }));
         let wait = self.config.agent_source_wait + GRACE;
         let (answer, fds) = agent.ask(publish, &[device.as_fd()], wait).map_err(|e| match e {
             AskError::TimedOut(_) => Failure::Unavailable(format!(
@@ -175,9 +177,9 @@ impl Broker {
             other => other.into(),
         })?;
         let odd = || Failure::Internal("the node agent answered a publish with something else".into());
-        let AgentAnswer::Prepared { init_reply, read_ahead_kb, small } = answer else { return Err(odd()) };
+        let AgentAnswer::Prepared { init_reply, read_ahead_kb, mode } = answer else { return Err(odd()) };
         let [flight] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| odd())?;
-        mount.keep_prepared(flight, small);
+        mount.keep_prepared(flight, mode);
         self.kernel.write_init_reply(device.as_fd(), &init_reply)?;
         // The kernel sets its own readahead while it takes the INIT reply: ours comes after.
         if let Err(error) = self.kernel.set_read_ahead_kb(mount.connection, read_ahead_kb) {
@@ -186,11 +188,10 @@ impl Broker {
         agent.ask(AgentRequest::Start { mount: mount.id }, &[], START_LIMIT)?;
         mount.enter(State::Serving, "the agent serves it");
         // The agent may have gone between its answer and our note of it; `lost` looked before.
-        if self.agents.current().is_none_or(|a| a.identity() != &mount.agent) {
+        if self.agents.current().is_none_or(|a| !mount.is_of(a.identity())) {
             return Err(AskError::Gone.into());
         }
-        let what = if small { probe::What::Small } else { probe::What::Large };
-        match self.kernel.probe(&mount.target, what, PROBE_LIMIT)? {
+        match self.kernel.probe(&mount.target, primes(mode), PROBE_LIMIT)? {
             probe::Outcome::Primed | probe::Outcome::Serving => Ok(()),
             probe::Outcome::Dead => Err(Failure::Unavailable("the mount's connection ended at once".into())),
         }
@@ -199,7 +200,7 @@ impl Broker {
     /// Takes one known mount away: agent told, connection ended, unmounted, ids and descriptors given back.
     pub fn take_down(&self, mount: &Arc<Mount>) -> Result<(), Failure> {
         if let Some(agent) = self.agents.current()
-            && agent.identity() == &mount.agent
+            && mount.is_of(agent.identity())
         {
             match agent.ask(AgentRequest::Unpublish { mount: mount.id }, &[], GOODBYE_LIMIT) {
                 Ok(_) => {}
@@ -239,7 +240,7 @@ impl Broker {
     /// Asks the agent's memory.
     pub fn usage(&self, mount: &Mount) -> Result<link::broker::Usage, Failure> {
         let agent = self.agent()?;
-        if agent.identity() != &mount.agent {
+        if !mount.is_of(agent.identity()) {
             return Err(Failure::Unavailable("the agent that served this mount is gone".into()));
         }
         match agent.ask(AgentRequest::Usage { mount: mount.id }, &[], GOODBYE_LIMIT)? {
@@ -286,25 +287,31 @@ impl Handler for Broker {
                 self.end(&mount, &why);
                 Ok(BrokerAnswer::Done)
             }
+            BrokerRequest::Hold(hold) => self.hold(agent, *hold, fds),
+            BrokerRequest::Leaving => self.leaving(agent),
         }
     }
 
     fn connected(&self, agent: &Arc<AgentLink>) {
-        for mount in self.table.all() {
-            if mount.agent == *agent.identity() && matches!(mount.state(), State::Orphaned(_)) {
-                mount.enter(State::Serving, "its agent is back");
-            }
-        }
+        self.welcome(agent);
     }
 
     fn lost(&self, agent: &AgentIdentity) {
         for mount in self.table.all() {
             // A mount that is being prepared fails with its publish.
-            if mount.agent == *agent && mount.state() == State::Serving {
+            if mount.is_of(agent) && mount.state() == State::Serving {
                 mount.enter(State::Orphaned(Instant::now()), "its agent is gone");
             }
         }
         self.wake_watcher();
+    }
+}
+
+/// What a probe does with a mount to have it ready.
+fn primes(mode: Mode) -> probe::What {
+    match mode {
+        Mode::NoOpen => probe::What::Small,
+        Mode::Passthrough | Mode::Kept => probe::What::Large,
     }
 }
 

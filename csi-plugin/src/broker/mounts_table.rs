@@ -3,13 +3,15 @@
 //! ```text
 //!             Publish, INIT, Start                    its agent is gone
 //!  Preparing ──────────────────────► Serving ────────────────────────────► Orphaned
-//!      │                                │  ◄───── the same agent is back ─────   │ healTimeout
-//!      │ failed                         │ abort asked, probe without answer      ▼
+//!      │                             ▲  │  ◄── an agent is back, or adopts it ──  │ healTimeout
+//!      │ failed      Hold, by an agent │ abort asked, probe without answer      ▼
 //!      └────────► (removed)             └──────────────────────────────────►   Dead ──► (removed by unpublish
 //!                                                                                        or replaced by publish)
 //! ```
 
 use link::broker::MountId;
+use link::broker::Pod;
+use link::worker::Mode;
 use mounts::{Connection, MountSource, Target};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -30,8 +32,7 @@ pub enum State {
     Dead,
 }
 
-/// Everything the broker holds of one mount. Later heal levels hand device, flight, spec and credentials to a
-/// successor; this one only keeps them.
+/// Everything the broker holds of one mount, for the agent's successor.
 #[derive(Debug)]
 pub struct Mount {
     pub id: MountId,
@@ -41,7 +42,7 @@ pub struct Mount {
     pub spec: VolumeSpec,
     /// In memory only.
     pub credentials: Credentials,
-    pub agent: AgentIdentity,
+    pub pod: Option<Pod>,
     /// Taken by the abort: once every holder has let go, the kernel forgets the connection.
     pub device: Mutex<Option<Arc<OwnedFd>>>,
     changing: Mutex<Changing>,
@@ -50,9 +51,9 @@ pub struct Mount {
 #[derive(Debug)]
 struct Changing {
     state: State,
-    /// Shared memory of the connection, for a successor of the agent.
-    flight: Option<OwnedFd>,
-    small: bool,
+    agent: AgentIdentity,
+    /// Shared memory of the connection and what its first worker chose; None until it is prepared.
+    prepared: Option<(Arc<OwnedFd>, Mode)>,
     /// Passthrough ids that the kernel holds for us.
     backing: BTreeSet<u32>,
 }
@@ -66,15 +67,15 @@ pub struct Parts {
     pub source: MountSource,
     pub spec: VolumeSpec,
     pub credentials: Credentials,
+    pub pod: Option<Pod>,
     pub agent: AgentIdentity,
     pub device: OwnedFd,
 }
 
 impl Mount {
     pub fn new(parts: Parts) -> Self {
-        let Parts { id, target, connection, source, spec, credentials, agent, device } = parts;
-        let changing =
-            Changing { state: State::Preparing, flight: None, small: false, backing: BTreeSet::new() };
+        let Parts { id, target, connection, source, spec, credentials, pod, agent, device } = parts;
+        let changing = Changing { state: State::Preparing, agent, prepared: None, backing: BTreeSet::new() };
         Self {
             id,
             target,
@@ -82,7 +83,7 @@ impl Mount {
             source,
             spec,
             credentials,
-            agent,
+            pod,
             device: Mutex::new(Some(Arc::new(device))),
             changing: Mutex::new(changing),
         }
@@ -120,14 +121,25 @@ impl Mount {
         }
     }
 
-    pub fn keep_prepared(&self, flight: OwnedFd, small: bool) {
-        let mut changing = self.changing();
-        changing.flight = Some(flight);
-        changing.small = small;
+    pub fn agent(&self) -> AgentIdentity {
+        self.changing().agent.clone()
     }
 
-    pub fn small(&self) -> bool {
-        self.changing().small
+    pub fn is_of(&self, agent: &AgentIdentity) -> bool {
+        self.changing().agent == *agent
+    }
+
+    /// From now on this agent may speak of it.
+    pub fn give_to(&self, agent: &AgentIdentity) {
+        self.changing().agent = agent.clone();
+    }
+
+    pub fn keep_prepared(&self, flight: OwnedFd, mode: Mode) {
+        self.changing().prepared = Some((Arc::new(flight), mode));
+    }
+
+    pub fn prepared(&self) -> Option<(Arc<OwnedFd>, Mode)> {
+        self.changing().prepared.clone()
     }
 
     pub fn device(&self) -> Option<Arc<OwnedFd>> {
@@ -138,8 +150,12 @@ impl Mount {
     pub fn release(&self) -> (Option<Arc<OwnedFd>>, BTreeSet<u32>) {
         let device = self.device.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut changing = self.changing();
-        changing.flight = None;
+        changing.prepared = None;
         (device, std::mem::take(&mut changing.backing))
+    }
+
+    pub fn backing(&self) -> Vec<u32> {
+        self.changing().backing.iter().copied().collect()
     }
 
     pub fn record_backing(&self, id: u32) {

@@ -58,6 +58,7 @@ pub trait Handler: Send + Sync {
         request: BrokerRequest,
         fds: Vec<OwnedFd>,
     ) -> Result<BrokerAnswer, Refusal>;
+    /// On a thread of its own: it may ask the agent.
     fn connected(&self, agent: &Arc<AgentLink>);
     fn lost(&self, agent: &AgentIdentity);
 }
@@ -127,7 +128,13 @@ pub fn serve(packet: Packet, agent_uid: u32, slot: &AgentSlot, handler: &Arc<dyn
         }
     };
     tracing::info!(pid = link.identity.pid, "the node agent is connected");
-    handler.connected(&link);
+    let (newcomer, told) = (link.clone(), handler.clone());
+    let greeter =
+        std::thread::Builder::new().name("agent-new".into()).spawn(move || told.connected(&newcomer));
+    if let Err(error) = greeter {
+        tracing::error!(%error, "no thread to give the new agent its predecessor's mounts: it is sent away");
+        link.close();
+    }
 
     let (slow, queue) = sync_channel(SLOW_QUEUE);
     let worker = {
@@ -238,8 +245,12 @@ fn is_slow(request: &BrokerRequest) -> bool {
     match request {
         BrokerRequest::BackingOpen { .. }
         | BrokerRequest::BackingClose { .. }
+        | BrokerRequest::Hold(_)
         | BrokerRequest::Abort { .. } => true,
-        BrokerRequest::Hello(_) | BrokerRequest::Dying { .. } | BrokerRequest::Waiting { .. } => false,
+        BrokerRequest::Hello(_)
+        | BrokerRequest::Dying { .. }
+        | BrokerRequest::Waiting { .. }
+        | BrokerRequest::Leaving => false,
     }
 }
 

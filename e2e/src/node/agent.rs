@@ -127,8 +127,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Returns when the agent has found the broker.
-    pub fn start(places: &Places, options: &AgentOptions, runtime: &Handle) -> Result<Self> {
+    /// Returns at once.
+    pub fn spawn(places: &Places, options: &AgentOptions, runtime: &Handle) -> Result<Self> {
         ensure!(options.uid != 0, "the agent must not run as root");
         let config = places.agent_config();
         std::fs::write(&config, options.toml(places)?)?;
@@ -136,7 +136,12 @@ impl Agent {
         command.arg("--config").arg(&config).uid(options.uid).gid(options.uid).current_dir("/");
         let process = spawn(&mut command, places, "node-agent")?;
         let client = AgentClient::new(super::channel(&places.agent_socket(), runtime)?);
-        let mut agent = Self { process, client, runtime: runtime.clone() };
+        Ok(Self { process, client, runtime: runtime.clone() })
+    }
+
+    /// Returns when the agent has found the broker.
+    pub fn start(places: &Places, options: &AgentOptions, runtime: &Handle) -> Result<Self> {
+        let mut agent = Self::spawn(places, options, runtime)?;
         let mut last = None;
         let connected = |agent: &mut Self, last: &mut Option<String>| match agent.status() {
             Ok(status) => status.broker_connected,

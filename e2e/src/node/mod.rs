@@ -140,6 +140,32 @@ impl Node {
         self.plugin.take().context("the plugin is down already")?.terminate(ORDERLY_END)
     }
 
+    /// SIGTERM to both at the same instant; neither has ended when this returns.
+    pub fn ask_both_to_stop(&self) -> Result<()> {
+        for pid in [self.agent().pid(), self.plugin().pid()] {
+            let pid = rustix::process::Pid::from_raw(pid as i32).context("no such process")?;
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        }
+        Ok(())
+    }
+    pub fn agent_has_ended(&mut self) -> bool {
+        self.agent.as_mut().is_some_and(|agent| !agent.is_alive())
+    }
+    pub fn plugin_has_ended(&mut self) -> bool {
+        self.plugin.as_mut().is_some_and(|plugin| !plugin.is_alive())
+    }
+    /// In place of one that has ended by itself. Does not wait for the broker, which may be on its way out.
+    pub fn succeed_agent(&mut self) -> Result<()> {
+        self.agent.take().context("the agent is down already")?.terminate(ORDERLY_END)?;
+        self.agent = Some(Agent::spawn(&self.places, &self.options, self.runtime.handle())?);
+        Ok(())
+    }
+    /// In place of one that has ended by itself.
+    pub fn succeed_plugin(&mut self) -> Result<()> {
+        self.plugin.take().context("the plugin is down already")?.terminate(ORDERLY_END)?;
+        self.start_plugin()
+    }
+
     /// StorageClass parameters for a prefix of this node's bucket, completed by `more`.
     pub fn parameters(&self, prefix: &str, more: &[(&str, &str)]) -> HashMap<String, String> {
         let mut all = HashMap::from([

@@ -48,6 +48,9 @@ pub struct Plan {
     /// Interrupt the threads 1,000 times a second with a handler that does not restart system calls.
     #[arg(long)]
     pub alarm: bool,
+    /// Go on after the end was asked for until so many alarms rang: a busy machine delivers fewer a second.
+    #[arg(long, default_value_t = 0)]
+    pub least_alarms: u64,
     /// Never drop page cache: what was read once must stay readable without a worker.
     #[arg(long)]
     pub keep_cache: bool,
@@ -97,6 +100,10 @@ pub fn run(plan: &Plan) -> Result<()> {
     std::io::stdout().flush()?;
     let mut end = [0];
     let _ = std::io::stdin().read(&mut end); // EOF and an error mean the same: the harness wants the report
+    let limit = Instant::now() + 2 * HANG;
+    while signals::alarms() < plan.least_alarms && Instant::now() < limit {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     shared.stop.store(true, Relaxed);
     let limit = Instant::now() + 2 * HANG;
     while threads.iter().any(|t| !t.is_finished()) && Instant::now() < limit {

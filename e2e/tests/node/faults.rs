@@ -69,7 +69,7 @@ fn a_thousand_alarms_a_second_interrupt_no_call() -> Result<()> {
     node.server.set_faults(&Script { seed: 1, rules: vec![Rule::always(Fault::Latency { ms: 30 })] })?;
     let mounted = node.volume("v", "set", &[("profile", "large"), ("metadataTtl", "1s")])?;
     let pod = node.pod(&mounted)?;
-    let application = pod.oracle(&tree, &["--alarm"])?;
+    let application = pod.oracle(&tree, &["--alarm", "--least-alarms", "200"])?;
     for _ in 0..6 {
         std::thread::sleep(Duration::from_millis(400));
         node.agent().evict_all()?;
@@ -77,7 +77,7 @@ fn a_thousand_alarms_a_second_interrupt_no_call() -> Result<()> {
     let report = application.finish(Duration::from_secs(60))?;
     println!("{}", report.summary());
     report.ensure_clean()?;
-    assert!(report.alarms > 200, "{} alarms", report.alarms);
+    assert!(report.alarms >= 200, "{} alarms", report.alarms);
     drop(pod);
     node.finish()
 }

@@ -40,6 +40,7 @@ pub use stage::{STAGE_BYTES, STAGES};
 pub use table::{Claim, INLINE_BYTES, Interrupted, Orphan, RequestHeader, SLOTS, Slot};
 
 use memory::Memory;
+use rustix::fs::FlockOperation;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{
@@ -105,6 +106,8 @@ pub enum Counter {
 #[derive(Debug)]
 pub struct Flight {
     memory: Memory,
+    /// Kept open while this process is the connection's worker: closing it would give the lock up.
+    held: Option<OwnedFd>,
 }
 
 impl Flight {
@@ -121,7 +124,28 @@ impl Flight {
         if found != FORMAT {
             return Err(FlightError::Format { found });
         }
-        Ok(Self { memory })
+        Ok(Self { memory, held: None })
+    }
+
+    /// As [`Self::map`], for the worker: this process holds the connection's lock until it ends, however it ends.
+    /// False: a predecessor still has it, stuck in the kernel. It cannot be waited for.
+    ///
+    /// A lock of fcntl(2), because that one belongs to the process: it goes when the last of its threads has let go of
+    /// its descriptors. Opening or closing another descriptor of the same memory in this process would break it.
+    pub fn hold(fd: OwnedFd) -> Result<(Self, bool), FlightError> {
+        let mut flight = Self::map(&fd)?;
+        let alone = rustix::fs::fcntl_lock(&fd, FlockOperation::NonBlockingLockExclusive).is_ok();
+        flight.held = Some(fd);
+        Ok((flight, alone))
+    }
+
+    /// Is any process the worker of this connection? Not to be asked by that process itself.
+    pub fn is_held(fd: impl AsFd) -> bool {
+        if rustix::fs::fcntl_lock(&fd, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return true;
+        }
+        let _ = rustix::fs::fcntl_lock(&fd, FlockOperation::NonBlockingUnlock); // ours: fails for no reason
+        false
     }
 
     /// Records the kernel's INIT request, header included.

@@ -15,5 +15,5 @@ mod mount;
 mod policy;
 mod spawn;
 
-pub(crate) use mount::{Answer, Mount, MountState, Parts, Phase, Surroundings};
+pub(crate) use mount::{Answer, Left, Mount, MountState, Parts, Phase, Surroundings};
 pub(crate) use spawn::{SpawnOptions, Spawner};

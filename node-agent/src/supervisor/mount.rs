@@ -13,9 +13,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::process::ExitStatus;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime};
-use volume::VolumeSpec;
+use volume::{Credentials, VolumeSpec};
 
 /// How often the thread looks at heartbeat and stop flag while its worker is silent.
 const TICK: Duration = Duration::from_millis(500);
@@ -24,6 +25,8 @@ const TICK: Duration = Duration::from_millis(500);
 const HUNG_AFTER: Duration = Duration::from_secs(5);
 /// From Assign to Answered, and from Go to Serving.
 const STEP_LIMIT: Duration = Duration::from_secs(10);
+/// From Answered to the broker's word that the kernel has its INIT reply.
+const GO_LIMIT: Duration = Duration::from_secs(60);
 /// How long a killed worker may take to disappear before its successor goes ahead without it.
 const REAP_LIMIT: Duration = Duration::from_secs(2);
 
@@ -35,6 +38,8 @@ pub trait Answer: Send + Sync {
 pub struct Mount {
     pub id: MountId,
     pub spec: VolumeSpec,
+    /// As published; in memory only.
+    pub credentials: Credentials,
     pub target: String,
     pub pod: Option<Pod>,
     pub scope: Arc<Scope>,
@@ -57,6 +62,8 @@ struct State {
     since: SystemTime,
     worker: Option<Current>,
     go: bool,
+    /// Published by an agent that is gone, nobody has served it since then.
+    adopted: Option<Instant>,
     stop: bool,
     mode: Option<Mode>,
     init_reply: Vec<u8>,
@@ -121,24 +128,54 @@ pub struct Surroundings {
 pub struct Parts {
     pub id: MountId,
     pub spec: VolumeSpec,
+    pub credentials: Credentials,
     pub target: String,
     pub pod: Option<Pod>,
     pub scope: Arc<Scope>,
     pub assign: Assign,
     pub device: OwnedFd,
-    pub init: Vec<u8>,
     pub roots: Vec<OwnedFd>,
 }
 
+/// What an agent that is gone has left of a mount.
+pub struct Left {
+    /// The connection's shared memory.
+    pub shared: OwnedFd,
+    pub mode: Mode,
+    /// Passthrough ids that the kernel holds.
+    pub backing: Vec<u32>,
+    pub since: Instant,
+}
+
 impl Mount {
-    pub fn new(parts: Parts) -> Result<Arc<Self>, FlightError> {
+    pub fn new(parts: Parts, init: &[u8]) -> Result<Arc<Self>, FlightError> {
         let shared = Flight::create()?;
         let flight = Flight::map(shared.as_fd())?;
-        flight.set_init(&parts.init)?;
+        flight.set_init(init)?;
+        Ok(Arc::new(Self::assemble(parts, shared, flight)))
+    }
+
+    /// Takes up what an agent that is gone was serving.
+    pub fn adopt(parts: Parts, left: Left) -> Result<Arc<Self>, String> {
+        let flight = Flight::map(left.shared.as_fd()).map_err(|e| e.to_string())?;
+        let init_reply = flight.init_reply().ok_or("its shared memory holds no INIT reply")?;
+        let mut mount = Self::assemble(parts, left.shared, flight);
+        mount.backing = Mutex::new(left.backing.into_iter().collect());
+        let state = mount.state.get_mut().unwrap_or_else(|p| p.into_inner());
+        state.phase = Phase::Dead;
+        state.go = true;
+        state.adopted = Some(left.since);
+        state.mode = Some(left.mode);
+        state.init_reply = init_reply;
+        Ok(Arc::new(mount))
+    }
+
+    fn assemble(parts: Parts, shared: OwnedFd, flight: Flight) -> Self {
         let now = SystemTime::now();
-        Ok(Arc::new(Self {
+        Self {
             id: parts.id,
             spec: parts.spec,
+            credentials: parts.credentials,
             target: parts.target,
             pod: parts.pod,
             scope: parts.scope,
@@ -153,6 +190,7 @@ impl Mount {
                 since: now,
                 worker: None,
                 go: false,
+                adopted: None,
                 stop: false,
                 mode: None,
                 init_reply: Vec::new(),
@@ -162,12 +200,27 @@ impl Mount {
             changed: Condvar::new(),
             counts: Mutex::default(),
             backing: Mutex::default(),
-        }))
+        }
     }
 
     /// The connection's shared memory, for the broker to keep.
     pub fn shared(&self) -> std::io::Result<OwnedFd> {
         self.shared.try_clone()
+    }
+
+    /// The FUSE device, for a broker that has lost it.
+    pub fn device(&self) -> std::io::Result<OwnedFd> {
+        self.device.try_clone()
+    }
+
+    /// Passthrough ids that the kernel holds for this connection.
+    pub fn backing(&self) -> Vec<u32> {
+        self.backing_ids().iter().copied().collect()
+    }
+
+    /// The kernel has its INIT reply, and requests come or may come: before that a publish is still under way.
+    pub fn is_started(&self) -> bool {
+        self.lock().go
     }
 
     pub fn state(&self) -> MountState {
@@ -307,6 +360,15 @@ impl Mount {
         let mut takeover = false;
         let mut cause = HealCause::Start;
         let mut replayed = 0;
+        let adopted = self.lock().adopted.take();
+        if let Some(since) = adopted {
+            takeover = true;
+            cause = HealCause::Agent;
+            deaths.died(since, true);
+            self.wait_for_the_last_worker();
+            let Some(left) = self.take_up(around, "its agent is gone", None) else { return };
+            replayed = left;
+        }
         while !self.stopping() {
             if around.suspend.as_ref().is_some_and(|file| file.exists()) {
                 self.enter(Phase::Suspended, "respawn is suspended by the debug file");
@@ -356,21 +418,8 @@ impl Mount {
             }
             self.enter(Phase::Dead, &format!("{end:?}"));
             deaths.died(died, served);
-            // Nobody reads the device now: what the dead one took and did not answer becomes its successor's work.
-            let collected = self.flight.collect(self.device.as_fd()).unwrap_or_else(|error| {
-                // The device says nothing sensible: the successor will find out, or fail its self-tests.
-                tracing::error!(mount = %self.id, %error, "what the dead worker left could not be collected");
-                Collected::default()
-            });
-            self.report(&end, status, &collected);
-            if collected.ended || self.connection_ended() {
-                // Unmounted or aborted by somebody: there is nothing left to serve.
-                self.enter(Phase::Failed, "the kernel has ended the connection");
-                let _ = around.ended.send(self.id); // fails only when the agent is shutting down
-                return;
-            }
-            replayed = collected.orphans as u64;
-            self.close_leaked_backings(around);
+            let Some(left) = self.take_up(around, &format!("{end:?}"), status) else { return };
+            replayed = left;
             cause = match end {
                 End::Hung => HealCause::Hang,
                 _ => HealCause::of(status),
@@ -382,6 +431,37 @@ impl Mount {
             }
         }
         self.enter(Phase::Stopped, "");
+    }
+
+    /// Nobody reads the device now: what the dead worker took and did not answer becomes its successor's work. Returns
+    /// how many requests that are; None if there is nothing left to serve.
+    fn take_up(&self, around: &Surroundings, end: &str, status: Option<ExitStatus>) -> Option<u64> {
+        let collected = self.flight.collect(self.device.as_fd()).unwrap_or_else(|error| {
+            // The device says nothing sensible: the successor will find out, or fail its self-tests.
+            tracing::error!(mount = %self.id, %error, "what the dead worker left could not be collected");
+            Collected::default()
+        });
+        self.report(end, status, &collected);
+        if collected.ended || self.connection_ended() {
+            // Unmounted or aborted by somebody.
+            self.enter(Phase::Failed, "the kernel has ended the connection");
+            let _ = around.ended.send(self.id); // fails only when the agent is shutting down
+            return None;
+        }
+        self.close_leaked_backings(around);
+        Some(collected.orphans as u64)
+    }
+
+    /// The workers of an agent that is gone are being killed by the kernel; none of them is our child.
+    fn wait_for_the_last_worker(&self) {
+        let end = Instant::now() + REAP_LIMIT;
+        while Flight::is_held(self.shared.as_fd()) {
+            if Instant::now() >= end {
+                tracing::warn!(mount = %self.id, "the last worker is stuck in the kernel: its successor goes ahead without it");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The kernel says so through poll; a read would say it with ENODEV, but might take a request.
@@ -446,9 +526,19 @@ impl Mount {
     fn live(self: &Arc<Self>, worker: &Worker, around: &Surroundings, serving: &mut dyn FnMut(&Self)) -> End {
         {
             let state = self.lock();
-            let state =
-                self.changed.wait_while(state, |s| !s.go && !s.stop).unwrap_or_else(|p| p.into_inner());
+            let (state, _) = self
+                .changed
+                .wait_timeout_while(state, GO_LIMIT, |s| !s.go && !s.stop)
+                .unwrap_or_else(|p| p.into_inner());
             if state.stop {
+                return End::Stopped;
+            }
+            if !state.go {
+                drop(state);
+                // The broker went away in the middle of a publish: nobody will ever ask for this mount.
+                tracing::warn!(mount = %self.id, volume = %self.spec.id, "a publish was not completed: dropped");
+                let _ = around.ended.send(self.id); // fails only when the agent is shutting down
+                self.stop();
                 return End::Stopped;
             }
         }
@@ -507,7 +597,7 @@ impl Mount {
             mount: self.id,
             cause,
             took,
-            level: 1,
+            level: cause.level(),
             replayed,
         });
         tracing::info!(
@@ -516,10 +606,10 @@ impl Mount {
         );
     }
 
-    fn report(&self, end: &End, status: Option<std::process::ExitStatus>, collected: &Collected) {
+    fn report(&self, end: &str, status: Option<ExitStatus>, collected: &Collected) {
         tracing::warn!(
-            mount = %self.id, volume = %self.spec.id, end = ?end,
-            status = %status.map(|s| s.to_string()).unwrap_or_else(|| "stuck in the kernel".into()),
+            mount = %self.id, volume = %self.spec.id, end,
+            status = %status.map(|s| s.to_string()).unwrap_or_else(|| "not known".into()),
             left = collected.orphans, "worker ended"
         );
         for request in &collected.poisoned {

@@ -90,6 +90,12 @@ fn the_epoch_is_odd_while_the_content_is_whole_in_the_cache() {
     let elsewhere = Some(Cached { file: 12, ..HERE });
     assert_eq!(epoch(store.set_cached(a.ino, 1, elsewhere).unwrap()), 3);
     assert_eq!(found(&store, ROOT, "a").cached, elsewhere);
+    let after_restart = elsewhere.map(|cached| Cached { generation: cached.generation + 1, ..cached });
+    assert_eq!(
+        epoch(store.set_cached(a.ino, 1, after_restart).unwrap()),
+        3,
+        "the same file stays in its epoch"
+    );
     assert_eq!(epoch(store.set_cached(a.ino, 1, None).unwrap()), 4);
     assert_eq!(epoch(store.set_cached(a.ino, 1, None).unwrap()), 4);
     assert_eq!(epoch(store.set_cached(a.ino, 1, Some(HERE)).unwrap()), 5);

@@ -1,0 +1,255 @@
+//! Agents and brokers that come after one another: what the broker keeps is given to the agent's successor, and what
+//! the agent keeps is taken back by the broker's.
+
+use super::mounts_table::{Mount, Parts, State};
+use super::socket::{AgentIdentity, AgentLink, AskError};
+use super::{Broker, PROBE_LIMIT, primes};
+use link::broker::{Adopt, AgentAnswer, AgentRequest, BrokerAnswer, Hold, MountId, Publish};
+use link::{Refusal, RefusalKind};
+use mounts::{Connection, MountSource, Ours, Target, probe, stack_at};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use volume::Credentials;
+
+/// The agent takes a mount over without asking its source: this is for starting a worker on a busy machine.
+const ADOPT_LIMIT: Duration = Duration::from_secs(20);
+/// Mounts that are given to a new agent at the same time.
+const ADOPTERS: usize = 4;
+/// An agent that has lost its connection gets so long to exit before it is killed: two agents must not serve one mount.
+const EXIT_LIMIT: Duration = Duration::from_secs(2);
+const HOLDING_LIMIT: Duration = Duration::from_secs(2);
+
+/// Everything but the INIT request, which lies in the connection's shared memory.
+pub(super) fn publish(mount: &Mount) -> Publish {
+    Publish {
+        mount: mount.id,
+        spec: mount.spec.clone(),
+        secrets: mount.credentials.to_secrets(),
+        init: Vec::new(),
+        target: mount.target.path().display().to_string(),
+        pod: mount.pod.clone(),
+    }
+}
+
+impl Broker {
+    /// An agent is there: the mounts of its predecessor become its own. Blocks until it has them all.
+    pub(super) fn welcome(&self, agent: &Arc<AgentLink>) {
+        let mut orphans = Vec::new();
+        for mount in self.table.all() {
+            match mount.state() {
+                State::Orphaned(_) if mount.is_of(agent.identity()) => {
+                    mount.enter(State::Serving, "its agent is back");
+                }
+                // Serving: the predecessor's connection has ended, and nobody has noted it yet.
+                State::Orphaned(_) | State::Serving if !mount.is_of(agent.identity()) => orphans.push(mount),
+                _ => {}
+            }
+        }
+        if orphans.is_empty() {
+            return;
+        }
+        let mut earlier: Vec<AgentIdentity> = orphans.iter().map(|m| m.agent()).collect();
+        earlier.dedup();
+        earlier.iter().for_each(AgentIdentity::see_off);
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..ADOPTERS.min(orphans.len()) {
+                scope.spawn(|| {
+                    while let Some(mount) = orphans.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        self.hand_over(agent, mount);
+                    }
+                });
+            }
+        });
+    }
+
+    fn hand_over(&self, agent: &AgentLink, mount: &Mount) {
+        let since = match mount.state() {
+            State::Orphaned(since) => since,
+            State::Serving => Instant::now(),
+            State::Preparing | State::Dead => return,
+        };
+        let (Some(device), Some((flight, mode))) = (mount.device(), mount.prepared()) else { return };
+        // It may ask about the mount before it answers.
+        mount.give_to(agent.identity());
+        let adopt = AgentRequest::Adopt(Box::new(Adopt {
+            publish: publish(mount),
+            mode,
+            backing: mount.backing(),
+            orphaned_ms: since.elapsed().as_millis() as u64,
+        }));
+        let adopted = agent.ask(adopt, &[device.as_fd(), flight.as_fd()], ADOPT_LIMIT);
+        match adopted {
+            Ok((AgentAnswer::Done, _)) => {
+                mount.enter(State::Serving, "a new agent serves it");
+                self.look_through(mount, since);
+            }
+            // Nobody serves it: it ends with its healTimeout, unless another agent comes.
+            Ok(_) => {
+                mount.enter(State::Orphaned(since), "the new agent answered with something else");
+            }
+            Err(AskError::Gone) => mount.enter(State::Orphaned(since), "the new agent is gone, too"),
+            Err(error) => {
+                tracing::error!(mount = %mount.id, volume = %mount.spec.id, %error, "the new agent does not take this mount: it ends after healTimeout");
+                mount.enter(State::Orphaned(since), "the new agent refused it");
+            }
+        }
+    }
+
+    /// Success is what can be seen through the mount.
+    fn look_through(&self, mount: &Mount, since: Instant) {
+        let mode = mount.prepared().map(|(_, mode)| mode);
+        let Some(mode) = mode else { return };
+        match self.kernel.probe(&mount.target, primes(mode), PROBE_LIMIT) {
+            Ok(probe::Outcome::Primed | probe::Outcome::Serving) => {
+                tracing::info!(
+                    mount = %mount.id, volume = %mount.spec.id,
+                    duration_ms = since.elapsed().as_millis() as u64,
+                    "healed: a new agent serves the mount"
+                );
+            }
+            Ok(probe::Outcome::Dead) => {
+                tracing::error!(mount = %mount.id, "the mount ended while it was handed over")
+            }
+            Err(error) => {
+                tracing::warn!(mount = %mount.id, %error, "the mount was handed over; whether it reads is not known")
+            }
+        }
+    }
+
+    /// A mount of an earlier broker, told by the agent that serves it.
+    pub(super) fn hold(
+        &self,
+        agent: &AgentIdentity,
+        hold: Hold,
+        fds: Vec<OwnedFd>,
+    ) -> Result<BrokerAnswer, Refusal> {
+        let Hold { publish, mode, backing } = hold;
+        let id = publish.mount;
+        if let Some(known) = self.table.get(id) {
+            return match known.is_of(agent) {
+                true => Ok(BrokerAnswer::Done),
+                false => Err(Refusal::new(RefusalKind::Conflict, format!("mount {id} is another agent's"))),
+            };
+        }
+        let invalid = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Invalid, e.to_string());
+        let [device, flight] = <[OwnedFd; 2]>::try_from(fds)
+            .map_err(|_| invalid(&"Hold takes the device and the shared memory"))?;
+        let credentials = Credentials::from_secrets(&publish.secrets).map_err(|e| invalid(&e))?;
+        let path = Path::new(&publish.target);
+        let target = Target::resolve(&self.config.kubelet_dirs, path).map_err(|e| invalid(&e))?;
+        let source = MountSource { volume: publish.spec.id.to_string(), digest: publish.spec.digest() };
+        let connection = self.mounted(&target, &source)?;
+        let mount = self.table.insert(Mount::new(Parts {
+            id,
+            target: Arc::new(target),
+            connection,
+            source: source.clone(),
+            spec: publish.spec,
+            credentials,
+            pod: publish.pod,
+            agent: agent.clone(),
+            device,
+        }));
+        mount.keep_prepared(flight, mode);
+        backing.into_iter().for_each(|id| mount.record_backing(id));
+        mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
+        // Unpublished between our look and our note: whoever did it did not find it in the table.
+        self.mounted(&mount.target, &source).inspect_err(|_| {
+            self.table.remove(id);
+        })?;
+        Ok(BrokerAnswer::Done)
+    }
+
+    fn mounted(&self, target: &Target, source: &MountSource) -> Result<Connection, Refusal> {
+        let table = self.kernel.table().map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?;
+        match stack_at(&table, target.path()).last() {
+            Some(top) if top.ours() == Some(Ours::Fuse(source.clone())) => {
+                Ok(Connection { major: top.major, minor: top.minor })
+            }
+            _ => Err(Refusal::new(
+                RefusalKind::NotFound,
+                format!("volume {} is not mounted at {}", source.volume, target.path().display()),
+            )),
+        }
+    }
+
+    /// The mounts of this agent that a successor could be given.
+    pub(super) fn held_of(&self, agent: &AgentIdentity) -> Vec<MountId> {
+        let held = |m: &&Arc<Mount>| m.is_of(agent) && m.device().is_some() && m.prepared().is_some();
+        self.table.all().iter().filter(held).map(|m| m.id).collect()
+    }
+
+    /// What an agent that wants to exit is told.
+    pub(super) fn leaving(&self, agent: &AgentIdentity) -> Result<BrokerAnswer, Refusal> {
+        if self.going.load(Ordering::SeqCst) {
+            let why = "this broker is about to exit itself: ask its successor";
+            return Err(Refusal::new(RefusalKind::Unavailable, why));
+        }
+        Ok(BrokerAnswer::Holding { mounts: self.held_of(agent) })
+    }
+
+    /// Does a living agent hold everything of every live mount? Once true this broker must go: it refuses to keep
+    /// anything for an agent from then on. An agent that leaves says that it holds nothing, before it asks whether we
+    /// do; so of the two that are asked to stop at once only one goes. Blocks.
+    pub fn may_go(&self) -> bool {
+        self.going.store(true, Ordering::SeqCst);
+        let held = self.is_held();
+        if !held {
+            self.going.store(false, Ordering::SeqCst);
+        }
+        held
+    }
+
+    fn is_held(&self) -> bool {
+        let live: Vec<_> = self.table.all().into_iter().filter(|m| m.state() != State::Dead).collect();
+        if live.is_empty() {
+            return true;
+        }
+        let Some(agent) = self.agents.current() else { return false };
+        if !live.iter().all(|m| m.state() == State::Serving && m.is_of(agent.identity())) {
+            return false;
+        }
+        match agent.ask(AgentRequest::Holding, &[], HOLDING_LIMIT) {
+            Ok((AgentAnswer::Holding { mounts }, _)) => live.iter().all(|m| mounts.contains(&m.id)),
+            _ => false,
+        }
+    }
+}
+
+impl AgentIdentity {
+    /// Makes sure that this process is gone: it has lost its connection, and its mounts go to another.
+    fn see_off(&self) {
+        let end = Instant::now() + EXIT_LIMIT;
+        while self.is_alive() {
+            if Instant::now() >= end {
+                tracing::warn!(pid = self.pid, "an agent that lost its connection to the broker is killed");
+                self.kill();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.started.is_some() && Self::of(self.pid) == *self && !is_zombie(self.pid)
+    }
+
+    fn kill(&self) {
+        use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+        let Some(pid) = Pid::from_raw(self.pid) else { return };
+        let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
+        // Looked at after the descriptor was opened: it cannot become another process any more.
+        if self.is_alive() {
+            let _ = pidfd_send_signal(&process, Signal::KILL); // gone by itself
+        }
+    }
+}
+
+fn is_zombie(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
+}

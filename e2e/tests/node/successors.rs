@@ -1,0 +1,158 @@
+//! The agent, the broker, or one after the other is gone and comes back: applications notice nothing.
+
+use crate::node_with;
+use anyhow::{Result, ensure};
+use e2e::clock::wait_until;
+use e2e::mountinfo;
+use e2e::node::{Mounted, Node};
+use e2e::scenario::resources::Resources;
+use std::time::Duration;
+
+const PROFILES: [&str; 2] = ["large", "small"];
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn volumes(node: &mut Node) -> Result<Vec<Mounted>> {
+    PROFILES.iter().map(|p| node.volume(&format!("v-{p}"), "set", &[("profile", p)])).collect()
+}
+
+/// Waits until a worker serves each mount again.
+fn served(node: &Node, volumes: usize) -> Result<()> {
+    let connected = || node.agent().status().is_ok_and(|s| s.broker_connected);
+    let all = || connected() && node.agent().serving().is_ok_and(|serving| serving.len() == volumes);
+    ensure!(wait_until(PATIENCE, all), "not every mount is served: {:?}", node.agent().volumes());
+    Ok(())
+}
+
+#[test]
+fn applications_do_not_notice_that_the_agent_was_killed() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let pods = mounted.iter().map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
+    let running = pods.iter().map(|p| p.oracle(&tree, &["--alarm"])).collect::<Result<Vec<_>>>()?;
+    let before = mountinfo::below(&node.places().kubelet())?.len();
+    for _ in 0..4 {
+        node.kill_agent()?;
+        node.start_agent()?;
+        served(&node, 2)?;
+    }
+    for application in running {
+        let report = application.finish(PATIENCE)?;
+        println!("{}", report.summary());
+        report.ensure_clean()?;
+    }
+    assert_eq!(mountinfo::below(&node.places().kubelet())?.len(), before, "mounts were stacked");
+    let heals = node.agent().heals()?;
+    ensure!(heals.iter().any(|h| h.cause == "agent"), "no heal was recorded: {heals:?}");
+    drop(pods);
+    for m in &mounted {
+        node.unpublish(m)?;
+    }
+    assert_eq!(mountinfo::below(&node.places().kubelet())?, []);
+    node.finish()
+}
+
+#[test]
+fn an_agent_comes_back_while_the_store_is_away_and_serves_what_is_cached() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let pods = mounted.iter().map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
+    for pod in &pods {
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+    }
+    node.server.freeze()?;
+    node.kill_agent()?;
+    node.start_agent()?;
+    served(&node, 2)?;
+    for pod in &pods {
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+    }
+    node.finish()
+}
+
+#[test]
+fn a_broker_that_was_killed_knows_its_mounts_again_and_hands_them_to_the_next_agent() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let pods = mounted.iter().map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
+    let running = pods.iter().map(|p| p.oracle(&tree, &[])).collect::<Result<Vec<_>>>()?;
+    for _ in 0..3 {
+        node.kill_plugin()?;
+        node.start_plugin()?;
+        served(&node, 2)?;
+        for m in &mounted {
+            // Answered from the agent's memory through the broker's table: it knows the mount.
+            let known = || node.plugin().stats(&m.id, &m.target).is_ok();
+            ensure!(wait_until(PATIENCE, known), "the new broker does not know {}", m.target.display());
+        }
+        node.kill_agent()?;
+        node.start_agent()?;
+        served(&node, 2)?;
+    }
+    for application in running {
+        let report = application.finish(PATIENCE)?;
+        println!("{}", report.summary());
+        report.ensure_clean()?;
+    }
+    drop(pods);
+    for m in &mounted {
+        node.unpublish(m)?;
+    }
+    assert_eq!(mountinfo::below(&node.places().kubelet())?, []);
+    node.finish()
+}
+
+#[test]
+fn agent_and_broker_asked_to_stop_at_once_lose_nothing() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let pods = mounted.iter().map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
+    let running = pods.iter().map(|p| p.oracle(&tree, &[])).collect::<Result<Vec<_>>>()?;
+    for _ in 0..10 {
+        node.ask_both_to_stop()?;
+        // As DaemonSets do: a successor starts when the old one is gone, in whatever order they go.
+        let (mut agent, mut plugin) = (true, true);
+        let both = wait_until(PATIENCE, || {
+            if agent && node.agent_has_ended() {
+                agent = false;
+                node.succeed_agent().expect("the agent's successor starts");
+            }
+            if plugin && node.plugin_has_ended() {
+                plugin = false;
+                node.succeed_plugin().expect("the plugin's successor starts");
+            }
+            !agent && !plugin
+        });
+        ensure!(both, "asked to stop, still there: agent {agent}, plugin {plugin}");
+        served(&node, 2)?;
+    }
+    for application in running {
+        let report = application.finish(PATIENCE)?;
+        println!("{}", report.summary());
+        report.ensure_clean()?;
+    }
+    node.finish()
+}
+
+#[test]
+fn nothing_grows_with_the_agents_that_came_and_went() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let pods = mounted.iter().map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
+    let cycle = |node: &mut Node| -> Result<()> {
+        node.kill_agent()?;
+        node.start_agent()?;
+        served(node, 2)?;
+        for pod in &pods {
+            pod.verify(&tree, 1)?.ensure_all(&tree)?;
+        }
+        Ok(())
+    };
+    cycle(&mut node)?;
+    let before = Resources::of(&node)?;
+    for _ in 0..5 {
+        cycle(&mut node)?;
+    }
+    before.ensure_same(&node)?;
+    drop(pods);
+    node.finish()
+}

@@ -1,0 +1,124 @@
+//! What outlives a process of the agent or of the broker: mounts are taken over from an agent that is gone, shown to a
+//! broker that is new, and left behind in good order.
+
+use crate::publish::Volumes;
+use crate::supervisor::{Left, Mount, Parts};
+use link::broker::{Adopt, BrokerAnswer, BrokerRequest, Hold, MountId, Publish};
+use link::{Refusal, RefusalKind};
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use volume::Credentials;
+
+/// A successor's worker is there long before; a broker that waits for it longer would hold up its other mounts.
+const SERVING_LIMIT: Duration = Duration::from_secs(10);
+/// How long an agent that was asked to stop waits for a broker that holds its mounts. The pod's grace period is longer.
+const LEAVE_LIMIT: Duration = Duration::from_secs(300);
+const LEAVE_POLL: Duration = Duration::from_millis(20);
+
+impl Volumes {
+    /// Serves a mount whose agent is gone. Needs nothing of the source: what is cached must be readable at once.
+    pub(crate) async fn adopt(&self, adopt: Adopt, fds: Vec<OwnedFd>) -> Result<(), Refusal> {
+        let [device, shared] = <[OwnedFd; 2]>::try_from(fds)
+            .map_err(|_| Refusal::new(RefusalKind::Internal, "adopt must carry two descriptors"))?;
+        let Adopt { publish, mode, backing, orphaned_ms } = adopt;
+        let Publish { mount: id, spec, secrets, init: _, target, pod } = publish;
+        if self.mounts().iter().any(|m| m.id == id) {
+            return Ok(());
+        }
+        let orphaned = Duration::from_millis(orphaned_ms);
+        let since = Instant::now().checked_sub(orphaned).unwrap_or_else(Instant::now);
+        self.allowed(&spec)?;
+        let credentials = self.credentials(&secrets)?;
+        let published = Credentials::from_secrets(secrets.iter())
+            .map_err(|e| Refusal::new(RefusalKind::Invalid, e.to_string()))?;
+        let scope = self.open_scope(&spec, &credentials, false).await?;
+        let roots = self.root_directories(&scope)?;
+        let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
+        let parts = Parts { id, spec, credentials: published, target, pod, scope, assign, device, roots };
+        let left = Left { shared, mode, backing, since };
+        let mount = Mount::adopt(parts, left).map_err(|why| {
+            Refusal::new(RefusalKind::Conflict, format!("mount {id} cannot be taken over: {why}"))
+        })?;
+        self.run(&mount)?;
+        // The mount is ours from here on, whatever comes: if no worker comes up, its thread gives it up in time.
+        let waiter = mount.clone();
+        match tokio::task::spawn_blocking(move || waiter.start(SERVING_LIMIT)).await {
+            Ok(Ok(())) => tracing::info!(mount = %id, volume = %mount.spec.id, ?mode, "taken over"),
+            Ok(Err(why)) => {
+                tracing::error!(mount = %id, volume = %mount.spec.id, why, "taken over, not served yet")
+            }
+            Err(error) => tracing::error!(mount = %id, %error, "taken over, not served yet"),
+        }
+        Ok(())
+    }
+
+    /// The mounts whose every piece is here: a broker that loses its copies gets them back from us.
+    pub(crate) fn holding(&self) -> Vec<MountId> {
+        self.mounts().iter().filter(|m| m.is_started()).map(|m| m.id).collect()
+    }
+
+    /// Shows every mount to a broker that may be new.
+    pub(crate) async fn show_to_broker(self: Arc<Self>) {
+        for mount in self.mounts().into_iter().filter(|m| m.is_started()) {
+            let shown = async {
+                let fds = vec![mount.device()?, mount.shared()?];
+                Ok::<_, std::io::Error>(self.around.privileged.ask(hold(&mount), fds).await)
+            };
+            match shown.await {
+                Ok(Ok(_)) => {}
+                Ok(Err(refusal)) => {
+                    tracing::warn!(mount = %mount.id, volume = %mount.spec.id, %refusal, "the broker does not take this mount back");
+                }
+                Err(error) => {
+                    tracing::error!(mount = %mount.id, %error, "no descriptors for the broker's copy")
+                }
+            }
+        }
+    }
+
+    /// Waits until every mount is where a successor gets it from; takes no new ones from now on.
+    pub(crate) async fn leave(&self) {
+        self.stop_taking();
+        let end = Instant::now() + LEAVE_LIMIT;
+        let mut told = false;
+        loop {
+            let ours: BTreeSet<MountId> = self.holding().into_iter().collect();
+            if ours.is_empty() {
+                return;
+            }
+            let answer = self.around.privileged.ask(BrokerRequest::Leaving, Vec::new()).await;
+            if let Ok(BrokerAnswer::Holding { mounts }) = answer
+                && ours.is_subset(&mounts.into_iter().collect())
+            {
+                tracing::info!(mounts = ours.len(), "the broker holds every mount for the next agent");
+                return;
+            }
+            if Instant::now() >= end {
+                tracing::error!("no broker holds the mounts: they end with this process");
+                return;
+            }
+            if !told {
+                tracing::warn!(limit = ?LEAVE_LIMIT, "waiting for a broker that holds every mount");
+                told = true;
+            }
+            tokio::time::sleep(LEAVE_POLL).await;
+        }
+    }
+}
+
+fn hold(mount: &Mount) -> BrokerRequest {
+    BrokerRequest::Hold(Box::new(Hold {
+        publish: Publish {
+            mount: mount.id,
+            spec: mount.spec.clone(),
+            secrets: mount.credentials.to_secrets(),
+            init: Vec::new(),
+            target: mount.target.clone(),
+            pod: mount.pod.clone(),
+        },
+        mode: mount.state().mode.unwrap_or(mount.assign.mode),
+        backing: mount.backing(),
+    }))
+}
