@@ -519,7 +519,10 @@ mod tests {
         assert_eq!(Parameters::parse(path, &some).unwrap_err(), ParameterError::NoAllowedSources);
         for wrong in ["", "s3://bucket/*", "s3://bucket,", "bucket"] {
             let error = Parameters::parse([CHOSEN, ("allowedSources", wrong)], &some).unwrap_err();
-            assert!(matches!(error, ParameterError::Value { name: "allowedSources", .. }), "{wrong}: {error}");
+            assert!(
+                matches!(error, ParameterError::Value { name: "allowedSources", .. }),
+                "{wrong}: {error}"
+            );
         }
     }
 
