@@ -104,7 +104,7 @@ async fn serve(options: MountOptions) -> Result<ExitCode> {
     let app = App::start(config, Some(direct.clone())).await?;
     let device = kernel.open_device()?;
     let mark = MountSource { volume: id.to_string(), digest: spec.digest() };
-    let connection = kernel.mount(&target, device.as_fd(), &mark)?;
+    let connection = kernel.mount(&target, device.as_fd(), &mark, mounts::MountOptions::default())?;
     let served = publish(&app, &kernel, &direct, &target, connection, device, spec).await;
     let done = match served {
         Ok(()) => {
@@ -136,12 +136,14 @@ async fn publish(
         mount: MOUNT,
         spec,
         secrets: Credentials::from_environment(|name| std::env::var(name).ok())?.to_secrets(),
+        environment: true,
         init,
         target: target.path().display().to_string(),
         pod: None,
+        claim: None,
     };
     let (answer, _shared) = app.volumes.publish(request, vec![copy]).await?;
-    let AgentAnswer::Prepared { init_reply, read_ahead_kb, mode } = answer else {
+    let AgentAnswer::Prepared { init_reply, read_ahead_kb, resume } = answer else {
         bail!("unexpected answer")
     };
     let (device, _) = direct.live.get().context("just set")?;
@@ -149,7 +151,7 @@ async fn publish(
     kernel.set_read_ahead_kb(connection, read_ahead_kb)?;
     app.volumes.start(MOUNT).await?;
     let (kernel, target) = (kernel.clone(), target.clone());
-    let what = if mode == Mode::NoOpen { What::Small } else { What::Large };
+    let what = if resume.mode == Mode::NoOpen { What::Small } else { What::Large };
     tokio::task::spawn_blocking(move || kernel.probe(&target, what, PROBE_LIMIT)).await??;
     Ok(())
 }
@@ -213,6 +215,7 @@ fn config(options: &MountOptions, spec: &VolumeSpec) -> Result<Config> {
             log_format: LogFormat::Text,
             environment_credentials: true,
             source_wait: Span(Duration::from_secs(20)),
+            directories_wait: Span(Duration::ZERO),
         },
         allow: AllowList {
             sources: vec!["s3://*".into()],
@@ -274,6 +277,8 @@ impl Privileged for Direct {
                 self.kernel.abort(*connection, &self.target).map_err(failed)?;
                 Ok(BrokerAnswer::Done)
             }
+            // For Events of Kubernetes, of which there are none here; the log has it.
+            BrokerRequest::Report { .. } => Ok(BrokerAnswer::Done),
             BrokerRequest::Hello(_) | BrokerRequest::Hold(_) | BrokerRequest::Leaving => {
                 Err(Refusal::new(RefusalKind::Invalid, "no broker here"))
             }

@@ -7,7 +7,7 @@
 mod common;
 
 use common::{Agent, LIMIT, capability, context, obliging, until};
-use link::broker::{AgentAnswer, AgentRequest};
+use link::broker::{AgentAnswer, AgentRequest, Resume};
 use proto::csi::v1::node_client::NodeClient;
 use proto::csi::v1::volume_capability::access_mode::Mode;
 use proto::csi::v1::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest};
@@ -114,7 +114,14 @@ impl Machine {
             running.lock().unwrap().push(std::thread::spawn(move || serve(device, &stop)));
             let flight = tempfile::tempfile().unwrap().into();
             let init_reply = init_reply(&publish.init);
-            Some(Ok((AgentAnswer::Prepared { init_reply, read_ahead_kb: 1024, small: false }, vec![flight])))
+            Some(Ok((
+                AgentAnswer::Prepared {
+                    init_reply,
+                    read_ahead_kb: 1024,
+                    resume: Resume { mode: link::worker::Mode::Passthrough, scope: String::new() },
+                },
+                vec![flight],
+            )))
         });
         ServingAgent { agent, stop, threads }
     }

@@ -70,6 +70,34 @@ pub enum BrokerRequest {
     Hold(Box<Hold>),
     /// The agent is about to exit and its mounts shall wait for a successor. → `Holding`: those that will.
     Leaving,
+    /// Something happened to this mount that its owner should read. → `Done`
+    Report {
+        mount: MountId,
+        report: Report,
+    },
+}
+
+/// What becomes an Event on the pod and its claim. Never holds a secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Report {
+    /// A successor serves the mount in place of a worker that died or hung.
+    Healed {
+        cause: String,
+        #[serde(default)]
+        took_us: u64,
+    },
+    /// Calls that need what is missing wait.
+    Degraded {
+        why: String,
+    },
+    /// They go on.
+    Recovered,
+    /// The source did not answer for `storeTimeout`: what is not cached fails.
+    SourceAway {
+        why: String,
+    },
+    SourceBack,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -121,6 +149,8 @@ pub enum AgentRequest {
     Unpublish { mount: MountId },
     /// Answered from the agent's memory. → `Usage`
     Usage { mount: MountId },
+    /// The volume's secret has changed: use this one from now on, if it works. `Done`: it is in force.
+    Rotate { mount: MountId, secrets: Secrets },
 }
 
 /// A mount that was published by another process of the agent.
@@ -128,8 +158,7 @@ pub enum AgentRequest {
 #[serde(rename_all = "camelCase")]
 pub struct Adopt {
     pub publish: Publish,
-    /// As its first worker decided; frozen with the INIT reply.
-    pub mode: Mode,
+    pub resume: Resume,
     /// Passthrough ids that the kernel holds for this connection.
     #[serde(default)]
     pub backing: Vec<u32>,
@@ -143,9 +172,31 @@ pub struct Adopt {
 #[serde(rename_all = "camelCase")]
 pub struct Hold {
     pub publish: Publish,
-    pub mode: Mode,
+    pub resume: Resume,
     #[serde(default)]
     pub backing: Vec<u32>,
+}
+
+/// What was decided when the volume was published, and must not be decided anew.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Resume {
+    /// As the first worker answered INIT.
+    pub mode: Mode,
+    /// The agent's name of the names and files that this connection's node ids speak of: derived from the credentials
+    /// of the publish, which may have been rotated since.
+    pub scope: String,
+}
+
+/// Keys and values in clear, for the one message that carries them.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secrets(pub BTreeMap<String, String>);
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secrets(..)")
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -156,6 +207,9 @@ pub struct Publish {
     /// In clear, in memory only; see `Credentials::to_secrets`.
     #[serde(default)]
     pub secrets: BTreeMap<String, String>,
+    /// May the agent use credentials of its own environment where there are no secrets? No, unless somebody says so.
+    #[serde(default)]
+    pub environment: bool,
     /// The kernel's INIT request, header included.
     pub init: Vec<u8>,
     /// For people: shown in status, logs and metrics.
@@ -163,6 +217,8 @@ pub struct Publish {
     pub target: String,
     #[serde(default)]
     pub pod: Option<Pod>,
+    #[serde(default)]
+    pub claim: Option<Claim>,
 }
 
 impl std::fmt::Debug for Publish {
@@ -184,6 +240,15 @@ pub struct Pod {
     pub uid: String,
 }
 
+/// The claim of a provisioned volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Claim {
+    pub name: String,
+    pub namespace: String,
+    pub uid: Option<String>,
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AgentAnswer {
@@ -191,8 +256,7 @@ pub enum AgentAnswer {
     Prepared {
         init_reply: Vec<u8>,
         read_ahead_kb: u32,
-        /// What the worker made of the kernel's offer.
-        mode: Mode,
+        resume: Resume,
     },
     Done,
     Holding {
@@ -245,9 +309,11 @@ mod tests {
             secrets: Credentials::from_secrets([("accessKeyId", "a"), ("secretAccessKey", "hunter2")])
                 .unwrap()
                 .to_secrets(),
+            environment: false,
             init: vec![1, 2, 3],
             target: "/t".into(),
             pod: None,
+            claim: None,
         }
     }
 
@@ -261,6 +327,15 @@ mod tests {
         let (frame, _) = recv::<FromBroker>(&b, &mut buffer).unwrap();
         let Frame::Ask { id: 1, body: AgentRequest::Publish(p) } = frame else { panic!() };
         assert_eq!(p.secrets["secretAccessKey"], "hunter2");
+        let rotate = AgentRequest::Rotate { mount: p.mount, secrets: Secrets(p.secrets) };
+        assert!(!format!("{rotate:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn an_agent_whose_broker_says_nothing_of_its_environment_does_not_use_it() {
+        let mut text = serde_json::to_value(publish()).unwrap();
+        text.as_object_mut().unwrap().remove("environment").unwrap();
+        assert!(!serde_json::from_value::<Publish>(text).unwrap().environment);
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use mounts::{Connection, Kernel, KernelError, Linux, LinuxPaths, MountSource, Target, probe, stack_at};
+use mounts::{
+    Connection, Kernel, KernelError, Linux, LinuxPaths, MountOptions, MountSource, Target, probe, stack_at,
+};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -49,7 +51,8 @@ impl Bench {
 
     fn mount(&self, target: &Target) -> (OwnedFd, Connection) {
         let device = self.kernel.open_device().expect("these tests need /dev/fuse");
-        let connection = self.kernel.mount(target, device.as_fd(), &source()).unwrap();
+        let connection =
+            self.kernel.mount(target, device.as_fd(), &source(), MountOptions::default()).unwrap();
         (device, connection)
     }
 
@@ -187,7 +190,7 @@ fn a_target_that_becomes_a_symlink_is_not_followed() {
     fs::create_dir(bench.path("elsewhere")).unwrap();
     symlink(bench.path("elsewhere"), bench.path("pod/link")).unwrap();
     let device = bench.kernel.open_device().unwrap();
-    assert!(bench.kernel.mount(&target, device.as_fd(), &source()).is_err());
+    assert!(bench.kernel.mount(&target, device.as_fd(), &source(), MountOptions::default()).is_err());
     assert!(
         !bench
             .kernel
@@ -203,7 +206,7 @@ fn a_failed_mount_leaves_no_guard() {
     let bench = Bench::new();
     let target = bench.target("pod/bad");
     let not_a_device = File::open("/dev/null").unwrap();
-    assert!(bench.kernel.mount(&target, not_a_device.as_fd(), &source()).is_err());
+    assert!(bench.kernel.mount(&target, not_a_device.as_fd(), &source(), MountOptions::default()).is_err());
     assert_eq!(bench.mounts_at(&target), 0);
 }
 
@@ -282,4 +285,28 @@ fn a_thread_that_sleeps_is_not_dying() {
     assert!(!bench.kernel.dying(std::process::id()));
     assert!(!bench.kernel.dying(u32::MAX));
     assert!(Path::new("/proc/self/status").exists());
+}
+
+#[test]
+fn what_a_user_chooses_of_a_mount_is_set_on_it() {
+    let bench = Bench::new();
+    for (options, wanted) in [
+        (MountOptions::default(), &[][..]),
+        (MountOptions { no_exec: true, no_atime: true }, &["noexec", "noatime"]),
+    ] {
+        let target = bench.target("pod/volume");
+        let device = bench.kernel.open_device().unwrap();
+        bench.kernel.mount(&target, device.as_fd(), &source(), options).unwrap();
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let at = format!(" {} ", target.path().display());
+        let line = table.lines().find(|l| l.contains(&at) && l.contains("fuse.millpond")).unwrap();
+        let set: Vec<&str> = line.split_whitespace().nth(5).unwrap().split(',').collect();
+        for always in ["ro", "nosuid", "nodev"] {
+            assert!(set.contains(&always), "{line}");
+        }
+        for flag in ["noexec", "noatime"] {
+            assert_eq!(set.contains(&flag), wanted.contains(&flag), "{line}");
+        }
+        bench.kernel.unmount(&target).unwrap();
+    }
 }

@@ -3,16 +3,18 @@
 use crate::api::Api;
 use crate::broker_client::Broker;
 use crate::config::{Config, TierKind};
+use crate::directories;
 use crate::heals::Heals;
 use crate::memory;
 use crate::metrics::{Metrics, TierLabel};
-use crate::privileged::Privileged;
+use crate::privileged::{self, Privileged};
 use crate::publish::Volumes;
 use crate::serve::Server;
 use crate::state::State;
 use crate::supervisor::{SpawnOptions, Spawner, Surroundings};
 use anyhow::{Context, Result};
 use cache::data::{Engine, Event};
+use link::broker::Report;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -34,6 +36,7 @@ impl App {
     /// `privileged`: None connects to the broker of the configuration.
     pub async fn start(config: Config, privileged: Option<Arc<dyn Privileged>>) -> Result<Self> {
         raise_descriptor_limit();
+        directories::wait(&config).await?;
         let runtime = tokio::runtime::Handle::current();
         let metrics = Metrics::new();
         let numbers = Arc::new(State::open(&config.agent.state_dir)?);
@@ -61,7 +64,13 @@ impl App {
         })
         .context("the worker supervisor cannot start")?;
         let counting = metrics.clone();
-        let heals = Heals::new(Box::new(move |heal| counting.healed(heal)));
+        let (telling, on) = (privileged.clone(), runtime.clone());
+        let heals = Heals::new(Box::new(move |heal| {
+            counting.healed(heal);
+            let took_us = heal.took.as_micros() as u64;
+            let healed = Report::Healed { cause: heal.cause.name().to_owned(), took_us };
+            privileged::report(&telling, &on, heal.mount, healed);
+        }));
         let server = Arc::new(Server {
             engine: engine.clone(),
             privileged: privileged.clone(),
@@ -69,6 +78,7 @@ impl App {
             runtime: runtime.clone(),
         });
         let (tell_ended, mut ended) = tokio::sync::mpsc::unbounded_channel();
+        let (tell_outage, mut outages) = tokio::sync::mpsc::unbounded_channel();
         let around = Arc::new(Surroundings {
             spawner: spawner.clone(),
             privileged: privileged.clone(),
@@ -77,6 +87,7 @@ impl App {
             runtime: runtime.clone(),
             suspend: config.workers.suspend_respawn_file.clone(),
             ended: tell_ended,
+            outages: tell_outage,
         });
         let limits = Arc::new(store::Limits::new(store::LimitsConfig {
             requests: config.store.max_requests,
@@ -98,6 +109,15 @@ impl App {
         tokio::spawn(async move {
             while let Some(mount) = ended.recv().await {
                 mounted.unpublish(mount).await;
+            }
+        });
+        let (reading, telling, on) = (volumes.clone(), privileged.clone(), runtime.clone());
+        tokio::spawn(async move {
+            while let Some((scope, why)) = outages.recv().await {
+                let report = why.map_or(Report::SourceBack, |why| Report::SourceAway { why });
+                for mount in reading.mounts().iter().filter(|m| m.scope.id == scope) {
+                    privileged::report(&telling, &on, mount.id, report.clone());
+                }
             }
         });
 

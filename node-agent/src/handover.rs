@@ -3,13 +3,13 @@
 
 use crate::publish::Volumes;
 use crate::supervisor::{Left, Mount, Parts};
-use link::broker::{Adopt, BrokerAnswer, BrokerRequest, Hold, MountId, Publish};
+use link::broker::{Adopt, BrokerAnswer, BrokerRequest, Hold, MountId, Publish, Resume};
 use link::{Refusal, RefusalKind};
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use volume::Credentials;
+use volume::ScopeId;
 
 /// A successor's worker is there long before; a broker that waits for it longer would hold up its other mounts.
 const SERVING_LIMIT: Duration = Duration::from_secs(10);
@@ -22,21 +22,27 @@ impl Volumes {
     pub(crate) async fn adopt(&self, adopt: Adopt, fds: Vec<OwnedFd>) -> Result<(), Refusal> {
         let [device, shared] = <[OwnedFd; 2]>::try_from(fds)
             .map_err(|_| Refusal::new(RefusalKind::Internal, "adopt must carry two descriptors"))?;
-        let Adopt { publish, mode, backing, orphaned_ms } = adopt;
-        let Publish { mount: id, spec, secrets, init: _, target, pod } = publish;
+        let Adopt { publish, resume: Resume { mode, scope }, backing, orphaned_ms } = adopt;
+        let Publish { mount: id, spec, secrets, environment, init: _, target, pod, claim } = publish;
         if self.mounts().iter().any(|m| m.id == id) {
             return Ok(());
         }
         let orphaned = Duration::from_millis(orphaned_ms);
         let since = Instant::now().checked_sub(orphaned).unwrap_or_else(Instant::now);
         self.allowed(&spec)?;
-        let credentials = self.credentials(&secrets)?;
-        let published = Credentials::from_secrets(secrets.iter())
-            .map_err(|e| Refusal::new(RefusalKind::Invalid, e.to_string()))?;
-        let scope = self.open_scope(&spec, &credentials, false).await?;
+        let credentials = self.credentials(&secrets, environment)?;
+        let scope = ScopeId::parse(&scope)
+            .ok_or_else(|| Refusal::new(RefusalKind::Internal, "the broker's copy names no scope"))?;
+        let rotated = spec.scope(&credentials) != scope;
+        let scope = self.open_scope(scope, &spec, &credentials, false).await?;
+        if rotated {
+            // It asks with newer keys than those that it is named after: see `rotate`.
+            scope.rotate(scope.source(), credentials);
+        }
         let roots = self.root_directories(&scope)?;
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
-        let parts = Parts { id, spec, credentials: published, target, pod, scope, assign, device, roots };
+        let parts =
+            Parts { id, spec, secrets, environment, target, pod, claim, scope, assign, device, roots };
         let left = Left { shared, mode, backing, since };
         let mount = Mount::adopt(parts, left).map_err(|why| {
             Refusal::new(RefusalKind::Conflict, format!("mount {id} cannot be taken over: {why}"))
@@ -113,12 +119,14 @@ fn hold(mount: &Mount) -> BrokerRequest {
         publish: Publish {
             mount: mount.id,
             spec: mount.spec.clone(),
-            secrets: mount.credentials.to_secrets(),
+            secrets: mount.secrets(),
+            environment: mount.environment,
             init: Vec::new(),
             target: mount.target.clone(),
             pod: mount.pod.clone(),
+            claim: mount.claim.clone(),
         },
-        mode: mount.state().mode.unwrap_or(mount.assign.mode),
+        resume: mount.resume(),
         backing: mount.backing(),
     }))
 }

@@ -5,6 +5,7 @@
 //! metadata store; the asker is told to look there.
 
 use crate::flights::Flights;
+use crate::health::Health;
 use bytes::{Bytes, BytesMut};
 use cache::data::{Cause as DataCause, Engine, FetchError, File, FileKey, ReadOptions};
 use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
@@ -16,7 +17,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use store::{Page, Source, StoreError};
-use volume::{Freshness, ScopeId};
+use volume::{Credentials, Freshness, ScopeId};
 
 /// After this many single look-ups in a directory too large for one page, its whole listing is fetched.
 const LOOKUPS_BEFORE_LISTING: u32 = 8;
@@ -39,7 +40,7 @@ pub struct Scope {
     pub metadata_dir: std::path::PathBuf,
     engine: Arc<Engine>,
     /// Replaced when a later volume brings fresh credentials for the same scope.
-    source: RwLock<Arc<dyn Source>>,
+    source: RwLock<Asked>,
     generation: u64,
     listings: Flights<u64, Listed>,
     heads: Flights<(u64, Vec<u8>), ()>,
@@ -50,7 +51,16 @@ pub struct Scope {
     listed_bytes: Mutex<HashMap<u64, u64>>,
     /// Cache roots whose disk fails.
     failing: Mutex<HashSet<u8>>,
+    health: Health,
     me: Weak<Scope>,
+}
+
+/// The source, and what it is asked with.
+struct Asked {
+    source: Arc<dyn Source>,
+    credentials: Credentials,
+    /// The keys are no longer those that name the scope.
+    rotated: bool,
 }
 
 /// How much of the source is known so far.
@@ -95,13 +105,15 @@ impl Versions {
 }
 
 impl Scope {
-    pub fn new(
+    pub(crate) fn new(
         id: ScopeId,
         shown: String,
         metadata: Arc<meta::Store>,
         metadata_dir: std::path::PathBuf,
         engine: Arc<Engine>,
         source: Arc<dyn Source>,
+        credentials: Credentials,
+        health: Health,
         generation: u64,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -111,7 +123,7 @@ impl Scope {
             metadata,
             metadata_dir,
             engine,
-            source: RwLock::new(source),
+            source: RwLock::new(Asked { source, credentials, rotated: false }),
             generation,
             listings: Flights::default(),
             heads: Flights::default(),
@@ -119,6 +131,7 @@ impl Scope {
             versions: Mutex::default(),
             listed_bytes: Mutex::default(),
             failing: Mutex::default(),
+            health,
             me: me.clone(),
         })
     }
@@ -129,11 +142,31 @@ impl Scope {
     }
 
     pub fn source(&self) -> Arc<dyn Source> {
-        self.source.read().unwrap_or_else(|p| p.into_inner()).clone()
+        self.asked().source.clone()
     }
 
-    pub fn replace_source(&self, source: Arc<dyn Source>) {
-        *self.source.write().unwrap_or_else(|p| p.into_inner()) = source;
+    fn asked(&self) -> std::sync::RwLockReadGuard<'_, Asked> {
+        self.source.read().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// Of the same identity: key and secret are those that name this scope.
+    pub fn replace_source(&self, source: Arc<dyn Source>, credentials: &Credentials) {
+        *self.source.write().unwrap_or_else(|p| p.into_inner()) =
+            Asked { source, credentials: credentials.clone(), rotated: false };
+    }
+
+    /// Keys that took the place of those that name this scope, while volumes are mounted.
+    pub fn rotate(&self, source: Arc<dyn Source>, credentials: Credentials) {
+        *self.source.write().unwrap_or_else(|p| p.into_inner()) =
+            Asked { source, credentials, rotated: true };
+    }
+
+    pub fn is_rotated(&self) -> bool {
+        self.asked().rotated
+    }
+
+    pub fn asks_with(&self, credentials: &Credentials) -> bool {
+        self.asked().credentials == *credentials
     }
 
     fn arc(&self) -> Arc<Self> {
@@ -186,6 +219,7 @@ impl Scope {
             .join((parent, name.clone()), move || async move {
                 let path = me.child_path(parent, &name)?;
                 let found = me.source().head(&path).await.map_err(|e| me.cause("look-up", &path, &e))?;
+                me.health.works();
                 blocking(move || match found {
                     Some(entry) => me.metadata.put(parent, &incoming(entry)).map(|_| ()),
                     None => me.metadata.put_absent(parent, &name),
@@ -238,6 +272,7 @@ impl Scope {
         let source = self.source();
         let failed = |e: StoreError| self.cause("listing", &path, &e);
         let mut page = source.list(&path, None).await.map_err(failed)?;
+        self.health.works();
         if one_page && page.next.is_some() {
             return Ok(Listed::TooLarge);
         }
@@ -452,6 +487,9 @@ impl Scope {
         if cause == Cause::Unavailable || cause == Cause::Denied {
             tracing::warn!(source = %self.shown, path = %String::from_utf8_lossy(path), %error, "{what} failed");
         }
+        if cause == Cause::Unavailable {
+            self.health.fails(&error.to_string());
+        }
         cause
     }
 }
@@ -476,6 +514,7 @@ impl cache::data::Fetch for FromSource {
         let source = scope.source();
         match source.get(&self.path, &self.version, range).await {
             Ok(stream) => {
+                scope.health.works();
                 let (weak, path) = (self.scope.clone(), self.path.clone());
                 Ok(stream
                     .map(move |item| {

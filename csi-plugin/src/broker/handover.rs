@@ -4,6 +4,7 @@
 use super::mounts_table::{Mount, Parts, State};
 use super::socket::{AgentIdentity, AgentLink, AskError};
 use super::{Broker, PROBE_LIMIT, primes};
+use crate::events::Subjects;
 use link::broker::{Adopt, AgentAnswer, AgentRequest, BrokerAnswer, Hold, MountId, Publish};
 use link::{Refusal, RefusalKind};
 use mounts::{Connection, MountSource, Ours, Target, probe, stack_at};
@@ -27,10 +28,12 @@ pub(super) fn publish(mount: &Mount) -> Publish {
     Publish {
         mount: mount.id,
         spec: mount.spec.clone(),
-        secrets: mount.credentials.to_secrets(),
+        secrets: mount.credentials().to_secrets(),
+        environment: mount.environment,
         init: Vec::new(),
         target: mount.target.path().display().to_string(),
-        pod: mount.pod.clone(),
+        pod: mount.subjects.pod.clone(),
+        claim: mount.subjects.claim.clone(),
     }
 }
 
@@ -41,7 +44,7 @@ impl Broker {
         for mount in self.table.all() {
             match mount.state() {
                 State::Orphaned(_) if mount.is_of(agent.identity()) => {
-                    mount.enter(State::Serving, "its agent is back");
+                    self.enter(&mount, State::Serving, "its agent is back");
                 }
                 // Serving: the predecessor's connection has ended, and nobody has noted it yet.
                 State::Orphaned(_) | State::Serving if !mount.is_of(agent.identity()) => orphans.push(mount),
@@ -72,36 +75,36 @@ impl Broker {
             State::Serving => Instant::now(),
             State::Preparing | State::Dead => return,
         };
-        let (Some(device), Some((flight, mode))) = (mount.device(), mount.prepared()) else { return };
+        let (Some(device), Some((flight, resume))) = (mount.device(), mount.prepared()) else { return };
         // It may ask about the mount before it answers.
         mount.give_to(agent.identity());
         let adopt = AgentRequest::Adopt(Box::new(Adopt {
             publish: publish(mount),
-            mode,
+            resume,
             backing: mount.backing(),
             orphaned_ms: since.elapsed().as_millis() as u64,
         }));
         let adopted = agent.ask(adopt, &[device.as_fd(), flight.as_fd()], ADOPT_LIMIT);
         match adopted {
             Ok((AgentAnswer::Done, _)) => {
-                mount.enter(State::Serving, "a new agent serves it");
+                self.enter(mount, State::Serving, "a new agent serves it");
                 self.look_through(mount, since);
             }
             // Nobody serves it: it ends with its healTimeout, unless another agent comes.
             Ok(_) => {
-                mount.enter(State::Orphaned(since), "the new agent answered with something else");
+                self.enter(mount, State::Orphaned(since), "the new agent answered with something else");
             }
-            Err(AskError::Gone) => mount.enter(State::Orphaned(since), "the new agent is gone, too"),
+            Err(AskError::Gone) => self.enter(mount, State::Orphaned(since), "the new agent is gone, too"),
             Err(error) => {
                 tracing::error!(mount = %mount.id, volume = %mount.spec.id, %error, "the new agent does not take this mount: it ends after healTimeout");
-                mount.enter(State::Orphaned(since), "the new agent refused it");
+                self.enter(mount, State::Orphaned(since), "the new agent refused it");
             }
         }
     }
 
     /// Success is what can be seen through the mount.
     fn look_through(&self, mount: &Mount, since: Instant) {
-        let mode = mount.prepared().map(|(_, mode)| mode);
+        let mode = mount.prepared().map(|(_, resume)| resume.mode);
         let Some(mode) = mode else { return };
         match self.kernel.probe(&mount.target, primes(mode), PROBE_LIMIT) {
             Ok(probe::Outcome::Primed | probe::Outcome::Serving) => {
@@ -127,7 +130,7 @@ impl Broker {
         hold: Hold,
         fds: Vec<OwnedFd>,
     ) -> Result<BrokerAnswer, Refusal> {
-        let Hold { publish, mode, backing } = hold;
+        let Hold { publish, resume, backing } = hold;
         let id = publish.mount;
         if let Some(known) = self.table.get(id) {
             return match known.is_of(agent) {
@@ -150,11 +153,12 @@ impl Broker {
             source: source.clone(),
             spec: publish.spec,
             credentials,
-            pod: publish.pod,
+            subjects: Subjects { pod: publish.pod, claim: publish.claim },
+            environment: publish.environment,
             agent: agent.clone(),
             device,
         }));
-        mount.keep_prepared(flight, mode);
+        mount.keep_prepared(flight, resume);
         backing.into_iter().for_each(|id| mount.record_backing(id));
         mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
         // Unpublished between our look and our note: whoever did it did not find it in the table.

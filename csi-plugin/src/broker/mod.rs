@@ -8,15 +8,18 @@ mod counter;
 pub mod expiry;
 mod handover;
 pub mod mounts_table;
+mod notices;
 pub mod socket;
+mod targets;
 
 use crate::config::NodeConfig;
+use crate::events::{Events, Subjects};
 use crate::status::Failure;
 use counter::Counter;
-use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Pod, Publish};
+use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Publish};
 use link::worker::Mode;
 use link::{Packet, Refusal, RefusalKind};
-use mounts::{Kernel, MountSource, Target, probe};
+use mounts::{Kernel, MountOptions, MountSource, Target, probe};
 use mounts_table::{Mount, Parts, State, Table};
 use socket::{AgentIdentity, AgentLink, AgentSlot, AskError, Handler};
 use std::io;
@@ -26,6 +29,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
+use targets::Targets;
 use volume::{Credentials, VolumeSpec};
 
 const INIT_LIMIT: Duration = Duration::from_secs(2);
@@ -43,7 +47,21 @@ const CONNECTIONS_MAX: usize = 8;
 pub struct Order {
     pub spec: VolumeSpec,
     pub credentials: Credentials,
-    pub pod: Option<Pod>,
+    /// May the agent use its own credentials where there are none?
+    pub environment: bool,
+    pub options: MountOptions,
+    pub subjects: Subjects,
+}
+
+impl Order {
+    /// What marks the mount in the mount table: everything that makes it another one.
+    pub fn source(&self) -> MountSource {
+        let mut digest = self.spec.digest();
+        for (chosen, text) in [(self.options.no_exec, "+noexec"), (self.options.no_atime, "+noatime")] {
+            digest.push_str(if chosen { text } else { "" });
+        }
+        MountSource { volume: self.spec.id.to_string(), digest }
+    }
 }
 
 #[derive(Debug)]
@@ -51,8 +69,10 @@ pub struct Broker {
     pub(crate) kernel: Arc<dyn Kernel>,
     pub(crate) table: Table,
     pub(crate) config: NodeConfig,
+    pub(crate) events: Events,
     agents: AgentSlot,
     counter: Counter,
+    targets: Targets,
     listener: OwnedFd,
     connections: AtomicUsize,
     stopping: AtomicBool,
@@ -63,15 +83,19 @@ pub struct Broker {
 
 impl Broker {
     /// Binds the agent's socket and starts the threads that serve it.
-    pub fn start(config: NodeConfig, kernel: Arc<dyn Kernel>) -> io::Result<Arc<Self>> {
+    pub fn start(config: NodeConfig, kernel: Arc<dyn Kernel>, events: Events) -> io::Result<Arc<Self>> {
         let counter = Counter::open(&config.state_dir)?;
+        let targets = Targets::open(&config.state_dir)?;
+        targets.clean_previous_boot(&config.kubelet_dirs, &*kernel);
         let listener = listen(&config)?;
         let broker = Arc::new(Self {
             kernel,
             table: Table::default(),
             config,
+            events,
             agents: AgentSlot::default(),
             counter,
+            targets,
             listener,
             connections: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
@@ -128,22 +152,29 @@ impl Broker {
     pub fn bring_up(&self, order: Order, target: Target) -> Result<(), Failure> {
         let agent = self.agent()?;
         let target = Arc::new(target);
+        self.targets.add(&order.spec.id, target.path());
         let made_directory = target.ensure_directory()?;
         self.mount(&agent, order, &target).inspect_err(|_| {
             if made_directory && let Err(error) = target.remove() {
                 let target_path = target.path().display();
                 tracing::warn!(%target_path, %error, "the directory of a failed mount stays");
             }
+            self.targets.remove(target.path());
         })
     }
 
+    /// The target is gone: nothing of it needs to be known any more.
+    pub fn forget_target(&self, target: &Target) {
+        self.targets.remove(target.path());
+    }
+
     fn mount(&self, agent: &AgentLink, order: Order, target: &Arc<Target>) -> Result<(), Failure> {
-        let source = MountSource { volume: order.spec.id.to_string(), digest: order.spec.digest() };
+        let source = order.source();
         let device = self.kernel.open_device()?;
         let id = self.counter.next().map_err(|e| {
             Failure::Internal(format!("no mount id from {}: {e}", self.config.state_dir.display()))
         })?;
-        let connection = self.kernel.mount(target, device.as_fd(), &source)?;
+        let connection = self.kernel.mount(target, device.as_fd(), &source, order.options)?;
         let mount = self.table.insert(Mount::new(Parts {
             id,
             target: target.clone(),
@@ -151,7 +182,8 @@ impl Broker {
             source,
             spec: order.spec,
             credentials: order.credentials,
-            pod: order.pod,
+            subjects: order.subjects,
+            environment: order.environment,
             agent: agent.identity().clone(),
             device,
         }));
@@ -177,9 +209,10 @@ impl Broker {
             other => other.into(),
         })?;
         let odd = || Failure::Internal("the node agent answered a publish with something else".into());
-        let AgentAnswer::Prepared { init_reply, read_ahead_kb, mode } = answer else { return Err(odd()) };
+        let AgentAnswer::Prepared { init_reply, read_ahead_kb, resume } = answer else { return Err(odd()) };
         let [flight] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| odd())?;
-        mount.keep_prepared(flight, mode);
+        let mode = resume.mode;
+        mount.keep_prepared(flight, resume);
         self.kernel.write_init_reply(device.as_fd(), &init_reply)?;
         // The kernel sets its own readahead while it takes the INIT reply: ours comes after.
         if let Err(error) = self.kernel.set_read_ahead_kb(mount.connection, read_ahead_kb) {
@@ -219,7 +252,7 @@ impl Broker {
     /// Ends a mount that stays mounted: its readers get ENOTCONN until it is unpublished or published anew.
     fn end(&self, mount: &Mount, why: &str) {
         self.abort(mount);
-        mount.enter(State::Dead, why);
+        self.enter(mount, State::Dead, why);
     }
 
     fn abort(&self, mount: &Mount) {
@@ -289,6 +322,11 @@ impl Handler for Broker {
             }
             BrokerRequest::Hold(hold) => self.hold(agent, *hold, fds),
             BrokerRequest::Leaving => self.leaving(agent),
+            BrokerRequest::Report { mount, report } => {
+                let mount = self.owned(agent, mount)?;
+                self.reported(&mount, report);
+                Ok(BrokerAnswer::Done)
+            }
         }
     }
 
@@ -300,7 +338,7 @@ impl Handler for Broker {
         for mount in self.table.all() {
             // A mount that is being prepared fails with its publish.
             if mount.is_of(agent) && mount.state() == State::Serving {
-                mount.enter(State::Orphaned(Instant::now()), "its agent is gone");
+                self.enter(&mount, State::Orphaned(Instant::now()), "the node agent is gone");
             }
         }
         self.wake_watcher();

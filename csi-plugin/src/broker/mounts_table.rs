@@ -9,9 +9,7 @@
 //!                                                                                        or replaced by publish)
 //! ```
 
-use link::broker::MountId;
-use link::broker::Pod;
-use link::worker::Mode;
+use link::broker::{MountId, Resume};
 use mounts::{Connection, MountSource, Target};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -21,6 +19,7 @@ use std::time::{Duration, Instant};
 use volume::{Credentials, VolumeSpec};
 
 use super::socket::AgentIdentity;
+use crate::events::Subjects;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -40,9 +39,10 @@ pub struct Mount {
     pub connection: Connection,
     pub source: MountSource,
     pub spec: VolumeSpec,
-    /// In memory only.
-    pub credentials: Credentials,
-    pub pod: Option<Pod>,
+    /// Whom its Events are for.
+    pub subjects: Subjects,
+    /// May the agent use credentials of its own?
+    pub environment: bool,
     /// Taken by the abort: once every holder has let go, the kernel forgets the connection.
     pub device: Mutex<Option<Arc<OwnedFd>>>,
     changing: Mutex<Changing>,
@@ -52,8 +52,10 @@ pub struct Mount {
 struct Changing {
     state: State,
     agent: AgentIdentity,
-    /// Shared memory of the connection and what its first worker chose; None until it is prepared.
-    prepared: Option<(Arc<OwnedFd>, Mode)>,
+    /// In memory only.
+    credentials: Credentials,
+    /// Shared memory of the connection and what a successor of the agent must know; None until it is prepared.
+    prepared: Option<(Arc<OwnedFd>, Resume)>,
     /// Passthrough ids that the kernel holds for us.
     backing: BTreeSet<u32>,
 }
@@ -67,23 +69,31 @@ pub struct Parts {
     pub source: MountSource,
     pub spec: VolumeSpec,
     pub credentials: Credentials,
-    pub pod: Option<Pod>,
+    pub subjects: Subjects,
+    pub environment: bool,
     pub agent: AgentIdentity,
     pub device: OwnedFd,
 }
 
 impl Mount {
     pub fn new(parts: Parts) -> Self {
-        let Parts { id, target, connection, source, spec, credentials, pod, agent, device } = parts;
-        let changing = Changing { state: State::Preparing, agent, prepared: None, backing: BTreeSet::new() };
+        let Parts { id, target, connection, source, spec, credentials, subjects, environment, agent, device } =
+            parts;
+        let changing = Changing {
+            state: State::Preparing,
+            agent,
+            credentials,
+            prepared: None,
+            backing: BTreeSet::new(),
+        };
         Self {
             id,
             target,
             connection,
             source,
             spec,
-            credentials,
-            pod,
+            subjects,
+            environment,
             device: Mutex::new(Some(Arc::new(device))),
             changing: Mutex::new(changing),
         }
@@ -101,12 +111,20 @@ impl Mount {
         self.spec.parameters.heal_timeout
     }
 
-    /// Logs each transition once. A dead mount stays dead.
-    pub fn enter(&self, to: State, why: &str) {
+    pub fn credentials(&self) -> Credentials {
+        self.changing().credentials.clone()
+    }
+
+    pub fn rotated(&self, credentials: Credentials) {
+        self.changing().credentials = credentials;
+    }
+
+    /// Logs each transition once, and returns whether there was one. A dead mount stays dead.
+    pub fn enter(&self, to: State, why: &str) -> bool {
         let mut changing = self.changing();
         let from = changing.state;
         if from == to || from == State::Dead {
-            return;
+            return false;
         }
         changing.state = to;
         drop(changing);
@@ -119,6 +137,7 @@ impl Mount {
                 tracing::info!(%mount, %volume, %target_path, ?from, ?to, why, "mount");
             }
         }
+        true
     }
 
     pub fn agent(&self) -> AgentIdentity {
@@ -134,11 +153,11 @@ impl Mount {
         self.changing().agent = agent.clone();
     }
 
-    pub fn keep_prepared(&self, flight: OwnedFd, mode: Mode) {
-        self.changing().prepared = Some((Arc::new(flight), mode));
+    pub fn keep_prepared(&self, flight: OwnedFd, resume: Resume) {
+        self.changing().prepared = Some((Arc::new(flight), resume));
     }
 
-    pub fn prepared(&self) -> Option<(Arc<OwnedFd>, Mode)> {
+    pub fn prepared(&self) -> Option<(Arc<OwnedFd>, Resume)> {
         self.changing().prepared.clone()
     }
 

@@ -250,7 +250,8 @@ fn is_slow(request: &BrokerRequest) -> bool {
         BrokerRequest::Hello(_)
         | BrokerRequest::Dying { .. }
         | BrokerRequest::Waiting { .. }
-        | BrokerRequest::Leaving => false,
+        | BrokerRequest::Leaving
+        | BrokerRequest::Report { .. } => false,
     }
 }
 

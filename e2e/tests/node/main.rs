@@ -12,6 +12,7 @@ mod promises;
 mod reading;
 mod sanity;
 mod successors;
+mod tenants;
 
 use e2e::node::{AgentOptions, Node};
 use e2e::tree::{Shape, Tree};

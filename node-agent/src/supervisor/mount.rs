@@ -3,20 +3,20 @@
 use super::policy::{Deaths, Verdict};
 use super::spawn::{Spawner, Worker};
 use crate::heals::{Heal, HealCause, Heals};
-use crate::privileged::Privileged;
+use crate::privileged::{self, Privileged};
 use crate::scope::Scope;
-use link::broker::{BrokerAnswer, BrokerRequest, MountId, Pod};
+use link::broker::{BrokerAnswer, BrokerRequest, Claim, MountId, Pod, Report, Resume};
 use link::flight::{Collected, Flight, FlightError};
 use link::worker::{Assign, Counts, FromWorker, Mode, ToWorker, recv};
 use link::{MAX_FDS, MAX_MESSAGE, Packet, PacketError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime};
-use volume::{Credentials, VolumeSpec};
+use volume::VolumeSpec;
 
 /// How often the thread looks at heartbeat and stop flag while its worker is silent.
 const TICK: Duration = Duration::from_millis(500);
@@ -38,14 +38,17 @@ pub trait Answer: Send + Sync {
 pub struct Mount {
     pub id: MountId,
     pub spec: VolumeSpec,
-    /// As published; in memory only.
-    pub credentials: Credentials,
+    /// May the agent use credentials of its own where the volume has none?
+    pub environment: bool,
     pub target: String,
     pub pod: Option<Pod>,
+    pub claim: Option<Claim>,
     pub scope: Arc<Scope>,
     pub published: SystemTime,
     /// What every worker of this mount is told; `takeover` is set for successors.
     pub assign: Assign,
+    /// As published or rotated; in memory only.
+    secrets: Mutex<BTreeMap<String, String>>,
     device: OwnedFd,
     shared: OwnedFd,
     flight: Flight,
@@ -120,6 +123,8 @@ pub struct Surroundings {
     pub runtime: tokio::runtime::Handle,
     /// Told of mounts whose connection the kernel has ended: unmounted or aborted.
     pub ended: tokio::sync::mpsc::UnboundedSender<MountId>,
+    /// Told of sources that stop or begin to answer.
+    pub(crate) outages: tokio::sync::mpsc::UnboundedSender<crate::health::Change>,
     /// Debug: while this file exists nobody is started.
     pub suspend: Option<PathBuf>,
 }
@@ -128,9 +133,11 @@ pub struct Surroundings {
 pub struct Parts {
     pub id: MountId,
     pub spec: VolumeSpec,
-    pub credentials: Credentials,
+    pub secrets: BTreeMap<String, String>,
+    pub environment: bool,
     pub target: String,
     pub pod: Option<Pod>,
+    pub claim: Option<Claim>,
     pub scope: Arc<Scope>,
     pub assign: Assign,
     pub device: OwnedFd,
@@ -175,9 +182,11 @@ impl Mount {
         Self {
             id: parts.id,
             spec: parts.spec,
-            credentials: parts.credentials,
+            environment: parts.environment,
+            secrets: Mutex::new(parts.secrets),
             target: parts.target,
             pod: parts.pod,
+            claim: parts.claim,
             scope: parts.scope,
             published: now,
             assign: parts.assign,
@@ -216,6 +225,21 @@ impl Mount {
     /// Passthrough ids that the kernel holds for this connection.
     pub fn backing(&self) -> Vec<u32> {
         self.backing_ids().iter().copied().collect()
+    }
+
+    /// In clear, for a broker that has lost them.
+    pub fn secrets(&self) -> BTreeMap<String, String> {
+        self.secrets.lock().unwrap_or_else(|p| p.into_inner()).clone()
+    }
+
+    pub fn rotated(&self, secrets: &BTreeMap<String, String>) {
+        *self.secrets.lock().unwrap_or_else(|p| p.into_inner()) = secrets.clone();
+    }
+
+    /// What a successor must not decide anew.
+    pub fn resume(&self) -> Resume {
+        let mode = self.lock().mode.unwrap_or(self.assign.mode);
+        Resume { mode, scope: self.scope.id.as_str().to_owned() }
     }
 
     /// The kernel has its INIT reply, and requests come or may come: before that a publish is still under way.
@@ -358,6 +382,7 @@ impl Mount {
     pub fn supervise(self: Arc<Self>, around: &Surroundings) {
         let mut deaths = Deaths::default();
         let mut takeover = false;
+        let mut degraded = false;
         let mut cause = HealCause::Start;
         let mut replayed = 0;
         let adopted = self.lock().adopted.take();
@@ -395,6 +420,10 @@ impl Mount {
                     tracing::error!(mount = %self.id, volume = %self.spec.id, why, "worker did not come up");
                     self.enter(if takeover { Phase::Dead } else { Phase::Starting }, &why);
                     deaths.died(Instant::now(), false);
+                    // A first start that fails is told to whoever publishes.
+                    if takeover && deaths.is_stuck() && !std::mem::replace(&mut degraded, true) {
+                        self.tell(around, Report::Degraded { why: format!("no worker comes up: {why}") });
+                    }
                     around.spawner.refill();
                     continue;
                 }
@@ -406,6 +435,9 @@ impl Mount {
                 served = true;
                 if let Some(since) = deaths.unserved_since() {
                     me.healed(around, cause, since.elapsed(), replayed);
+                }
+                if std::mem::take(&mut degraded) {
+                    me.tell(around, Report::Recovered);
                 }
                 deaths.serving();
             });
@@ -587,6 +619,10 @@ impl Mount {
             // the device is readable while there are others.
             _ => self.flight.in_flight() > 0 || self.device_says(PollFlags::IN),
         }
+    }
+
+    fn tell(&self, around: &Surroundings, report: Report) {
+        privileged::report(&around.privileged, &around.runtime, self.id, report);
     }
 
     fn healed(&self, around: &Surroundings, cause: HealCause, took: Duration, replayed: u64) {

@@ -1,6 +1,9 @@
 //! Publish and unpublish: from a mount request to a worker that serves it, and back.
 
+mod rotate;
+
 use crate::config::Config;
+use crate::health::Health;
 use crate::profile;
 use crate::scope::{Scope, now_ms, store_cause};
 use crate::supervisor::{Mount, Parts, Surroundings};
@@ -9,7 +12,7 @@ use cache::meta;
 use link::broker::{AgentAnswer, AgentRequest, MountId, Publish, Usage};
 use link::worker::{Assign, Mode, Show};
 use link::{Cause, Refusal, RefusalKind};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -104,7 +107,7 @@ impl Volumes {
             (Some(device), true) => device,
             _ => return Err(Refusal::new(RefusalKind::Internal, "publish must carry one descriptor")),
         };
-        let Publish { mount: id, spec, secrets, init, target, pod } = request;
+        let Publish { mount: id, spec, secrets, environment, init, target, pod, claim } = request;
         if lock(&self.mounts).contains_key(&id) {
             return Err(Refusal::new(RefusalKind::Conflict, format!("mount {id} is published already")));
         }
@@ -113,15 +116,14 @@ impl Volumes {
             return Err(Refusal::new(RefusalKind::Unavailable, why));
         }
         self.allowed(&spec)?;
-        let credentials = self.credentials(&secrets)?;
-        let published = Credentials::from_secrets(secrets.iter())
-            .map_err(|e| Refusal::new(RefusalKind::Invalid, e.to_string()))?;
-        let scope = self.open_scope(&spec, &credentials, true).await?;
+        let credentials = self.credentials(&secrets, environment)?;
+        let scope = self.open_scope(spec.scope(&credentials), &spec, &credentials, true).await?;
         let mode = self.mode(&spec, &scope).await?;
         let roots = self.root_directories(&scope)?;
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
         let volume = spec.id.clone();
-        let parts = Parts { id, spec, credentials: published, target, pod, scope, assign, device, roots };
+        let parts =
+            Parts { id, spec, secrets, environment, target, pod, claim, scope, assign, device, roots };
         let mount = Mount::new(parts, &init).map_err(|e| {
             Refusal::new(RefusalKind::Internal, format!("no shared memory for the mount: {e}"))
         })?;
@@ -135,9 +137,12 @@ impl Volumes {
             Ok(started) => {
                 tracing::info!(mount = %id, %volume, mode = ?started.mode, "volume prepared");
                 // What INIT offered may have changed the mode: the probe primes what really is.
-                let mode = started.mode;
-                let read_ahead_kb = if mode == Mode::NoOpen { 1024 } else { 4096 };
-                let answer = AgentAnswer::Prepared { init_reply: started.init_reply, read_ahead_kb, mode };
+                let read_ahead_kb = if started.mode == Mode::NoOpen { 1024 } else { 4096 };
+                let answer = AgentAnswer::Prepared {
+                    init_reply: started.init_reply,
+                    read_ahead_kb,
+                    resume: mount.resume(),
+                };
                 Ok((answer, vec![shared]))
             }
             Err(why) => {
@@ -220,36 +225,39 @@ impl Volumes {
         })
     }
 
+    /// The volume's own, or the agent's where both the volume and the configuration allow it, or none.
     pub(crate) fn credentials(
         &self,
-        secrets: &std::collections::BTreeMap<String, String>,
+        secrets: &BTreeMap<String, String>,
+        environment: bool,
     ) -> Result<Credentials, Refusal> {
-        let parsed = if secrets.is_empty() && self.config.agent.environment_credentials {
-            Credentials::from_environment(|name| std::env::var(name).ok())
-        } else {
-            Credentials::from_secrets(secrets.iter())
-        };
-        parsed.map_err(|e| Refusal::new(RefusalKind::Invalid, e.to_string()))
+        let environment = environment && self.config.agent.environment_credentials;
+        credentials(secrets, environment, |name| std::env::var(name).ok())
     }
 
     /// The scope; opened if no volume uses it yet, and then checked against its source if `check`.
     pub(crate) async fn open_scope(
         &self,
+        id: ScopeId,
         spec: &VolumeSpec,
         credentials: &Credentials,
         check: bool,
     ) -> Result<Arc<Scope>, Refusal> {
-        let id = spec.scope(credentials);
         let slot = lock(&self.scopes).entry(id.clone()).or_default().clone();
         let mut slot = slot.lock().await;
         let source = store::open(spec, credentials, self.limits.clone(), self.observer.clone())
             .map_err(|e| source_refusal(&e))?;
         if let Some(scope) = slot.as_ref() {
-            scope.replace_source(source);
+            if check && scope.is_rotated() {
+                // It asks with newer keys by now: whoever brings the old ones must show that they still open it.
+                self.check(spec, &source).await?;
+            } else {
+                scope.replace_source(source, credentials);
+            }
             return Ok(scope.clone());
         }
         if check {
-            self.check(spec, source.as_ref()).await?;
+            self.check(spec, &source).await?;
         }
         let metadata = self.config.cache.metadata_dir.join(id.as_str());
         let numbers = self.numbers.clone();
@@ -262,6 +270,7 @@ impl Volumes {
         if let meta::Opened::SetAside { why } = opened.opened() {
             tracing::warn!(scope = %id, why, "metadata store set aside, started empty: names are asked for again");
         }
+        let health = Health::new(id.clone(), self.around.outages.clone());
         let scope = Scope::new(
             id,
             spec.source.to_string(),
@@ -269,14 +278,16 @@ impl Volumes {
             metadata,
             self.engine.clone(),
             source,
+            credentials.clone(),
+            health,
             self.generation,
         );
         *slot = Some(scope.clone());
         Ok(scope)
     }
 
-    /// Is the source there, and may we read it?
-    async fn check(&self, spec: &VolumeSpec, source: &dyn store::Source) -> Result<(), Refusal> {
+    /// Is it there, and do these credentials open it?
+    async fn check(&self, spec: &VolumeSpec, source: &Arc<dyn store::Source>) -> Result<(), Refusal> {
         let wait = self.config.agent.source_wait.0;
         match tokio::time::timeout(wait, source.check(wait)).await {
             Ok(checked) => checked.map_err(|e| source_refusal(&e)),
@@ -353,6 +364,19 @@ impl Volumes {
     }
 }
 
+/// The volume's own, or the environment's where that is allowed, or none.
+fn credentials(
+    secrets: &BTreeMap<String, String>,
+    environment: bool,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Credentials, Refusal> {
+    let parsed = match secrets.is_empty() && environment {
+        true => Credentials::from_environment(variable),
+        false => Credentials::from_secrets(secrets.iter()),
+    };
+    parsed.map_err(|e| Refusal::new(RefusalKind::Invalid, e.to_string()))
+}
+
 fn source_refusal(error: &store::StoreError) -> Refusal {
     let kind = match store_cause(error) {
         Cause::NotFound | Cause::NotADirectory => RefusalKind::NotFound,
@@ -390,6 +414,9 @@ impl crate::broker_client::Serve for Volumes {
                 Ok((AgentAnswer::Done, Vec::new()))
             }
             AgentRequest::Usage { mount } => self.usage(mount).map(|u| (AgentAnswer::Usage(u), Vec::new())),
+            AgentRequest::Rotate { mount, secrets } => {
+                self.rotate(mount, &secrets.0).await.map(|()| (AgentAnswer::Done, Vec::new()))
+            }
         }
     }
 
@@ -404,4 +431,23 @@ impl crate::broker_client::Serve for Volumes {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agents_own_keys_are_used_only_where_that_is_allowed() {
+        let own = |name: &str| name.starts_with("AWS_").then(|| "agent's".to_owned());
+        let none = BTreeMap::new();
+        assert!(credentials(&none, false, own).unwrap().is_anonymous());
+        assert!(!credentials(&none, true, own).unwrap().is_anonymous());
+        let secret =
+            BTreeMap::from(["accessKeyId", "secretAccessKey"].map(|k| (k.to_owned(), "x".to_owned())));
+        for environment in [true, false] {
+            let found = credentials(&secret, environment, own).unwrap();
+            assert_eq!(found.to_secrets()["secretAccessKey"], "x");
+        }
+    }
 }
