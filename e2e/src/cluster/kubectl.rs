@@ -36,6 +36,11 @@ impl Kubectl {
         command
     }
 
+    /// For scripts that call kubectl themselves.
+    pub fn words(&self) -> String {
+        format!("{} --kubeconfig {}", self.program.display(), self.kubeconfig.display())
+    }
+
     fn output(&self, arguments: &[&str], input: Option<&str>) -> Result<Output> {
         let mut command = self.command(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -129,7 +134,9 @@ impl Kubectl {
 
     /// What a user sees of an object; for the report of a failure.
     pub fn describe(&self, kind: &str, namespace: &str, name: &str) -> String {
-        self.run(&["describe", kind, name, "-n", namespace]).unwrap_or_else(|e| format!("{e:#}"))
+        let mut arguments = vec!["describe", kind, "-n", namespace];
+        arguments.extend((!name.is_empty()).then_some(name));
+        self.run(&arguments).unwrap_or_else(|e| format!("{e:#}"))
     }
 
     /// Asks until there is an answer; an error of one attempt is asked again, and named in the end.
