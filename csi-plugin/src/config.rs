@@ -64,6 +64,9 @@ pub struct Arguments {
     /// Where the fusectl file system is mounted.
     #[arg(long, env = "MILLPOND_FUSECTL_DIR", default_value = "/sys/fs/fuse/connections", hide = true)]
     pub fusectl_dir: PathBuf,
+    /// Mount fusectl if it is not mounted: for a container, whose /sys is its own.
+    #[arg(long, env = "MILLPOND_MOUNT_FUSECTL")]
+    pub mount_fusectl: bool,
 }
 
 /// Arguments that have been checked.
@@ -92,6 +95,7 @@ pub struct NodeConfig {
     pub cache_roots: Vec<PathBuf>,
     pub agent_source_wait: Duration,
     pub fusectl_dir: PathBuf,
+    pub mount_fusectl: bool,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -163,6 +167,7 @@ impl Arguments {
                     cache_roots: self.cache_roots,
                     agent_source_wait: self.agent_source_wait,
                     fusectl_dir: self.fusectl_dir,
+                    mount_fusectl: self.mount_fusectl,
                 })
             }
         };

@@ -9,6 +9,7 @@ mod connection;
 mod device;
 mod dying;
 mod fake;
+pub mod fusectl;
 mod linux;
 mod mountinfo;
 pub mod probe;

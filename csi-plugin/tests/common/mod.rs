@@ -108,6 +108,7 @@ pub async fn serve(
             cache_roots: Vec::new(),
             agent_source_wait: Duration::from_secs(1),
             fusectl_dir: "/sys/fs/fuse/connections".into(),
+            mount_fusectl: false,
         }),
         log_format: LogFormat::Text,
     };
