@@ -21,11 +21,10 @@ app.kubernetes.io/component: {{ . }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
-{{/* Directories of tiers, memory tier included, as JSON. */}}
+{{/* Directories of the tiers on disks, as JSON. */}}
 {{- define "millpond.tierPaths" -}}
 {{- $paths := list -}}
 {{- range .Values.cache.tiers }}{{ $paths = concat $paths .paths }}{{ end -}}
-{{- if .Values.cache.memoryTier }}{{ $paths = append $paths "/run/millpond/memory" }}{{ end -}}
 {{- $paths | toJson -}}
 {{- end -}}
 
@@ -33,7 +32,7 @@ app.kubernetes.io/component: {{ . }}
 {{- define "millpond.extraTierPaths" -}}
 {{- $extra := list -}}
 {{- range (include "millpond.tierPaths" . | fromJsonArray) }}
-{{- if not (or (hasPrefix "/var/lib/millpond/" .) (hasPrefix "/run/millpond/" .)) }}{{ $extra = append $extra . }}{{ end }}
+{{- if not (hasPrefix "/var/lib/millpond/" .) }}{{ $extra = append $extra . }}{{ end }}
 {{- end -}}
 {{- $extra | toJson -}}
 {{- end -}}
