@@ -18,7 +18,9 @@ fn arguments(file: &str, overlay: Option<&str>) -> Vec<String> {
         list.map_while(|l| l.strip_prefix("- --")).map(|a| format!("--{a}")).collect();
     if let Some(overlay) = overlay {
         let text = std::fs::read_to_string(repository(overlay)).unwrap();
-        arguments.extend(text.lines().filter_map(|l| l.trim().strip_prefix("value: --")).map(|a| format!("--{a}")));
+        arguments.extend(
+            text.lines().filter_map(|l| l.trim().strip_prefix("value: --")).map(|a| format!("--{a}")),
+        );
     }
     assert!(arguments.len() > 3, "{file}: {arguments:?}");
     arguments
@@ -26,10 +28,13 @@ fn arguments(file: &str, overlay: Option<&str>) -> Vec<String> {
 
 fn check(arguments: Vec<String>) -> Config {
     let config = repository("deploy/manifests/base/agent.toml");
-    let arguments = arguments.iter().map(|a| {
-        a.replace("$(NODE_NAME)", "node-1").replace("/etc/millpond/agent.toml", &config)
-    });
-    Arguments::try_parse_from(["csi-plugin".to_owned()].into_iter().chain(arguments)).unwrap().check().unwrap()
+    let arguments = arguments
+        .iter()
+        .map(|a| a.replace("$(NODE_NAME)", "node-1").replace("/etc/millpond/agent.toml", &config));
+    Arguments::try_parse_from(["csi-plugin".to_owned()].into_iter().chain(arguments))
+        .unwrap()
+        .check()
+        .unwrap()
 }
 
 #[test]

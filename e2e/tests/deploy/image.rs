@@ -17,7 +17,10 @@ fn run(command: &mut Command) -> String {
 fn make(dir: &Path, name: &str) -> PathBuf {
     let tar = dir.join(name);
     let mut script = Command::new(repository().join("scripts/image"));
-    script.args(["--profile", "dev", "--output"]).arg(&tar).env("MILLPOND_BIN", e2e::node::programs().unwrap());
+    script
+        .args(["--profile", "dev", "--output"])
+        .arg(&tar)
+        .env("MILLPOND_BIN", e2e::node::programs().unwrap());
     run(&mut script);
     tar
 }
@@ -71,7 +74,11 @@ fn the_tar_is_an_image_with_the_programs_their_libraries_tls_roots_and_one_user(
         unpack(layer, &root);
     }
     assert_eq!(config["config"]["User"], "65532:65532");
-    assert!(config["config"]["Labels"]["org.opencontainers.image.revision"].as_str().is_some_and(|r| !r.is_empty()));
+    assert!(
+        config["config"]["Labels"]["org.opencontainers.image.revision"]
+            .as_str()
+            .is_some_and(|r| !r.is_empty())
+    );
 
     assert!(std::fs::read_to_string(root.join("etc/passwd")).unwrap().contains("\nmillpond:x:65532:65532:"));
     let certificates = std::fs::read_to_string(root.join("etc/ssl/certs/ca-certificates.crt")).unwrap();
@@ -112,7 +119,8 @@ fn the_dockerfile_makes_the_same_image() {
 
     let stage = last_stage();
     let of = |what: &str| {
-        let found: Vec<&str> = stage.iter().filter(|(w, _)| w == what).map(|(_, rest)| rest.as_str()).collect();
+        let found: Vec<&str> =
+            stage.iter().filter(|(w, _)| w == what).map(|(_, rest)| rest.as_str()).collect();
         found
     };
     // The file system is what deploy/images/rootfs assembles, in both: its two directories and nothing besides.

@@ -6,7 +6,10 @@ use std::collections::BTreeSet;
 const BASE: &str = "deploy/manifests/base";
 
 fn values<'t>(text: &'t str, key: &str) -> Vec<&'t str> {
-    text.lines().filter_map(|l| l.trim().strip_prefix("- ").unwrap_or(l.trim()).strip_prefix(key)).map(str::trim).collect()
+    text.lines()
+        .filter_map(|l| l.trim().strip_prefix("- ").unwrap_or(l.trim()).strip_prefix(key))
+        .map(str::trim)
+        .collect()
 }
 
 #[test]
