@@ -35,6 +35,9 @@ fn main() -> anyhow::Result<ExitCode> {
     let kernel: Arc<dyn Kernel> = match &config.node {
         Some(node) => {
             let paths = LinuxPaths { fusectl: node.fusectl_dir.clone(), ..LinuxPaths::default() };
+            if node.mount_fusectl {
+                mounts::fusectl::ensure(&paths.fusectl, &paths.device).context("--mount-fusectl")?;
+            }
             if std::fs::metadata(&paths.fusectl).is_err() {
                 tracing::warn!(
                     directory = %paths.fusectl.display(),

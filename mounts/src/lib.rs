@@ -9,6 +9,7 @@ mod connection;
 mod device;
 mod dying;
 mod fake;
+pub mod fusectl;
 mod linux;
 mod memory_tier;
 mod mountinfo;
