@@ -97,7 +97,8 @@ impl Machine {
             let conditions = node["status"]["conditions"].as_array()?.clone();
             conditions.iter().find(|c| c["type"] == "Ready").map(|c| c["status"] == "True")
         };
-        self.until("the node", || ready() == Some(true))
+        // The API server calls a node Ready for some time after its kubelet has gone: ask kubelet, too.
+        self.until("the node", || healthz("127.0.0.1:10248") && ready() == Some(true))
     }
 
     /// Waits for something that every part is needed for.
@@ -206,6 +207,19 @@ impl Drop for Machine {
             }
         }
     }
+}
+
+/// Whether a part says of itself that it is well.
+fn healthz(address: &str) -> bool {
+    let ask = || -> Result<String> {
+        let mut stream = std::net::TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(b"GET /healthz HTTP/1.0\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    };
+    ask().is_ok_and(|text| text.contains(" 200 "))
 }
 
 /// Processes whose PID namespace is this one.

@@ -19,7 +19,11 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     let begun = Instant::now();
     k.apply(&[suite.class(CLASS, &[], &[]), objects::claim(TENANT, "job", CLASS, "ReadOnlyMany", &[])])?;
     let volume = k.wait_bound(TENANT, "job")?;
+    let handle = k.get("pv", "", &volume)?["spec"]["csi"]["volumeHandle"].clone();
     println!("    claim bound in {:.1} s", begun.elapsed().as_secs_f64());
+
+    let records = k.list(RECORDS, "", &[])?;
+    ensure!(records.iter().any(|r| r["spec"]["id"] == handle), "the volume {handle} has no record: {records:?}");
 
     suite.bucket.reset()?;
     let script = "oracle verify --root /data --tree /trees/set.json --threads 2 --seed $$";
@@ -42,7 +46,7 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     k.wait_gone("pvc", TENANT, "job")?;
     k.wait_gone("pv", "", &volume)?;
     let left = k.list(RECORDS, "", &[])?;
-    ensure!(!left.iter().any(|r| r["metadata"]["name"] == volume.as_str()), "the record of {volume} is left");
+    ensure!(!left.iter().any(|r| r["spec"]["id"] == handle), "the record of {volume} is left: {left:?}");
     if suite.is_ours() {
         let mounts = suite.view().volumes()?;
         ensure!(mounts.is_empty(), "mounts are left: {mounts:?}");

@@ -30,6 +30,10 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     machine.reboot(kubectl)?;
     let k = &suite.kubectl;
     k.delete("pod", TENANT, "gone")?;
+    // The API server still shows the state of before: look at the node.
+    for program in ["csi-plugin", "node-agent"] {
+        k.wait(program, PATIENCE, |_| Ok((!suite.view().processes(program)?.is_empty()).then_some(())))?;
+    }
     k.wait_millpond()?;
     println!("    Millpond Ready {:.0} s after the power failed", begun.elapsed().as_secs_f64());
     k.wait_gone("pod", TENANT, "gone")?;

@@ -15,16 +15,12 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     suite.claim("last")?;
     k.apply(&[Pod::sleeper(TENANT, "last").claim("last").object()])?;
     k.wait_ready(TENANT, "last")?;
-    k.run(&["delete", "daemonset", "--all", "-n", SYSTEM, "--wait=false"])?;
     let refused = clean_up(suite)?;
     ensure!(!refused.0, "the clean-up removed what a pod uses");
     ensure!(refused.1.contains("mounted"), "the clean-up does not say why it refuses: {}", refused.1);
 
+    // As docs/operations.md has it: pods and claims, DaemonSets, the nodes, the rest.
     k.delete("pod", TENANT, "last")?;
-    // Without an agent a mount ends after healTimeout at the latest, without csi-plugin kubelet cannot unpublish: the order of
-    // the documentation is pods first, then DaemonSets. A user who erred gets out by installing again.
-    super::install::apply(suite)?;
-    k.wait_millpond()?;
     k.wait_gone("pod", TENANT, "last")?;
     let volume = k.wait_bound(TENANT, "last")?;
     k.delete("pvc", TENANT, "last")?;
@@ -32,7 +28,7 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     k.run(&["delete", "pods,pvc,jobs,deployments", "--all", "-n", TENANT])?;
     k.run(&["delete", "storageclass", CLASS, "deletion", "--ignore-not-found"])?;
     k.wait("no volume left", PATIENCE, |k| Ok(k.list("pv", "", &[])?.is_empty().then_some(())))?;
-    k.run(&["delete", "daemonset", "--all", "-n", SYSTEM, "--wait=true", "--timeout=300s"])?;
+    k.run(&["delete", "daemonset", AGENT, NODE, "-n", SYSTEM, "--wait=true", "--timeout=300s"])?;
     k.wait("the DaemonSets' pods gone", PATIENCE, |k| {
         let pods = k.list("pods", SYSTEM, &["-l", "app.kubernetes.io/component in (node, agent)"])?;
         Ok(pods.is_empty().then_some(()))
