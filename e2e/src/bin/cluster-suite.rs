@@ -10,7 +10,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 #[derive(Parser)]
-#[command(about = "Runs Millpond in a real Kubernetes, on this machine or (KUBECONFIG) in a cluster of yours")]
+#[command(
+    about = "Runs Millpond in a real Kubernetes, on this machine or (KUBECONFIG) in a cluster of yours"
+)]
 struct Options {
     /// Only these checks (after an install, where one of them needs it).
     #[arg(long, value_name = "NAME")]
@@ -71,7 +73,9 @@ fn main() -> Result<ExitCode> {
             }
             Err(e) => {
                 failed += 1;
-                println!("{} ... FAILED ({:.0} s): {e:?}", check.name, begun.elapsed().as_secs_f64());
+                println!("{} ... FAILED ({:.0} s)", check.name, begun.elapsed().as_secs_f64());
+                // Without a backtrace: the causes say what was seen.
+                e.chain().for_each(|cause| println!("    {cause}"));
                 let logs = options.logs.join(check.name);
                 match suite.collect_logs(&logs) {
                     Ok(()) => println!("logs of all parts: {}", logs.display()),

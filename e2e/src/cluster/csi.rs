@@ -80,6 +80,8 @@ impl NodeSocket {
     fn call<T>(&self, call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>) -> Result<T> {
         let limited = async { tokio::time::timeout(Duration::from_secs(60), call).await };
         let answer = self.runtime.block_on(limited).context("no answer within 60 s")?;
-        answer.map(tonic::Response::into_inner).map_err(|s| anyhow::anyhow!("{:?}: {}", s.code(), s.message()))
+        answer
+            .map(tonic::Response::into_inner)
+            .map_err(|s| anyhow::anyhow!("{:?}: {}", s.code(), s.message()))
     }
 }

@@ -18,7 +18,6 @@ const SYSCTLS: &[&str] = &[
     "kernel/panic_on_oops",
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
-    "net/ipv4/ip_forward",
 ];
 
 #[derive(Debug)]

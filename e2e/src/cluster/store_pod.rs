@@ -18,12 +18,11 @@ pub(super) fn start(kubectl: &Kubectl, trees: &[(String, Tree)]) -> Result<Serve
         .iter()
         .map(|(prefix, _)| format!("oracle write --tree /trees/{prefix}.json --to /tmp/bucket/{prefix} && "))
         .collect();
-    let script =
-        format!("{writes} exec s3-server --listen 0.0.0.0:9000 --bucket {BUCKET} --dir /tmp/bucket --rescan-ms 200");
-    let pod = objects::Pod::new(NAMESPACE, "s3", &script).container_with(
-        "readinessProbe",
-        json!({ "tcpSocket": { "port": 9000 }, "periodSeconds": 1 }),
+    let script = format!(
+        "{writes} exec s3-server --listen 0.0.0.0:9000 --bucket {BUCKET} --dir /tmp/bucket --rescan-ms 200"
     );
+    let pod = objects::Pod::new(NAMESPACE, "s3", &script)
+        .container_with("readinessProbe", json!({ "tcpSocket": { "port": 9000 }, "periodSeconds": 1 }));
     let service = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": { "name": "s3", "namespace": NAMESPACE },
         "spec": { "selector": { "app": "s3" }, "ports": [{ "port": 9000 }] },
@@ -37,9 +36,12 @@ pub(super) fn start(kubectl: &Kubectl, trees: &[(String, Tree)]) -> Result<Serve
     let address = service["spec"]["clusterIP"].as_str().context("a Service has an address")?.to_owned();
     // A port that is free now; kubectl says so when somebody was faster.
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let mut command =
-        kubectl.command(&["port-forward", "-n", NAMESPACE, "pod/s3", &format!("{port}:9000")]);
-    Server::behind(Process::spawn(&mut command)?, format!("127.0.0.1:{port}"), format!("http://{address}:9000"))
+    let mut command = kubectl.command(&["port-forward", "-n", NAMESPACE, "pod/s3", &format!("{port}:9000")]);
+    Server::behind(
+        Process::spawn(&mut command)?,
+        format!("127.0.0.1:{port}"),
+        format!("http://{address}:9000"),
+    )
 }
 
 pub(super) fn remove(kubectl: &Kubectl) -> Result<()> {

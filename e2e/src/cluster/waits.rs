@@ -20,9 +20,11 @@ impl Kubectl {
             }
             let number = |key: &str| status[key].as_u64().unwrap_or(0);
             let (wanted, ready, current) = match kind {
-                "daemonset" => {
-                    (number("desiredNumberScheduled"), number("numberReady"), number("currentNumberScheduled"))
-                }
+                "daemonset" => (
+                    number("desiredNumberScheduled"),
+                    number("numberReady"),
+                    number("currentNumberScheduled"),
+                ),
                 _ => (
                     object["spec"]["replicas"].as_u64().unwrap_or(1),
                     number("readyReplicas"),
@@ -127,15 +129,20 @@ impl Kubectl {
     pub fn wait_job(&self, namespace: &str, job: &str) -> Result<()> {
         let outcome = self
             .wait(&format!("job {job} done"), PATIENCE, |k| {
-                let conditions =
-                    k.get("job", namespace, job)?["status"]["conditions"].as_array().cloned().unwrap_or_default();
+                let conditions = k.get("job", namespace, job)?["status"]["conditions"]
+                    .as_array()
+                    .cloned()
+                    .unwrap_or_default();
                 let is = |kind: &str| conditions.iter().any(|c| c["type"] == kind && c["status"] == "True");
                 Ok(if is("Complete") { Some(true) } else { is("Failed").then_some(false) })
             })
             .with_context(|| self.describe("job", namespace, job))?;
         if !outcome {
             let logs: Vec<_> = self.pods_of(namespace, job)?;
-            bail!("job {job} failed: {:?}", logs.iter().map(|p| self.logs(namespace, p, "main")).collect::<Vec<_>>());
+            bail!(
+                "job {job} failed: {:?}",
+                logs.iter().map(|p| self.logs(namespace, p, "main")).collect::<Vec<_>>()
+            );
         }
         Ok(())
     }

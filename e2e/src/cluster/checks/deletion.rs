@@ -40,7 +40,11 @@ fn start(suite: &Suite, name: &str, pod: Pod) -> Result<String> {
 fn end(suite: &Suite, what: &str, name: &str, pod_uid: &str, limit: Duration) -> Result<()> {
     suite.kubectl.delete("pod", TENANT, name)?;
     let took = suite.kubectl.wait_gone("pod", TENANT, name)?;
-    println!("    {what}: gone {:.1} s after its deletion (at most {:.0} s)", took.as_secs_f64(), limit.as_secs_f64());
+    println!(
+        "    {what}: gone {:.1} s after its deletion (at most {:.0} s)",
+        took.as_secs_f64(),
+        limit.as_secs_f64()
+    );
     nothing_left(suite, pod_uid)?;
     ensure!(took <= limit, "{what}: {took:?}, longer than {limit:?}");
     Ok(())
@@ -69,7 +73,9 @@ fn dead_worker(suite: &Suite) -> Result<()> {
         for worker in suite.view().workers()? {
             suite.view().kill(worker)?;
         }
-        suite.kubectl.wait("no worker", PATIENCE, |_| Ok(suite.view().workers()?.is_empty().then_some(())))?;
+        suite
+            .kubectl
+            .wait("no worker", PATIENCE, |_| Ok(suite.view().workers()?.is_empty().then_some(())))?;
         end(suite, "dead worker", "dead-worker", &pod, GRACE + MORE)
     })();
     let _ = std::fs::remove_file(&suspend); // there unless the first step failed
@@ -77,7 +83,15 @@ fn dead_worker(suite: &Suite) -> Result<()> {
 }
 
 fn frozen_backend(suite: &Suite) -> Result<()> {
-    let pod = start(suite, "frozen", Pod::new(TENANT, "frozen", "trap 'exit 0' TERM; while [ ! -e /tmp/go ]; do sleep 0.1; done; exec cat /data/large0"))?;
+    let pod = start(
+        suite,
+        "frozen",
+        Pod::new(
+            TENANT,
+            "frozen",
+            "trap 'exit 0' TERM; while [ ! -e /tmp/go ]; do sleep 0.1; done; exec cat /data/large0",
+        ),
+    )?;
     suite.bucket.freeze()?;
     let outcome = (|| {
         suite.kubectl.exec(TENANT, "frozen", "main", &["touch", "/tmp/go"])?;
@@ -117,7 +131,8 @@ fn all_holders_dead(suite: &Suite) -> Result<()> {
 pub(super) fn node_process(suite: &Suite) -> Result<u32> {
     let all = suite.view().processes("csi-plugin")?;
     let is_node = |pid: &u32| {
-        std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.contains("--mode=node"))
+        std::fs::read_to_string(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|words| words.contains("--mode=node"))
     };
     all.into_iter().find(is_node).context("no csi-plugin of a node is running")
 }

@@ -23,7 +23,10 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     println!("    claim bound in {:.1} s", begun.elapsed().as_secs_f64());
 
     let records = k.list(RECORDS, "", &[])?;
-    ensure!(records.iter().any(|r| r["spec"]["id"] == handle), "the volume {handle} has no record: {records:?}");
+    ensure!(
+        records.iter().any(|r| r["spec"]["id"] == handle),
+        "the volume {handle} has no record: {records:?}"
+    );
 
     suite.bucket.reset()?;
     let script = "oracle verify --root /data --tree /trees/set.json --threads 2 --seed $$";
@@ -34,11 +37,19 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
         let log = k.logs(TENANT, &pod, "main")?;
         let verified: Verified = serde_json::from_str(log.trim()).with_context(|| log.clone())?;
         verified.ensure_all(tree).with_context(|| pod.clone())?;
-        println!("    {pod}: {} files, {} bytes, all right, {:.2} s", verified.files, verified.bytes, verified.seconds);
+        println!(
+            "    {pod}: {} files, {} bytes, all right, {:.2} s",
+            verified.files, verified.bytes, verified.seconds
+        );
     }
     let stats = suite.bucket.stats()?;
     let ratio = stats.bytes_get as f64 / tree.bytes() as f64;
-    println!("    the S3 server sent {} bytes for {}: {ratio:.2}x; {:?}", stats.bytes_get, tree.bytes(), stats.requests);
+    println!(
+        "    the S3 server sent {} bytes for {}: {ratio:.2}x; {:?}",
+        stats.bytes_get,
+        tree.bytes(),
+        stats.requests
+    );
     ensure!(stats.bytes_get == tree.bytes(), "four pods of one node fetched {ratio:.3}x");
 
     k.delete("job", TENANT, "job")?;

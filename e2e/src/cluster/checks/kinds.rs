@@ -46,9 +46,19 @@ fn sub_path(suite: &Suite) -> Result<()> {
 fn read_only(suite: &Suite) -> Result<()> {
     let script = "touch /data/new 2>&1 | grep -o 'Read-only file system'; grep ' /data ' /proc/mounts | cut -d' ' -f4 | cut -d, -f1";
     let claim = json!({ "persistentVolumeClaim": { "claimName": CLAIM, "readOnly": true } });
-    expect(suite, "read-only", &Pod::new(TENANT, "read-only", script).volume(claim), "Read-only file system\nro")?;
+    expect(
+        suite,
+        "read-only",
+        &Pod::new(TENANT, "read-only", script).volume(claim),
+        "Read-only file system\nro",
+    )?;
     // Without being asked for, too: data sets are read-only.
-    expect(suite, "not-asked", &Pod::new(TENANT, "not-asked", script).claim(CLAIM), "Read-only file system\nro")
+    expect(
+        suite,
+        "not-asked",
+        &Pod::new(TENANT, "not-asked", script).claim(CLAIM),
+        "Read-only file system\nro",
+    )
 }
 
 fn mount_options(suite: &Suite) -> Result<()> {
@@ -94,7 +104,8 @@ fn groups_and_users(suite: &Suite) -> Result<()> {
         objects::claim(TENANT, "group-only", "group-only", "ReadOnlyMany", &[]),
     ])?;
     let user = |group: Option<u32>| json!({ "runAsUser": 4711, "runAsGroup": 4712, "fsGroup": group });
-    let member = Pod::new(TENANT, "member", ONE_FILE).claim("group-only").with("securityContext", user(Some(4713)));
+    let member =
+        Pod::new(TENANT, "member", ONE_FILE).claim("group-only").with("securityContext", user(Some(4713)));
     expect(suite, "member", &member, "100000")?;
     let stranger = Pod::new(TENANT, "stranger", "ls /data 2>&1 | grep -o 'Permission denied'");
     let stranger = stranger.claim("group-only").with("securityContext", user(None));
@@ -131,7 +142,9 @@ fn access_modes(suite: &Suite) -> Result<()> {
     k.delete("pod", TENANT, "holder")?;
     let bytes = k.wait_succeeded(TENANT, "waits")?;
     ensure!(bytes.trim() == "100000", "{bytes}");
-    println!("    ReadWriteOncePod: the second pod ran when the first had gone; ReadOnlyMany: all other pods of this check");
+    println!(
+        "    ReadWriteOncePod: the second pod ran when the first had gone; ReadOnlyMany: all other pods of this check"
+    );
     k.delete("pod", TENANT, "waits")?;
     k.wait_gone("pod", TENANT, "waits")?;
     k.delete("pvc", TENANT, "once-pod")
@@ -142,7 +155,13 @@ fn annotated(suite: &Suite) -> Result<()> {
     let source = format!("s3://{BUCKET}/{SET}/d002");
     k.apply(&[
         choosing_class(suite, "choosing"),
-        objects::claim(TENANT, "chosen", "choosing", "ReadOnlyMany", &[(SOURCE, &source), (SECRET, S3_SECRET)]),
+        objects::claim(
+            TENANT,
+            "chosen",
+            "choosing",
+            "ReadOnlyMany",
+            &[(SOURCE, &source), (SECRET, S3_SECRET)],
+        ),
     ])?;
     expect(suite, "chosen", &Pod::new(TENANT, "chosen", "ls /data | wc -l").claim("chosen"), "10")?;
     k.delete("pvc", TENANT, "chosen")?;

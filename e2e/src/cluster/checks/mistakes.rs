@@ -47,10 +47,9 @@ fn mended(suite: &Suite, name: &str, class: Option<&str>) -> Result<()> {
 }
 
 fn claim_and_reader(suite: &Suite, name: &str, class: &str, annotations: &[(&str, &str)]) -> Result<()> {
-    suite.kubectl.apply(&[
-        objects::claim(TENANT, name, class, "ReadOnlyMany", annotations),
-        reader(name).object(),
-    ])
+    suite
+        .kubectl
+        .apply(&[objects::claim(TENANT, name, class, "ReadOnlyMany", annotations), reader(name).object()])
 }
 
 fn misspelled_parameter(suite: &Suite) -> Result<()> {
@@ -81,9 +80,9 @@ fn wrong_key(suite: &Suite) -> Result<()> {
         suite.class(name, &objects::with_secret(name, TENANT), &[]),
     ])?;
     claim_and_reader(suite, name, name, &[])?;
-    let event = k.wait_event(TENANT, "Pod", name, &["s3://", "403"]).or_else(|_| {
-        k.wait_event(TENANT, "Pod", name, &["s3://", "denied"])
-    })?;
+    let event = k
+        .wait_event(TENANT, "Pod", name, &["s3://", "403"])
+        .or_else(|_| k.wait_event(TENANT, "Pod", name, &["s3://", "denied"]))?;
     ensure!(!event.message.contains("not-the-key"), "the Event shows the secret");
     k.apply(&[objects::secret(TENANT, name, SECRET_KEY)])?;
     mended(suite, name, Some(name))?;
@@ -157,11 +156,21 @@ fn class_outside_its_own_list(suite: &Suite) -> Result<()> {
 pub(super) fn without_agent(suite: &Suite, away: bool) -> Result<()> {
     let k = &suite.kubectl;
     let value = if away { json!("away") } else { json!(null) };
-    let patch = json!({ "spec": { "template": { "spec": { "nodeSelector": { "millpond.io/e2e": value } } } } });
+    let patch =
+        json!({ "spec": { "template": { "spec": { "nodeSelector": { "millpond.io/e2e": value } } } } });
     k.run(&["patch", "daemonset", AGENT, "-n", SYSTEM, "-p", &patch.to_string()])?;
     if away {
         // OnDelete: the pod of the old template is deleted by hand.
-        k.run(&["delete", "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=agent", "--wait=true", "--timeout=240s"])?;
+        k.run(&[
+            "delete",
+            "pods",
+            "-n",
+            SYSTEM,
+            "-l",
+            "app.kubernetes.io/component=agent",
+            "--wait=true",
+            "--timeout=240s",
+        ])?;
         if suite.is_ours() {
             ensure!(suite.view().processes("node-agent")?.is_empty(), "an agent is still running");
         }

@@ -19,10 +19,14 @@ const ORACLE: &str = "(while [ ! -e /tmp/end ]; do sleep 0.2; done) \
 pub(super) fn run(suite: &mut Suite) -> Result<()> {
     suite.claim(POD)?;
     let k = &suite.kubectl;
-    let pod = Pod::new(TENANT, POD, ORACLE).claim(POD).container("python", "exec python3 /trees/notebook.py /data /trees/set.json");
+    let pod = Pod::new(TENANT, POD, ORACLE)
+        .claim(POD)
+        .container("python", "exec python3 /trees/notebook.py /data /trees/set.json");
     k.apply(&[pod.with("restartPolicy", "Always".into()).object()])?;
     let before = k.wait_ready(TENANT, POD)?;
-    k.wait("the oracle at work", PATIENCE, |k| Ok(k.logs(TENANT, POD, "main")?.contains("started").then_some(())))?;
+    k.wait("the oracle at work", PATIENCE, |k| {
+        Ok(k.logs(TENANT, POD, "main")?.contains("started").then_some(()))
+    })?;
 
     for kill in 0..KILLS {
         if kill == KILLS * 3 / 10 {
@@ -64,11 +68,16 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
         let all = after["status"]["containerStatuses"].as_array()?;
         all.iter().find(|c| c["name"] == name)?["restartCount"].as_u64()
     };
-    println!("    restarts: oracle {:?}, notebook {:?} (asked for: 0 and 1)", restarts("main"), restarts("python"));
+    println!(
+        "    restarts: oracle {:?}, notebook {:?} (asked for: 0 and 1)",
+        restarts("main"),
+        restarts("python")
+    );
     ensure!((restarts("main"), restarts("python")) == (Some(0), Some(1)), "unasked restarts");
 
     for (kind, name) in [("Pod", POD), ("PersistentVolumeClaim", POD)] {
-        k.wait_event(TENANT, kind, name, &["heal"]).or_else(|_| k.wait_event(TENANT, kind, name, &["worker"]))?;
+        k.wait_event(TENANT, kind, name, &["heal"])
+            .or_else(|_| k.wait_event(TENANT, kind, name, &["worker"]))?;
         let healed: Vec<_> =
             k.events(TENANT, kind, name)?.into_iter().filter(|e| e.reason == "MountHealed").collect();
         let counted: u64 = healed.iter().map(|e| e.count).sum();

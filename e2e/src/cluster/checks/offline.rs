@@ -25,12 +25,19 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     k.apply(&[crowd.deployment(AT_ONCE as u64)])?;
     k.wait_rolled_out("deployment", TENANT, "crowd")?;
     let mounts = targets(suite)?;
-    println!("    {AT_ONCE} pods Ready in {:.0} s, {mounts} volumes on the node at once", begun.elapsed().as_secs_f64());
+    println!(
+        "    {AT_ONCE} pods Ready in {:.0} s, {mounts} volumes on the node at once",
+        begun.elapsed().as_secs_f64()
+    );
     ensure!(mounts == AT_ONCE, "{mounts} volumes are mounted");
     k.delete("deployment", TENANT, "crowd")?;
     k.wait("the crowd gone", PATIENCE, |k| Ok(k.pods_of(TENANT, "crowd")?.is_empty().then_some(())))?;
 
-    let pod = Pod::new(TENANT, "offline", "ls /data > /tmp/names; trap 'exit 0' TERM; while :; do cat /data/d000/f00000 > /dev/null || exit 1; sleep 0.1 & wait $!; done");
+    let pod = Pod::new(
+        TENANT,
+        "offline",
+        "ls /data > /tmp/names; trap 'exit 0' TERM; while :; do cat /data/d000/f00000 > /dev/null || exit 1; sleep 0.1 & wait $!; done",
+    );
     k.apply(&[pod.claim("offline").with("restartPolicy", "Always".into()).object()])?;
     let pod_uid = uid(&k.wait_ready(TENANT, "offline")?)?;
 
@@ -123,7 +130,8 @@ fn without_api(suite: &Suite, volume: &serde_json::Value, pod_uid: &str) -> Resu
 /// Volumes at pods' targets.
 fn targets(suite: &Suite) -> Result<usize> {
     let all = suite.view().volumes()?;
-    let mut points: Vec<_> = all.iter().filter(|m| m.point.starts_with("/var/lib/kubelet/pods")).map(|m| &m.point).collect();
+    let mut points: Vec<_> =
+        all.iter().filter(|m| m.point.starts_with("/var/lib/kubelet/pods")).map(|m| &m.point).collect();
     points.sort();
     points.dedup();
     Ok(points.len())

@@ -46,7 +46,9 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     ensure!(stats.bytes_get == 0, "the cache was not warm: {} bytes fetched again", stats.bytes_get);
     // The machine knows one mount for each pod, and the plugin's table no other.
     suite.kubectl.delete("deployment", TENANT, "reboot")?;
-    suite.kubectl.wait("the pods gone", PATIENCE, |k| Ok(k.pods_of(TENANT, "reboot")?.is_empty().then_some(())))?;
+    suite
+        .kubectl
+        .wait("the pods gone", PATIENCE, |k| Ok(k.pods_of(TENANT, "reboot")?.is_empty().then_some(())))?;
     suite
         .kubectl
         .wait("no mount left", PATIENCE, |_| Ok(suite.view().volumes()?.is_empty().then_some(())))?;

@@ -34,11 +34,20 @@ fn contexts(suite: &Suite) -> Result<()> {
         let field = |name: &str| status(pid, name);
         println!(
             "    {what}: Uid {}, Gid {}, CapPrm {}, CapEff {}, CapBnd {}, Seccomp {}, NoNewPrivs {}",
-            field("Uid")?, field("Gid")?, field("CapPrm")?, field("CapEff")?, field("CapBnd")?, field("Seccomp")?,
+            field("Uid")?,
+            field("Gid")?,
+            field("CapPrm")?,
+            field("CapEff")?,
+            field("CapBnd")?,
+            field("Seccomp")?,
             field("NoNewPrivs")?,
         );
         for name in ["Uid", "Gid"] {
-            ensure!(field(name)?.split_whitespace().all(|id| id == AGENT_UID), "{what}: {name} {}", field(name)?);
+            ensure!(
+                field(name)?.split_whitespace().all(|id| id == AGENT_UID),
+                "{what}: {name} {}",
+                field(name)?
+            );
         }
         for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
             ensure!(u64::from_str_radix(&field(name)?, 16)? == 0, "{what}: {name} {}", field(name)?);
@@ -46,7 +55,11 @@ fn contexts(suite: &Suite) -> Result<()> {
         ensure!(field("Seccomp")? == "2" && field("NoNewPrivs")? == "1", "{what} is not confined");
         let root = mountinfo::read(&pid.to_string())?.into_iter().find(|m| m.point == Path::new("/"));
         let root = root.context("a container has a root")?;
-        ensure!(root.options.split(',').any(|o| o == "ro"), "{what}: the root file system is {}", root.options);
+        ensure!(
+            root.options.split(',').any(|o| o == "ro"),
+            "{what}: the root file system is {}",
+            root.options
+        );
     }
     let mounts = mountinfo::read(&agent.to_string())?;
     let interesting = |m: &&mountinfo::Mount| {
@@ -55,7 +68,9 @@ fn contexts(suite: &Suite) -> Result<()> {
     let shown: Vec<_> = mounts
         .iter()
         .filter(interesting)
-        .map(|m| format!("{} ({}, {})", m.point.display(), m.kind, m.options.split(',').next().unwrap_or_default()))
+        .map(|m| {
+            format!("{} ({}, {})", m.point.display(), m.kind, m.options.split(',').next().unwrap_or_default())
+        })
         .collect();
     println!("    mounts of the agent: {}", shown.join(", "));
     let writable = |m: &&mountinfo::Mount| interesting(m) && m.options.split(',').any(|o| o == "rw");
@@ -64,7 +79,10 @@ fn contexts(suite: &Suite) -> Result<()> {
         let expected = ["/var/lib/millpond", "/run/millpond", "/dev"].iter().any(|p| point.starts_with(p));
         ensure!(expected, "the agent can write to {point}");
     }
-    ensure!(!mounts.iter().any(|m| m.point.starts_with("/var/lib/kubelet")), "the agent sees kubelet's directory");
+    ensure!(
+        !mounts.iter().any(|m| m.point.starts_with("/var/lib/kubelet")),
+        "the agent sees kubelet's directory"
+    );
     ensure!(
         !mounts.iter().any(|m| m.point.to_string_lossy().contains("serviceaccount")),
         "the agent has a token for the API server"
@@ -90,7 +108,10 @@ fn other_tenant(suite: &Suite) -> Result<()> {
         k.delete("pod", OTHER_TENANT, name)?;
         k.wait_gone("pod", OTHER_TENANT, name)?;
     }
-    println!("    another tenant with the same source: neither pod started; {} bytes fetched", suite.bucket.stats()?.bytes_get);
+    println!(
+        "    another tenant with the same source: neither pod started; {} bytes fetched",
+        suite.bucket.stats()?.bytes_get
+    );
     k.run(&["delete", "namespace", OTHER_TENANT]).map(drop)
 }
 

@@ -60,7 +60,8 @@ fn clean_up(suite: &Suite) -> Result<(bool, String)> {
     let mut command = Command::new(suite.source().join("deploy/manifests/cleanup/run"));
     command.env("KUBECTL", suite.kubectl.words());
     let output = command.output()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     for line in text.lines() {
         println!("    {line}");
     }
@@ -70,7 +71,14 @@ fn clean_up(suite: &Suite) -> Result<(bool, String)> {
 fn nothing_on_the_node(suite: &Suite) -> Result<()> {
     let view = suite.view();
     suite.kubectl.wait("no process left", PATIENCE, |_| {
-        for program in ["csi-plugin", "node-agent", "fuse-worker", "csi-provisioner", "csi-node-driver-registrar", "livenessprobe"] {
+        for program in [
+            "csi-plugin",
+            "node-agent",
+            "fuse-worker",
+            "csi-provisioner",
+            "csi-node-driver-registrar",
+            "livenessprobe",
+        ] {
             ensure!(view.processes(program)?.is_empty(), "{program} still runs");
         }
         Ok(Some(()))
@@ -81,7 +89,11 @@ fn nothing_on_the_node(suite: &Suite) -> Result<()> {
     };
     let mounts: Vec<_> = suite.machine().mounts()?.into_iter().filter(ours).collect();
     ensure!(mounts.is_empty(), "mounts are left: {mounts:?}");
-    let gone = ["/run/millpond", "/var/lib/kubelet/plugins/csi.millpond.io", "/var/lib/kubelet/plugins_registry/csi.millpond.io-reg.sock"];
+    let gone = [
+        "/run/millpond",
+        "/var/lib/kubelet/plugins/csi.millpond.io",
+        "/var/lib/kubelet/plugins_registry/csi.millpond.io-reg.sock",
+    ];
     for path in gone {
         ensure!(!suite.machine().path(path).exists(), "{path} is left");
     }
