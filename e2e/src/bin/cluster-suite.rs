@@ -54,7 +54,7 @@ fn main() -> Result<ExitCode> {
     let begun = Instant::now();
     let mut suite = match std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()) {
         Some(kubeconfig) => Suite::attach(&options.source, kubeconfig.into())?,
-        None => Suite::start(&options.source, &cache, options.image.clone())?,
+        None => Suite::start(&options.source, &cache, options.image.clone(), &options.logs)?,
     };
     println!("cluster ready in {:.0} s", begun.elapsed().as_secs_f64());
     let (mut passed, mut failed, mut not_run) = (0, 0, 0);

@@ -59,14 +59,25 @@ pub struct Machine {
     answers: File,
     /// Process 1 as this side sees it.
     init: u32,
+    /// Ended and removed in order.
+    finished: bool,
 }
 
 impl Machine {
-    /// Starts everything; returns when the node is Ready and the images are there.
-    pub fn start(places: Places, images: &[PathBuf], kubectl: &Kubectl) -> Result<Self> {
+    /// Starts everything; returns when the node is Ready and the images are there. Of a start that fails the logs are
+    /// kept in `logs`.
+    pub fn start(places: Places, images: &[PathBuf], kubectl: &Kubectl, logs: &Path) -> Result<Self> {
         let (process, orders, answers, init) = boot(&places)?;
-        let machine = Self { places, unshare: Some(process), orders, answers, init };
-        machine.start_parts(kubectl, Some(images))?;
+        let machine = Self { places, unshare: Some(process), orders, answers, init, finished: false };
+        if let Err(e) = machine.start_parts(kubectl, Some(images)) {
+            let kept = logs.join("start");
+            let _ = fs::remove_dir_all(&kept); // of an earlier run
+            fs::create_dir_all(logs)?;
+            run(Command::new("cp").arg("-r").arg(machine.places.logs()).arg(&kept))?;
+            return Err(
+                e.context(format!("the cluster did not start: logs of its parts are in {}", kept.display()))
+            );
+        }
         Ok(machine)
     }
 
@@ -193,6 +204,7 @@ impl Machine {
     /// Ends the node and removes what is its; the answer names what was left.
     pub fn finish(mut self) -> Result<()> {
         self.power_off()?;
+        self.finished = true;
         let left = self.places.clean();
         ensure!(left.is_empty(), "left behind on this machine: {}", left.join(", "));
         Ok(())
@@ -201,13 +213,14 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        if self.unshare.is_some() {
-            if let Err(e) = self.power_off() {
-                eprintln!("e2e: {e:#}");
-            }
-            for left in self.places.clean() {
-                eprintln!("e2e: left behind: {left}");
-            }
+        if self.finished {
+            return;
+        }
+        if let Err(e) = self.power_off() {
+            eprintln!("e2e: {e:#}");
+        }
+        for left in self.places.clean() {
+            eprintln!("e2e: left behind: {left}");
         }
     }
 }

@@ -32,7 +32,7 @@ pub const OTHER: &str = "other";
 
 impl Suite {
     /// A cluster of our own. The network namespace is entered here: no thread may exist yet.
-    pub fn start(source: &Path, cache: &Path, image: Option<PathBuf>) -> Result<Self> {
+    pub fn start(source: &Path, cache: &Path, image: Option<PathBuf>, logs: &Path) -> Result<Self> {
         let places = Places::create(source, cache)?;
         let images = images(&places, image)?;
         machine::enter_network()?;
@@ -48,7 +48,7 @@ impl Suite {
             bucket.add(tree, prefix)?;
         }
         let kubectl = Kubectl::new(places.program_dir("KUBERNETES")?.join("kubectl"), places.kubeconfig());
-        let machine = Machine::start(places, &images, &kubectl)?;
+        let machine = Machine::start(places, &images, &kubectl, logs)?;
         Ok(Self { kubectl, bucket, machine: Some(machine), source: source.canonicalize()?, trees })
     }
 
