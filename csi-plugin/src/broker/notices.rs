@@ -39,6 +39,13 @@ impl Broker {
             Report::Recovered => {
                 self.events.note(&mount.subjects, Reason::Recovered, &text::recovered(volume));
             }
+            Report::SourceAway { why } => {
+                let message = text::source_away(volume, &why);
+                self.events.note(&mount.subjects, Reason::Degraded, &message);
+            }
+            Report::SourceBack => {
+                self.events.note(&mount.subjects, Reason::Recovered, &text::source_back(volume));
+            }
         }
     }
 
