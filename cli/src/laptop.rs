@@ -103,7 +103,7 @@ async fn serve(options: MountOptions) -> Result<ExitCode> {
     let app = App::start(config, Some(direct.clone())).await?;
     let device = kernel.open_device()?;
     let mark = MountSource { volume: id.to_string(), digest: spec.digest() };
-    let connection = kernel.mount(&target, device.as_fd(), &mark)?;
+    let connection = kernel.mount(&target, device.as_fd(), &mark, mounts::MountOptions::default())?;
     let served = publish(&app, &kernel, &direct, &target, connection, device, spec).await;
     let done = match served {
         Ok(()) => {
@@ -135,6 +135,7 @@ async fn publish(
         mount: MOUNT,
         spec,
         secrets: Credentials::from_environment(|name| std::env::var(name).ok())?.to_secrets(),
+        environment: true,
         init,
         target: target.path().display().to_string(),
         pod: None,
@@ -212,6 +213,7 @@ fn config(options: &MountOptions, spec: &VolumeSpec) -> Result<Config> {
             log_format: LogFormat::Text,
             environment_credentials: true,
             source_wait: Span(Duration::from_secs(20)),
+            directories_wait: Span(Duration::ZERO),
         },
         allow: AllowList {
             sources: vec!["s3://*".into()],
@@ -273,6 +275,8 @@ impl Privileged for Direct {
                 self.kernel.abort(*connection, &self.target).map_err(failed)?;
                 Ok(BrokerAnswer::Done)
             }
+            // For Events of Kubernetes, of which there are none here; the log has it.
+            BrokerRequest::Report { .. } => Ok(BrokerAnswer::Done),
             BrokerRequest::Hello(_) => Err(Refusal::new(RefusalKind::Invalid, "no broker here")),
         }
     }

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 #[command(version, about, arg_required_else_help = true)]
 struct Arguments {
     /// Socket of the node agent's operator API.
-    #[arg(long, global = true, env = "MILLPOND_API", default_value = "/run/millpond/agent.sock")]
+    #[arg(long, global = true, env = "MILLPOND_API", default_value = "/run/millpond/agent/api.sock")]
     api: PathBuf,
     #[command(subcommand)]
     command: Command,

@@ -1,6 +1,7 @@
 //! The command line, parsed and checked as a whole before anything is bound or mounted.
 
 use clap::{Parser, ValueEnum};
+use mounts::MemoryTier;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use volume::AllowList;
@@ -10,6 +11,17 @@ pub enum Mode {
     Controller,
     Node,
     All,
+    /// Remove what Millpond keeps on this node, then exit.
+    Cleanup,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RecordsIn {
+    /// Files below the state directory.
+    Directory,
+    /// MillpondVolume objects of the Kubernetes API: needed for more than one replica and for templates with PVC
+    /// annotations.
+    Kubernetes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -59,6 +71,24 @@ pub struct Arguments {
     /// TOML file whose table [allow] limits the sources that CreateVolume accepts; without it the node decides.
     #[arg(long, env = "MILLPOND_ALLOW_CONFIG")]
     pub allow_config: Option<PathBuf>,
+    /// Where the controller keeps volume records.
+    #[arg(long, value_enum, env = "MILLPOND_RECORDS", default_value = "directory")]
+    pub records: RecordsIn,
+    /// Post Kubernetes Events on pods and claims when a mount is healed, degraded, or fails.
+    #[arg(long, env = "MILLPOND_EVENTS")]
+    pub events: bool,
+    /// Directories that the node agent owns: made if they are missing, for its user, mode 0700.
+    #[arg(long = "own-dir", env = "MILLPOND_OWN_DIR", value_delimiter = ',')]
+    pub own_dirs: Vec<PathBuf>,
+    /// A tmpfs for the agent's memory tier, mounted if it is not: PATH=SIZE, such as /run/millpond/memory=2Gi.
+    #[arg(long, env = "MILLPOND_MEMORY_TIER", value_parser = memory_tier)]
+    pub memory_tier: Option<MemoryTier>,
+    /// With --mode cleanup: remove the cache as well.
+    #[arg(long)]
+    pub cache: bool,
+    /// Address of the API server, without authentication; default: KUBECONFIG, else from inside the cluster.
+    #[arg(long, env = "MILLPOND_KUBERNETES_API", hide = true)]
+    pub kubernetes_api: Option<String>,
     #[arg(long, value_enum, env = "MILLPOND_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
     /// Where the fusectl file system is mounted.
@@ -76,13 +106,22 @@ pub struct Config {
     pub driver_name: String,
     pub controller: Option<ControllerConfig>,
     pub node: Option<NodeConfig>,
+    /// Nothing else is done then.
+    pub cleanup: Option<CleanupConfig>,
+    pub kubernetes_api: Option<String>,
     pub log_format: LogFormat,
 }
 
 #[derive(Clone, Debug)]
 pub struct ControllerConfig {
-    pub records: PathBuf,
+    pub records: RecordsPlace,
     pub allow: Option<AllowList>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordsPlace {
+    Directory(PathBuf),
+    Kubernetes,
 }
 
 #[derive(Clone, Debug)]
@@ -96,6 +135,23 @@ pub struct NodeConfig {
     pub agent_source_wait: Duration,
     pub fusectl_dir: PathBuf,
     pub mount_fusectl: bool,
+    pub events: bool,
+    pub own_dirs: Vec<PathBuf>,
+    pub memory_tier: Option<MemoryTier>,
+}
+
+/// What there may be on this node.
+#[derive(Clone, Debug)]
+pub struct CleanupConfig {
+    pub kubelet_dirs: Vec<PathBuf>,
+    pub state_dir: PathBuf,
+    pub broker_socket: PathBuf,
+    pub endpoint: PathBuf,
+    pub driver_name: String,
+    pub own_dirs: Vec<PathBuf>,
+    pub cache_roots: Vec<PathBuf>,
+    pub memory_tier: Option<PathBuf>,
+    pub with_cache: bool,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -139,6 +195,10 @@ impl Arguments {
             return Err(ConfigError::DriverName(name));
         }
         absolute("state-dir", &self.state_dir)?;
+        self.own_dirs.iter().try_for_each(|path| absolute("own-dir", path))?;
+        if let Some(tier) = &self.memory_tier {
+            absolute("memory-tier", &tier.path)?;
+        }
         let allow = match &self.allow_config {
             None => None,
             Some(path) => {
@@ -147,10 +207,26 @@ impl Arguments {
                 Some(toml::from_str::<AllowFile>(&text).map_err(|e| wrap(e.message().to_owned()))?.allow)
             }
         };
-        let controller = (self.mode != Mode::Node)
-            .then(|| ControllerConfig { records: self.state_dir.join("volumes"), allow });
+        let controller = matches!(self.mode, Mode::Controller | Mode::All).then(|| ControllerConfig {
+            records: match self.records {
+                RecordsIn::Directory => RecordsPlace::Directory(self.state_dir.join("volumes")),
+                RecordsIn::Kubernetes => RecordsPlace::Kubernetes,
+            },
+            allow,
+        });
+        let cleanup = (self.mode == Mode::Cleanup).then(|| CleanupConfig {
+            kubelet_dirs: self.kubelet_dirs.clone(),
+            state_dir: self.state_dir.clone(),
+            broker_socket: self.broker_socket.clone(),
+            endpoint: endpoint.clone(),
+            driver_name: name.clone(),
+            own_dirs: self.own_dirs.clone(),
+            cache_roots: self.cache_roots.clone(),
+            memory_tier: self.memory_tier.as_ref().map(|tier| tier.path.clone()),
+            with_cache: self.cache,
+        });
         let node = match self.mode {
-            Mode::Controller => None,
+            Mode::Controller | Mode::Cleanup => None,
             Mode::Node | Mode::All => {
                 absolute("broker-socket", &self.broker_socket)?;
                 self.kubelet_dirs.iter().try_for_each(|path| absolute("kubelet-dir", path))?;
@@ -168,10 +244,21 @@ impl Arguments {
                     agent_source_wait: self.agent_source_wait,
                     fusectl_dir: self.fusectl_dir,
                     mount_fusectl: self.mount_fusectl,
+                    events: self.events,
+                    own_dirs: self.own_dirs,
+                    memory_tier: self.memory_tier,
                 })
             }
         };
-        Ok(Config { endpoint, driver_name: name, controller, node, log_format: self.log_format })
+        Ok(Config {
+            endpoint,
+            driver_name: name,
+            controller,
+            node,
+            cleanup,
+            kubernetes_api: self.kubernetes_api,
+            log_format: self.log_format,
+        })
     }
 }
 
@@ -180,6 +267,14 @@ fn absolute(flag: &'static str, path: &Path) -> Result<(), ConfigError> {
         true => Ok(()),
         false => Err(ConfigError::Relative { flag, path: path.to_owned() }),
     }
+}
+
+fn memory_tier(text: &str) -> Result<MemoryTier, String> {
+    let tier = text.rsplit_once('=').and_then(|(path, size)| {
+        let bytes = volume::parse_bytes(size).filter(|bytes| *bytes > 0)?;
+        Some(MemoryTier { path: PathBuf::from(path), bytes })
+    });
+    tier.ok_or_else(|| "write PATH=SIZE such as /run/millpond/memory=2Gi".to_owned())
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -200,7 +295,12 @@ mod tests {
         assert!(both.controller.is_some());
         assert_eq!(both.node.unwrap().kubelet_dirs, [PathBuf::from("/a"), PathBuf::from("/b")]);
         assert_eq!(both.endpoint, Path::new("/csi/csi.sock"));
-        assert!(check(&["--mode", "controller"]).unwrap().node.is_none());
+        let controller = check(&["--mode", "controller", "--records", "kubernetes"]).unwrap();
+        assert!(controller.node.is_none());
+        assert_eq!(controller.controller.unwrap().records, RecordsPlace::Kubernetes);
+        let cleanup = check(&["--mode", "cleanup", "--cache", "--own-dir", "/a,/b"]).unwrap();
+        assert!(cleanup.node.is_none() && cleanup.controller.is_none());
+        assert_eq!(cleanup.cleanup.unwrap().own_dirs, [PathBuf::from("/a"), PathBuf::from("/b")]);
         assert_eq!(check(&["--mode", "node"]).unwrap_err(), ConfigError::NoNodeId);
     }
 
@@ -220,6 +320,13 @@ mod tests {
             Err(ConfigError::Relative { flag: "cache-root", .. })
         ));
         assert_eq!(with(&["--agent-source-wait", "10m"]).unwrap_err(), ConfigError::SourceWait);
+        assert!(matches!(with(&["--own-dir", "x"]), Err(ConfigError::Relative { flag: "own-dir", .. })));
+        for wrong in ["/m", "/m=", "/m=0", "/m=lots"] {
+            let parsed = Arguments::try_parse_from(["csi-plugin", "--memory-tier", wrong]);
+            assert!(parsed.unwrap_err().to_string().contains("PATH=SIZE"), "{wrong}");
+        }
+        let tier = with(&["--memory-tier", "/run/m=2Gi"]).unwrap().node.unwrap().memory_tier.unwrap();
+        assert_eq!((tier.path, tier.bytes), (PathBuf::from("/run/m"), 2 << 30));
         assert!(matches!(with(&["--allow-config", "/nonexistent"]), Err(ConfigError::Allow { .. })));
     }
 }

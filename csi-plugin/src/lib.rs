@@ -1,11 +1,17 @@
 //! The CSI driver: what Kubernetes calls (identity, controller, node) and the mount broker, the only privileged code.
 //!
-//! Nothing here reads a source, touches the inside of a mount or calls the Kubernetes API.
+//! Nothing here reads a source or touches the inside of a mount. The controller asks the Kubernetes API; the node only
+//! posts Events to it and never waits for it.
 
 pub mod broker;
 pub mod busy;
+mod calls;
+pub mod cleanup;
+pub mod cluster;
 pub mod config;
 pub mod controller;
+pub mod events;
+mod host;
 pub mod identity;
 pub mod node;
 pub mod request;

@@ -29,6 +29,9 @@ fn main() -> anyhow::Result<ExitCode> {
         LogFormat::Json => log.json().init(),
         LogFormat::Text => log.init(),
     }
+    if let Some(cleanup) = &config.cleanup {
+        return Ok(csi_plugin::cleanup::run(cleanup));
+    }
     let kernel: Arc<dyn Kernel> = match &config.node {
         Some(node) => {
             let paths = LinuxPaths { fusectl: node.fusectl_dir.clone(), ..LinuxPaths::default() };

@@ -1,14 +1,25 @@
 //! What requests of controller and node have in common, parsed into types.
 
 use crate::status::Failure;
+use mounts::MountOptions;
 use proto::csi::v1::VolumeCapability;
 use proto::csi::v1::volume_capability::{AccessType, access_mode::Mode};
 use std::collections::BTreeMap;
 
 /// Keys that Kubernetes' own components add to parameters and volume attributes.
 const FOREIGN_PREFIXES: &[&str] = &["csi.storage.k8s.io/", "storage.kubernetes.io/"];
-/// Mount options that a read-only FUSE mount of ours fulfils without doing anything.
-const HARMLESS_FLAGS: &[&str] = &["ro", "nosuid", "nodev", "noatime", "nodiratime", "relatime"];
+/// Keys of ours in a volume context: written by the controller, never by a user.
+pub const INTERNAL_PREFIX: &str = "internal.millpond.io/";
+/// Whose credentials the volume may use. Missing: also the agent's own.
+pub const CREDENTIALS: &str = "internal.millpond.io/credentials";
+/// The volume's secret, or none.
+pub const OWN_CREDENTIALS: &str = "own";
+pub const PVC_NAME: &str = "internal.millpond.io/pvc-name";
+pub const PVC_NAMESPACE: &str = "internal.millpond.io/pvc-namespace";
+pub const PVC_UID: &str = "internal.millpond.io/pvc-uid";
+
+/// `mountOptions` that are honoured. (`rw` is, in that a volume that is read-only stays it.)
+const MOUNT_FLAGS: &[&str] = &["ro", "rw", "noatime", "noexec"];
 
 /// How a volume shall be used, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +28,7 @@ pub struct Access {
     pub single_target: bool,
     /// Owner group of all files (`fsGroup`).
     pub mount_group: Option<u32>,
+    pub options: MountOptions,
 }
 
 pub fn access(capability: Option<&VolumeCapability>) -> Result<Access, Failure> {
@@ -34,19 +46,21 @@ pub fn access(capability: Option<&VolumeCapability>) -> Result<Access, Failure> 
         }
         None => return Err(Failure::Invalid("the volume capability has no access type".into())),
     };
-    if let Some(flag) = mount.mount_flags.iter().find(|f| !HARMLESS_FLAGS.contains(&f.as_str())) {
+    if let Some(flag) = mount.mount_flags.iter().find(|f| !MOUNT_FLAGS.contains(&f.as_str())) {
         return Err(Failure::Invalid(format!(
             "mount option {flag:?} is not supported: leave it out (accepted: {})",
-            HARMLESS_FLAGS.join(", ")
+            MOUNT_FLAGS.join(", ")
         )));
     }
+    let has = |flag: &str| mount.mount_flags.iter().any(|f| f == flag);
+    let options = MountOptions { no_exec: has("noexec"), no_atime: has("noatime") };
     let mount_group = match mount.volume_mount_group.as_str() {
         "" => None,
         text => Some(text.parse().map_err(|_| {
             Failure::Invalid(format!("volume_mount_group {text:?} is not a numeric group id"))
         })?),
     };
-    Ok(Access { single_target: mode == Mode::SingleNodeSingleWriter, mount_group })
+    Ok(Access { single_target: mode == Mode::SingleNodeSingleWriter, mount_group, options })
 }
 
 /// The pairs that are ours to understand.

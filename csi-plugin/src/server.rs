@@ -1,9 +1,13 @@
 //! The gRPC server on its unix socket: built from the configuration, run, drained.
 
 use crate::broker::Broker;
-use crate::config::Config;
+use crate::cluster::Cluster;
+use crate::config::{Config, ControllerConfig, NodeConfig, RecordsPlace};
 use crate::controller::ControllerService;
-use crate::controller::records::Directory;
+use crate::controller::claim::Claims;
+use crate::controller::records::{Directory, Kubernetes, Records};
+use crate::events::{Events, Pace};
+use crate::host;
 use crate::identity::IdentityService;
 use crate::node::NodeService;
 use anyhow::Context;
@@ -30,17 +34,18 @@ pub async fn run(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> anyhow::Result<()> {
     let controller = match &config.controller {
-        Some(c) => {
-            let records = Directory::open(c.records.clone())?;
-            Some(ControllerServer::new(ControllerService::new(Box::new(records), c.allow.clone())))
-        }
+        Some(controller) => Some(ControllerServer::new(controller_service(&config, controller).await?)),
         None => None,
     };
     let broker = match &config.node {
         Some(node) => {
-            let socket = node.broker_socket.clone();
-            let started = Broker::start(node.clone(), kernel);
-            Some(started.with_context(|| format!("cannot start the broker on {}", socket.display()))?)
+            let events = events(&config, node).await;
+            let (node, socket) = (node.clone(), node.broker_socket.clone());
+            let started = tokio::task::spawn_blocking(move || {
+                host::prepare(&node)?;
+                Broker::start(node, kernel, events).context("the mount broker")
+            });
+            Some(started.await?.with_context(|| format!("cannot start the broker on {}", socket.display()))?)
         }
         None => None,
     };
@@ -89,6 +94,42 @@ pub async fn run(
     // Fails only if somebody removed it already.
     let _ = std::fs::remove_file(&config.endpoint);
     result
+}
+
+async fn controller_service(
+    config: &Config,
+    controller: &ControllerConfig,
+) -> anyhow::Result<ControllerService> {
+    let (records, claims): (Box<dyn Records>, _) = match &controller.records {
+        RecordsPlace::Directory(path) => (Box::new(Directory::open(path.clone())?), None),
+        RecordsPlace::Kubernetes => {
+            let cluster = Cluster::configure(config.kubernetes_api.as_deref()).await;
+            let cluster = cluster.context(
+                "no way to the Kubernetes API server: run in a cluster with a service account, or set KUBECONFIG",
+            )?;
+            let cluster = Arc::new(cluster);
+            let claims = Claims { cluster: cluster.clone(), driver_name: config.driver_name.clone() };
+            (Box::new(Kubernetes::new(cluster)), Some(claims))
+        }
+    };
+    Ok(ControllerService::new(records, claims, controller.allow.clone()))
+}
+
+/// A node without Events still mounts.
+async fn events(config: &Config, node: &NodeConfig) -> Events {
+    if !node.events {
+        return Events::off();
+    }
+    match Cluster::configure(config.kubernetes_api.as_deref()).await {
+        Ok(cluster) => Events::start(&cluster, &node.node_id, Pace::default()),
+        Err(error) => {
+            tracing::error!(
+                error = format!("{error:#}"),
+                "no events are posted: run in a cluster with a service account, or leave --events out"
+            );
+            Events::off()
+        }
+    }
 }
 
 /// A stale socket of an earlier run is replaced.

@@ -55,6 +55,20 @@ impl From<Failure> for Status {
     }
 }
 
+/// An error with everything that caused it, on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
 impl Failure {
     pub fn missing(field: &str) -> Self {
         Self::Invalid(format!("{field} is missing in the request"))
@@ -63,6 +77,14 @@ impl Failure {
 
 impl From<volume::ParameterError> for Failure {
     fn from(error: volume::ParameterError) -> Self {
+        match error {
+            volume::ParameterError::NotAllowed { .. } => Self::Denied(error.to_string()),
+            other => Self::Invalid(other.to_string()),
+        }
+    }
+}
+impl From<volume::TemplateError> for Failure {
+    fn from(error: volume::TemplateError) -> Self {
         Self::Invalid(error.to_string())
     }
 }

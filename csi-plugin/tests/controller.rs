@@ -40,7 +40,13 @@ async fn a_claim_becomes_a_volume_once() {
     let second = client.create_volume(request.clone()).await.unwrap().into_inner().volume.unwrap();
     assert_eq!(first, second);
     assert_eq!(first.capacity_bytes, 1 << 30);
-    assert_eq!(first.volume_context, context(&[("source", "s3://bucket/base/team/claim/"), ("uid", "7")]));
+    let expected = [
+        ("source", "s3://bucket/base/team/claim/"),
+        ("uid", "7"),
+        ("internal.millpond.io/pvc-name", "claim"),
+        ("internal.millpond.io/pvc-namespace", "team"),
+    ];
+    assert_eq!(first.volume_context, context(&expected));
 
     let other =
         CreateVolumeRequest { parameters: context(&[("source", "s3://bucket/else")]), ..request.clone() };

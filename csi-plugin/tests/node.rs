@@ -35,7 +35,10 @@ async fn publish_and_unpublish_can_be_repeated_and_leave_nothing() {
         volume_context: context(&[("source", "s3://bucket/other")]),
         ..driver.publish("v", "a")
     };
-    assert_eq!(node.node_publish_volume(other).await.unwrap_err().code(), Code::AlreadyExists);
+    // Any other code on a republish makes older kubelets delete the pod's directory.
+    let status = node.node_publish_volume(other).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("other parameters"), "{}", status.message());
     // Secrets and what Kubernetes adds make no other volume.
     let mut rotated = driver.publish("v", "a");
     rotated.secrets = context(&[("accessKeyId", "a"), ("secretAccessKey", "b")]);
@@ -204,6 +207,170 @@ async fn requests_are_checked_before_anything_happens() {
     let _ = driver.stop().await;
 }
 
+fn with_flags(flags: &[&str]) -> VolumeCapability {
+    let mount_flags = flags.iter().map(|f| (*f).to_owned()).collect();
+    let mount = MountVolume { mount_flags, ..Default::default() };
+    VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..capability(Mode::SingleNodeWriter) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mount_options_are_honoured_or_refused_by_name() {
+    let driver = Driver::start().await;
+    let _agent = driver.agent();
+    let mut node = driver.node();
+    let publish = |target: &str, flags: &[&str]| NodePublishVolumeRequest {
+        volume_capability: Some(with_flags(flags)),
+        ..driver.publish("v", target)
+    };
+    for (target, flags, no_exec, no_atime) in [
+        ("a", &["ro", "noexec"][..], true, false),
+        ("b", &["rw", "noatime"], false, true),
+        ("c", &["noatime", "noexec", "ro"], true, true),
+        ("d", &[], false, false),
+    ] {
+        node.node_publish_volume(publish(target, flags)).await.unwrap();
+        let options = driver.kernel.state().options.unwrap();
+        assert_eq!((options.no_exec, options.no_atime), (no_exec, no_atime), "{flags:?}");
+        // The same again is the same mount; without its options it is another.
+        node.node_publish_volume(publish(target, flags)).await.unwrap();
+    }
+    let other = node.node_publish_volume(publish("a", &[])).await.unwrap_err();
+    assert_eq!(other.code(), Code::Unavailable);
+    for flag in ["sync", "allow_other", "nosuid", "exec", "uid=0", ""] {
+        let status = node.node_publish_volume(publish("e", &["ro", flag])).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().contains(&format!("{flag:?}")), "{}", status.message());
+    }
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_an_administrator_wrote_may_use_the_agents_own_credentials() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    let (send, receive) = std::sync::mpsc::channel();
+    agent.behave(move |request, fds| {
+        if let AgentRequest::Publish(p) = request {
+            send.send((p.environment, p.pod.clone())).unwrap();
+        }
+        obliging(request, fds)
+    });
+    let inline = format!("csi-{}", "0a".repeat(32));
+    for (target, volume, pairs, environment) in [
+        ("a", "static", &[][..], true),
+        ("b", "chosen", &[("internal.millpond.io/credentials", "own")], false),
+        ("c", "inline", &[("csi.storage.k8s.io/ephemeral", "true")], false),
+        ("d", inline.as_str(), &[("csi.storage.k8s.io/ephemeral", "false")], false),
+    ] {
+        let mut request = driver.publish(volume, target);
+        request.volume_context.extend(context(pairs));
+        request.volume_context.extend(context(&[
+            ("csi.storage.k8s.io/pod.name", "pod"),
+            ("csi.storage.k8s.io/pod.namespace", "team"),
+        ]));
+        driver.node().node_publish_volume(request).await.unwrap();
+        let (found, pod) = receive.recv_timeout(LIMIT).unwrap();
+        assert_eq!((found, pod.unwrap().namespace.as_str()), (environment, "team"), "{volume}");
+    }
+    let mut forged = driver.publish("inline", "e");
+    forged.volume_context.extend(context(&[
+        ("csi.storage.k8s.io/ephemeral", "true"),
+        ("internal.millpond.io/credentials", "agent"),
+    ]));
+    let status = driver.node().node_publish_volume(forged).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().contains("internal.millpond.io/credentials"), "{}", status.message());
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_an_existing_mount_the_answer_is_ok_or_unavailable() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    let mut node = driver.node();
+    let good = driver.publish("v", "a");
+    node.node_publish_volume(good.clone()).await.unwrap();
+    for bad in [
+        NodePublishVolumeRequest { secrets: context(&[("password", "x")]), ..good.clone() },
+        NodePublishVolumeRequest { volume_capability: Some(with_flags(&["sync"])), ..good.clone() },
+        NodePublishVolumeRequest { volume_context: context(&[("source", "x")]), ..good.clone() },
+    ] {
+        let status = node.node_publish_volume(bad).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    }
+    // A dead mount, whose agent says no: still there, still not final.
+    agent.ask(BrokerRequest::Abort { mount: MountId(1), why: "no worker".into() }, &[]).unwrap();
+    let secrets = context(&[("password", "x")]);
+    let status = node.node_publish_volume(NodePublishVolumeRequest { secrets, ..good }).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_that_changed_is_given_to_the_agent_until_it_takes_it() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    let mut node = driver.node();
+    let with = |secret: &str| NodePublishVolumeRequest {
+        secrets: context(&[("accessKeyId", "id"), ("secretAccessKey", secret)]),
+        ..driver.publish("v", "a")
+    };
+    node.node_publish_volume(with("first")).await.unwrap();
+    node.node_publish_volume(with("first")).await.unwrap();
+    assert_eq!(agent.saw("Rotate"), 0);
+
+    // Refused, or not known yet: the mount goes on, and the next republish asks again.
+    for kind in [RefusalKind::Denied, RefusalKind::Unavailable] {
+        agent.behave(move |request, fds| match request {
+            AgentRequest::Rotate { .. } => Some(Err(Refusal::new(kind, "no"))),
+            _ => obliging(request, fds),
+        });
+        node.node_publish_volume(with("second")).await.unwrap();
+    }
+    assert_eq!(agent.saw("Rotate"), 2);
+    let (send, receive) = std::sync::mpsc::channel();
+    agent.behave(move |request, fds| {
+        if let AgentRequest::Rotate { secrets, .. } = request {
+            send.send(secrets["secretAccessKey"].clone()).unwrap();
+        }
+        obliging(request, fds)
+    });
+    for _ in 0..2 {
+        node.node_publish_volume(with("second")).await.unwrap();
+    }
+    // A secret that was taken away takes nothing away.
+    node.node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    assert_eq!(receive.recv_timeout(LIMIT).unwrap(), "second");
+    assert_eq!(agent.saw("Rotate"), 3);
+    assert_eq!(agent.saw("Publish"), 1);
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_reboot_the_targets_of_the_boot_before_are_gone_and_unpublish_works() {
+    let driver = Driver::start().await;
+    let _agent = driver.agent();
+    driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    let (dir, kernel) = driver.stop().await;
+    // The machine went down: no mounts any more, the directory and the record are of another boot.
+    kernel.state().table.clear();
+    for entry in std::fs::read_dir(dir.path().join("state/targets")).unwrap() {
+        let path = entry.unwrap().path();
+        let mut record: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        record["boot"] = "earlier".into();
+        std::fs::write(path, record.to_string()).unwrap();
+    }
+    let driver = Driver::start_over(dir, kernel).await;
+    assert!(!driver.target("a").exists());
+    driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    let _agent = driver.agent();
+    driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    assert_eq!(driver.mounts(), 2);
+    driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    assert_eq!(std::fs::read_dir(driver.dir.path().join("state/targets")).unwrap().count(), 0);
+    let _ = driver.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_single_writer_volume_has_one_target() {
     let driver = Driver::start().await;
@@ -292,7 +459,7 @@ async fn after_a_restart_mounts_are_known_from_the_mount_table() {
         volume_context: context(&[("source", "s3://bucket/other")]),
         ..request.clone()
     };
-    assert_eq!(node.node_publish_volume(other).await.unwrap_err().code(), Code::AlreadyExists);
+    assert_eq!(node.node_publish_volume(other).await.unwrap_err().code(), Code::Unavailable);
 
     // All holders of its device have died: mounted anew, once there is an agent.
     driver.kernel.state().probe = Some(mounts::FakeProbe::Dead);

@@ -63,6 +63,27 @@ pub enum BrokerRequest {
         mount: MountId,
         why: String,
     },
+    /// Something happened to this mount that its owner should read. → `Done`
+    Report {
+        mount: MountId,
+        report: Report,
+    },
+}
+
+/// What becomes an Event on the pod and its claim. Never holds a secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Report {
+    /// A successor serves the mount in place of a worker that died or hung.
+    Healed {
+        cause: String,
+        #[serde(default)]
+        took_us: u64,
+    },
+    /// Calls that need what is missing wait.
+    Degraded { why: String },
+    /// They go on.
+    Recovered,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -106,6 +127,8 @@ pub enum AgentRequest {
     Unpublish { mount: MountId },
     /// Answered from the agent's memory. → `Usage`
     Usage { mount: MountId },
+    /// The volume's secret has changed: use this one from now on, if it works. `Done`: it is in force.
+    Rotate { mount: MountId, secrets: BTreeMap<String, String> },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -116,6 +139,9 @@ pub struct Publish {
     /// In clear, in memory only; see `Credentials::to_secrets`.
     #[serde(default)]
     pub secrets: BTreeMap<String, String>,
+    /// May the agent use credentials of its own environment where there are no secrets? No, unless somebody says so.
+    #[serde(default)]
+    pub environment: bool,
     /// The kernel's INIT request, header included.
     pub init: Vec<u8>,
     /// For people: shown in status, logs and metrics.
@@ -135,6 +161,7 @@ impl std::fmt::Debug for AgentRequest {
             Self::Start { mount } => write!(f, "Start({mount})"),
             Self::Unpublish { mount } => write!(f, "Unpublish({mount})"),
             Self::Usage { mount } => write!(f, "Usage({mount})"),
+            Self::Rotate { mount, .. } => write!(f, "Rotate({mount})"),
         }
     }
 }
@@ -205,6 +232,7 @@ mod tests {
             secrets: Credentials::from_secrets([("accessKeyId", "a"), ("secretAccessKey", "hunter2")])
                 .unwrap()
                 .to_secrets(),
+            environment: false,
             init: vec![1, 2, 3],
             target: "/t".into(),
             pod: None,
@@ -221,6 +249,15 @@ mod tests {
         let (frame, _) = recv::<FromBroker>(&b, &mut buffer).unwrap();
         let Frame::Ask { id: 1, body: AgentRequest::Publish(p) } = frame else { panic!() };
         assert_eq!(p.secrets["secretAccessKey"], "hunter2");
+        let rotate = AgentRequest::Rotate { mount: p.mount, secrets: p.secrets };
+        assert!(!format!("{rotate:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn an_agent_whose_broker_says_nothing_of_its_environment_does_not_use_it() {
+        let mut text = serde_json::to_value(publish()).unwrap();
+        text.as_object_mut().unwrap().remove("environment").unwrap();
+        assert!(!serde_json::from_value::<Publish>(text).unwrap().environment);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! A kernel for tests: a mount table in memory, devices that are pipes, and failures on demand.
 
 use crate::{
-    Connection, FUSE_TYPE, Kernel, KernelError, MountEntry, MountSource, Target, probe, sample_init, stack_at,
+    Connection, FUSE_TYPE, Kernel, KernelError, MountEntry, MountOptions, MountSource, Target, probe,
+    sample_init, stack_at,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -20,6 +21,8 @@ pub struct FakeState {
     pub backing_open: BTreeSet<u32>,
     pub dying: BTreeSet<u32>,
     pub waiting: u64,
+    /// Of the last mount.
+    pub options: Option<MountOptions>,
     /// What probes find; None: served.
     pub probe: Option<FakeProbe>,
     /// Name of the call that fails next, once.
@@ -95,8 +98,11 @@ impl Kernel for Fake {
         target: &Target,
         _device: BorrowedFd<'_>,
         source: &MountSource,
+        options: MountOptions,
     ) -> Result<Connection, KernelError> {
-        Ok(self.enter("mount")?.push(target.path(), source))
+        let mut state = self.enter("mount")?;
+        state.options = Some(options);
+        Ok(state.push(target.path(), source))
     }
 
     fn unmount(&self, target: &Target) -> Result<u32, KernelError> {

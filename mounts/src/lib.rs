@@ -11,7 +11,9 @@ mod dying;
 mod fake;
 pub mod fusectl;
 mod linux;
+mod memory_tier;
 mod mountinfo;
+mod own_dir;
 pub mod probe;
 mod source;
 mod target;
@@ -20,7 +22,9 @@ pub use connection::Connection;
 pub use device::sample_init;
 pub use fake::{Fake, FakeProbe, FakeState};
 pub use linux::{Linux, LinuxPaths};
+pub use memory_tier::MemoryTier;
 pub use mountinfo::{MountEntry, parse_mountinfo, stack_at};
+pub use own_dir::{OwnDirError, own_directory};
 pub use source::{FUSE_TYPE, MountSource, Ours};
 pub use target::{Target, TargetError};
 
@@ -28,6 +32,13 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// What a user may choose of a mount; everything else is always the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MountOptions {
+    pub no_exec: bool,
+    pub no_atime: bool,
+}
 
 /// What the broker needs of the kernel. Calls block; none of them waits for a FUSE worker except [`Kernel::probe`],
 /// which waits in another process and for a limited time.
@@ -42,6 +53,7 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
         target: &Target,
         device: BorrowedFd<'_>,
         source: &MountSource,
+        options: MountOptions,
     ) -> Result<Connection, KernelError>;
 
     /// Takes FUSE mount and guard away, and whatever earlier runs stacked there, until nothing of ours is left.

@@ -1,8 +1,8 @@
 //! The real kernel.
 
 use crate::{
-    Connection, FUSE_TYPE, Kernel, KernelError, MountEntry, MountSource, Ours, Target, backing, device,
-    dying, parse_mountinfo, probe, stack_at,
+    Connection, FUSE_TYPE, Kernel, KernelError, MountEntry, MountOptions, MountSource, Ours, Target, backing,
+    device, dying, parse_mountinfo, probe, stack_at,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -53,6 +53,7 @@ impl Linux {
         target: &Target,
         device: BorrowedFd<'_>,
         source: &MountSource,
+        options: MountOptions,
     ) -> Result<Connection, KernelError> {
         let shown = || target.path().display().to_string();
         // Both mounts go to the directory that was checked, whatever the path names by now. The second lands on
@@ -68,13 +69,16 @@ impl Linux {
             Some(c"size=4k,nr_inodes=1,mode=0555"),
         )
         .map_err(|e| KernelError::call("mount the guard at", shown(), e))?;
-        let options = format!(
+        let mut flags = safe;
+        flags.set(MountFlags::NOEXEC, options.no_exec);
+        flags.set(MountFlags::NOATIME, options.no_atime);
+        let data = format!(
             "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
             device.as_raw_fd()
         );
-        let options = CString::new(options)
+        let data = CString::new(data)
             .map_err(|e| KernelError::call("write the mount options of", shown(), std::io::Error::from(e)))?;
-        rustix::mount::mount(source.fuse_text(), &here, FUSE_TYPE, safe, Some(options.as_c_str()))
+        rustix::mount::mount(source.fuse_text(), &here, FUSE_TYPE, flags, Some(data.as_c_str()))
             .map_err(|e| KernelError::call("mount at", shown(), e))?;
 
         let table = self.table()?;
@@ -98,8 +102,9 @@ impl Kernel for Linux {
         target: &Target,
         device: BorrowedFd<'_>,
         source: &MountSource,
+        options: MountOptions,
     ) -> Result<Connection, KernelError> {
-        self.mount_both(target, device, source).inspect_err(|_| {
+        self.mount_both(target, device, source, options).inspect_err(|_| {
             if let Err(error) = self.unmount(target) {
                 tracing::error!(target_path = %target.path().display(), %error, "a failed mount could not be taken back");
             }

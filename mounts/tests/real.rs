@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use mounts::{Connection, Kernel, KernelError, Linux, LinuxPaths, MountSource, Target, probe, stack_at};
+use mounts::{
+    Connection, Kernel, KernelError, Linux, LinuxPaths, MountOptions, MountSource, Target, probe, stack_at,
+};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -49,7 +51,8 @@ impl Bench {
 
     fn mount(&self, target: &Target) -> (OwnedFd, Connection) {
         let device = self.kernel.open_device().expect("these tests need /dev/fuse");
-        let connection = self.kernel.mount(target, device.as_fd(), &source()).unwrap();
+        let connection =
+            self.kernel.mount(target, device.as_fd(), &source(), MountOptions::default()).unwrap();
         (device, connection)
     }
 
@@ -194,7 +197,7 @@ fn a_target_that_becomes_a_symlink_is_not_followed() {
     fs::create_dir(bench.path("elsewhere")).unwrap();
     symlink(bench.path("elsewhere"), bench.path("pod/link")).unwrap();
     let device = bench.kernel.open_device().unwrap();
-    assert!(bench.kernel.mount(&target, device.as_fd(), &source()).is_err());
+    assert!(bench.kernel.mount(&target, device.as_fd(), &source(), MountOptions::default()).is_err());
     assert!(
         !bench
             .kernel
@@ -210,7 +213,7 @@ fn a_failed_mount_leaves_no_guard() {
     let bench = Bench::new();
     let target = bench.target("pod/bad");
     let not_a_device = File::open("/dev/null").unwrap();
-    assert!(bench.kernel.mount(&target, not_a_device.as_fd(), &source()).is_err());
+    assert!(bench.kernel.mount(&target, not_a_device.as_fd(), &source(), MountOptions::default()).is_err());
     assert_eq!(bench.mounts_at(&target), 0);
 }
 

@@ -3,16 +3,18 @@
 use crate::api::Api;
 use crate::broker_client::Broker;
 use crate::config::{Config, TierKind};
+use crate::directories;
 use crate::heals::Heals;
 use crate::memory;
 use crate::metrics::{Metrics, TierLabel};
-use crate::privileged::Privileged;
+use crate::privileged::{self, Privileged};
 use crate::publish::Volumes;
 use crate::serve::Server;
 use crate::state::State;
 use crate::supervisor::{SpawnOptions, Spawner, Surroundings};
 use anyhow::{Context, Result};
 use cache::data::{Engine, Event};
+use link::broker::Report;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -34,6 +36,7 @@ impl App {
     /// `privileged`: None connects to the broker of the configuration.
     pub async fn start(config: Config, privileged: Option<Arc<dyn Privileged>>) -> Result<Self> {
         raise_descriptor_limit();
+        directories::wait(&config).await?;
         let runtime = tokio::runtime::Handle::current();
         let metrics = Metrics::new();
         let numbers = Arc::new(State::open(&config.agent.state_dir)?);
@@ -61,7 +64,13 @@ impl App {
         })
         .context("the worker supervisor cannot start")?;
         let counting = metrics.clone();
-        let heals = Heals::new(Box::new(move |heal| counting.healed(heal)));
+        let (telling, on) = (privileged.clone(), runtime.clone());
+        let heals = Heals::new(Box::new(move |heal| {
+            counting.healed(heal);
+            let took_us = heal.took.as_micros() as u64;
+            let healed = Report::Healed { cause: heal.cause.name().to_owned(), took_us };
+            privileged::report(&telling, &on, heal.mount, healed);
+        }));
         let server = Arc::new(Server {
             engine: engine.clone(),
             privileged: privileged.clone(),

@@ -41,6 +41,9 @@ pub struct Agent {
     /// How long a first publish waits for its source.
     #[serde(default = "twenty_seconds")]
     pub source_wait: Span,
+    /// How long to wait at start for directories that somebody else makes for us.
+    #[serde(default = "a_minute")]
+    pub directories_wait: Span,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -186,6 +189,9 @@ impl Cache {
 
 fn twenty_seconds() -> Span {
     Span(Duration::from_secs(20))
+}
+fn a_minute() -> Span {
+    Span(Duration::from_secs(60))
 }
 fn block() -> Size {
     Size(128 << 10)

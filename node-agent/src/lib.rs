@@ -6,6 +6,7 @@ pub mod api;
 pub mod app;
 mod broker_client;
 pub mod config;
+mod directories;
 mod flights;
 mod heals;
 mod http;

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use store::{Page, Source, StoreError};
-use volume::{Freshness, ScopeId};
+use volume::{Credentials, Freshness, ScopeId};
 
 /// After this many single look-ups in a directory too large for one page, its whole listing is fetched.
 const LOOKUPS_BEFORE_LISTING: u32 = 8;
@@ -39,7 +39,7 @@ pub struct Scope {
     pub metadata_dir: std::path::PathBuf,
     engine: Arc<Engine>,
     /// Replaced when a later volume brings fresh credentials for the same scope.
-    source: RwLock<Arc<dyn Source>>,
+    source: RwLock<Asked>,
     generation: u64,
     listings: Flights<u64, Listed>,
     heads: Flights<(u64, Vec<u8>), ()>,
@@ -51,6 +51,14 @@ pub struct Scope {
     /// Cache roots whose disk fails.
     failing: Mutex<HashSet<u8>>,
     me: Weak<Scope>,
+}
+
+/// The source, and what it is asked with.
+struct Asked {
+    source: Arc<dyn Source>,
+    credentials: Credentials,
+    /// The keys are no longer those that name the scope.
+    rotated: bool,
 }
 
 /// How much of the source is known so far.
@@ -102,6 +110,7 @@ impl Scope {
         metadata_dir: std::path::PathBuf,
         engine: Arc<Engine>,
         source: Arc<dyn Source>,
+        credentials: Credentials,
         generation: u64,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -111,7 +120,7 @@ impl Scope {
             metadata,
             metadata_dir,
             engine,
-            source: RwLock::new(source),
+            source: RwLock::new(Asked { source, credentials, rotated: false }),
             generation,
             listings: Flights::default(),
             heads: Flights::default(),
@@ -129,11 +138,31 @@ impl Scope {
     }
 
     pub fn source(&self) -> Arc<dyn Source> {
-        self.source.read().unwrap_or_else(|p| p.into_inner()).clone()
+        self.asked().source.clone()
     }
 
-    pub fn replace_source(&self, source: Arc<dyn Source>) {
-        *self.source.write().unwrap_or_else(|p| p.into_inner()) = source;
+    fn asked(&self) -> std::sync::RwLockReadGuard<'_, Asked> {
+        self.source.read().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// Of the same identity: key and secret are those that name this scope.
+    pub fn replace_source(&self, source: Arc<dyn Source>, credentials: &Credentials) {
+        *self.source.write().unwrap_or_else(|p| p.into_inner()) =
+            Asked { source, credentials: credentials.clone(), rotated: false };
+    }
+
+    /// Keys that took the place of those that name this scope, while volumes are mounted.
+    pub fn rotate(&self, source: Arc<dyn Source>, credentials: Credentials) {
+        *self.source.write().unwrap_or_else(|p| p.into_inner()) =
+            Asked { source, credentials, rotated: true };
+    }
+
+    pub fn is_rotated(&self) -> bool {
+        self.asked().rotated
+    }
+
+    pub fn asks_with(&self, credentials: &Credentials) -> bool {
+        self.asked().credentials == *credentials
     }
 
     fn arc(&self) -> Arc<Self> {

@@ -24,6 +24,13 @@ impl std::fmt::Debug for Keys {
     }
 }
 
+impl PartialEq for Credentials {
+    /// Also the token counts: a rotated secret is another.
+    fn eq(&self, other: &Self) -> bool {
+        self.to_secrets() == other.to_secrets()
+    }
+}
+
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CredentialsError {
     #[error("the secret has {have} but no {missing}: it needs both accessKeyId and secretAccessKey")]

@@ -14,9 +14,11 @@ mod units;
 pub use allow::{AllowList, NotAllowed};
 pub use credentials::{Credentials, CredentialsError, ScopeId};
 pub use id::{BadVolumeId, VolumeId};
-pub use parameters::{Addressing, Freshness, KNOWN_PARAMETERS, ParameterError, Parameters, Profile};
+pub use parameters::{
+    Addressing, Freshness, KNOWN_PARAMETERS, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS,
+};
 pub use source::{SourceError, SourceUrl};
-pub use template::{TemplateError, TemplateValues, expand_path};
+pub use template::{TemplateError, TemplateValues, claim_chooses, expand, expand_path, uses_annotations};
 pub use units::{parse_bytes, parse_duration};
 
 use serde::{Deserialize, Serialize};

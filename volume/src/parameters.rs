@@ -1,6 +1,6 @@
 //! StorageClass parameters: parsed once, unknown names refused with the nearest known one.
 
-use crate::template::{TemplateError, TemplateValues, expand_path};
+use crate::template::{TemplateError, TemplateValues, claim_chooses, expand, expand_path};
 use crate::{SourceError, SourceUrl, parse_bytes, parse_duration};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -103,6 +103,23 @@ pub const KNOWN_PARAMETERS: &[&str] = &[
     "dirMode",
     "healTimeout",
     "storeTimeout",
+    "allowedSources",
+];
+
+/// Parameters in which templates are filled in: what the owner of a claim may reasonably choose, and nothing that
+/// decides where requests go or how much of the node is used.
+pub const TEMPLATED_PARAMETERS: &[&str] = &[
+    "source",
+    "path",
+    "region",
+    "freshness",
+    "metadataTtl",
+    "profile",
+    "readahead",
+    "uid",
+    "gid",
+    "fileMode",
+    "dirMode",
 ];
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -125,6 +142,14 @@ pub enum ParameterError {
         "profile \"small\" cannot be used with freshness \"strict\": without OPEN requests nothing can revalidate at open; use \"ttl\" or profile \"large\""
     )]
     SmallStrict,
+    #[error("parameter {name:?} takes no template: write the value itself (templates: {})", TEMPLATED_PARAMETERS.join(", "))]
+    NotTemplated { name: &'static str },
+    #[error(
+        "the claim chooses the source of this class, so it needs parameter \"allowedSources\": set it to the prefixes that claims may choose from, such as s3://bucket/team-a"
+    )]
+    NoAllowedSources,
+    #[error("source {source_url} is not in the class's allowedSources ({allowed}): choose one that is")]
+    NotAllowed { source_url: SourceUrl, allowed: String },
     #[error(transparent)]
     Source(#[from] SourceError),
     #[error(transparent)]
@@ -140,15 +165,32 @@ impl Parameters {
     ) -> Result<(SourceUrl, Self), ParameterError> {
         let mut p = Self::default();
         let (mut source, mut path, mut freshness, mut ttl) = (None, None, None, None);
-        let mut s3_only = None;
+        let (mut s3_only, mut allowed, mut source_template) = (None, None, None);
         for (name, value) in pairs {
             let (name, value) = (name.as_ref(), value.as_ref());
             if name.starts_with("csi.storage.k8s.io/") {
                 continue;
             }
+            let filled;
+            let value = match (name, value.contains("${")) {
+                ("path", _) | (_, false) => value,
+                _ => {
+                    // An unknown name is the worse mistake: it is reported below.
+                    let known = KNOWN_PARAMETERS.iter().find(|known| **known == name);
+                    if let Some(name) = known.filter(|name| !TEMPLATED_PARAMETERS.contains(name)) {
+                        return Err(ParameterError::NotTemplated { name });
+                    }
+                    if name == "source" {
+                        source_template = Some(value.to_owned());
+                    }
+                    filled = if known.is_some() { expand(value, values)? } else { value.to_owned() };
+                    &filled
+                }
+            };
             let bad = |name, expected| ParameterError::Value { name, value: value.to_owned(), expected };
             match name {
                 "source" => source = Some(SourceUrl::parse(value)?),
+                "allowedSources" => allowed = Some((value.to_owned(), allowed_sources(value)?)),
                 "path" => path = Some(value.to_owned()),
                 "endpoint" => {
                     let text = "write https://host[:port], without user, path, query or fragment";
@@ -269,10 +311,18 @@ impl Parameters {
         {
             return Err(ParameterError::PlainHttp(endpoint.to_string()));
         }
+        if allowed.is_none() && claim_chooses(source_template.as_deref(), path.as_deref())? {
+            return Err(ParameterError::NoAllowedSources);
+        }
         let source = match path {
             None => source,
             Some(path) => source.join(&expand_path(&path, values)?)?,
         };
+        if let Some((allowed, prefixes)) = allowed
+            && !prefixes.iter().any(|prefix| source.lies_in(prefix))
+        {
+            return Err(ParameterError::NotAllowed { source_url: source, allowed });
+        }
         Ok((source, p))
     }
 }
@@ -281,6 +331,20 @@ fn unknown(name: &str) -> ParameterError {
     let distance = |known: &&&str| strsim::damerau_levenshtein(&known.to_lowercase(), &name.to_lowercase());
     let nearest = KNOWN_PARAMETERS.iter().min_by_key(distance).filter(|known| distance(known) <= 3).copied();
     ParameterError::Unknown { name: name.chars().take(80).collect(), nearest }
+}
+
+/// Comma-separated; each is a whole source, so that only whole path segments can match.
+fn allowed_sources(value: &str) -> Result<Vec<SourceUrl>, ParameterError> {
+    let wrong = || ParameterError::Value {
+        name: "allowedSources",
+        value: value.to_owned(),
+        expected: "write source prefixes such as s3://bucket/team-a, separated by commas, without '*'",
+    };
+    let one = |text: &str| match text.contains('*') {
+        true => Err(wrong()),
+        false => SourceUrl::parse(text).map_err(|_| wrong()),
+    };
+    value.split(',').map(|text| one(text.trim())).collect()
 }
 
 fn id(value: &str) -> Option<u32> {
@@ -372,6 +436,108 @@ mod tests {
         .unwrap();
         assert_eq!(source.to_string(), "s3://bucket/x/");
         assert_eq!(p.freshness, Freshness::Ttl(Duration::from_secs(5)));
+    }
+
+    fn claim(source: &str) -> TemplateValues {
+        TemplateValues {
+            pvc_name: Some("claim".into()),
+            pvc_namespace: Some("team".into()),
+            pvc_annotations: [("millpond.io/source".to_owned(), source.to_owned())].into(),
+            ..TemplateValues::default()
+        }
+    }
+
+    const CHOSEN: (&str, &str) = ("source", "${pvc.annotations['millpond.io/source']}");
+
+    #[test]
+    fn a_claim_chooses_among_the_allowed_sources_and_nothing_else() {
+        let allowed = ("allowedSources", "s3://bucket/team, s3://public");
+        let choose = |source: &str| Parameters::parse([CHOSEN, allowed], &claim(source));
+        for (source, found) in [
+            ("s3://bucket/team", "s3://bucket/team/"),
+            ("s3://bucket/team/a/b", "s3://bucket/team/a/b/"),
+            ("s3://public/x", "s3://public/x/"),
+            // Not decoded: a directory of this odd name, below the prefix.
+            ("s3://bucket/team/%2e%2e/other", "s3://bucket/team/%2e%2e/other/"),
+            ("s3://bucket/team/..%2fother", "s3://bucket/team/..%2fother/"),
+            ("s3://bucket/team/\\..\\other", "s3://bucket/team/\\..\\other/"),
+        ] {
+            assert_eq!(choose(source).unwrap().0.to_string(), found);
+        }
+        for source in [
+            "s3://bucket/team-b",
+            "s3://bucket/teams/a",
+            "s3://bucket",
+            "s3://bucket/",
+            "s3://bucket/Team/a",
+            "s3://bucket/%74eam/a",
+            "s3://publics/x",
+            "s3://bucket-b/team",
+            "file:///bucket/team",
+        ] {
+            let error = choose(source).unwrap_err();
+            assert!(matches!(error, ParameterError::NotAllowed { .. }), "{source}: {error}");
+            let text = error.to_string();
+            assert!(text.contains("s3://bucket/team, s3://public"), "{text}");
+        }
+        for source in [
+            "s3://bucket/team/../other",
+            "s3://bucket/team/..",
+            "s3://bucket/team//x",
+            "s3://bucket/team/./x",
+            "s3://bucket@other/team",
+            "s3://bucket/team?x",
+            "s3://bucket/team#x",
+            "S3://bucket/team",
+            "s3:/bucket/team",
+            "bucket/team",
+        ] {
+            assert!(matches!(choose(source), Err(ParameterError::Source(_))), "{source}");
+        }
+        let missing = choose("").unwrap_err();
+        assert!(matches!(missing, ParameterError::Template(TemplateError::NoAnnotation { .. })), "{missing}");
+    }
+
+    #[test]
+    fn a_path_of_the_claims_is_held_to_the_allowed_sources_too() {
+        let path = ("path", "${pvc.annotations['millpond.io/source']}");
+        let class = [("source", "s3://bucket/team"), path, ("allowedSources", "s3://bucket/team/open")];
+        let choose = |value: &str| Parameters::parse(class, &claim(value));
+        assert_eq!(choose("open/a").unwrap().0.to_string(), "s3://bucket/team/open/a/");
+        assert!(matches!(choose("closed"), Err(ParameterError::NotAllowed { .. })));
+        assert!(matches!(choose("open-b"), Err(ParameterError::NotAllowed { .. })));
+        assert!(choose("open/../closed").is_err());
+    }
+
+    #[test]
+    fn a_class_whose_claims_choose_must_say_from_what() {
+        let some = claim("s3://bucket/x");
+        assert_eq!(Parameters::parse([CHOSEN], &some).unwrap_err(), ParameterError::NoAllowedSources);
+        let named = [("source", "s3://bucket/${pvc.name}")];
+        assert_eq!(Parameters::parse(named, &some).unwrap_err(), ParameterError::NoAllowedSources);
+        let path = [("source", "s3://bucket"), ("path", CHOSEN.1)];
+        assert_eq!(Parameters::parse(path, &some).unwrap_err(), ParameterError::NoAllowedSources);
+        for wrong in ["", "s3://bucket/*", "s3://bucket,", "bucket"] {
+            let error = Parameters::parse([CHOSEN, ("allowedSources", wrong)], &some).unwrap_err();
+            assert!(
+                matches!(error, ParameterError::Value { name: "allowedSources", .. }),
+                "{wrong}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn templates_are_filled_in_where_a_claim_may_choose_and_refused_elsewhere() {
+        let mut values = claim("x");
+        values.pvc_annotations.insert("uid".into(), "1000".into());
+        let with = |name, value| Parameters::parse([("source", "s3://bucket"), (name, value)], &values);
+        assert_eq!(with("uid", "${pvc.annotations['uid']}").unwrap().1.uid, 1000);
+        for name in ["endpoint", "allowHttp", "cacheLimit", "healTimeout", "storeTimeout", "allowedSources"] {
+            let error = with(name, "${pvc.annotations['uid']}").unwrap_err();
+            assert!(matches!(error, ParameterError::NotTemplated { name: n } if n == name), "{error}");
+        }
+        let error = with("uidd", "${pvc.annotations['uid']}").unwrap_err();
+        assert!(matches!(error, ParameterError::Unknown { nearest: Some("uid"), .. }), "{error}");
     }
 
     #[test]

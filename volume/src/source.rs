@@ -63,6 +63,18 @@ impl SourceUrl {
         }
     }
 
+    /// Is this `other`, or below it? Whole segments are compared: `s3://b/team-b` does not lie in `s3://b/team`.
+    pub fn lies_in(&self, other: &Self) -> bool {
+        match (self, other) {
+            // Prefixes are empty or end in a slash.
+            (Self::S3 { bucket, prefix }, Self::S3 { bucket: other, prefix: above }) => {
+                bucket == other && prefix.starts_with(above.as_str())
+            }
+            (Self::Dir { path }, Self::Dir { path: above }) => path.starts_with(above),
+            (Self::S3 { .. }, Self::Dir { .. }) | (Self::Dir { .. }, Self::S3 { .. }) => false,
+        }
+    }
+
     /// The source one directory deeper; `relative` was checked by [`crate::expand_path`].
     pub fn join(&self, relative: &str) -> Result<Self, SourceError> {
         if relative.is_empty() {
@@ -133,6 +145,32 @@ mod tests {
         assert!(matches!(SourceUrl::parse("s3://bucket/../b"), Err(SourceError::Prefix(_))));
         assert!(matches!(SourceUrl::parse("file://data"), Err(SourceError::Path(_))));
         assert!(matches!(SourceUrl::parse("file:///data/../etc"), Err(SourceError::Path(_))));
+    }
+
+    #[test]
+    fn a_source_lies_in_whole_segments_only() {
+        let lies = |inner: &str, outer: &str| {
+            SourceUrl::parse(inner).unwrap().lies_in(&SourceUrl::parse(outer).unwrap())
+        };
+        for (inner, outer) in [
+            ("s3://bucket/team/a", "s3://bucket/team"),
+            ("s3://bucket/team", "s3://bucket/team/"),
+            ("s3://bucket/team/", "s3://bucket"),
+            ("file:///data/set", "file:///data"),
+        ] {
+            assert!(lies(inner, outer), "{inner} in {outer}");
+        }
+        for (inner, outer) in [
+            ("s3://bucket/team-b", "s3://bucket/team"),
+            ("s3://bucket", "s3://bucket/team"),
+            ("s3://bucket-b/team", "s3://bucket"),
+            ("s3://other/team", "s3://bucket/team"),
+            ("s3://bucket/%74eam/a", "s3://bucket/team"),
+            ("file:///database", "file:///data"),
+            ("file:///bucket", "s3://bucket"),
+        ] {
+            assert!(!lies(inner, outer), "{inner} in {outer}");
+        }
     }
 
     #[test]

@@ -7,14 +7,17 @@ mod backing;
 mod counter;
 pub mod expiry;
 pub mod mounts_table;
+mod notices;
 pub mod socket;
+mod targets;
 
 use crate::config::NodeConfig;
+use crate::events::{Events, Subjects};
 use crate::status::Failure;
 use counter::Counter;
-use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Pod, Publish};
+use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Publish};
 use link::{Packet, Refusal, RefusalKind};
-use mounts::{Kernel, MountSource, Target, probe};
+use mounts::{Kernel, MountOptions, MountSource, Target, probe};
 use mounts_table::{Mount, Parts, State, Table};
 use socket::{AgentIdentity, AgentLink, AgentSlot, AskError, Handler};
 use std::io;
@@ -24,6 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
+use targets::Targets;
 use volume::{Credentials, VolumeSpec};
 
 const INIT_LIMIT: Duration = Duration::from_secs(2);
@@ -41,7 +45,21 @@ const CONNECTIONS_MAX: usize = 8;
 pub struct Order {
     pub spec: VolumeSpec,
     pub credentials: Credentials,
-    pub pod: Option<Pod>,
+    /// May the agent use its own credentials where there are none?
+    pub environment: bool,
+    pub options: MountOptions,
+    pub subjects: Subjects,
+}
+
+impl Order {
+    /// What marks the mount in the mount table: everything that makes it another one.
+    pub fn source(&self) -> MountSource {
+        let mut digest = self.spec.digest();
+        for (chosen, text) in [(self.options.no_exec, "+noexec"), (self.options.no_atime, "+noatime")] {
+            digest.push_str(if chosen { text } else { "" });
+        }
+        MountSource { volume: self.spec.id.to_string(), digest }
+    }
 }
 
 #[derive(Debug)]
@@ -49,8 +67,10 @@ pub struct Broker {
     pub(crate) kernel: Arc<dyn Kernel>,
     pub(crate) table: Table,
     pub(crate) config: NodeConfig,
+    pub(crate) events: Events,
     agents: AgentSlot,
     counter: Counter,
+    targets: Targets,
     listener: OwnedFd,
     connections: AtomicUsize,
     stopping: AtomicBool,
@@ -59,15 +79,19 @@ pub struct Broker {
 
 impl Broker {
     /// Binds the agent's socket and starts the threads that serve it.
-    pub fn start(config: NodeConfig, kernel: Arc<dyn Kernel>) -> io::Result<Arc<Self>> {
+    pub fn start(config: NodeConfig, kernel: Arc<dyn Kernel>, events: Events) -> io::Result<Arc<Self>> {
         let counter = Counter::open(&config.state_dir)?;
+        let targets = Targets::open(&config.state_dir)?;
+        targets.clean_previous_boot(&config.kubelet_dirs, &*kernel);
         let listener = listen(&config)?;
         let broker = Arc::new(Self {
             kernel,
             table: Table::default(),
             config,
+            events,
             agents: AgentSlot::default(),
             counter,
+            targets,
             listener,
             connections: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
@@ -120,22 +144,29 @@ impl Broker {
     pub fn bring_up(&self, order: Order, target: Target) -> Result<(), Failure> {
         let agent = self.agent()?;
         let target = Arc::new(target);
+        self.targets.add(&order.spec.id, target.path());
         let made_directory = target.ensure_directory()?;
         self.mount(&agent, order, &target).inspect_err(|_| {
             if made_directory && let Err(error) = target.remove() {
                 let target_path = target.path().display();
                 tracing::warn!(%target_path, %error, "the directory of a failed mount stays");
             }
+            self.targets.remove(target.path());
         })
     }
 
+    /// The target is gone: nothing of it needs to be known any more.
+    pub fn forget_target(&self, target: &Target) {
+        self.targets.remove(target.path());
+    }
+
     fn mount(&self, agent: &AgentLink, order: Order, target: &Arc<Target>) -> Result<(), Failure> {
-        let source = MountSource { volume: order.spec.id.to_string(), digest: order.spec.digest() };
+        let source = order.source();
         let device = self.kernel.open_device()?;
         let id = self.counter.next().map_err(|e| {
             Failure::Internal(format!("no mount id from {}: {e}", self.config.state_dir.display()))
         })?;
-        let connection = self.kernel.mount(target, device.as_fd(), &source)?;
+        let connection = self.kernel.mount(target, device.as_fd(), &source, order.options)?;
         let mount = self.table.insert(Mount::new(Parts {
             id,
             target: target.clone(),
@@ -143,10 +174,11 @@ impl Broker {
             source,
             spec: order.spec,
             credentials: order.credentials,
+            subjects: order.subjects,
             agent: agent.identity().clone(),
             device,
         }));
-        self.serve(agent, &mount, order.pod).inspect_err(|_| {
+        self.serve(agent, &mount, order.environment).inspect_err(|_| {
             if let Err(error) = self.take_down(&mount) {
                 tracing::error!(mount = %mount.id, %error, "a failed mount could not be taken down");
             }
@@ -154,17 +186,18 @@ impl Broker {
     }
 
     /// Device to agent, INIT back and forth, go, probe.
-    fn serve(&self, agent: &AgentLink, mount: &Mount, pod: Option<Pod>) -> Result<(), Failure> {
+    fn serve(&self, agent: &AgentLink, mount: &Mount, environment: bool) -> Result<(), Failure> {
         let gone = || Failure::Unavailable("the mount was ended while it was set up".into());
         let device = mount.device().ok_or_else(gone)?;
         let init = self.kernel.read_init(device.as_fd(), INIT_LIMIT)?;
         let publish = AgentRequest::Publish(Box::new(Publish {
             mount: mount.id,
             spec: mount.spec.clone(),
-            secrets: mount.credentials.to_secrets(),
+            secrets: mount.credentials().to_secrets(),
+            environment,
             init,
             target: mount.target.path().display().to_string(),
-            pod,
+            pod: mount.subjects.pod.clone(),
         }));
         let wait = self.config.agent_source_wait + GRACE;
         let (answer, fds) = agent.ask(publish, &[device.as_fd()], wait).map_err(|e| match e {
@@ -218,7 +251,7 @@ impl Broker {
     /// Ends a mount that stays mounted: its readers get ENOTCONN until it is unpublished or published anew.
     fn end(&self, mount: &Mount, why: &str) {
         self.abort(mount);
-        mount.enter(State::Dead, why);
+        self.enter(mount, State::Dead, why);
     }
 
     fn abort(&self, mount: &Mount) {
@@ -286,13 +319,18 @@ impl Handler for Broker {
                 self.end(&mount, &why);
                 Ok(BrokerAnswer::Done)
             }
+            BrokerRequest::Report { mount, report } => {
+                let mount = self.owned(agent, mount)?;
+                self.reported(&mount, report);
+                Ok(BrokerAnswer::Done)
+            }
         }
     }
 
     fn connected(&self, agent: &Arc<AgentLink>) {
         for mount in self.table.all() {
             if mount.agent == *agent.identity() && matches!(mount.state(), State::Orphaned(_)) {
-                mount.enter(State::Serving, "its agent is back");
+                self.enter(&mount, State::Serving, "its agent is back");
             }
         }
     }
@@ -301,7 +339,7 @@ impl Handler for Broker {
         for mount in self.table.all() {
             // A mount that is being prepared fails with its publish.
             if mount.agent == *agent && mount.state() == State::Serving {
-                mount.enter(State::Orphaned(Instant::now()), "its agent is gone");
+                self.enter(&mount, State::Orphaned(Instant::now()), "the node agent is gone");
             }
         }
         self.wake_watcher();

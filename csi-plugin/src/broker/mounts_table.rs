@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use volume::{Credentials, VolumeSpec};
 
 use super::socket::AgentIdentity;
+use crate::events::Subjects;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -39,8 +40,8 @@ pub struct Mount {
     pub connection: Connection,
     pub source: MountSource,
     pub spec: VolumeSpec,
-    /// In memory only.
-    pub credentials: Credentials,
+    /// Whom its Events are for.
+    pub subjects: Subjects,
     pub agent: AgentIdentity,
     /// Taken by the abort: once every holder has let go, the kernel forgets the connection.
     pub device: Mutex<Option<Arc<OwnedFd>>>,
@@ -50,6 +51,8 @@ pub struct Mount {
 #[derive(Debug)]
 struct Changing {
     state: State,
+    /// In memory only.
+    credentials: Credentials,
     /// Shared memory of the connection, for a successor of the agent.
     flight: Option<OwnedFd>,
     small: bool,
@@ -66,22 +69,28 @@ pub struct Parts {
     pub source: MountSource,
     pub spec: VolumeSpec,
     pub credentials: Credentials,
+    pub subjects: Subjects,
     pub agent: AgentIdentity,
     pub device: OwnedFd,
 }
 
 impl Mount {
     pub fn new(parts: Parts) -> Self {
-        let Parts { id, target, connection, source, spec, credentials, agent, device } = parts;
-        let changing =
-            Changing { state: State::Preparing, flight: None, small: false, backing: BTreeSet::new() };
+        let Parts { id, target, connection, source, spec, credentials, subjects, agent, device } = parts;
+        let changing = Changing {
+            state: State::Preparing,
+            credentials,
+            flight: None,
+            small: false,
+            backing: BTreeSet::new(),
+        };
         Self {
             id,
             target,
             connection,
             source,
             spec,
-            credentials,
+            subjects,
             agent,
             device: Mutex::new(Some(Arc::new(device))),
             changing: Mutex::new(changing),
@@ -100,12 +109,20 @@ impl Mount {
         self.spec.parameters.heal_timeout
     }
 
-    /// Logs each transition once. A dead mount stays dead.
-    pub fn enter(&self, to: State, why: &str) {
+    pub fn credentials(&self) -> Credentials {
+        self.changing().credentials.clone()
+    }
+
+    pub fn rotated(&self, credentials: Credentials) {
+        self.changing().credentials = credentials;
+    }
+
+    /// Logs each transition once, and returns whether there was one. A dead mount stays dead.
+    pub fn enter(&self, to: State, why: &str) -> bool {
         let mut changing = self.changing();
         let from = changing.state;
         if from == to || from == State::Dead {
-            return;
+            return false;
         }
         changing.state = to;
         drop(changing);
@@ -118,6 +135,7 @@ impl Mount {
                 tracing::info!(%mount, %volume, %target_path, ?from, ?to, why, "mount");
             }
         }
+        true
     }
 
     pub fn keep_prepared(&self, flight: OwnedFd, small: bool) {

@@ -239,7 +239,10 @@ fn is_slow(request: &BrokerRequest) -> bool {
         BrokerRequest::BackingOpen { .. }
         | BrokerRequest::BackingClose { .. }
         | BrokerRequest::Abort { .. } => true,
-        BrokerRequest::Hello(_) | BrokerRequest::Dying { .. } | BrokerRequest::Waiting { .. } => false,
+        BrokerRequest::Hello(_)
+        | BrokerRequest::Dying { .. }
+        | BrokerRequest::Waiting { .. }
+        | BrokerRequest::Report { .. } => false,
     }
 }
 

@@ -1,20 +1,23 @@
 //! The controller service: which name has which id, source and parameters. It looks at no source.
 
 pub mod capacity;
+pub mod claim;
+mod context;
 pub mod records;
 
 use crate::busy::{Busy, PATIENCE};
-use crate::request::{access, not_offered, own_keys};
+use crate::calls;
+use crate::request::{access, not_offered};
 use crate::status::Failure;
 use capacity::Range;
+use claim::Claims;
 use proto::csi::v1::controller_server::Controller;
 use proto::csi::v1::controller_service_capability::{Rpc, Type, rpc};
 use proto::csi::v1::*;
 use records::{Record, RecordError, Records};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
-use volume::{AllowList, Credentials, Parameters, TemplateValues, VolumeId};
+use volume::{AllowList, Credentials, VolumeId};
 
 /// CSI allows 128 bytes; some callers send exactly that.
 const NAME_BYTES_MAX: usize = 128;
@@ -25,7 +28,12 @@ const TOKEN: &str = "after:";
 
 impl From<RecordError> for Failure {
     fn from(error: RecordError) -> Self {
-        Self::Internal(error.to_string())
+        match error {
+            RecordError::Cluster(error) => error.into(),
+            error @ (RecordError::Io { .. } | RecordError::Malformed { .. } | RecordError::Format { .. }) => {
+                Self::Internal(error.to_string())
+            }
+        }
     }
 }
 
@@ -37,30 +45,15 @@ pub struct ControllerService {
 #[derive(Debug)]
 struct Inner {
     records: Box<dyn Records>,
+    /// None: no API server, so no class may look at its claims.
+    claims: Option<Claims>,
     allow: Option<AllowList>,
     busy: Arc<Busy>,
 }
 
 impl ControllerService {
-    pub fn new(records: Box<dyn Records>, allow: Option<AllowList>) -> Self {
-        Self { inner: Arc::new(Inner { records, allow, busy: Arc::default() }) }
-    }
-
-    /// Records live on a disk: off the runtime's threads.
-    async fn run<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Inner) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<Response<T>, Status> {
-        let inner = self.inner.clone();
-        let done = tokio::task::spawn_blocking(move || work(&inner)).await;
-        let result = done.unwrap_or_else(|e| Err(Failure::Internal(format!("the operation broke off: {e}"))));
-        match result {
-            Ok(answer) => Ok(Response::new(answer)),
-            Err(failure) => {
-                tracing::info!(%failure, "controller call refused");
-                Err(failure.into())
-            }
-        }
+    pub fn new(records: Box<dyn Records>, claims: Option<Claims>, allow: Option<AllowList>) -> Self {
+        Self { inner: Arc::new(Inner { records, claims, allow, busy: Arc::default() }) }
     }
 }
 
@@ -83,7 +76,7 @@ impl Inner {
         }
         Credentials::from_secrets(&request.secrets)?;
         let range = Range::parse(request.capacity_range.as_ref())?;
-        let record = Record::new(&request.name, range.chosen(), self.context(&request.parameters)?);
+        let record = Record::new(&request.name, range.chosen(), self.context(request)?);
 
         let _turn = self.busy.enter(&[format!("volume {}", record.id)], PATIENCE)?;
         if self.records.insert(&record)? {
@@ -101,36 +94,6 @@ impl Inner {
             return Ok(existing);
         };
         Err(Failure::Conflict(format!("volume {} exists already with another {differs}", record.id)))
-    }
-
-    /// The parameters that the node will parse again: path filled in, keys of Kubernetes left out.
-    fn context(
-        &self,
-        parameters: &std::collections::HashMap<String, String>,
-    ) -> Result<BTreeMap<String, String>, Failure> {
-        let known = |key: &str| parameters.get(&format!("csi.storage.k8s.io/{key}")).cloned();
-        let values = TemplateValues {
-            pvc_name: known("pvc/name"),
-            pvc_namespace: known("pvc/namespace"),
-            pv_name: known("pv/name"),
-        };
-        let own = own_keys(parameters);
-        let (source, parsed) = Parameters::parse(own.clone(), &values)?;
-        if let Some(allow) = &self.allow {
-            allow.check(&source, &parsed).map_err(|e| Failure::Denied(e.to_string()))?;
-        }
-        let mut context: BTreeMap<String, String> =
-            own.into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
-        context.remove("path");
-        context.insert("source".into(), source.to_string());
-        // A value may fit into a path and still not into a URL ('#', '?'): find that out here, not on a node.
-        match Parameters::parse(&context, &TemplateValues::default()) {
-            Ok(again) if again == (source, parsed) => Ok(context),
-            Ok((other, _)) => {
-                Err(Failure::Invalid(format!("parameter \"path\" makes another source: {other}")))
-            }
-            Err(error) => Err(error.into()),
-        }
     }
 
     fn validate(
@@ -218,7 +181,7 @@ impl Controller for ControllerService {
         request: Request<CreateVolumeRequest>,
     ) -> Result<Response<CreateVolumeResponse>, Status> {
         let request = request.into_inner();
-        self.run(move |inner| {
+        calls::blocking(&self.inner, "CreateVolume", move |inner| {
             inner.create(&request).map(|record| CreateVolumeResponse { volume: Some(volume(record)) })
         })
         .await
@@ -229,7 +192,7 @@ impl Controller for ControllerService {
         request: Request<DeleteVolumeRequest>,
     ) -> Result<Response<DeleteVolumeResponse>, Status> {
         let id = request.into_inner().volume_id;
-        self.run(move |inner| {
+        calls::blocking(&self.inner, "DeleteVolume", move |inner| {
             if id.is_empty() {
                 return Err(Failure::missing("volume_id"));
             }
@@ -248,7 +211,7 @@ impl Controller for ControllerService {
         request: Request<ValidateVolumeCapabilitiesRequest>,
     ) -> Result<Response<ValidateVolumeCapabilitiesResponse>, Status> {
         let request = request.into_inner();
-        self.run(move |inner| inner.validate(request)).await
+        calls::blocking(&self.inner, "ValidateVolumeCapabilities", move |inner| inner.validate(request)).await
     }
 
     async fn list_volumes(
@@ -256,7 +219,7 @@ impl Controller for ControllerService {
         request: Request<ListVolumesRequest>,
     ) -> Result<Response<ListVolumesResponse>, Status> {
         let request = request.into_inner();
-        self.run(move |inner| inner.list(&request)).await
+        calls::blocking(&self.inner, "ListVolumes", move |inner| inner.list(&request)).await
     }
 
     async fn controller_get_capabilities(

@@ -1,13 +1,14 @@
 //! The node service: requests parsed, serialised per volume, handed to the broker on threads that may block.
 
+mod context;
 pub mod publish;
 mod stats;
 mod unpublish;
 
 use crate::broker::Broker;
 use crate::busy::Busy;
+use crate::calls;
 use crate::request::not_offered;
-use crate::status::Failure;
 use proto::csi::v1::node_server::Node;
 use proto::csi::v1::node_service_capability::{Rpc, Type, rpc};
 use proto::csi::v1::*;
@@ -29,24 +30,6 @@ impl NodeService {
     pub fn new(broker: Arc<Broker>) -> Self {
         Self { inner: Arc::new(Inner { broker, busy: Arc::default() }) }
     }
-
-    /// A caller that hangs up does not interrupt the work: it ends in its own time and frees its turn.
-    async fn run<T: Send + 'static>(
-        &self,
-        what: &'static str,
-        work: impl FnOnce(&Inner) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<Response<T>, Status> {
-        let inner = self.inner.clone();
-        let done = tokio::task::spawn_blocking(move || work(&inner)).await;
-        let result = done.unwrap_or_else(|e| Err(Failure::Internal(format!("the operation broke off: {e}"))));
-        match result {
-            Ok(answer) => Ok(Response::new(answer)),
-            Err(failure) => {
-                tracing::warn!(%failure, "{what} failed");
-                Err(failure.into())
-            }
-        }
-    }
 }
 
 #[tonic::async_trait]
@@ -56,7 +39,10 @@ impl Node for NodeService {
         request: Request<NodePublishVolumeRequest>,
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
         let request = request.into_inner();
-        self.run("publish", move |inner| inner.publish(&request).map(|()| NodePublishVolumeResponse {})).await
+        calls::blocking(&self.inner, "publish", move |inner| {
+            inner.publish(&request).map(|()| NodePublishVolumeResponse {})
+        })
+        .await
     }
 
     async fn node_unpublish_volume(
@@ -64,8 +50,10 @@ impl Node for NodeService {
         request: Request<NodeUnpublishVolumeRequest>,
     ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
         let request = request.into_inner();
-        self.run("unpublish", move |inner| inner.unpublish(&request).map(|()| NodeUnpublishVolumeResponse {}))
-            .await
+        calls::blocking(&self.inner, "unpublish", move |inner| {
+            inner.unpublish(&request).map(|()| NodeUnpublishVolumeResponse {})
+        })
+        .await
     }
 
     async fn node_get_volume_stats(
@@ -73,7 +61,7 @@ impl Node for NodeService {
         request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
         let request = request.into_inner();
-        self.run("volume stats", move |inner| inner.stats(&request)).await
+        calls::blocking(&self.inner, "volume stats", move |inner| inner.stats(&request)).await
     }
 
     async fn node_get_capabilities(

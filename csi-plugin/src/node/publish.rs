@@ -1,15 +1,15 @@
 //! NodePublishVolume: what is at the target decides what is done, in one pure function.
 
 use super::Inner;
+use super::context::{Context, subjects_of};
 use crate::broker::Order;
 use crate::broker::mounts_table::State;
 use crate::busy::PATIENCE;
-use crate::request::{access, own_keys};
+use crate::events::{Reason, text};
+use crate::request::access;
 use crate::status::Failure;
-use link::broker::Pod;
 use mounts::{MountEntry, MountSource, Ours, Target, probe, stack_at};
 use proto::csi::v1::NodePublishVolumeRequest;
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use volume::{Credentials, Parameters, TemplateValues, VolumeId, VolumeSpec};
@@ -53,8 +53,6 @@ pub enum Step {
     Refuse(Failure),
 }
 
-/// On a live mount of the right volume the answer is OK or UNAVAILABLE and nothing else: older kubelets take any
-/// other error on a republish as final and delete the pod's directory.
 pub fn decide(found: &Found, wanted: &MountSource, target: &Path) -> Step {
     let target = target.display();
     match found {
@@ -82,12 +80,41 @@ pub fn decide(found: &Found, wanted: &MountSource, target: &Path) -> Step {
 }
 
 impl Inner {
+    /// On a mount of this volume the answer is OK or UNAVAILABLE and nothing else: older kubelets take any other
+    /// error on a republish as final and delete the pod's directory.
     pub(super) fn publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Failure> {
+        let Err(failure) = self.try_publish(request) else { return Ok(()) };
+        let (failure, lives) = match self.existing(request) {
+            Some(standing) => (Failure::Unavailable(failure.to_string()), standing != Standing::Dead),
+            None => (failure, false),
+        };
+        // A mount that lives has told of its own troubles, and a busy volume is none.
+        if !lives && !matches!(failure, Failure::Busy(_)) {
+            let subjects = subjects_of(&request.volume_id, &request.volume_context);
+            let message = text::not_published(&request.volume_id, &failure.to_string());
+            self.broker.events.note(&subjects, Reason::Failed, &message);
+        }
+        Err(failure)
+    }
+
+    /// How the mount of this volume at the target does, if there is one.
+    fn existing(&self, request: &NodePublishVolumeRequest) -> Option<Standing> {
+        let target = Path::new(&request.target_path);
+        let target = Target::resolve(&self.broker.config.kubelet_dirs, target).ok()?;
+        let table = self.broker.kernel.table().ok()?;
+        match self.look(&table, target.path()) {
+            Found::Fuse { source, standing } if source.volume == request.volume_id => Some(standing),
+            Found::Guard => Some(Standing::Dead),
+            _ => None,
+        }
+    }
+
+    fn try_publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Failure> {
         let Parsed { order, target, single_target } = parse(request)?;
         let keys = [format!("volume {}", order.spec.id), format!("target {}", target.display())];
         let _turn = self.busy.enter(&keys, PATIENCE)?;
         let target = Target::resolve(&self.broker.config.kubelet_dirs, &target)?;
-        let wanted = MountSource { volume: order.spec.id.to_string(), digest: order.spec.digest() };
+        let wanted = order.source();
 
         let table = self.broker.kernel.table()?;
         if single_target && let Some(other) = elsewhere(&table, &wanted.volume, target.path()) {
@@ -100,7 +127,12 @@ impl Inner {
         let mut found = self.look(&table, target.path());
         loop {
             match decide(&found, &wanted, target.path()) {
-                Step::AlreadyThere => return Ok(()),
+                Step::AlreadyThere => {
+                    if let Some(mount) = self.broker.table.at(target.path()) {
+                        self.broker.rotate(&mount, order.credentials);
+                    }
+                    return Ok(());
+                }
                 Step::Mount => return self.broker.bring_up(order, target),
                 Step::Replace => {
                     // Not before the agent is there: a dead mount is still better than a missing one.
@@ -190,24 +222,21 @@ fn parse(request: &NodePublishVolumeRequest) -> Result<Parsed, Failure> {
     }
     let access = access(request.volume_capability.as_ref())?;
     let id = VolumeId::parse(&request.volume_id)?;
-    let (source, mut parameters) =
-        Parameters::parse(own_keys(&request.volume_context), &TemplateValues::default())?;
+    let context = Context::parse(&request.volume_id, &request.volume_context)?;
+    let (source, mut parameters) = Parameters::parse(context.parameters, &TemplateValues::default())?;
     if let Some(gid) = access.mount_group {
         parameters.gid = gid;
         parameters.file_mode |= (parameters.file_mode & 0o500) >> 3;
         parameters.dir_mode |= (parameters.dir_mode & 0o500) >> 3;
     }
-    let credentials = Credentials::from_secrets(&request.secrets)?;
-    let order =
-        Order { spec: VolumeSpec { id, source, parameters }, credentials, pod: pod(&request.volume_context) };
+    let order = Order {
+        spec: VolumeSpec { id, source, parameters },
+        credentials: Credentials::from_secrets(&request.secrets)?,
+        environment: context.environment,
+        options: access.options,
+        subjects: context.subjects,
+    };
     Ok(Parsed { order, target: PathBuf::from(&request.target_path), single_target: access.single_target })
-}
-
-/// Given by kubelet where the CSIDriver object asks for it (`podInfoOnMount`).
-fn pod(context: &HashMap<String, String>) -> Option<Pod> {
-    let get = |key: &str| context.get(&format!("csi.storage.k8s.io/pod.{key}")).cloned();
-    let name = get("name")?;
-    Some(Pod { name, namespace: get("namespace").unwrap_or_default(), uid: get("uid").unwrap_or_default() })
 }
 
 #[cfg(test)]

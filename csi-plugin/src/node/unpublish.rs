@@ -51,6 +51,7 @@ impl Inner {
                 }
             }
         }
+        self.broker.forget_target(&target);
         match target.remove() {
             Ok(()) => Ok(()),
             // Never ours: what is there was there before, and a mount of ours needs a directory.

@@ -1,6 +1,8 @@
 //! A driver in this process over a pretended kernel, and an agent that does what a test says.
 
-use csi_plugin::config::{Config, ControllerConfig, LogFormat, NodeConfig};
+pub mod api;
+
+use csi_plugin::config::{Config, ControllerConfig, LogFormat, NodeConfig, RecordsPlace};
 use link::broker::{
     AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello, PROTOCOL,
     Usage,
@@ -30,15 +32,32 @@ pub struct Driver {
     done: tokio::task::JoinHandle<anyhow::Result<()>>,
 }
 
+/// What a driver is started with.
+#[derive(Clone, Default)]
+pub struct Setup {
+    /// Same directory as before: a restart.
+    pub dir: Option<Arc<tempfile::TempDir>>,
+    pub kernel: Option<Arc<Fake>>,
+    /// Address of an API server for Events.
+    pub events: Option<String>,
+    /// And for records and claims.
+    pub records: Option<String>,
+}
+
 impl Driver {
     pub async fn start() -> Self {
-        Self::start_over(Arc::new(tempfile::tempdir().unwrap()), Arc::new(Fake::default())).await
+        Self::with(Setup::default()).await
     }
 
     /// A restart: same directories, same kernel.
     pub async fn start_over(dir: Arc<tempfile::TempDir>, kernel: Arc<Fake>) -> Self {
-        let real: Arc<dyn Kernel> = kernel.clone();
-        let (channel, stop, done) = serve(dir.path(), real).await;
+        Self::with(Setup { dir: Some(dir), kernel: Some(kernel), ..Setup::default() }).await
+    }
+
+    pub async fn with(setup: Setup) -> Self {
+        let dir = setup.dir.clone().unwrap_or_else(|| Arc::new(tempfile::tempdir().unwrap()));
+        let kernel = setup.kernel.clone().unwrap_or_default();
+        let (channel, stop, done) = serve(dir.path(), kernel.clone(), &setup).await;
         Self { dir, kernel, channel, stop: Some(stop), done }
     }
 
@@ -90,15 +109,22 @@ impl Driver {
 }
 
 /// Starts the server and waits until it can be reached.
-pub async fn serve(
+async fn serve(
     dir: &Path,
     kernel: Arc<dyn Kernel>,
+    setup: &Setup,
 ) -> (Channel, tokio::sync::oneshot::Sender<()>, tokio::task::JoinHandle<anyhow::Result<()>>) {
     std::fs::create_dir_all(dir.join("kubelet")).unwrap();
     let config = Config {
         endpoint: dir.join("csi.sock"),
         driver_name: "csi.millpond.io".into(),
-        controller: Some(ControllerConfig { records: dir.join("volumes"), allow: None }),
+        controller: Some(ControllerConfig {
+            records: match setup.records {
+                Some(_) => RecordsPlace::Kubernetes,
+                None => RecordsPlace::Directory(dir.join("volumes")),
+            },
+            allow: None,
+        }),
         node: Some(NodeConfig {
             node_id: "node-1".into(),
             state_dir: dir.join("state"),
@@ -109,7 +135,12 @@ pub async fn serve(
             agent_source_wait: Duration::from_secs(1),
             fusectl_dir: "/sys/fs/fuse/connections".into(),
             mount_fusectl: false,
+            events: setup.events.is_some(),
+            own_dirs: Vec::new(),
+            memory_tier: None,
         }),
+        cleanup: None,
+        kubernetes_api: setup.records.clone().or_else(|| setup.events.clone()),
         log_format: LogFormat::Text,
     };
     let endpoint = Endpoint::from_shared(format!("unix://{}", config.endpoint.display())).unwrap();
@@ -166,7 +197,9 @@ pub fn obliging(request: &AgentRequest, _fds: &[OwnedFd]) -> Option<Answer> {
             AgentAnswer::Prepared { init_reply: vec![7; 80], read_ahead_kb: 4096, small: false },
             vec![tempfile::tempfile().unwrap().into()],
         ),
-        AgentRequest::Start { .. } | AgentRequest::Unpublish { .. } => (AgentAnswer::Done, vec![]),
+        AgentRequest::Start { .. } | AgentRequest::Unpublish { .. } | AgentRequest::Rotate { .. } => {
+            (AgentAnswer::Done, vec![])
+        }
         AgentRequest::Usage { .. } => {
             (AgentAnswer::Usage(Usage { total_bytes: 4096, total_inodes: 3, cached_bytes: 1 }), vec![])
         }

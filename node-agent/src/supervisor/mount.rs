@@ -3,9 +3,9 @@
 use super::policy::{Deaths, Verdict};
 use super::spawn::{Spawner, Worker};
 use crate::heals::{Heal, HealCause, Heals};
-use crate::privileged::Privileged;
+use crate::privileged::{self, Privileged};
 use crate::scope::Scope;
-use link::broker::{BrokerAnswer, BrokerRequest, MountId, Pod};
+use link::broker::{BrokerAnswer, BrokerRequest, MountId, Pod, Report};
 use link::flight::{Collected, Flight, FlightError};
 use link::worker::{Assign, Counts, FromWorker, Mode, ToWorker, recv};
 use link::{MAX_FDS, MAX_MESSAGE, Packet, PacketError};
@@ -305,6 +305,7 @@ impl Mount {
     pub fn supervise(self: Arc<Self>, around: &Surroundings) {
         let mut deaths = Deaths::default();
         let mut takeover = false;
+        let mut degraded = false;
         let mut cause = HealCause::Start;
         let mut replayed = 0;
         while !self.stopping() {
@@ -333,6 +334,10 @@ impl Mount {
                     tracing::error!(mount = %self.id, volume = %self.spec.id, why, "worker did not come up");
                     self.enter(if takeover { Phase::Dead } else { Phase::Starting }, &why);
                     deaths.died(Instant::now(), false);
+                    // A first start that fails is told to whoever publishes.
+                    if takeover && deaths.is_stuck() && !std::mem::replace(&mut degraded, true) {
+                        self.tell(around, Report::Degraded { why: format!("no worker comes up: {why}") });
+                    }
                     around.spawner.refill();
                     continue;
                 }
@@ -344,6 +349,9 @@ impl Mount {
                 served = true;
                 if let Some(since) = deaths.unserved_since() {
                     me.healed(around, cause, since.elapsed(), replayed);
+                }
+                if std::mem::take(&mut degraded) {
+                    me.tell(around, Report::Recovered);
                 }
                 deaths.serving();
             });
@@ -497,6 +505,10 @@ impl Mount {
             // the device is readable while there are others.
             _ => self.flight.in_flight() > 0 || self.device_says(PollFlags::IN),
         }
+    }
+
+    fn tell(&self, around: &Surroundings, report: Report) {
+        privileged::report(&around.privileged, &around.runtime, self.id, report);
     }
 
     fn healed(&self, around: &Surroundings, cause: HealCause, took: Duration, replayed: u64) {

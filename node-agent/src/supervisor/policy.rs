@@ -39,6 +39,11 @@ impl Deaths {
         self.unserved_since
     }
 
+    /// No longer bad luck: whoever waits should know.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.failures >= FREE_FAILURES
+    }
+
     pub(super) fn decide(&self, now: Instant, heal_timeout: Duration) -> Verdict {
         if self.unserved_since.is_some_and(|since| now.duration_since(since) >= heal_timeout) {
             return Verdict::GiveUp;
@@ -63,6 +68,7 @@ mod tests {
         for _ in 0..1000 {
             deaths.died(now, true);
             assert_eq!(deaths.decide(now, LIMIT), Verdict::StartAfter(Duration::ZERO));
+            assert!(!deaths.is_stuck());
             deaths.serving();
         }
     }
@@ -79,6 +85,7 @@ mod tests {
             last = pause;
         }
         assert_eq!(last, LONGEST_PAUSE);
+        assert!(deaths.is_stuck());
         assert_eq!(deaths.decide(start + LIMIT, LIMIT), Verdict::GiveUp);
         deaths.serving();
         assert_eq!(deaths.decide(start + LIMIT, LIMIT), Verdict::StartAfter(Duration::ZERO));

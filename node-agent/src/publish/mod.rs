@@ -1,5 +1,7 @@
 //! Publish and unpublish: from a mount request to a worker that serves it, and back.
 
+mod rotate;
+
 use crate::config::Config;
 use crate::profile;
 use crate::scope::{Scope, now_ms, store_cause};
@@ -9,7 +11,7 @@ use cache::meta;
 use link::broker::{AgentAnswer, AgentRequest, MountId, Publish, Usage};
 use link::worker::{Assign, Mode, Show};
 use link::{Cause, Refusal, RefusalKind};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -96,13 +98,14 @@ impl Volumes {
             (Some(device), true) => device,
             _ => return Err(Refusal::new(RefusalKind::Internal, "publish must carry one descriptor")),
         };
-        let Publish { mount: id, spec, secrets, init, target, pod } = request;
+        let Publish { mount: id, spec, secrets, environment, init, target, pod } = request;
         if lock(&self.mounts).contains_key(&id) {
             return Err(Refusal::new(RefusalKind::Conflict, format!("mount {id} is published already")));
         }
         let refuse = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Denied, e.to_string());
         self.config.allow.check(&spec.source, &spec.parameters).map_err(|e| refuse(&e))?;
-        let credentials = self.credentials(&secrets)?;
+        let environment = environment && self.config.agent.environment_credentials;
+        let credentials = credentials(&secrets, environment, |name| std::env::var(name).ok())?;
         let scope = self.open_scope(&spec, &credentials).await?;
         let mode = self.mode(&spec, &scope).await?;
         let small = mode == Mode::NoOpen;
@@ -201,18 +204,6 @@ impl Volumes {
         })
     }
 
-    fn credentials(
-        &self,
-        secrets: &std::collections::BTreeMap<String, String>,
-    ) -> Result<Credentials, Refusal> {
-        let parsed = if secrets.is_empty() && self.config.agent.environment_credentials {
-            Credentials::from_environment(|name| std::env::var(name).ok())
-        } else {
-            Credentials::from_secrets(secrets.iter())
-        };
-        parsed.map_err(|e| Refusal::new(RefusalKind::Invalid, e.to_string()))
-    }
-
     /// The scope, opened and checked against its source if no volume uses it yet.
     async fn open_scope(&self, spec: &VolumeSpec, credentials: &Credentials) -> Result<Arc<Scope>, Refusal> {
         let id = spec.scope(credentials);
@@ -221,21 +212,15 @@ impl Volumes {
         let source = store::open(spec, credentials, self.limits.clone(), self.observer.clone())
             .map_err(|e| source_refusal(&e))?;
         if let Some(scope) = slot.as_ref() {
-            scope.replace_source(source);
+            if scope.is_rotated() {
+                // It asks with newer keys by now: whoever brings the old ones must show that they still open it.
+                self.check(spec, &source).await?;
+            } else {
+                scope.replace_source(source, credentials);
+            }
             return Ok(scope.clone());
         }
-        let wait = self.config.agent.source_wait.0;
-        let checked = match tokio::time::timeout(wait, source.check(wait)).await {
-            Ok(checked) => checked.map_err(|e| source_refusal(&e)),
-            Err(_) => Err(Refusal::new(
-                RefusalKind::Unavailable,
-                format!(
-                    "{} did not answer within {wait:?}: is its endpoint reachable from this node?",
-                    spec.source
-                ),
-            )),
-        };
-        checked?;
+        self.check(spec, &source).await?;
         let metadata = self.config.cache.metadata_dir.join(id.as_str());
         let numbers = self.numbers.clone();
         let dir = metadata.clone();
@@ -254,10 +239,26 @@ impl Volumes {
             metadata,
             self.engine.clone(),
             source,
+            credentials.clone(),
             self.generation,
         );
         *slot = Some(scope.clone());
         Ok(scope)
+    }
+
+    /// Is it there, and do these credentials open it?
+    async fn check(&self, spec: &VolumeSpec, source: &Arc<dyn store::Source>) -> Result<(), Refusal> {
+        let wait = self.config.agent.source_wait.0;
+        match tokio::time::timeout(wait, source.check(wait)).await {
+            Ok(checked) => checked.map_err(|e| source_refusal(&e)),
+            Err(_) => Err(Refusal::new(
+                RefusalKind::Unavailable,
+                format!(
+                    "{} did not answer within {wait:?}: is its endpoint reachable from this node?",
+                    spec.source
+                ),
+            )),
+        }
     }
 
     /// Closes the scope when its last mount is gone: an environment that nobody has open can be evicted as a whole.
@@ -323,6 +324,19 @@ impl Volumes {
     }
 }
 
+/// The volume's own, or the environment's where that is allowed, or none.
+fn credentials(
+    secrets: &BTreeMap<String, String>,
+    environment: bool,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Credentials, Refusal> {
+    let parsed = match secrets.is_empty() && environment {
+        true => Credentials::from_environment(variable),
+        false => Credentials::from_secrets(secrets.iter()),
+    };
+    parsed.map_err(|e| Refusal::new(RefusalKind::Invalid, e.to_string()))
+}
+
 fn source_refusal(error: &store::StoreError) -> Refusal {
     let kind = match store_cause(error) {
         Cause::NotFound | Cause::NotADirectory => RefusalKind::NotFound,
@@ -351,6 +365,9 @@ impl crate::broker_client::Serve for Volumes {
                 Ok((AgentAnswer::Done, Vec::new()))
             }
             AgentRequest::Usage { mount } => self.usage(mount).map(|u| (AgentAnswer::Usage(u), Vec::new())),
+            AgentRequest::Rotate { mount, secrets } => {
+                self.rotate(mount, &secrets).await.map(|()| (AgentAnswer::Done, Vec::new()))
+            }
         }
     }
 
@@ -361,4 +378,23 @@ impl crate::broker_client::Serve for Volumes {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agents_own_keys_are_used_only_where_that_is_allowed() {
+        let own = |name: &str| name.starts_with("AWS_").then(|| "agent's".to_owned());
+        let none = BTreeMap::new();
+        assert!(credentials(&none, false, own).unwrap().is_anonymous());
+        assert!(!credentials(&none, true, own).unwrap().is_anonymous());
+        let secret =
+            BTreeMap::from(["accessKeyId", "secretAccessKey"].map(|k| (k.to_owned(), "x".to_owned())));
+        for environment in [true, false] {
+            let found = credentials(&secret, environment, own).unwrap();
+            assert_eq!(found.to_secrets()["secretAccessKey"], "x");
+        }
+    }
 }

@@ -1,60 +1,13 @@
-//! Volume records: name, id and context of every volume that was created. No secret is ever among them.
+//! Records as files of one directory: for a node without Kubernetes, and for tests.
 
+use super::{FORMAT, Record, RecordError, Records};
 use rustix::fs::{CWD, RenameFlags};
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use volume::VolumeId;
 
-/// Raised when an older driver could misread a record.
-const FORMAT: u32 = 1;
 const SUFFIX: &str = ".json";
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Record {
-    pub format: u32,
-    pub id: VolumeId,
-    pub name: String,
-    pub capacity_bytes: i64,
-    /// What the node gets: checked parameters, path template filled in.
-    pub context: BTreeMap<String, String>,
-}
-
-impl Record {
-    pub fn new(name: &str, capacity_bytes: i64, context: BTreeMap<String, String>) -> Self {
-        Self { format: FORMAT, id: id_of(name), name: name.to_owned(), capacity_bytes, context }
-    }
-}
-
-/// A name that may serve as an id is the id; any other is named by its digest.
-pub fn id_of(name: &str) -> VolumeId {
-    use sha2::Digest;
-    let digest = || format!("n-{}", hex::encode(&sha2::Sha256::digest(name.as_bytes())[..16]));
-    VolumeId::parse(name)
-        .unwrap_or_else(|_| VolumeId::parse(&digest()).expect("34 hexadecimal characters are an id"))
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum RecordError {
-    #[error("volume record {}: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
-    #[error("volume record {} cannot be read ({why}): restore it or move it away", path.display())]
-    Malformed { path: PathBuf, why: String },
-}
-
-/// Where records live: a directory here, an object of the Kubernetes API later. Calls block.
-pub trait Records: Send + Sync + std::fmt::Debug + 'static {
-    fn get(&self, id: &VolumeId) -> Result<Option<Record>, RecordError>;
-    /// Records a new volume; false if its id is taken, and then nothing changes. Durable when it returns.
-    fn insert(&self, record: &Record) -> Result<bool, RecordError>;
-    /// A missing record is a success.
-    fn remove(&self, id: &VolumeId) -> Result<(), RecordError>;
-    /// Up to `max` records in the order of their ids, after the given one; and whether there are more.
-    fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<(Vec<Record>, bool), RecordError>;
-}
 
 /// One file per volume, published by rename.
 #[derive(Debug)]
@@ -147,7 +100,9 @@ impl Records for Directory {
 
 #[cfg(test)]
 mod tests {
+    use super::super::id_of;
     use super::*;
+    use std::collections::BTreeMap;
 
     #[test]
     fn records_survive_and_are_listed_in_order() {

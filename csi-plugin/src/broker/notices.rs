@@ -1,0 +1,74 @@
+//! What the owner of a mount is told of its life, as Events.
+
+use super::Broker;
+use super::mounts_table::{Mount, State};
+use super::socket::AskError;
+use crate::events::{Reason, text};
+use link::RefusalKind;
+use link::broker::{AgentRequest, Report};
+use std::time::Duration;
+use volume::Credentials;
+
+/// A republish answers within 2 s, whatever the source does with a new key. The agent goes on trying.
+const ROTATE_LIMIT: Duration = Duration::from_secs(1);
+
+impl Broker {
+    /// A transition that its owner should read.
+    pub(super) fn enter(&self, mount: &Mount, to: State, why: &str) {
+        if !mount.enter(to, why) {
+            return;
+        }
+        let volume = &mount.spec.id;
+        match to {
+            State::Preparing => {}
+            State::Serving => self.events.note(&mount.subjects, Reason::Recovered, &text::recovered(volume)),
+            State::Orphaned(_) => self.degraded(mount, why),
+            State::Dead => self.events.note(&mount.subjects, Reason::Failed, &text::ended(volume, why)),
+        }
+    }
+
+    /// The agent's own words about one of its mounts.
+    pub(super) fn reported(&self, mount: &Mount, report: Report) {
+        let (volume, node) = (&mount.spec.id, &self.config.node_id);
+        match report {
+            Report::Healed { cause, took_us } => {
+                let message = text::healed(volume, &cause, Duration::from_micros(took_us), node);
+                self.events.note(&mount.subjects, Reason::Healed, &message);
+            }
+            Report::Degraded { why } => self.degraded(mount, &why),
+            Report::Recovered => {
+                self.events.note(&mount.subjects, Reason::Recovered, &text::recovered(volume));
+            }
+        }
+    }
+
+    fn degraded(&self, mount: &Mount, why: &str) {
+        let message = text::degraded(&mount.spec.id, why, mount.heal_timeout(), &self.config.node_id);
+        self.events.note(&mount.subjects, Reason::Degraded, &message);
+    }
+
+    /// A republish brought another secret. The mount goes on with the old one until the new one is known to work.
+    pub fn rotate(&self, mount: &Mount, credentials: Credentials) {
+        // No secret any more is no reason to take away the one that works.
+        if credentials.is_anonymous() || credentials == mount.credentials() {
+            return;
+        }
+        let Some(agent) = self.agents.current().filter(|a| *a.identity() == mount.agent) else { return };
+        let ask = AgentRequest::Rotate { mount: mount.id, secrets: credentials.to_secrets() };
+        match agent.ask(ask, &[], ROTATE_LIMIT) {
+            Ok(_) => {
+                tracing::info!(mount = %mount.id, volume = %mount.spec.id, "the changed secret is in use");
+                mount.rotated(credentials);
+            }
+            Err(AskError::Refused(refusal)) if refusal.kind != RefusalKind::Unavailable => {
+                tracing::warn!(mount = %mount.id, volume = %mount.spec.id, why = %refusal, "a changed secret is not used");
+                let message = text::secret_refused(&mount.spec.id, &refusal.message);
+                self.events.note(&mount.subjects, Reason::Degraded, &message);
+            }
+            // Not known yet: the next republish asks again.
+            Err(error) => {
+                tracing::info!(mount = %mount.id, volume = %mount.spec.id, %error, "a changed secret is being tried");
+            }
+        }
+    }
+}

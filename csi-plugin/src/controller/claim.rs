@@ -1,0 +1,152 @@
+//! The claim behind a CreateVolume: its annotations, and whether its class keeps credentials apart.
+
+use crate::cluster::{Cluster, ClusterError};
+use crate::request::own_keys;
+use crate::status::Failure;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::Api;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// What a claim that chooses its source may use: a secret of its own namespace.
+const OWN_NAMESPACE: &str = "${pvc.namespace}";
+/// Name and namespace of the secret that NodePublish gets; the second pair is the spelling of old provisioners.
+const SECRET_KEYS: &[(&str, &str)] = &[
+    ("csi.storage.k8s.io/node-publish-secret-name", "csi.storage.k8s.io/node-publish-secret-namespace"),
+    ("csiNodePublishSecretName", "csiNodePublishSecretNamespace"),
+];
+/// Takes precedence over `spec.storageClassName`, for the provisioner as for us.
+const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
+
+/// Reads claims and their classes from the API server.
+#[derive(Clone, Debug)]
+pub struct Claims {
+    pub cluster: Arc<Cluster>,
+    pub driver_name: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub uid: Option<String>,
+    pub annotations: BTreeMap<String, String>,
+    class: Option<String>,
+}
+
+impl Claims {
+    /// `uid`: where the provisioner told it, a claim of that name that is another one does not count.
+    pub fn get(&self, namespace: &str, name: &str, uid: Option<&str>) -> Result<Claim, Failure> {
+        let api: Api<PersistentVolumeClaim> = Api::namespaced(self.cluster.client(), namespace);
+        let claim = match self.cluster.wait("read the PersistentVolumeClaim", api.get(name)) {
+            Ok(claim) => claim,
+            Err(ClusterError::Absent) => return Err(gone(namespace, name)),
+            Err(error) => return Err(error.into()),
+        };
+        let metadata = claim.metadata;
+        if uid.is_some() && metadata.uid.as_deref() != uid {
+            return Err(gone(namespace, name));
+        }
+        let annotations = metadata.annotations.unwrap_or_default();
+        let class = annotations.get(CLASS_ANNOTATION).cloned().filter(|c| !c.is_empty());
+        let class = class.or_else(|| claim.spec.and_then(|spec| spec.storage_class_name));
+        Ok(Claim { uid: metadata.uid, annotations, class })
+    }
+
+    /// A claim that chooses its source must not do so with the rights of somebody else.
+    pub fn check_class(&self, claim: &Claim, parameters: &HashMap<String, String>) -> Result<(), Failure> {
+        let name = claim.class.as_deref().unwrap_or_default();
+        let absent = || {
+            Failure::Unavailable(format!(
+                "StorageClass {name:?} of the claim does not exist, and its secret must be checked: create it again"
+            ))
+        };
+        if name.is_empty() {
+            return Err(absent());
+        }
+        let api: Api<StorageClass> = Api::all(self.cluster.client());
+        match self.cluster.wait("read the StorageClass", api.get(name)) {
+            Ok(class) => judge(name, &class, &self.driver_name, parameters),
+            Err(ClusterError::Absent) => Err(absent()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn gone(namespace: &str, name: &str) -> Failure {
+    Failure::Unavailable(format!("PersistentVolumeClaim {namespace}/{name} does not exist any more"))
+}
+
+fn judge(
+    name: &str,
+    class: &StorageClass,
+    driver_name: &str,
+    parameters: &HashMap<String, String>,
+) -> Result<(), Failure> {
+    let empty = BTreeMap::new();
+    let of_class = class.parameters.as_ref().unwrap_or(&empty);
+    // The claim's annotations may have changed since the provisioner looked at them, and with them its class.
+    let mut ours = own_keys(of_class);
+    ours.retain(|key, _| !SECRET_KEYS.iter().any(|(secret, namespace)| key == secret || key == namespace));
+    if class.provisioner != driver_name || ours != own_keys(parameters) {
+        return Err(Failure::Unavailable(format!(
+            "StorageClass {name:?} of the claim is not the one that this call came from: the call will be repeated"
+        )));
+    }
+    for (secret, namespace) in SECRET_KEYS {
+        let named = of_class.contains_key(*secret) || of_class.contains_key(*namespace);
+        let found = of_class.get(*namespace).map(String::as_str).unwrap_or_default();
+        if named && found != OWN_NAMESPACE {
+            return Err(Failure::Denied(format!(
+                "StorageClass {name:?} lets the claim choose its source, and gives it a secret of namespace {found:?}: set {namespace} to {OWN_NAMESPACE}, or leave the secret out for anonymous access"
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(pairs: &[(&str, &str)]) -> StorageClass {
+        let parameters = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        StorageClass { provisioner: "d".into(), parameters: Some(parameters), ..StorageClass::default() }
+    }
+
+    #[test]
+    fn a_class_with_somebody_elses_secret_is_refused() {
+        let request = HashMap::from([
+            ("source".to_owned(), "s".to_owned()),
+            ("csi.storage.k8s.io/pvc/name".to_owned(), "c".to_owned()),
+        ]);
+        let judge = |pairs: &[(&str, &str)]| {
+            let pairs = [&[("source", "s")], pairs].concat();
+            judge("class", &class(&pairs), "d", &request)
+        };
+        let (new, old) = (SECRET_KEYS[0], SECRET_KEYS[1]);
+        assert!(judge(&[]).is_ok());
+        assert!(judge(&[(new.0, "${pvc.annotations['s']}"), (new.1, OWN_NAMESPACE)]).is_ok());
+        for bad in [
+            &[(new.0, "keys"), (new.1, "kube-system")][..],
+            &[(new.0, "keys")],
+            &[(new.1, "kube-system")],
+            &[(new.0, "keys"), (new.1, "${pvc.namespace}-x")],
+            &[(new.0, "keys"), (new.1, "${pvc.annotations['ns']}")],
+            &[(old.0, "keys"), (old.1, "kube-system")],
+        ] {
+            let error = judge(bad).unwrap_err();
+            assert!(
+                matches!(&error, Failure::Denied(text) if text.contains("\"class\"")),
+                "{bad:?}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_class_that_is_not_the_calls_own_does_not_count() {
+        let request = HashMap::from([("source".to_owned(), "s".to_owned())]);
+        assert!(judge("c", &class(&[("source", "s")]), "d", &request).is_ok());
+        assert!(judge("c", &class(&[("source", "other")]), "d", &request).is_err());
+        assert!(judge("c", &class(&[("source", "s")]), "other", &request).is_err());
+    }
+}

@@ -1,0 +1,96 @@
+//! From a class's parameters and a claim to the volume context: what the node will be told.
+
+use super::Inner;
+use crate::request::{CREDENTIALS, OWN_CREDENTIALS, PVC_NAME, PVC_NAMESPACE, PVC_UID, own_keys};
+use crate::status::Failure;
+use proto::csi::v1::CreateVolumeRequest;
+use std::collections::BTreeMap;
+use volume::{Parameters, TEMPLATED_PARAMETERS, TemplateValues, claim_chooses, expand, uses_annotations};
+
+impl Inner {
+    /// Checked parameters, templates filled in; keys of Kubernetes left out, keys of ours added.
+    pub(super) fn context(&self, request: &CreateVolumeRequest) -> Result<BTreeMap<String, String>, Failure> {
+        let parameters = &request.parameters;
+        let known = |key: &str| {
+            parameters.get(&format!("csi.storage.k8s.io/{key}")).cloned().filter(|value| !value.is_empty())
+        };
+        let mut values = TemplateValues {
+            pvc_name: known("pvc/name"),
+            pvc_namespace: known("pvc/namespace"),
+            pv_name: known("pv/name"),
+            pvc_annotations: BTreeMap::new(),
+        };
+        let own = own_keys(parameters);
+        let chooses = claim_chooses(own.get("source").copied(), own.get("path").copied())?;
+        let mut pvc_uid = known("pvc/uid").or_else(|| uid_in(&request.name));
+        if chooses || uses_annotations(own.values().copied())? {
+            let claims = self.claims.as_ref().ok_or_else(|| {
+                Failure::Precondition(
+                    "this class looks at its claims, and the controller has no access to the Kubernetes API: start it with --records kubernetes".into(),
+                )
+            })?;
+            let (Some(namespace), Some(name)) = (&values.pvc_namespace, &values.pvc_name) else {
+                return Err(Failure::Invalid(
+                    "this class looks at its claims, and the provisioner did not say which claim this is: run it with --extra-create-metadata".into(),
+                ));
+            };
+            let claim = claims.get(namespace, name, known("pvc/uid").as_deref())?;
+            if chooses {
+                claims.check_class(&claim, parameters)?;
+            }
+            pvc_uid = claim.uid.or(pvc_uid);
+            values.pvc_annotations = claim.annotations;
+        }
+
+        let (source, parsed) = Parameters::parse(own.clone(), &values)?;
+        if let Some(allow) = &self.allow {
+            allow.check(&source, &parsed).map_err(|e| Failure::Denied(e.to_string()))?;
+        }
+        let mut context = BTreeMap::new();
+        for (name, value) in own.into_iter().filter(|(name, _)| *name != "path") {
+            let filled = match TEMPLATED_PARAMETERS.contains(&name) {
+                true => expand(value, &values)?,
+                false => value.to_owned(),
+            };
+            context.insert(name.to_owned(), filled);
+        }
+        context.insert("source".into(), source.to_string());
+        // A value may fit into a path and still not into a URL ('#', '?'): find that out here, not on a node.
+        match Parameters::parse(&context, &TemplateValues::default()) {
+            Ok(again) if again == (source, parsed) => {}
+            Ok((other, _)) => {
+                return Err(Failure::Invalid(format!("parameter \"path\" makes another source: {other}")));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if chooses {
+            context.insert(CREDENTIALS.into(), OWN_CREDENTIALS.into());
+        }
+        let claim = [(PVC_NAME, values.pvc_name), (PVC_NAMESPACE, values.pvc_namespace), (PVC_UID, pvc_uid)];
+        context.extend(claim.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
+        Ok(context)
+    }
+}
+
+/// The provisioner names volumes `pvc-<uid of the claim>`.
+fn uid_in(name: &str) -> Option<String> {
+    let uid = name.strip_prefix("pvc-")?;
+    let groups: Vec<&str> = uid.split('-').collect();
+    let lengths = groups.iter().map(|g| g.len()).eq([8, 4, 4, 4, 12]);
+    (lengths && groups.iter().all(|g| g.bytes().all(|b| b.is_ascii_hexdigit()))).then(|| uid.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_claims_uid_is_read_from_the_provisioners_names_only() {
+        let uid = "0f8fad5b-d9cb-469f-a165-70867728950e";
+        assert_eq!(uid_in(&format!("pvc-{uid}")).as_deref(), Some(uid));
+        for name in [uid, "pvc-1", "pvc-0f8fad5bxd9cb-469f-a165-70867728950e", "pvc-0f8fad5b-d9cb-469f-a165"]
+        {
+            assert_eq!(uid_in(name), None, "{name}");
+        }
+    }
+}

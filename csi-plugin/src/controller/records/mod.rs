@@ -1,0 +1,90 @@
+//! Volume records: name, id and context of every volume that was created. No secret is ever among them.
+
+mod directory;
+mod kubernetes;
+
+pub use directory::Directory;
+pub use kubernetes::Kubernetes;
+
+use crate::cluster::ClusterError;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use volume::VolumeId;
+
+/// Raised when an older driver could misread a record.
+const FORMAT: u32 = 1;
+
+/// A volume that was created: one file of a directory, or one cluster-scoped object `MillpondVolume`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, CustomResource, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[kube(
+    group = "millpond.io",
+    version = "v1alpha1",
+    kind = "MillpondVolume",
+    plural = "millpondvolumes",
+    shortname = "mpv",
+    category = "millpond",
+    doc = "A volume that Millpond's controller has created. Written and deleted by the controller only.",
+    printcolumn = r#"{"name":"Source","type":"string","description":"Where the bytes come from","jsonPath":".spec.context.source"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+pub struct Record {
+    /// Version of this format.
+    #[schemars(with = "i32")]
+    pub format: u32,
+    /// The CSI volume id.
+    #[schemars(with = "String")]
+    pub id: VolumeId,
+    /// The name in CreateVolume, from which the id was made.
+    pub name: String,
+    /// The size that the claim asked for; a volume of ours has none.
+    pub capacity_bytes: i64,
+    /// What the node gets: checked parameters, templates filled in.
+    pub context: BTreeMap<String, String>,
+}
+
+impl Record {
+    pub fn new(name: &str, capacity_bytes: i64, context: BTreeMap<String, String>) -> Self {
+        Self { format: FORMAT, id: id_of(name), name: name.to_owned(), capacity_bytes, context }
+    }
+}
+
+/// A name that may serve as an id is the id; any other is named by its digest.
+pub fn id_of(name: &str) -> VolumeId {
+    VolumeId::parse(name)
+        .unwrap_or_else(|_| VolumeId::parse(&digest(name)).expect("34 hexadecimal characters are an id"))
+}
+
+fn digest(text: &str) -> String {
+    use sha2::Digest;
+    format!("n-{}", hex::encode(&sha2::Sha256::digest(text.as_bytes())[..16]))
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error("volume record {}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("volume record {} cannot be read ({why}): restore it or move it away", path.display())]
+    Malformed { path: PathBuf, why: String },
+    #[error(
+        "MillpondVolume {name} has format {found} instead of {FORMAT}: it was written by a newer controller"
+    )]
+    Format { name: String, found: u32 },
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+}
+
+/// Where records live. Calls block, for a limited time.
+pub trait Records: Send + Sync + std::fmt::Debug + 'static {
+    fn get(&self, id: &VolumeId) -> Result<Option<Record>, RecordError>;
+    /// Records a new volume; false if its id is taken, and then nothing changes. Durable when it returns.
+    fn insert(&self, record: &Record) -> Result<bool, RecordError>;
+    /// A missing record is a success.
+    fn remove(&self, id: &VolumeId) -> Result<(), RecordError>;
+    /// Up to `max` records in the order of their ids, after the given one; and whether there are more.
+    fn list(&self, after: Option<&VolumeId>, max: usize) -> Result<(Vec<Record>, bool), RecordError>;
+}

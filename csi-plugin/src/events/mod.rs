@@ -1,0 +1,135 @@
+//! Kubernetes Events on pods and claims: what happened to a mount and what to do. Queued here, posted by one task;
+//! nobody who serves a mount ever waits for it, and without an API server they are dropped.
+
+mod post;
+pub mod text;
+
+pub use post::Pace;
+
+use crate::cluster::Cluster;
+use link::broker::Pod;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::mpsc;
+
+/// Notes that may wait for the API server; more are dropped.
+const QUEUE: usize = 256;
+/// What a person still reads.
+const MESSAGE_CHARS_MAX: usize = 900;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Reason {
+    /// A successor serves the mount; nobody noticed.
+    Healed,
+    /// The mount waits for something.
+    Degraded,
+    Recovered,
+    /// It could not be published, or has ended.
+    Failed,
+}
+
+impl Reason {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Healed => "MountHealed",
+            Self::Degraded => "MountDegraded",
+            Self::Recovered => "MountRecovered",
+            Self::Failed => "MountFailed",
+        }
+    }
+
+    fn kind(self) -> &'static str {
+        match self {
+            Self::Healed | Self::Recovered => "Normal",
+            Self::Degraded | Self::Failed => "Warning",
+        }
+    }
+}
+
+/// The claim of a provisioned volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    pub name: String,
+    pub namespace: String,
+    pub uid: Option<String>,
+}
+
+/// Whom a mount belongs to. Static and inline volumes have no claim that we know of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Subjects {
+    pub pod: Option<Pod>,
+    pub claim: Option<Claim>,
+}
+
+/// What an Event is attached to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Object {
+    kind: &'static str,
+    namespace: String,
+    name: String,
+    uid: Option<String>,
+}
+
+impl Subjects {
+    fn objects(&self) -> impl Iterator<Item = Object> {
+        let pod = self.pod.as_ref().map(|pod| Object {
+            kind: "Pod",
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: Some(pod.uid.clone()).filter(|uid| !uid.is_empty()),
+        });
+        let claim = self.claim.as_ref().map(|claim| Object {
+            kind: "PersistentVolumeClaim",
+            namespace: claim.namespace.clone(),
+            name: claim.name.clone(),
+            uid: claim.uid.clone(),
+        });
+        let named = |o: &Object| !o.name.is_empty() && !o.namespace.is_empty();
+        [pod, claim].into_iter().flatten().filter(named)
+    }
+}
+
+#[derive(Debug)]
+struct Note {
+    object: Object,
+    reason: Reason,
+    message: String,
+}
+
+/// Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Events {
+    queue: Option<mpsc::Sender<Note>>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl Events {
+    /// Nothing is posted.
+    pub fn off() -> Self {
+        Self { queue: None, dropped: Arc::default() }
+    }
+
+    /// Posts for this node until the last clone is dropped.
+    pub fn start(cluster: &Cluster, node: &str, pace: Pace) -> Self {
+        let (queue, notes) = mpsc::channel(QUEUE);
+        let dropped = Arc::new(AtomicU64::new(0));
+        let poster = post::Poster::new(cluster.client(), node, pace, dropped.clone());
+        tokio::spawn(poster.run(notes));
+        Self { queue: Some(queue), dropped }
+    }
+
+    /// Never waits.
+    pub fn note(&self, subjects: &Subjects, reason: Reason, message: &str) {
+        let Some(queue) = &self.queue else { return };
+        let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
+        for object in subjects.objects() {
+            let note = Note { object, reason, message: message.clone() };
+            if queue.try_send(note).is_err() && self.dropped.fetch_add(1, Ordering::Relaxed) == 0 {
+                tracing::warn!(
+                    reason = reason.name(),
+                    "events are dropped: too many wait for the Kubernetes API server"
+                );
+            }
+        }
+    }
+}

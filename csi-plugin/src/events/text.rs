@@ -1,0 +1,36 @@
+//! What Events say: what happened, and what to do. They are read by the owner of a pod, not by its node's operator.
+
+use std::time::Duration;
+use volume::VolumeId;
+
+pub fn healed(volume: &VolumeId, cause: &str, took: Duration, node: &str) -> String {
+    format!(
+        "Volume {volume}: the process that serves the mount was replaced ({cause}) within {took:?}; no call failed. Nothing to do. If this goes on, see `millpond status` on node {node}."
+    )
+}
+
+pub fn degraded(volume: &VolumeId, why: &str, heal_timeout: Duration, node: &str) -> String {
+    format!(
+        "Volume {volume}: nobody serves the mount ({why}): calls that need it wait. If nothing helps within {heal_timeout:?} (healTimeout) they fail. Look at the Millpond agent's pod on node {node}."
+    )
+}
+
+pub fn recovered(volume: &VolumeId) -> String {
+    format!("Volume {volume}: the mount is served again; waiting calls go on. Nothing to do.")
+}
+
+pub fn ended(volume: &VolumeId, why: &str) -> String {
+    format!(
+        "Volume {volume}: the mount has ended ({why}). Programs get ENOTCONN: delete the pod, so that it is made anew."
+    )
+}
+
+pub fn not_published(volume: &str, why: &str) -> String {
+    format!("Volume {volume} could not be mounted: {why}. It is tried again by itself.")
+}
+
+pub fn secret_refused(volume: &VolumeId, why: &str) -> String {
+    format!(
+        "Volume {volume}: its secret has changed, and the new one is not used ({why}). The mount goes on with the one before: correct the secret."
+    )
+}
