@@ -94,7 +94,7 @@ pub struct Arguments {
     /// Where the fusectl file system is mounted.
     #[arg(long, env = "MILLPOND_FUSECTL_DIR", default_value = "/sys/fs/fuse/connections", hide = true)]
     pub fusectl_dir: PathBuf,
-    /// Mount fusectl if it is not mounted: for a container, whose /sys is its own.
+    /// For a container, whose /sys is its own: mount fusectl there, and make /sys writable for the readahead of mounts.
     #[arg(long, env = "MILLPOND_MOUNT_FUSECTL")]
     pub mount_fusectl: bool,
 }

@@ -16,6 +16,7 @@ mod mountinfo;
 mod own_dir;
 pub mod probe;
 mod source;
+pub mod sysfs;
 mod target;
 
 pub use connection::Connection;

@@ -108,12 +108,12 @@ impl Kubectl {
         Ok(begun.elapsed())
     }
 
-    /// An Event about an object whose message holds all of `words`; printed, because a user reads it.
+    /// A warning about an object whose message holds all of `words`; printed, because a user reads it.
     pub fn wait_event(&self, namespace: &str, kind: &str, name: &str, words: &[&str]) -> Result<Event> {
         let event = self
             .wait(&format!("an Event about {kind} {name} with {words:?}"), PATIENCE, |k| {
                 let all = k.events(namespace, kind, name)?;
-                Ok(all.into_iter().find(|e| words.iter().all(|w| e.message.contains(w))))
+                Ok(all.into_iter().find(|e| e.warning && words.iter().all(|w| e.message.contains(w))))
             })
             .with_context(|| self.describe(kind, namespace, name))?;
         println!("    {}/{}: {}: {}", event.kind, event.name, event.reason, event.message);

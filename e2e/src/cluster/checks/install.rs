@@ -29,7 +29,7 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     );
 
     suite.bucket.reset()?;
-    let script = "oracle verify --root /data --tree /trees/set.json --threads 2 --seed $$";
+    let script = "oracle verify --root /data --tree /trees/set.json --threads 2 --seed $$$$";
     k.apply(&[Pod::new(TENANT, "job", script).claim("job").job(4)])?;
     k.wait_job(TENANT, "job")?;
     let tree = suite.tree(SET);

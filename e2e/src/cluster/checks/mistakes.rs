@@ -181,7 +181,7 @@ pub(super) fn without_agent(suite: &Suite, away: bool) -> Result<()> {
 }
 
 fn no_agent(suite: &Suite) -> Result<()> {
-    let (k, name) = (&suite.kubectl, "no-agent");
+    let (k, name) = (&suite.kubectl, "lonely");
     without_agent(suite, true)?;
     let outcome = (|| {
         suite.claim(name)?;

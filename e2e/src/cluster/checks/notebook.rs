@@ -76,13 +76,15 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     ensure!((restarts("main"), restarts("python")) == (Some(0), Some(1)), "unasked restarts");
 
     for (kind, name) in [("Pod", POD), ("PersistentVolumeClaim", POD)] {
-        k.wait_event(TENANT, kind, name, &["heal"])
-            .or_else(|_| k.wait_event(TENANT, kind, name, &["worker"]))?;
-        let healed: Vec<_> =
-            k.events(TENANT, kind, name)?.into_iter().filter(|e| e.reason == "MountHealed").collect();
+        let healed = k.wait("an Event for the heals", PATIENCE, |k| {
+            let all = k.events(TENANT, kind, name)?;
+            let healed: Vec<_> = all.into_iter().filter(|e| e.reason == "MountHealed").collect();
+            Ok((!healed.is_empty()).then_some(healed))
+        })?;
+        println!("    {kind}/{name}: {}: {}", healed[0].reason, healed[0].message);
         let counted: u64 = healed.iter().map(|e| e.count).sum();
         println!("    {kind}: {} Event objects for {counted} heals", healed.len());
-        ensure!(!healed.is_empty() && healed.len() <= 3, "not aggregated: {healed:#?}");
+        ensure!(healed.len() <= 3, "not aggregated: {healed:#?}");
     }
     k.delete("pod", TENANT, POD)?;
     k.wait_gone("pod", TENANT, POD).map(drop)
