@@ -9,10 +9,10 @@ KILLS ?= 1000
 FILES ?= 20000
 RELEASE := target/release
 
-.PHONY: help build release test demo lint advisories bench kernels kills faults
+.PHONY: help build release test e2e demo lint advisories bench kernels kills faults
 
 help: ## Show this list.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 build: ## Build every program for tests (dev profile, dependencies optimised).
 	cargo build --locked --workspace --bins
@@ -22,6 +22,9 @@ release: ## Build every program as it is shipped.
 
 test: ## Every test: unit, model, real FUSE, real processes, csi-sanity. Ends with "N passed, N failed".
 	scripts/test
+
+e2e: ## Millpond in a real Kubernetes, built and started here (the first time 15 minutes more); KUBECONFIG: in yours.
+	scripts/e2e
 
 demo: release ## The demo: two commands' worth of Millpond on real files.
 	$(RELEASE)/millpond demo

@@ -94,6 +94,9 @@ pub struct Arguments {
     /// Where the fusectl file system is mounted.
     #[arg(long, env = "MILLPOND_FUSECTL_DIR", default_value = "/sys/fs/fuse/connections", hide = true)]
     pub fusectl_dir: PathBuf,
+    /// For a container, whose /sys is its own: mount fusectl there, and make /sys writable for the readahead of mounts.
+    #[arg(long, env = "MILLPOND_MOUNT_FUSECTL")]
+    pub mount_fusectl: bool,
 }
 
 /// Arguments that have been checked.
@@ -131,6 +134,7 @@ pub struct NodeConfig {
     pub cache_roots: Vec<PathBuf>,
     pub agent_source_wait: Duration,
     pub fusectl_dir: PathBuf,
+    pub mount_fusectl: bool,
     pub events: bool,
     pub own_dirs: Vec<PathBuf>,
     pub memory_tier: Option<MemoryTier>,
@@ -239,6 +243,7 @@ impl Arguments {
                     cache_roots: self.cache_roots,
                     agent_source_wait: self.agent_source_wait,
                     fusectl_dir: self.fusectl_dir,
+                    mount_fusectl: self.mount_fusectl,
                     events: self.events,
                     own_dirs: self.own_dirs,
                     memory_tier: self.memory_tier,

@@ -4,6 +4,7 @@ use anyhow::Context;
 use clap::Parser;
 use csi_plugin::config::{Arguments, LogFormat};
 use mounts::{Kernel, Linux, LinuxPaths, probe};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
@@ -35,6 +36,13 @@ fn main() -> anyhow::Result<ExitCode> {
     let kernel: Arc<dyn Kernel> = match &config.node {
         Some(node) => {
             let paths = LinuxPaths { fusectl: node.fusectl_dir.clone(), ..LinuxPaths::default() };
+            if node.mount_fusectl {
+                mounts::fusectl::ensure(&paths.fusectl, &paths.device).context("--mount-fusectl")?;
+                // Without it mounts keep the kernel's readahead, which costs streaming readers a third.
+                if let Err(error) = mounts::sysfs::make_writable(Path::new("/sys")) {
+                    tracing::warn!(%error, "/sys stays read-only");
+                }
+            }
             if std::fs::metadata(&paths.fusectl).is_err() {
                 tracing::warn!(
                     directory = %paths.fusectl.display(),

@@ -9,12 +9,14 @@ mod connection;
 mod device;
 mod dying;
 mod fake;
+pub mod fusectl;
 mod linux;
 mod memory_tier;
 mod mountinfo;
 mod own_dir;
 pub mod probe;
 mod source;
+pub mod sysfs;
 mod target;
 
 pub use connection::Connection;

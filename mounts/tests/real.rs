@@ -28,8 +28,8 @@ impl Bench {
         for name in ["fusectl", "pod", "cache"] {
             fs::create_dir(dir.path().join(name)).expect("directory");
         }
-        rustix::mount::mount("fusectl", &fusectl, "fusectl", rustix::mount::MountFlags::empty(), None)
-            .expect("these tests need root");
+        mounts::fusectl::ensure(&fusectl, Path::new("/dev/fuse"))
+            .expect("these tests need root and /dev/fuse");
         let paths = LinuxPaths { fusectl, ..LinuxPaths::default() };
         let helper = probe::Helper::new(
             std::env::current_exe().expect("own path"),
@@ -79,6 +79,13 @@ fn source() -> MountSource {
 }
 
 /// Not a test of its own: the body of the probe child, see `Helper`.
+#[test]
+fn fusectl_is_mounted_once() {
+    let bench = Bench::new();
+    mounts::fusectl::ensure(&bench.path("fusectl"), Path::new("/dev/fuse")).unwrap();
+    assert_eq!(stack_at(&bench.kernel.table().unwrap(), &bench.path("fusectl")).len(), 1);
+}
+
 #[test]
 fn probe_child() {
     probe::run_if_asked();

@@ -134,6 +134,7 @@ async fn serve(
             cache_roots: Vec::new(),
             agent_source_wait: Duration::from_secs(1),
             fusectl_dir: "/sys/fs/fuse/connections".into(),
+            mount_fusectl: false,
             events: setup.events.is_some(),
             own_dirs: Vec::new(),
             memory_tier: None,

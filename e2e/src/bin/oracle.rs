@@ -25,6 +25,13 @@ enum Command {
         #[arg(long)]
         no_names: bool,
     },
+    /// Writes the files of a generated tree.
+    Write {
+        #[arg(long)]
+        tree: PathBuf,
+        #[arg(long)]
+        to: PathBuf,
+    },
 }
 
 fn main() -> Result<()> {
@@ -35,5 +42,6 @@ fn main() -> Result<()> {
             println!("{}", serde_json::to_string(&verified)?);
             Ok(())
         }
+        Command::Write { tree, to } => Tree::load(&tree)?.write(&to),
     }
 }

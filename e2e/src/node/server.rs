@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use testkit::faults::{Fault, Rule, Script};
@@ -19,7 +19,10 @@ const START: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Server {
     process: Process,
+    /// Where this side reaches it.
     address: String,
+    /// Where its clients do.
+    endpoint: String,
     dir: PathBuf,
 }
 
@@ -37,12 +40,34 @@ impl Server {
             .arg(&ready);
         let mut process = spawn(&mut command, places, name)?;
         let address = process.wait_for_ready_file(&ready, START)?;
-        Ok(Self { process, address, dir })
+        let endpoint = format!("http://{address}");
+        Ok(Self { process, address, endpoint, dir })
+    }
+
+    /// A server outside a node's directory, for clients that are not on this side's loopback.
+    pub fn listening(program: &Path, listen: &str, bucket: &str, dir: PathBuf, log: &Path) -> Result<Self> {
+        std::fs::create_dir_all(&dir)?;
+        let ready = log.with_extension("address");
+        let _ = std::fs::remove_file(&ready); // of a server before
+        let log = File::options().create(true).append(true).open(log)?;
+        let mut command = Command::new(program);
+        command.args(["--listen", listen, "--bucket", bucket, "--rescan-ms", "200"]);
+        command.arg("--dir").arg(&dir).arg("--ready-file").arg(&ready);
+        let mut process = Process::spawn(command.stdout(log.try_clone()?).stderr(log))?;
+        let address = process.wait_for_ready_file(&ready, START)?;
+        let endpoint = format!("http://{address}");
+        Ok(Self { process, address, endpoint, dir })
+    }
+
+    /// A server that runs elsewhere, behind a process (`kubectl port-forward`) that makes it reachable at `address`.
+    pub fn behind(mut process: Process, address: String, endpoint: String) -> Result<Self> {
+        process.wait_until(START, || TcpStream::connect(&address).ok())?;
+        Ok(Self { process, address, endpoint, dir: PathBuf::new() })
     }
 
     /// `http://host:port`
     pub fn endpoint(&self) -> String {
-        format!("http://{}", self.address)
+        self.endpoint.clone()
     }
     pub fn address(&self) -> &str {
         &self.address

@@ -1,0 +1,138 @@
+//! Pods go when they are deleted, whatever is broken underneath, and leave nothing on the node.
+
+use super::mistakes::without_agent;
+use crate::cluster::Suite;
+use crate::cluster::names::*;
+use crate::cluster::objects::{self, Pod};
+use crate::cluster::suite::{BUCKET, OTHER};
+use crate::cluster::waits::{PATIENCE, uid};
+use anyhow::{Context, Result, ensure};
+use std::time::Duration;
+
+/// `terminationGracePeriodSeconds` of the suite's pods.
+const GRACE: Duration = Duration::from_secs(2);
+/// What the issue allows above it.
+const MORE: Duration = Duration::from_secs(10);
+const HEAL_TIMEOUT: Duration = Duration::from_secs(15);
+
+pub(super) fn run(suite: &mut Suite) -> Result<()> {
+    suite.tenant(TENANT)?;
+    // A class whose healTimeout is short, over data that nothing else reads.
+    let source = format!("s3://{BUCKET}/{OTHER}");
+    let timeout = format!("{}s", HEAL_TIMEOUT.as_secs());
+    let class = suite.class("deletion", &[("source", &source), ("healTimeout", &timeout)], &[]);
+    suite.kubectl.apply(&[class, objects::claim(TENANT, "deletion", "deletion", "ReadOnlyMany", &[])])?;
+    suite.kubectl.wait_bound(TENANT, "deletion")?;
+    dead_worker(suite).context("with a dead worker")?;
+    frozen_backend(suite).context("with a frozen backend")?;
+    no_agent(suite).context("without an agent")?;
+    all_holders_dead(suite).context("with broker and agent killed")?;
+    suite.kubectl.delete("pvc", TENANT, "deletion")
+}
+
+/// Starts a pod; the answer is its uid.
+fn start(suite: &Suite, name: &str, pod: Pod) -> Result<String> {
+    suite.kubectl.apply(&[pod.claim("deletion").object()])?;
+    uid(&suite.kubectl.wait_ready(TENANT, name)?)
+}
+
+/// Deletes a pod and judges how long it takes and what it leaves.
+fn end(suite: &Suite, what: &str, name: &str, pod_uid: &str, limit: Duration) -> Result<()> {
+    suite.kubectl.delete("pod", TENANT, name)?;
+    let took = suite.kubectl.wait_gone("pod", TENANT, name)?;
+    println!(
+        "    {what}: gone {:.1} s after its deletion (at most {:.0} s)",
+        took.as_secs_f64(),
+        limit.as_secs_f64()
+    );
+    nothing_left(suite, pod_uid)?;
+    ensure!(took <= limit, "{what}: {took:?}, longer than {limit:?}");
+    Ok(())
+}
+
+/// kubelet removes a pod's directory shortly after the pod is gone from the API server.
+pub(super) fn nothing_left(suite: &Suite, pod_uid: &str) -> Result<()> {
+    let view = suite.view();
+    suite
+        .kubectl
+        .wait("nothing of the pod left on the node", PATIENCE, |_| {
+            let left = view.leftovers(pod_uid)?;
+            ensure!(left.is_empty(), "{left:?}");
+            Ok(Some(()))
+        })
+        .map(drop)
+}
+
+fn dead_worker(suite: &Suite) -> Result<()> {
+    let suspend = suite.machine().path(SUSPEND);
+    std::fs::write(&suspend, "").context("the agent's directory of the node")?;
+    let outcome = (|| {
+        std::fs::remove_file(&suspend)?;
+        let pod = start(suite, "dead-worker", Pod::sleeper(TENANT, "dead-worker"))?;
+        std::fs::write(&suspend, "")?;
+        for worker in suite.view().workers()? {
+            suite.view().kill(worker)?;
+        }
+        suite
+            .kubectl
+            .wait("no worker", PATIENCE, |_| Ok(suite.view().workers()?.is_empty().then_some(())))?;
+        end(suite, "dead worker", "dead-worker", &pod, GRACE + MORE)
+    })();
+    let _ = std::fs::remove_file(&suspend); // there unless the first step failed
+    outcome
+}
+
+fn frozen_backend(suite: &Suite) -> Result<()> {
+    let pod = start(
+        suite,
+        "frozen",
+        Pod::new(
+            TENANT,
+            "frozen",
+            "trap 'exit 0' TERM; while [ ! -e /tmp/go ]; do sleep 0.1; done; exec cat /data/large0",
+        ),
+    )?;
+    suite.bucket.freeze()?;
+    let outcome = (|| {
+        suite.kubectl.exec(TENANT, "frozen", "main", &["touch", "/tmp/go"])?;
+        suite.kubectl.wait("a request that hangs", PATIENCE, |_| {
+            Ok((suite.bucket.stats()?.in_flight > 0).then_some(()))
+        })?;
+        end(suite, "frozen backend, a process blocked in read", "frozen", &pod, GRACE + MORE)
+    })();
+    suite.bucket.no_faults()?;
+    outcome
+}
+
+fn no_agent(suite: &Suite) -> Result<()> {
+    let pod = start(suite, "orphan", Pod::sleeper(TENANT, "orphan"))?;
+    without_agent(suite, true)?;
+    let outcome = end(suite, "no agent", "orphan", &pod, GRACE + MORE + HEAL_TIMEOUT);
+    without_agent(suite, false)?;
+    outcome
+}
+
+fn all_holders_dead(suite: &Suite) -> Result<()> {
+    let pod = start(suite, "stale", Pod::sleeper(TENANT, "stale"))?;
+    let view = suite.view();
+    let node = node_process(suite)?;
+    for pid in view.processes("node-agent")?.into_iter().chain([node]) {
+        view.kill(pid)?;
+    }
+    let outcome = end(suite, "broker and agent killed", "stale", &pod, GRACE + MORE + HEAL_TIMEOUT);
+    suite.kubectl.wait_millpond()?;
+    outcome?;
+    let left = view.volumes()?;
+    ensure!(left.is_empty(), "stale mounts: {left:?}");
+    Ok(())
+}
+
+/// csi-plugin runs as node and as controller: the broker is the one that listens on the node's socket.
+pub(super) fn node_process(suite: &Suite) -> Result<u32> {
+    let all = suite.view().processes("csi-plugin")?;
+    let is_node = |pid: &u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|words| words.contains("--mode=node"))
+    };
+    all.into_iter().find(is_node).context("no csi-plugin of a node is running")
+}

@@ -1,0 +1,91 @@
+//! The checks, in the order in which they run: each is told the suite and prints what it saw.
+
+mod chart;
+mod deletion;
+mod install;
+mod kinds;
+mod mistakes;
+mod notebook;
+mod offline;
+mod reboot;
+mod security;
+mod uninstall;
+
+use super::Suite;
+use anyhow::Result;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Check {
+    pub name: &'static str,
+    /// What it shows, for a person.
+    pub claim: &'static str,
+    /// Why it cannot run in a cluster that is not the suite's own.
+    pub own_cluster: Option<&'static str>,
+    pub run: fn(&mut Suite) -> Result<()>,
+}
+
+const LOOKS: Option<&str> = Some("it looks at the node's processes and mounts");
+const STOPS: Option<&str> = Some("it stops parts of the node and kills processes on it");
+
+pub const ALL: &[Check] = &[
+    Check {
+        name: "install",
+        claim: "apply -k makes all Ready; a Job of 4 pods reads the data set, fetched once; a deleted claim leaves nothing",
+        own_cluster: None,
+        run: install::run,
+    },
+    Check {
+        name: "chart",
+        claim: "the Helm chart renders what the manifests say",
+        own_cluster: Some("it needs no cluster; helm is built for the suite's own"),
+        run: chart::run,
+    },
+    Check {
+        name: "kinds",
+        claim: "subPath, readOnly, mountOptions, groups, access modes, ephemeral, inline and static volumes work",
+        own_cluster: None,
+        run: kinds::run,
+    },
+    Check {
+        name: "mistakes",
+        claim: "an Event says what is wrong; once it is mended the pod starts by itself",
+        own_cluster: None,
+        run: mistakes::run,
+    },
+    Check {
+        name: "notebook",
+        claim: "100 dead workers and restarts of container, kubelet and containerd: no failed call",
+        own_cluster: STOPS,
+        run: notebook::run,
+    },
+    Check {
+        name: "offline",
+        claim: "without an API server volumes are published, unpublished and healed; a warm publish is fast",
+        own_cluster: STOPS,
+        run: offline::run,
+    },
+    Check {
+        name: "deletion",
+        claim: "pods go in time, whatever is broken underneath, and leave nothing on the node",
+        own_cluster: STOPS,
+        run: deletion::run,
+    },
+    Check {
+        name: "reboot",
+        claim: "after a power failure pods come back, and their data comes from the cache",
+        own_cluster: STOPS,
+        run: reboot::run,
+    },
+    Check {
+        name: "security",
+        claim: "agent and workers are confined; no log holds a secret; a tenant reads only what its credentials allow",
+        own_cluster: LOOKS,
+        run: security::run,
+    },
+    Check {
+        name: "uninstall",
+        claim: "the clean-up refuses while volumes are mounted; afterwards nothing is left but the cache, which it names",
+        own_cluster: None,
+        run: uninstall::run,
+    },
+];

@@ -1,0 +1,73 @@
+//! The node loses its power: what the boot before left is cleaned, pods come back, the cache is warm.
+
+use crate::cluster::Suite;
+use crate::cluster::names::*;
+use crate::cluster::objects::Pod;
+use crate::cluster::suite::SET;
+use crate::cluster::waits::{PATIENCE, uid};
+use anyhow::{Context, Result, ensure};
+use std::time::Instant;
+
+const VERIFY: &str = "oracle verify --root /data --tree /trees/set.json --threads 2 > /tmp/report && touch /tmp/good; \
+    trap 'exit 0' TERM; while :; do sleep 0.2 & wait $!; done";
+
+pub(super) fn run(suite: &mut Suite) -> Result<()> {
+    suite.claim("reboot")?;
+    let app = Pod::new(TENANT, "reboot", VERIFY).claim("reboot").deployment(2);
+    suite.kubectl.apply(&[app])?;
+    suite.kubectl.wait_rolled_out("deployment", TENANT, "reboot")?;
+    all_verified(suite)?;
+    // A pod of its own, deleted while the node is down: nobody comes back for its directory but kubelet.
+    let k = &suite.kubectl;
+    k.apply(&[Pod::sleeper(TENANT, "gone").claim("reboot").object()])?;
+    let gone = uid(&k.wait_ready(TENANT, "gone")?)?;
+    let mounted = suite.view().volumes()?.len();
+    println!("    before: {mounted} mounts");
+
+    suite.bucket.reset()?;
+    let begun = Instant::now();
+    let (machine, kubectl) = suite.machine_mut();
+    machine.reboot(kubectl)?;
+    let k = &suite.kubectl;
+    k.delete("pod", TENANT, "gone")?;
+    // The API server still shows the state of before: look at the node.
+    for program in ["csi-plugin", "node-agent"] {
+        k.wait(program, PATIENCE, |_| Ok((!suite.view().processes(program)?.is_empty()).then_some(())))?;
+    }
+    k.wait_millpond()?;
+    println!("    Millpond Ready {:.0} s after the power failed", begun.elapsed().as_secs_f64());
+    k.wait_gone("pod", TENANT, "gone")?;
+    super::deletion::nothing_left(suite, &gone)?;
+    k.wait_rolled_out("deployment", TENANT, "reboot")?;
+    all_verified(suite)?;
+    println!("    pods are back {:.0} s after it, and read everything right", begun.elapsed().as_secs_f64());
+    let stats = suite.bucket.stats()?;
+    println!("    the S3 server sent {} bytes of files; {:?}", stats.bytes_get, stats.requests);
+    ensure!(stats.bytes_get == 0, "the cache was not warm: {} bytes fetched again", stats.bytes_get);
+    // The machine knows one mount for each pod, and the plugin's table no other.
+    suite.kubectl.delete("deployment", TENANT, "reboot")?;
+    suite
+        .kubectl
+        .wait("the pods gone", PATIENCE, |k| Ok(k.pods_of(TENANT, "reboot")?.is_empty().then_some(())))?;
+    suite
+        .kubectl
+        .wait("no mount left", PATIENCE, |_| Ok(suite.view().volumes()?.is_empty().then_some(())))?;
+    suite.kubectl.delete("pvc", TENANT, "reboot")
+}
+
+/// Every pod of the Deployment that runs has read the whole data set.
+fn all_verified(suite: &Suite) -> Result<()> {
+    let k = &suite.kubectl;
+    let tree = suite.tree(SET);
+    k.wait("two pods that have read everything", PATIENCE, |k| {
+        let mut good = 0;
+        for pod in k.pods_of(TENANT, "reboot")? {
+            let text = k.exec(TENANT, &pod, "main", &["cat", "/tmp/good", "/tmp/report"])?;
+            let verified: crate::oracle::Verified = serde_json::from_str(text.trim())?;
+            verified.ensure_all(tree)?;
+            good += 1;
+        }
+        Ok((good == 2).then_some(()))
+    })
+    .context("the data set is not right")
+}
