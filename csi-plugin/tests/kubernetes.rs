@@ -7,12 +7,15 @@ mod common;
 
 use common::api::{Api, VOLUMES};
 use common::{Driver, Setup, capability, context, until};
+use csi_plugin::cluster::Cluster;
 use csi_plugin::controller::records::MillpondVolume;
+use csi_plugin::events::{Events, Pace, Reason, Subjects};
 use kube::CustomResourceExt;
-use link::broker::{BrokerRequest, MountId, Report};
+use link::broker::{BrokerRequest, MountId, Pod, Report};
 use proto::csi::v1::volume_capability::access_mode::Mode;
 use proto::csi::v1::*;
 use std::path::Path;
+use std::time::Duration;
 use tonic::{Code, Status};
 
 const UID: &str = "0f8fad5b-d9cb-469f-a165-70867728950e";
@@ -312,6 +315,39 @@ async fn what_happens_to_a_mount_is_told_on_its_pod_and_its_claim() {
     let all = format!("{:?}", api.state().objects);
     assert!(!all.contains("hunter2") && !all.contains("AKIA"), "{all}");
     let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn equal_events_are_one_object_that_counts_also_those_that_were_dropped() {
+    let api = Api::start().await;
+    let cluster = Cluster::configure(Some(&api.address)).await.unwrap();
+    let pace = Pace {
+        interval: Duration::from_millis(1),
+        tries: 2,
+        pause: Duration::from_millis(1),
+        limit: Duration::from_secs(5),
+    };
+    let events = Events::start(&cluster, "node-1", pace);
+    let pod = Pod { name: "pod".into(), namespace: "team".into(), uid: "uid-pod".into() };
+    let subjects = Subjects { pod: Some(pod), claim: None };
+    api.state().fail = Some(500);
+    events.note(&subjects, Reason::Degraded, "first");
+    let tries = || api.state().seen.len();
+    until("it was given up", || tries() == 2).await;
+    api.state().fail = None;
+    for n in 2..=50 {
+        events.note(&subjects, Reason::Degraded, &format!("number {n}"));
+    }
+    let posted = || api.events("Pod", "MountDegraded");
+    until("all are counted", || posted().first().is_some_and(|e| e["count"] == 50)).await;
+    assert_eq!(posted()[0]["message"], "number 50");
+
+    // The API server forgets Events after an hour.
+    api.state().objects.clear();
+    events.note(&subjects, Reason::Degraded, "again");
+    until("it is there again", || posted().first().is_some_and(|e| e["count"] == 51)).await;
+    events.note(&subjects, Reason::Healed, "other");
+    until("another reason is another object", || api.state().objects.len() == 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -81,9 +81,16 @@ pub enum Report {
         took_us: u64,
     },
     /// Calls that need what is missing wait.
-    Degraded { why: String },
+    Degraded {
+        why: String,
+    },
     /// They go on.
     Recovered,
+    /// The source did not answer for `storeTimeout`: what is not cached fails.
+    SourceAway {
+        why: String,
+    },
+    SourceBack,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

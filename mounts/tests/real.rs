@@ -293,3 +293,27 @@ fn a_thread_that_sleeps_is_not_dying() {
     assert!(!bench.kernel.dying(u32::MAX));
     assert!(Path::new("/proc/self/status").exists());
 }
+
+#[test]
+fn what_a_user_chooses_of_a_mount_is_set_on_it() {
+    let bench = Bench::new();
+    for (options, wanted) in [
+        (MountOptions::default(), &[][..]),
+        (MountOptions { no_exec: true, no_atime: true }, &["noexec", "noatime"]),
+    ] {
+        let target = bench.target("pod/volume");
+        let device = bench.kernel.open_device().unwrap();
+        bench.kernel.mount(&target, device.as_fd(), &source(), options).unwrap();
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let at = format!(" {} ", target.path().display());
+        let line = table.lines().find(|l| l.contains(&at) && l.contains("fuse.millpond")).unwrap();
+        let set: Vec<&str> = line.split_whitespace().nth(5).unwrap().split(',').collect();
+        for always in ["ro", "nosuid", "nodev"] {
+            assert!(set.contains(&always), "{line}");
+        }
+        for flag in ["noexec", "noatime"] {
+            assert_eq!(set.contains(&flag), wanted.contains(&flag), "{line}");
+        }
+        bench.kernel.unmount(&target).unwrap();
+    }
+}

@@ -78,6 +78,7 @@ impl App {
             runtime: runtime.clone(),
         });
         let (tell_ended, mut ended) = tokio::sync::mpsc::unbounded_channel();
+        let (tell_outage, mut outages) = tokio::sync::mpsc::unbounded_channel();
         let around = Arc::new(Surroundings {
             spawner: spawner.clone(),
             privileged: privileged.clone(),
@@ -86,6 +87,7 @@ impl App {
             runtime: runtime.clone(),
             suspend: config.workers.suspend_respawn_file.clone(),
             ended: tell_ended,
+            outages: tell_outage,
         });
         let limits = Arc::new(store::Limits::new(store::LimitsConfig {
             requests: config.store.max_requests,
@@ -107,6 +109,15 @@ impl App {
         tokio::spawn(async move {
             while let Some(mount) = ended.recv().await {
                 mounted.unpublish(mount).await;
+            }
+        });
+        let (reading, telling, on) = (volumes.clone(), privileged.clone(), runtime.clone());
+        tokio::spawn(async move {
+            while let Some((scope, why)) = outages.recv().await {
+                let report = why.map_or(Report::SourceBack, |why| Report::SourceAway { why });
+                for mount in reading.mounts().iter().filter(|m| m.scope.id == scope) {
+                    privileged::report(&telling, &on, mount.id, report.clone());
+                }
             }
         });
 

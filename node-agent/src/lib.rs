@@ -9,6 +9,7 @@ pub mod config;
 mod directories;
 mod flights;
 mod heals;
+mod health;
 mod http;
 mod memory;
 mod metrics;

@@ -5,6 +5,7 @@
 //! metadata store; the asker is told to look there.
 
 use crate::flights::Flights;
+use crate::health::Health;
 use bytes::{Bytes, BytesMut};
 use cache::data::{Cause as DataCause, Engine, FetchError, File, FileKey, ReadOptions};
 use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
@@ -50,6 +51,7 @@ pub struct Scope {
     listed_bytes: Mutex<HashMap<u64, u64>>,
     /// Cache roots whose disk fails.
     failing: Mutex<HashSet<u8>>,
+    health: Health,
     me: Weak<Scope>,
 }
 
@@ -111,6 +113,7 @@ impl Scope {
         engine: Arc<Engine>,
         source: Arc<dyn Source>,
         credentials: Credentials,
+        health: Health,
         generation: u64,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -128,6 +131,7 @@ impl Scope {
             versions: Mutex::default(),
             listed_bytes: Mutex::default(),
             failing: Mutex::default(),
+            health,
             me: me.clone(),
         })
     }
@@ -215,6 +219,7 @@ impl Scope {
             .join((parent, name.clone()), move || async move {
                 let path = me.child_path(parent, &name)?;
                 let found = me.source().head(&path).await.map_err(|e| me.cause("look-up", &path, &e))?;
+                me.health.works();
                 blocking(move || match found {
                     Some(entry) => me.metadata.put(parent, &incoming(entry)).map(|_| ()),
                     None => me.metadata.put_absent(parent, &name),
@@ -267,6 +272,7 @@ impl Scope {
         let source = self.source();
         let failed = |e: StoreError| self.cause("listing", &path, &e);
         let mut page = source.list(&path, None).await.map_err(failed)?;
+        self.health.works();
         if one_page && page.next.is_some() {
             return Ok(Listed::TooLarge);
         }
@@ -481,6 +487,9 @@ impl Scope {
         if cause == Cause::Unavailable || cause == Cause::Denied {
             tracing::warn!(source = %self.shown, path = %String::from_utf8_lossy(path), %error, "{what} failed");
         }
+        if cause == Cause::Unavailable {
+            self.health.fails(&error.to_string());
+        }
         cause
     }
 }
@@ -505,6 +514,7 @@ impl cache::data::Fetch for FromSource {
         let source = scope.source();
         match source.get(&self.path, &self.version, range).await {
             Ok(stream) => {
+                scope.health.works();
                 let (weak, path) = (self.scope.clone(), self.path.clone());
                 Ok(stream
                     .map(move |item| {

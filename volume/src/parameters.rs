@@ -319,7 +319,7 @@ impl Parameters {
             Some(path) => source.join(&expand_path(&path, values)?)?,
         };
         if let Some((allowed, prefixes)) = allowed
-            && !prefixes.iter().any(|prefix| source.lies_in(prefix))
+            && !prefixes.iter().any(|prefix| prefix.covers(&source))
         {
             return Err(ParameterError::NotAllowed { source_url: source, allowed });
         }
@@ -333,16 +333,33 @@ fn unknown(name: &str) -> ParameterError {
     ParameterError::Unknown { name: name.chars().take(80).collect(), nearest }
 }
 
+/// One entry of `allowedSources`.
+enum Allowed {
+    /// `s3://*`: the one pattern. Elsewhere a star would match the half of a name.
+    AnyBucket,
+    Below(SourceUrl),
+}
+
+impl Allowed {
+    fn covers(&self, source: &SourceUrl) -> bool {
+        match self {
+            Self::AnyBucket => matches!(source, SourceUrl::S3 { .. }),
+            Self::Below(prefix) => source.lies_in(prefix),
+        }
+    }
+}
+
 /// Comma-separated; each is a whole source, so that only whole path segments can match.
-fn allowed_sources(value: &str) -> Result<Vec<SourceUrl>, ParameterError> {
+fn allowed_sources(value: &str) -> Result<Vec<Allowed>, ParameterError> {
     let wrong = || ParameterError::Value {
         name: "allowedSources",
         value: value.to_owned(),
-        expected: "write source prefixes such as s3://bucket/team-a, separated by commas, without '*'",
+        expected: "write source prefixes such as s3://bucket/team-a, separated by commas, or s3://* for any bucket; no other '*'",
     };
-    let one = |text: &str| match text.contains('*') {
-        true => Err(wrong()),
-        false => SourceUrl::parse(text).map_err(|_| wrong()),
+    let one = |text: &str| match text {
+        "s3://*" => Ok(Allowed::AnyBucket),
+        text if text.contains('*') => Err(wrong()),
+        text => SourceUrl::parse(text).map(Allowed::Below).map_err(|_| wrong()),
     };
     value.split(',').map(|text| one(text.trim())).collect()
 }
@@ -517,7 +534,13 @@ mod tests {
         assert_eq!(Parameters::parse(named, &some).unwrap_err(), ParameterError::NoAllowedSources);
         let path = [("source", "s3://bucket"), ("path", CHOSEN.1)];
         assert_eq!(Parameters::parse(path, &some).unwrap_err(), ParameterError::NoAllowedSources);
-        for wrong in ["", "s3://bucket/*", "s3://bucket,", "bucket"] {
+        let any = [CHOSEN, ("allowedSources", "s3://*")];
+        assert!(Parameters::parse(any, &some).is_ok());
+        assert!(matches!(
+            Parameters::parse(any, &claim("file:///x")),
+            Err(ParameterError::NotAllowed { .. })
+        ));
+        for wrong in ["", "s3://bucket/*", "s3://b*", "file://*", "*", "s3://bucket,", "bucket"] {
             let error = Parameters::parse([CHOSEN, ("allowedSources", wrong)], &some).unwrap_err();
             assert!(
                 matches!(error, ParameterError::Value { name: "allowedSources", .. }),

@@ -63,6 +63,11 @@ pub(crate) fn prepare(
             empty(path).map_err(fail)?;
             emptied = true;
         }
+        // Memory that nobody can use any more is not kept for anybody.
+        Format::Unreadable if kind == TierKind::Memory => {
+            empty(path).map_err(fail)?;
+            emptied = true;
+        }
         Format::Unreadable => {
             let (aside, renamed) = move_aside(path, now_ms).map_err(fail)?;
             if renamed {

@@ -19,6 +19,16 @@ pub fn recovered(volume: &VolumeId) -> String {
     format!("Volume {volume}: the mount is served again; waiting calls go on. Nothing to do.")
 }
 
+pub fn source_away(volume: &VolumeId, why: &str) -> String {
+    format!(
+        "Volume {volume}: its source does not answer ({why}). What is cached goes on; other calls wait up to storeTimeout and fail with EIO. Check the store, its endpoint and the network; calls are tried again."
+    )
+}
+
+pub fn source_back(volume: &VolumeId) -> String {
+    format!("Volume {volume}: its source answers again. Nothing to do.")
+}
+
 pub fn ended(volume: &VolumeId, why: &str) -> String {
     format!(
         "Volume {volume}: the mount has ended ({why}). Programs get ENOTCONN: delete the pod, so that it is made anew."

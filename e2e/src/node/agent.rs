@@ -32,6 +32,8 @@ pub struct AgentOptions {
     pub source_wait: &'static str,
     /// Kernel features that workers shall do without.
     pub withhold: Vec<&'static str>,
+    /// Credentials of the agent's own environment, which volumes without a secret may use.
+    pub environment: Option<(&'static str, &'static str)>,
 }
 
 #[derive(Clone, Debug)]
@@ -56,6 +58,7 @@ impl Default for AgentOptions {
             standby: 1,
             source_wait: "20s",
             withhold: Vec::new(),
+            environment: None,
         }
     }
 }
@@ -91,6 +94,7 @@ impl AgentOptions {
         writeln!(text, "worker = {}", path(places.bin("fuse-worker")))?;
         writeln!(text, "metrics = \"127.0.0.1:0\"\nlog_format = \"text\"")?;
         writeln!(text, "source_wait = {:?}", self.source_wait)?;
+        writeln!(text, "environment_credentials = {}", self.environment.is_some())?;
         writeln!(text, "[allow]\nsources = [\"s3://*\"]")?;
         writeln!(text, "endpoints = [\"http://127.0.0.1*\", \"http://localhost*\"]")?;
         writeln!(text, "roots = {}", list(&[path(places.buckets())]))?;
@@ -134,6 +138,9 @@ impl Agent {
         std::fs::write(&config, options.toml(places)?)?;
         let mut command = Command::new(places.bin("node-agent"));
         command.arg("--config").arg(&config).uid(options.uid).gid(options.uid).current_dir("/");
+        if let Some((id, secret)) = options.environment {
+            command.env("AWS_ACCESS_KEY_ID", id).env("AWS_SECRET_ACCESS_KEY", secret);
+        }
         let process = spawn(&mut command, places, "node-agent")?;
         let client = AgentClient::new(super::channel(&places.agent_socket(), runtime)?);
         let mut agent = Self { process, client, runtime: runtime.clone() };

@@ -11,6 +11,7 @@ mod pods;
 mod promises;
 mod reading;
 mod sanity;
+mod tenants;
 
 use e2e::node::{AgentOptions, Node};
 use e2e::tree::{Shape, Tree};

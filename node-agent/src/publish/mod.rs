@@ -3,6 +3,7 @@
 mod rotate;
 
 use crate::config::Config;
+use crate::health::Health;
 use crate::profile;
 use crate::scope::{Scope, now_ms, store_cause};
 use crate::supervisor::{Mount, Parts, Surroundings};
@@ -232,6 +233,7 @@ impl Volumes {
         if let meta::Opened::SetAside { why } = opened.opened() {
             tracing::warn!(scope = %id, why, "metadata store set aside, started empty: names are asked for again");
         }
+        let health = Health::new(id.clone(), self.around.outages.clone());
         let scope = Scope::new(
             id,
             spec.source.to_string(),
@@ -240,6 +242,7 @@ impl Volumes {
             self.engine.clone(),
             source,
             credentials.clone(),
+            health,
             self.generation,
         );
         *slot = Some(scope.clone());

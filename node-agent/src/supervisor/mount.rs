@@ -113,6 +113,8 @@ pub struct Surroundings {
     pub runtime: tokio::runtime::Handle,
     /// Told of mounts whose connection the kernel has ended: unmounted or aborted.
     pub ended: tokio::sync::mpsc::UnboundedSender<MountId>,
+    /// Told of sources that stop or begin to answer.
+    pub(crate) outages: tokio::sync::mpsc::UnboundedSender<crate::health::Change>,
     /// Debug: while this file exists nobody is started.
     pub suspend: Option<PathBuf>,
 }

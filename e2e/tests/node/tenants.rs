@@ -1,0 +1,110 @@
+//! Tenants of one node: what one has brought into the cache another reads with credentials that open the source, or
+//! not at all.
+
+use crate::node_with;
+use anyhow::{Context, Result, ensure};
+use e2e::clock::wait_until;
+use e2e::node::{AgentOptions, Mounted, Node, Volume};
+use e2e::tree::{Shape, Tree};
+use std::time::Duration;
+use testkit::s3::{Config, Directory, Key, Rights, Server};
+use tonic::{Code, Status};
+
+/// As kubelet publishes a volume that a pod of namespace `team` brings along.
+fn publish_inline(
+    node: &Node,
+    volume: &Volume,
+    pod: &str,
+    secrets: &[(&str, &str)],
+) -> Result<Mounted, Status> {
+    let target = node.target(volume, pod).map_err(|e| Status::internal(e.to_string()))?;
+    let mut request = node.publish_request(volume, &target);
+    request.secrets = secrets.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    for (key, value) in [("ephemeral", "true"), ("pod.name", pod), ("pod.namespace", "team")] {
+        request.volume_context.insert(format!("csi.storage.k8s.io/{key}"), value.to_owned());
+    }
+    node.plugin().publish(request)?;
+    Ok(Mounted { id: volume.id.clone(), target })
+}
+
+fn inline(node: &Node, n: u8) -> Volume {
+    let context = node.parameters("set", &[]).into_iter().collect();
+    Volume { id: format!("csi-{}", format!("{n:02x}").repeat(32)), context }
+}
+
+#[test]
+fn an_inline_volume_reads_nobodys_cache_without_credentials_of_its_own() -> Result<()> {
+    let [(_, id), (_, secret)] = e2e::node::secrets();
+    // The worst case: everything is cached, and the agent's own keys open the source.
+    let mut node = Node::start(AgentOptions { environment: Some((id, secret)), ..AgentOptions::default() })?;
+    let tree = Tree::generated("", Shape::LITTLE);
+    node.server.add(&tree, "set")?;
+    let first = node.volume("a", "set", &[])?;
+    node.pod(&first)?.verify(&tree, 2)?.ensure_all(&tree)?;
+
+    // A class without a secret may use the agent's keys …
+    let volume = node.create("environment", "set", &[])?;
+    let target = node.target(&volume, "pod-environment")?;
+    let mut request = node.publish_request(&volume, &target);
+    request.secrets.clear();
+    node.plugin().publish(request)?;
+    node.plugin().unpublish(&volume.id, &target)?;
+
+    // … an inline volume may not, nor with a key id that it has heard of.
+    let guesses: [&[(&str, &str)]; 2] = [&[], &[("accessKeyId", id), ("secretAccessKey", "guessed")]];
+    for (n, secrets) in guesses.into_iter().enumerate() {
+        let volume = inline(&node, n as u8);
+        let answer = publish_inline(&node, &volume, "pod-b", secrets);
+        let status = answer.err().context("somebody else's cache was opened")?;
+        assert_eq!(status.code(), Code::PermissionDenied, "{status:?}");
+        println!("{}", status.message());
+    }
+
+    // With keys that open the source it shares what is there.
+    node.server.reset()?;
+    let volume = inline(&node, 9);
+    let mounted = publish_inline(&node, &volume, "pod-c", &e2e::node::secrets())?;
+    node.pod(&mounted)?.verify(&tree, 2)?.ensure_all(&tree)?;
+    assert_eq!(node.server.stats()?.of("GetObject"), 0);
+    node.plugin().unpublish(&mounted.id, &mounted.target)?;
+    ensure!(!node.places().logs().contains("guessed"), "a secret is in a log");
+    node.finish()
+}
+
+#[test]
+fn a_secret_that_changed_is_used_without_a_remount() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let key = |id: &str| Key::new(id, &format!("secret-{id}"), Rights::All);
+    let dir = node.server.dir().clone();
+    let serve = |listen, keys: Vec<Key>| {
+        let config = Config { listen, keys, ..Config::default() };
+        Server::start(config.bucket("data", Directory::new(&dir, Duration::from_millis(200))))
+    };
+    let any = ([127, 0, 0, 1], 0).into();
+    let server = node.runtime().block_on(serve(any, vec![key("old"), key("new")]))?;
+    let (address, endpoint) = (server.address(), server.endpoint());
+
+    let volume = node.create("v", "set", &[("endpoint", endpoint.as_str())])?;
+    let target = node.target(&volume, "pod")?;
+    let publish = |node: &Node, id: &str, secret: &str| {
+        let mut request = node.publish_request(&volume, &target);
+        let pairs = [("accessKeyId", id), ("secretAccessKey", secret)];
+        request.secrets = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        node.plugin().publish(request)
+    };
+    publish(&node, "old", "secret-old")?;
+    // A new one that does not work changes nothing.
+    publish(&node, "new", "mistyped")?;
+    publish(&node, "new", "secret-new")?;
+    let in_use = || node.places().logs().contains("a changed secret is in use");
+    ensure!(wait_until(Duration::from_secs(30), in_use), "the new secret was not taken");
+
+    // The old one is revoked.
+    drop(server);
+    let _server = node.runtime().block_on(serve(address, vec![key("new")]))?;
+    let mounted = Mounted { id: volume.id.clone(), target: target.clone() };
+    node.pod(&mounted)?.verify(&tree, 2)?.ensure_all(&tree)?;
+    node.plugin().unpublish(&mounted.id, &mounted.target)?;
+    ensure!(!node.places().logs().contains("secret-new"), "a secret is in a log");
+    node.finish()
+}

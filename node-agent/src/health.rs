@@ -1,0 +1,65 @@
+//! Whether a source answers: told once when it stops, and once when it goes on.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::mpsc::UnboundedSender;
+use volume::ScopeId;
+
+/// A change of state. Some: it fails, and why.
+pub(crate) type Change = (ScopeId, Option<String>);
+
+pub(crate) struct Health {
+    scope: ScopeId,
+    failing: AtomicBool,
+    /// Changes are told in their order.
+    tell: Mutex<UnboundedSender<Change>>,
+}
+
+impl Health {
+    pub(crate) fn new(scope: ScopeId, tell: UnboundedSender<Change>) -> Self {
+        Self { scope, failing: AtomicBool::new(false), tell: Mutex::new(tell) }
+    }
+
+    /// After all retries: readers get EIO.
+    pub(crate) fn fails(&self, why: &str) {
+        self.change(true, || Some(why.to_owned()));
+    }
+
+    pub(crate) fn works(&self) {
+        self.change(false, || None);
+    }
+
+    fn change(&self, failing: bool, why: impl FnOnce() -> Option<String>) {
+        // Nearly always nothing changes: that costs a look.
+        if self.failing.load(Ordering::Relaxed) == failing {
+            return;
+        }
+        let tell = self.tell.lock().unwrap_or_else(|p| p.into_inner());
+        if self.failing.swap(failing, Ordering::Relaxed) != failing {
+            let _ = tell.send((self.scope.clone(), why())); // fails only when the agent is shutting down
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_changes_are_told() {
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let id = ScopeId::parse(&"0".repeat(32)).unwrap();
+        let health = Health::new(id, tell);
+        for _ in 0..3 {
+            health.works();
+        }
+        for why in ["a", "b"] {
+            health.fails(why);
+        }
+        health.works();
+        health.works();
+        drop(health);
+        let all: Vec<_> = std::iter::from_fn(|| told.blocking_recv()).map(|(_, why)| why).collect();
+        assert_eq!(all, [Some("a".to_owned()), None]);
+    }
+}
