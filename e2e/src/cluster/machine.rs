@@ -198,6 +198,9 @@ impl Machine {
         // Process 1 is reaped only after every other process of its namespace, but look: this is what "nothing stays" means.
         let left: Vec<_> = in_namespace(&namespace);
         ensure!(left.is_empty(), "processes of the node are left: {left:?}");
+        // cAdvisor waits seconds for each container whose cgroup it finds without it.
+        let left = self.places.remove_cgroups();
+        ensure!(left.is_empty(), "left: {left:?}");
         flush_network()
     }
 
@@ -259,6 +262,7 @@ fn flush_network() -> Result<()> {
 }
 
 fn boot(places: &Places) -> Result<(Process, File, File, u32)> {
+    places.make_cgroups()?;
     let run_dir = places.root().join("run");
     let fifo = |name: &str| -> Result<File> {
         let path = run_dir.join(name);
