@@ -112,12 +112,7 @@ fn remove(path: &Path, done: &mut Vec<String>) -> Result<(), CleanupError> {
 
 /// Upwards, as long as they are empty and named like us.
 fn remove_empty_parents(path: &Path, driver_name: &str, done: &mut Vec<String>) {
-    let state = "state"; // what the agent's and the plugin's lie in
-    let ours = |dir: &&Path| {
-        let name = dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let below_ours = dir.parent().and_then(Path::file_name).is_some_and(|above| above == OUR_NAME);
-        name == OUR_NAME || name == driver_name || (name == state && below_ours)
-    };
+    let ours = |dir: &&Path| dir.file_name().is_some_and(|name| name == OUR_NAME || name == driver_name);
     for dir in path.ancestors().skip(1).take_while(ours) {
         match fs::remove_dir(dir) {
             Ok(()) => done.push(format!("removed {}", dir.display())),
@@ -135,11 +130,11 @@ mod tests {
     fn node(root: &Path) -> CleanupConfig {
         let lib = root.join("lib/millpond");
         let run = root.join("run/millpond");
-        let own = ["cache", "metadata", "state/agent"].map(|name| lib.join(name));
+        let own = ["cache", "metadata", "state"].map(|name| lib.join(name));
         for dir in &own {
             fs::create_dir_all(dir.join("some/content")).unwrap();
         }
-        fs::create_dir_all(lib.join("state/csi/targets")).unwrap();
+        fs::create_dir_all(lib.join("csi/targets")).unwrap();
         fs::create_dir_all(run.join("agent")).unwrap();
         fs::create_dir_all(root.join("plugins/csi.millpond.io")).unwrap();
         for socket in ["run/millpond/broker.sock", "plugins/csi.millpond.io/csi.sock"] {
@@ -147,7 +142,7 @@ mod tests {
         }
         CleanupConfig {
             kubelet_dirs: vec![root.join("kubelet")],
-            state_dir: lib.join("state/csi"),
+            state_dir: lib.join("csi"),
             broker_socket: run.join("broker.sock"),
             endpoint: root.join("plugins/csi.millpond.io/csi.sock"),
             driver_name: "csi.millpond.io".into(),

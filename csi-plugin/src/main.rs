@@ -13,6 +13,9 @@ use tracing_subscriber::EnvFilter;
 /// Exit status of wrong arguments, as clap's own.
 const USAGE: u8 = 2;
 
+/// The client library logs every failed request as an error; whoever asked says it better, and once.
+const LOG_DEFAULT: &str = "info,kube_client::client::builder=off";
+
 fn main() -> anyhow::Result<ExitCode> {
     // The disposable process that looks into a mount is this binary too.
     probe::run_if_asked();
@@ -24,7 +27,7 @@ fn main() -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(USAGE));
         }
     };
-    let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_DEFAULT));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match config.log_format {
         LogFormat::Json => log.json().init(),

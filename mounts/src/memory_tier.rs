@@ -1,6 +1,7 @@
 //! The memory tier: a tmpfs on the host that outlives pods, mounted for the agent.
 
 use crate::{KernelError, TargetError, parse_mountinfo, stack_at};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -33,9 +34,15 @@ impl MemoryTier {
             }
             Some((kind, source)) if kind == "tmpfs" && source == SOURCE => {
                 let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-                // Below what it holds the size cannot be set: the tier stays as it is until it is emptied.
-                rustix::mount::mount_remount(&self.path, flags, text(format!("size={}", self.bytes))?)
-                    .map_err(|e| self.failed("resize the memory tier at", e))
+                match rustix::mount::mount_remount(&self.path, flags, text(format!("size={}", self.bytes))?) {
+                    Ok(()) => Ok(()),
+                    // It holds more than that: it stays as it is until a new agent has emptied it.
+                    Err(Errno::INVAL) => {
+                        tracing::warn!(path = %self.path.display(), bytes = self.bytes, "the memory tier holds more than its new size, which comes into force when it was emptied and this plugin is started again");
+                        Ok(())
+                    }
+                    Err(error) => Err(self.failed("resize the memory tier at", error)),
+                }
             }
             Some((kind, source_text)) => {
                 Err(KernelError::Foreign { target: self.path.clone(), kind, source_text })
@@ -57,7 +64,7 @@ impl MemoryTier {
         Ok(true)
     }
 
-    fn failed(&self, what: &'static str, error: rustix::io::Errno) -> KernelError {
+    fn failed(&self, what: &'static str, error: Errno) -> KernelError {
         KernelError::call(what, self.path.display().to_string(), error)
     }
 }
@@ -90,6 +97,9 @@ mod tests {
             assert_eq!(blocks(), bytes);
         }
         assert_eq!(std::fs::metadata(&path).unwrap().uid(), 64_321);
+        std::fs::write(path.join("file"), vec![1; 1 << 20]).unwrap();
+        MemoryTier { path: path.clone(), bytes: 1 << 16 }.ensure(64_321).unwrap();
+        assert_eq!(blocks(), 2 << 20, "nothing is lost to a smaller size");
         assert_eq!(stack_at(&table().unwrap(), &path).len(), 1);
         assert!(MemoryTier::unmount(&path).unwrap());
         assert!(!MemoryTier::unmount(&path).unwrap());

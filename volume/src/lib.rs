@@ -4,6 +4,7 @@
 //! these types at the edge or is refused with a message that says what to do. Nothing here does I/O.
 
 mod allow;
+mod allowed;
 mod credentials;
 mod id;
 mod parameters;

@@ -1,5 +1,6 @@
 //! StorageClass parameters: parsed once, unknown names refused with the nearest known one.
 
+use crate::allowed::AllowedSources;
 use crate::template::{TemplateError, TemplateValues, claim_chooses, expand, expand_path};
 use crate::{SourceError, SourceUrl, parse_bytes, parse_duration};
 use serde::{Deserialize, Serialize};
@@ -190,7 +191,7 @@ impl Parameters {
             let bad = |name, expected| ParameterError::Value { name, value: value.to_owned(), expected };
             match name {
                 "source" => source = Some(SourceUrl::parse(value)?),
-                "allowedSources" => allowed = Some((value.to_owned(), allowed_sources(value)?)),
+                "allowedSources" => allowed = Some(AllowedSources::parse(value)?),
                 "path" => path = Some(value.to_owned()),
                 "endpoint" => {
                     let text = "write https://host[:port], without user, path, query or fragment";
@@ -318,10 +319,10 @@ impl Parameters {
             None => source,
             Some(path) => source.join(&expand_path(&path, values)?)?,
         };
-        if let Some((allowed, prefixes)) = allowed
-            && !prefixes.iter().any(|prefix| prefix.covers(&source))
+        if let Some(allowed) = allowed
+            && !allowed.covers(&source)
         {
-            return Err(ParameterError::NotAllowed { source_url: source, allowed });
+            return Err(ParameterError::NotAllowed { source_url: source, allowed: allowed.to_string() });
         }
         Ok((source, p))
     }
@@ -331,37 +332,6 @@ fn unknown(name: &str) -> ParameterError {
     let distance = |known: &&&str| strsim::damerau_levenshtein(&known.to_lowercase(), &name.to_lowercase());
     let nearest = KNOWN_PARAMETERS.iter().min_by_key(distance).filter(|known| distance(known) <= 3).copied();
     ParameterError::Unknown { name: name.chars().take(80).collect(), nearest }
-}
-
-/// One entry of `allowedSources`.
-enum Allowed {
-    /// `s3://*`: the one pattern. Elsewhere a star would match the half of a name.
-    AnyBucket,
-    Below(SourceUrl),
-}
-
-impl Allowed {
-    fn covers(&self, source: &SourceUrl) -> bool {
-        match self {
-            Self::AnyBucket => matches!(source, SourceUrl::S3 { .. }),
-            Self::Below(prefix) => source.lies_in(prefix),
-        }
-    }
-}
-
-/// Comma-separated; each is a whole source, so that only whole path segments can match.
-fn allowed_sources(value: &str) -> Result<Vec<Allowed>, ParameterError> {
-    let wrong = || ParameterError::Value {
-        name: "allowedSources",
-        value: value.to_owned(),
-        expected: "write source prefixes such as s3://bucket/team-a, separated by commas, or s3://* for any bucket; no other '*'",
-    };
-    let one = |text: &str| match text {
-        "s3://*" => Ok(Allowed::AnyBucket),
-        text if text.contains('*') => Err(wrong()),
-        text => SourceUrl::parse(text).map(Allowed::Below).map_err(|_| wrong()),
-    };
-    value.split(',').map(|text| one(text.trim())).collect()
 }
 
 fn id(value: &str) -> Option<u32> {
@@ -455,104 +425,13 @@ mod tests {
         assert_eq!(p.freshness, Freshness::Ttl(Duration::from_secs(5)));
     }
 
-    fn claim(source: &str) -> TemplateValues {
-        TemplateValues {
-            pvc_name: Some("claim".into()),
-            pvc_namespace: Some("team".into()),
-            pvc_annotations: [("millpond.io/source".to_owned(), source.to_owned())].into(),
-            ..TemplateValues::default()
-        }
-    }
-
-    const CHOSEN: (&str, &str) = ("source", "${pvc.annotations['millpond.io/source']}");
-
-    #[test]
-    fn a_claim_chooses_among_the_allowed_sources_and_nothing_else() {
-        let allowed = ("allowedSources", "s3://bucket/team, s3://public");
-        let choose = |source: &str| Parameters::parse([CHOSEN, allowed], &claim(source));
-        for (source, found) in [
-            ("s3://bucket/team", "s3://bucket/team/"),
-            ("s3://bucket/team/a/b", "s3://bucket/team/a/b/"),
-            ("s3://public/x", "s3://public/x/"),
-            // Not decoded: a directory of this odd name, below the prefix.
-            ("s3://bucket/team/%2e%2e/other", "s3://bucket/team/%2e%2e/other/"),
-            ("s3://bucket/team/..%2fother", "s3://bucket/team/..%2fother/"),
-            ("s3://bucket/team/\\..\\other", "s3://bucket/team/\\..\\other/"),
-        ] {
-            assert_eq!(choose(source).unwrap().0.to_string(), found);
-        }
-        for source in [
-            "s3://bucket/team-b",
-            "s3://bucket/teams/a",
-            "s3://bucket",
-            "s3://bucket/",
-            "s3://bucket/Team/a",
-            "s3://bucket/%74eam/a",
-            "s3://publics/x",
-            "s3://bucket-b/team",
-            "file:///bucket/team",
-        ] {
-            let error = choose(source).unwrap_err();
-            assert!(matches!(error, ParameterError::NotAllowed { .. }), "{source}: {error}");
-            let text = error.to_string();
-            assert!(text.contains("s3://bucket/team, s3://public"), "{text}");
-        }
-        for source in [
-            "s3://bucket/team/../other",
-            "s3://bucket/team/..",
-            "s3://bucket/team//x",
-            "s3://bucket/team/./x",
-            "s3://bucket@other/team",
-            "s3://bucket/team?x",
-            "s3://bucket/team#x",
-            "S3://bucket/team",
-            "s3:/bucket/team",
-            "bucket/team",
-        ] {
-            assert!(matches!(choose(source), Err(ParameterError::Source(_))), "{source}");
-        }
-        let missing = choose("").unwrap_err();
-        assert!(matches!(missing, ParameterError::Template(TemplateError::NoAnnotation { .. })), "{missing}");
-    }
-
-    #[test]
-    fn a_path_of_the_claims_is_held_to_the_allowed_sources_too() {
-        let path = ("path", "${pvc.annotations['millpond.io/source']}");
-        let class = [("source", "s3://bucket/team"), path, ("allowedSources", "s3://bucket/team/open")];
-        let choose = |value: &str| Parameters::parse(class, &claim(value));
-        assert_eq!(choose("open/a").unwrap().0.to_string(), "s3://bucket/team/open/a/");
-        assert!(matches!(choose("closed"), Err(ParameterError::NotAllowed { .. })));
-        assert!(matches!(choose("open-b"), Err(ParameterError::NotAllowed { .. })));
-        assert!(choose("open/../closed").is_err());
-    }
-
-    #[test]
-    fn a_class_whose_claims_choose_must_say_from_what() {
-        let some = claim("s3://bucket/x");
-        assert_eq!(Parameters::parse([CHOSEN], &some).unwrap_err(), ParameterError::NoAllowedSources);
-        let named = [("source", "s3://bucket/${pvc.name}")];
-        assert_eq!(Parameters::parse(named, &some).unwrap_err(), ParameterError::NoAllowedSources);
-        let path = [("source", "s3://bucket"), ("path", CHOSEN.1)];
-        assert_eq!(Parameters::parse(path, &some).unwrap_err(), ParameterError::NoAllowedSources);
-        let any = [CHOSEN, ("allowedSources", "s3://*")];
-        assert!(Parameters::parse(any, &some).is_ok());
-        assert!(matches!(
-            Parameters::parse(any, &claim("file:///x")),
-            Err(ParameterError::NotAllowed { .. })
-        ));
-        for wrong in ["", "s3://bucket/*", "s3://b*", "file://*", "*", "s3://bucket,", "bucket"] {
-            let error = Parameters::parse([CHOSEN, ("allowedSources", wrong)], &some).unwrap_err();
-            assert!(
-                matches!(error, ParameterError::Value { name: "allowedSources", .. }),
-                "{wrong}: {error}"
-            );
-        }
-    }
-
     #[test]
     fn templates_are_filled_in_where_a_claim_may_choose_and_refused_elsewhere() {
-        let mut values = claim("x");
-        values.pvc_annotations.insert("uid".into(), "1000".into());
+        let values = TemplateValues {
+            pvc_name: Some("claim".into()),
+            pvc_annotations: [("uid".to_owned(), "1000".to_owned())].into(),
+            ..TemplateValues::default()
+        };
         let with = |name, value| Parameters::parse([("source", "s3://bucket"), (name, value)], &values);
         assert_eq!(with("uid", "${pvc.annotations['uid']}").unwrap().1.uid, 1000);
         for name in ["endpoint", "allowHttp", "cacheLimit", "healTimeout", "storeTimeout", "allowedSources"] {

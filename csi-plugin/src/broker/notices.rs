@@ -15,7 +15,8 @@ const ROTATE_LIMIT: Duration = Duration::from_secs(1);
 impl Broker {
     /// A transition that its owner should read.
     pub(super) fn enter(&self, mount: &Mount, to: State, why: &str) {
-        if !mount.enter(to, why) {
+        // Who stops hangs up first: nothing has happened to the mount.
+        if !mount.enter(to, why) || self.stopped() {
             return;
         }
         let volume = &mount.spec.id;

@@ -80,16 +80,20 @@ pub fn decide(found: &Found, wanted: &MountSource, target: &Path) -> Step {
 }
 
 impl Inner {
-    /// On a mount of this volume the answer is OK or UNAVAILABLE and nothing else: older kubelets take any other
+    /// On a mount of this volume the answer is OK, UNAVAILABLE or (busy) ABORTED and nothing else: older kubelets take any other
     /// error on a republish as final and delete the pod's directory.
     pub(super) fn publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Failure> {
         let Err(failure) = self.try_publish(request) else { return Ok(()) };
+        // Another call works on it and will tell. ABORTED is not final either.
+        if matches!(failure, Failure::Busy(_)) {
+            return Err(failure);
+        }
         let (failure, lives) = match self.existing(request) {
             Some(standing) => (Failure::Unavailable(failure.to_string()), standing != Standing::Dead),
             None => (failure, false),
         };
-        // A mount that lives has told of its own troubles, and a busy volume is none.
-        if !lives && !matches!(failure, Failure::Busy(_)) {
+        // A mount that lives has told of its own troubles.
+        if !lives {
             let subjects = subjects_of(&request.volume_id, &request.volume_context);
             let message = text::not_published(&request.volume_id, &failure.to_string());
             self.broker.events.note(&subjects, Reason::Failed, &message);
