@@ -181,9 +181,10 @@ impl Machine {
         Ok(())
     }
 
-    /// The power fails, and comes back: everything dies at once; disks stay.
-    pub fn reboot(&mut self, kubectl: &Kubectl) -> Result<()> {
+    /// The power fails, and comes back: everything dies at once; disks stay. `off` is called in between.
+    pub fn reboot(&mut self, kubectl: &Kubectl, off: impl FnOnce(&Places) -> Result<()>) -> Result<()> {
         self.power_off()?;
+        off(&self.places)?;
         let (process, orders, answers, init) = boot(&self.places)?;
         (self.unshare, self.orders, self.answers, self.init) = (Some(process), orders, answers, init);
         self.start_parts(kubectl, None)
