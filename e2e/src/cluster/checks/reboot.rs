@@ -79,6 +79,9 @@ fn records(directory: &Path, mut look: impl FnMut(&mut Value)) -> Result<usize> 
     let mut count = 0;
     for entry in std::fs::read_dir(directory).with_context(|| directory.display().to_string())? {
         let path = entry?.path();
+        if path.extension().is_none_or(|e| e != "json") {
+            continue; // being written
+        }
         let mut record: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
         let before = record.clone();
         look(&mut record);
