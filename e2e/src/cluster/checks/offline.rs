@@ -5,6 +5,7 @@ use crate::cluster::Suite;
 use crate::cluster::csi::{BY_HAND, NodeSocket};
 use crate::cluster::names::*;
 use crate::cluster::objects::Pod;
+use crate::cluster::view::status;
 use crate::cluster::waits::{PATIENCE, uid};
 use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
@@ -99,9 +100,11 @@ fn without_api(suite: &Suite, volume: &serde_json::Value, pod_uid: &str) -> Resu
     let main = |k: &crate::cluster::kubectl::Kubectl, not: &[u32]| {
         k.wait("the container's process", PATIENCE, |_| {
             let all = view.processes_of_pod(pod_uid);
+            // Process 1 of the container, not a child that has not become `cat` yet.
             let shell = |&pid: &u32| {
                 let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                words.contains("/tmp/names") && !not.contains(&pid)
+                let first = status(pid, "NSpid").is_ok_and(|ids| ids.split_whitespace().last() == Some("1"));
+                words.contains("/tmp/names") && first && !not.contains(&pid)
             };
             Ok(all.into_iter().find(shell))
         })
