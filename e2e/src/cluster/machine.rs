@@ -117,10 +117,7 @@ impl Machine {
         let end = Instant::now() + READY;
         while !ready() {
             if Instant::now() > end {
-                bail!(
-                    "{what} was not ready within {READY:?}: see the logs in {}",
-                    self.places.logs().display()
-                );
+                bail!("{what} was not ready within {READY:?}");
             }
             std::thread::sleep(Duration::from_millis(200));
         }
