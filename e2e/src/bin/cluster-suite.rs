@@ -20,6 +20,9 @@ struct Options {
     /// Names and claims of all checks.
     #[arg(long)]
     list: bool,
+    /// No checks: a cluster without Millpond, for --keep.
+    #[arg(long, conflicts_with = "only")]
+    bare: bool,
     /// Leave the cluster running after the checks, until Enter is pressed.
     #[arg(long)]
     keep: bool,
@@ -45,7 +48,7 @@ fn main() -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let chosen = chosen(&options.only)?;
+    let chosen = if options.bare { Vec::new() } else { chosen(&options.only)? };
     let cache = match &options.cache {
         Some(cache) => cache.clone(),
         None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set: set MILLPOND_E2E_CACHE")?)

@@ -10,6 +10,9 @@ use serde_json::Value;
 use std::time::{Duration, Instant};
 use tonic::transport::Channel;
 
+/// Targets that kubelet does not look at.
+pub const BY_HAND: &str = "/var/lib/kubelet/millpond-e2e";
+
 #[derive(Debug)]
 pub struct NodeSocket {
     channel: Channel,
@@ -32,7 +35,7 @@ impl NodeSocket {
         Ok(Self { channel, runtime })
     }
 
-    /// Publishes the volume of a PersistentVolume for a pod that only kubelet's directory knows.
+    /// Publishes the volume of a PersistentVolume for a pod that kubelet does not know.
     pub fn publish(
         &self,
         machine: &Machine,
@@ -42,7 +45,8 @@ impl NodeSocket {
     ) -> Result<Published> {
         let source = &volume["spec"]["csi"];
         let id = source["volumeHandle"].as_str().context("a CSI volume has a handle")?.to_owned();
-        let parent = format!("/var/lib/kubelet/pods/{pod_uid}/volumes/kubernetes.io~csi/{id}");
+        // Not below pods/: kubelet removes directories of pods that it does not know.
+        let parent = format!("{BY_HAND}/{pod_uid}");
         std::fs::create_dir_all(machine.path(&parent))?;
         let target = format!("{parent}/mount");
         let pair = |(k, v): (&String, &Value)| Some((k.clone(), v.as_str()?.to_owned()));

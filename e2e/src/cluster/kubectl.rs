@@ -177,3 +177,26 @@ impl Event {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_event_is_counted_however_its_reporter_counts() {
+        let event = |more: Value| {
+            let mut item = json!({
+                "involvedObject": { "kind": "Pod", "name": "p" }, "reason": "R", "message": "m", "type": "Warning",
+            });
+            for (key, value) in more.as_object().unwrap() {
+                item[key] = value.clone();
+            }
+            Event::read(&item)
+        };
+        assert_eq!(event(json!({})).count, 1);
+        assert_eq!(event(json!({ "count": 7 })).count, 7);
+        assert_eq!(event(json!({ "count": null, "series": { "count": 9 } })).count, 9);
+        assert!(event(json!({})).warning && !event(json!({ "type": "Normal" })).warning);
+    }
+}

@@ -117,10 +117,7 @@ impl Machine {
         let end = Instant::now() + READY;
         while !ready() {
             if Instant::now() > end {
-                bail!(
-                    "{what} was not ready within {READY:?}: see the logs in {}",
-                    self.places.logs().display()
-                );
+                bail!("{what} was not ready within {READY:?}");
             }
             std::thread::sleep(Duration::from_millis(200));
         }
@@ -181,9 +178,10 @@ impl Machine {
         Ok(())
     }
 
-    /// The power fails, and comes back: everything dies at once; disks stay.
-    pub fn reboot(&mut self, kubectl: &Kubectl) -> Result<()> {
+    /// The power fails, and comes back: everything dies at once; disks stay. `off` is called in between.
+    pub fn reboot(&mut self, kubectl: &Kubectl, off: impl FnOnce(&Places) -> Result<()>) -> Result<()> {
         self.power_off()?;
+        off(&self.places)?;
         let (process, orders, answers, init) = boot(&self.places)?;
         (self.unshare, self.orders, self.answers, self.init) = (Some(process), orders, answers, init);
         self.start_parts(kubectl, None)
@@ -198,6 +196,9 @@ impl Machine {
         // Process 1 is reaped only after every other process of its namespace, but look: this is what "nothing stays" means.
         let left: Vec<_> = in_namespace(&namespace);
         ensure!(left.is_empty(), "processes of the node are left: {left:?}");
+        // cAdvisor waits seconds for each container whose cgroup it finds without it.
+        let left = self.places.remove_cgroups();
+        ensure!(left.is_empty(), "left: {left:?}");
         flush_network()
     }
 
@@ -259,6 +260,7 @@ fn flush_network() -> Result<()> {
 }
 
 fn boot(places: &Places) -> Result<(Process, File, File, u32)> {
+    places.make_cgroups()?;
     let run_dir = places.root().join("run");
     let fifo = |name: &str| -> Result<File> {
         let path = run_dir.join(name);

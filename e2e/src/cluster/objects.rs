@@ -181,3 +181,25 @@ impl Pod {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_container_sees_what_the_first_sees() {
+        let pod = Pod::new("n", "p", "true").claim("c").container("other", "true").object();
+        let containers = pod["spec"]["containers"].as_array().unwrap();
+        assert_eq!(containers[0]["volumeMounts"], containers[1]["volumeMounts"]);
+        assert_eq!(containers[1]["volumeMounts"][1]["mountPath"], "/data");
+        assert_eq!(pod["spec"]["volumes"][1]["persistentVolumeClaim"]["claimName"], "c");
+    }
+
+    #[test]
+    fn parameters_of_a_class_come_on_top_of_the_endpoint() {
+        let class = class("c", "http://s", &[("source", "s3://b/p"), ("allowHttp", "false")], &["ro"]);
+        assert_eq!(class["parameters"]["endpoint"], "http://s");
+        assert_eq!(class["parameters"]["allowHttp"], "false");
+        assert_eq!(class["mountOptions"][0], "ro");
+    }
+}

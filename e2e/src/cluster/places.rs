@@ -46,7 +46,6 @@ impl Places {
         }
         let debian = places.program_dir("DEBIAN")?;
         run(Command::new(places.script("configure")).arg(&places.root).arg(debian))?;
-        places.make_cgroups()?;
         Ok(places)
     }
 
@@ -83,7 +82,7 @@ impl Places {
     }
 
     /// kubelet wants its cgroup root to exist in every hierarchy (v1) or in the one (v2).
-    fn make_cgroups(&self) -> Result<()> {
+    pub fn make_cgroups(&self) -> Result<()> {
         for hierarchy in hierarchies() {
             let group = hierarchy.join(self.cgroup_name());
             fs::create_dir_all(&group).with_context(|| group.display().to_string())?;
@@ -95,6 +94,11 @@ impl Places {
             }
         }
         Ok(())
+    }
+
+    /// As a reboot does; what could not be removed is the answer.
+    pub fn remove_cgroups(&self) -> Vec<String> {
+        remove_cgroups(self.cgroup_name())
     }
 
     /// Removes everything of this run; says what it found that should have been gone by then.
@@ -168,8 +172,21 @@ fn clean(root: &Path) -> Vec<String> {
             left.push(format!("which failed: {e}"));
         }
     }
+    if let Some(name) = root.file_name().and_then(|n| n.to_str()) {
+        left.extend(remove_cgroups(name));
+    }
+    if mountinfo::below(root).is_ok_and(|mounts| mounts.is_empty())
+        && let Err(e) = fs::remove_dir_all(root)
+    {
+        left.push(format!("directory {}: {e}", root.display()));
+    }
+    left
+}
+
+fn remove_cgroups(name: &str) -> Vec<String> {
+    let mut left = Vec::new();
     for hierarchy in hierarchies() {
-        let group = hierarchy.join(root.file_name().unwrap_or_default());
+        let group = hierarchy.join(name);
         // The kernel lets go of the last processes a moment after their end.
         let gone = clock::wait_until(Duration::from_secs(10), || {
             remove_cgroup(&group);
@@ -178,11 +195,6 @@ fn clean(root: &Path) -> Vec<String> {
         if !gone {
             left.push(format!("cgroup {}", group.display()));
         }
-    }
-    if mountinfo::below(root).is_ok_and(|mounts| mounts.is_empty())
-        && let Err(e) = fs::remove_dir_all(root)
-    {
-        left.push(format!("directory {}: {e}", root.display()));
     }
     left
 }

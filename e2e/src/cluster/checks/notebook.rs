@@ -28,6 +28,7 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
         Ok(k.logs(TENANT, POD, "main")?.contains("started").then_some(()))
     })?;
 
+    let mut moments = Vec::new();
     for kill in 0..KILLS {
         if kill == KILLS * 3 / 10 {
             // The shell of an image has no better way: process 1 of the container is Python, which ends on SIGTERM.
@@ -42,6 +43,7 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
             restart(suite, "containerd")?;
             println!("    {kill} deaths; containerd restarted");
         }
+        moments.push(crate::clock::monotonic_ns());
         kill_worker(suite)?;
     }
     println!("    {KILLS} deaths");
@@ -53,6 +55,8 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     })?;
     let report: Report = serde_json::from_str(&report)?;
     println!("    oracle: {}", report.summary());
+    let stalls = report.stalls(&moments, 50_000_000);
+    println!("    a death was felt for {:.1} ms (p50), {:.1} ms (max)", stalls.p50_ms, stalls.max_ms);
     report.ensure_clean()?;
 
     let first_life = k.run(&["logs", "-n", TENANT, POD, "-c", "python", "--previous"])?;

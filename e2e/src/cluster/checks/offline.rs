@@ -2,9 +2,10 @@
 
 use super::notebook::kill_worker;
 use crate::cluster::Suite;
-use crate::cluster::csi::NodeSocket;
+use crate::cluster::csi::{BY_HAND, NodeSocket};
 use crate::cluster::names::*;
 use crate::cluster::objects::Pod;
+use crate::cluster::view::status;
 use crate::cluster::waits::{PATIENCE, uid};
 use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
@@ -76,11 +77,10 @@ fn without_api(suite: &Suite, volume: &serde_json::Value, pod_uid: &str) -> Resu
         unpublish_times.push(socket.unpublish(one)?);
     }
     for number in 0..PODS {
-        let uid = format!("00000000-0000-4000-8000-{number:012}");
-        let left = suite.view().leftovers(&uid)?;
-        ensure!(left.iter().all(|l| l.starts_with("directory")), "left: {left:?}");
-        std::fs::remove_dir_all(suite.view().pod_directory(&uid))?; // the suite's own
+        let target = machine.path(&format!("{BY_HAND}/00000000-0000-4000-8000-{number:012}/mount"));
+        ensure!(!target.exists(), "unpublish left {}", target.display());
     }
+    std::fs::remove_dir_all(machine.path(BY_HAND))?; // the suite's own
     times.sort();
     unpublish_times.sort();
     let ms = |d: Duration| d.as_secs_f64() * 1e3;
@@ -100,9 +100,11 @@ fn without_api(suite: &Suite, volume: &serde_json::Value, pod_uid: &str) -> Resu
     let main = |k: &crate::cluster::kubectl::Kubectl, not: &[u32]| {
         k.wait("the container's process", PATIENCE, |_| {
             let all = view.processes_of_pod(pod_uid);
+            // Process 1 of the container, not a child that has not become `cat` yet.
             let shell = |&pid: &u32| {
                 let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                words.contains("/tmp/names") && !not.contains(&pid)
+                let first = status(pid, "NSpid").is_ok_and(|ids| ids.split_whitespace().last() == Some("1"));
+                words.contains("/tmp/names") && first && !not.contains(&pid)
             };
             Ok(all.into_iter().find(shell))
         })
@@ -131,7 +133,7 @@ fn without_api(suite: &Suite, volume: &serde_json::Value, pod_uid: &str) -> Resu
 fn targets(suite: &Suite) -> Result<usize> {
     let all = suite.view().volumes()?;
     let mut points: Vec<_> =
-        all.iter().filter(|m| m.point.starts_with("/var/lib/kubelet/pods")).map(|m| &m.point).collect();
+        all.iter().filter(|m| m.point.starts_with("/var/lib/kubelet")).map(|m| &m.point).collect();
     points.sort();
     points.dedup();
     Ok(points.len())

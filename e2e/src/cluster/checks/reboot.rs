@@ -6,7 +6,11 @@ use crate::cluster::objects::Pod;
 use crate::cluster::suite::SET;
 use crate::cluster::waits::{PATIENCE, uid};
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::path::Path;
 use std::time::Instant;
+
+const FORMER: &str = "00000000-0000-0000-0000-000000000000";
 
 const VERIFY: &str = "oracle verify --root /data --tree /trees/set.json --threads 2 > /tmp/report && touch /tmp/good; \
     trap 'exit 0' TERM; while :; do sleep 0.2 & wait $!; done";
@@ -27,7 +31,16 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     suite.bucket.reset()?;
     let begun = Instant::now();
     let (machine, kubectl) = suite.machine_mut();
-    machine.reboot(kubectl)?;
+    machine.reboot(kubectl, |places| {
+        // The kernel of this machine has not been booted again, and containers see its boot id: make the plugin's records
+        // of targets what they would be then.
+        let changed = records(&places.root().join("disk/millpond/csi/targets"), |record| {
+            record["boot"] = FORMER.into()
+        })?;
+        println!("    power off; {changed} targets are on record");
+        ensure!(changed >= 3, "the plugin does not record its targets");
+        Ok(())
+    })?;
     let k = &suite.kubectl;
     k.delete("pod", TENANT, "gone")?;
     // The API server still shows the state of before: look at the node.
@@ -41,6 +54,12 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     k.wait_rolled_out("deployment", TENANT, "reboot")?;
     all_verified(suite)?;
     println!("    pods are back {:.0} s after it, and read everything right", begun.elapsed().as_secs_f64());
+    let mut former = 0;
+    let all = records(&suite.machine().path("/var/lib/millpond/csi/targets"), |record| {
+        former += usize::from(record["boot"] == FORMER);
+    })?;
+    println!("    targets on record: {all}, of them of the boot before: {former}");
+    ensure!(former == 0, "records of the boot before are left");
     let stats = suite.bucket.stats()?;
     println!("    the S3 server sent {} bytes of files; {:?}", stats.bytes_get, stats.requests);
     ensure!(stats.bytes_get == 0, "the cache was not warm: {} bytes fetched again", stats.bytes_get);
@@ -53,6 +72,25 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
         .kubectl
         .wait("no mount left", PATIENCE, |_| Ok(suite.view().volumes()?.is_empty().then_some(())))?;
     suite.kubectl.delete("pvc", TENANT, "reboot")
+}
+
+/// Looks at each of the plugin's records of targets, and writes back what was changed.
+fn records(directory: &Path, mut look: impl FnMut(&mut Value)) -> Result<usize> {
+    let mut count = 0;
+    for entry in std::fs::read_dir(directory).with_context(|| directory.display().to_string())? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|e| e != "json") {
+            continue; // being written
+        }
+        let mut record: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+        let before = record.clone();
+        look(&mut record);
+        if record != before {
+            std::fs::write(&path, record.to_string())?;
+        }
+        count += 1;
+    }
+    Ok(count)
 }
 
 /// Every pod of the Deployment that runs has read the whole data set.

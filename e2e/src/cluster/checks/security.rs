@@ -7,6 +7,7 @@ use crate::cluster::objects::Pod;
 use crate::cluster::view::status;
 use crate::mountinfo;
 use anyhow::{Context, Result, ensure};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use testkit::s3::SECRET_KEY;
 
@@ -73,11 +74,16 @@ fn contexts(suite: &Suite) -> Result<()> {
         })
         .collect();
     println!("    mounts of the agent: {}", shown.join(", "));
-    let writable = |m: &&mountinfo::Mount| interesting(m) && m.options.split(',').any(|o| o == "rw");
-    for mount in mounts.iter().filter(writable) {
-        let point = mount.point.to_string_lossy();
-        let expected = ["/var/lib/millpond", "/run/millpond", "/dev"].iter().any(|p| point.starts_with(p));
-        ensure!(expected, "the agent can write to {point}");
+    for mount in mounts.iter().filter(interesting) {
+        let expected = ["/var/lib/millpond", "/run/millpond", "/dev", "/proc", "/sys"];
+        let rw = mount.options.split(',').any(|o| o == "rw");
+        if rw && !expected.iter().any(|p| mount.point.starts_with(p)) {
+            // The runtime's own files (/etc/hosts and the like) are mounted writable, but they are root's.
+            let point = PathBuf::from(format!("/proc/{agent}/root{}", mount.point.display()));
+            let meta = std::fs::metadata(&point).with_context(|| point.display().to_string())?;
+            let theirs = meta.uid().to_string() == AGENT_UID || meta.mode() & 0o002 != 0;
+            ensure!(!theirs, "the agent can write to {}", mount.point.display());
+        }
     }
     ensure!(
         !mounts.iter().any(|m| m.point.starts_with("/var/lib/kubelet")),
