@@ -341,6 +341,11 @@ impl Scope {
         Ok(key)
     }
 
+    /// Bytes of this version of this inode on the node's disks.
+    pub fn cached_bytes(&self, ino: u64, version: u32) -> Result<u64, Cause> {
+        Ok(self.engine.cached_bytes(&self.key(ino, version)?))
+    }
+
     /// As [`Self::file`], for whatever version is current.
     pub fn current(&self, attributes: &Attributes, options: ReadOptions) -> Result<Arc<File>, Cause> {
         self.file(attributes.ino, attributes.version, options)

@@ -138,10 +138,13 @@ impl Fs {
         if attributes.cached.is_some_and(|cached| cached.generation == self.settings.generation) {
             return reply.xattr(size, attributes.size.to_string().as_bytes());
         }
-        let key = (attributes.ino, attributes.version);
-        self.with_file(key, move |_, file| match file {
-            Ok(file) => reply.xattr(size, file.present_bytes().to_string().as_bytes()),
-            Err(failure) => reply.fail(failure),
-        });
+        self.link.ask(
+            Ask::Cached { ino: attributes.ino, version: attributes.version },
+            Box::new(move |answer| match answer {
+                Ok((Told::Cached { bytes }, _)) => reply.xattr(size, bytes.to_string().as_bytes()),
+                Ok(_) => reply.fail(Cause::Internal),
+                Err(cause) => reply.fail(cause),
+            }),
+        );
     }
 }

@@ -416,6 +416,10 @@ fn extended_attributes_tell_where_a_file_comes_from() {
     assert_eq!(value(b"user.millpond.source"), (0, b"s3://bucket/prefix/f".to_vec()));
     assert_eq!(value(b"user.other").0, -libc::ENODATA);
     assert_eq!(value(b"user.millpond.hidden_keys").0, -libc::ENODATA, "a file hides nothing");
+    bench.fs.getxattr(file.ino, b"user.millpond.cached_bytes", 100, bench.reply());
+    let asked = bench.agent(Ok((Told::Cached { bytes: 7 }, vec![])));
+    assert_eq!(asked, format!("Cached {{ ino: {}, version: 1 }}", file.ino), "a look, not an open");
+    assert_eq!(bench.only(), (0, b"7".to_vec()));
     bench.fs.listxattr(ROOT, 100, bench.reply());
     assert_eq!(bench.only().1, b"user.millpond.source\0user.millpond.hidden_keys\0");
 }
