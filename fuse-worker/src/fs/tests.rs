@@ -138,6 +138,7 @@ fn settings(mode: Mode, ttl: Option<Duration>) -> Settings {
         source: "s3://bucket/prefix/".into(),
         no_opendir: true,
         files_max: 16,
+        buffer_bytes: 4 << 20,
     }
 }
 
