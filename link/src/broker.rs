@@ -106,6 +106,8 @@ pub enum AgentRequest {
     Unpublish { mount: MountId },
     /// Answered from the agent's memory. → `Usage`
     Usage { mount: MountId },
+    /// As `Usage`, from a broker that was restarted and knows its mounts by their targets alone. → `Usage`
+    UsageAt { target: String },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -135,6 +137,7 @@ impl std::fmt::Debug for AgentRequest {
             Self::Start { mount } => write!(f, "Start({mount})"),
             Self::Unpublish { mount } => write!(f, "Unpublish({mount})"),
             Self::Usage { mount } => write!(f, "Usage({mount})"),
+            Self::UsageAt { target } => write!(f, "UsageAt({target})"),
         }
     }
 }

@@ -352,6 +352,13 @@ impl crate::broker_client::Serve for Volumes {
             }
             AgentRequest::Usage { mount } => self.usage(mount).map(|u| (AgentAnswer::Usage(u), Vec::new())),
         }
+            AgentRequest::UsageAt { target } => {
+                let here = self.mounts().into_iter().find(|m| m.target == target);
+                let absent =
+                    || Refusal::new(RefusalKind::Unavailable, "this agent does not serve that target");
+                let usage = self.usage(here.ok_or_else(absent)?.id)?;
+                Ok((AgentAnswer::Usage(usage), Vec::new()))
+            }
     }
 
     fn lost(&self) {

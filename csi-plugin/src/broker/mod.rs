@@ -237,12 +237,17 @@ impl Broker {
     }
 
     /// Asks the agent's memory.
-    pub fn usage(&self, mount: &Mount) -> Result<link::broker::Usage, Failure> {
+    pub fn usage(&self, target: &Target) -> Result<link::broker::Usage, Failure> {
         let agent = self.agent()?;
-        if agent.identity() != &mount.agent {
-            return Err(Failure::Unavailable("the agent that served this mount is gone".into()));
-        }
-        match agent.ask(AgentRequest::Usage { mount: mount.id }, &[], GOODBYE_LIMIT)? {
+        let request = match self.table.at(target.path()) {
+            Some(mount) if agent.identity() != &mount.agent => {
+                return Err(Failure::Unavailable("the agent that served this mount is gone".into()));
+            }
+            Some(mount) => AgentRequest::Usage { mount: mount.id },
+            // Published before this broker started.
+            None => AgentRequest::UsageAt { target: target.path().display().to_string() },
+        };
+        match agent.ask(request, &[], GOODBYE_LIMIT)? {
             (AgentAnswer::Usage(usage), _) => Ok(usage),
             _ => Err(Failure::Internal("the node agent answered a usage request with something else".into())),
         }

@@ -166,7 +166,7 @@ pub fn obliging(request: &AgentRequest, _fds: &[OwnedFd]) -> Option<Answer> {
             vec![tempfile::tempfile().unwrap().into()],
         ),
         AgentRequest::Start { .. } | AgentRequest::Unpublish { .. } => (AgentAnswer::Done, vec![]),
-        AgentRequest::Usage { .. } => {
+        AgentRequest::Usage { .. } | AgentRequest::UsageAt { .. } => {
             (AgentAnswer::Usage(Usage { total_bytes: 4096, total_inodes: 3, cached_bytes: 1 }), vec![])
         }
     }))
