@@ -239,13 +239,14 @@ impl Volumes {
         let metadata = self.config.cache.metadata_dir.join(id.as_str());
         let numbers = self.numbers.clone();
         let dir = metadata.clone();
-        let opened =
-            tokio::task::spawn_blocking(move || meta::Store::open(&dir, numbers, Arc::new(now_ms))).await;
+        let options = self.config.cache.metadata();
+        let open = move || meta::Store::open_with(&dir, &options, numbers, Arc::new(now_ms));
+        let opened = tokio::task::spawn_blocking(open).await;
         let opened = opened
             .map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?
             .map_err(|e| Refusal::new(RefusalKind::Unavailable, format!("metadata store: {e}")))?;
-        if let meta::Opened::SetAside { why } = opened.opened() {
-            tracing::warn!(scope = %id, why, "metadata store set aside, started empty: names are asked for again");
+        if let meta::Opened::SetAside { why } | meta::Opened::StartedAnew { why } = opened.opened() {
+            tracing::warn!(scope = %id, why, "metadata store started empty: names are asked for again");
         }
         let scope = Scope::new(
             id,
@@ -351,7 +352,6 @@ impl crate::broker_client::Serve for Volumes {
                 Ok((AgentAnswer::Done, Vec::new()))
             }
             AgentRequest::Usage { mount } => self.usage(mount).map(|u| (AgentAnswer::Usage(u), Vec::new())),
-        }
             AgentRequest::UsageAt { target } => {
                 let here = self.mounts().into_iter().find(|m| m.target == target);
                 let absent =
@@ -359,6 +359,7 @@ impl crate::broker_client::Serve for Volumes {
                 let usage = self.usage(here.ok_or_else(absent)?.id)?;
                 Ok((AgentAnswer::Usage(usage), Vec::new()))
             }
+        }
     }
 
     fn lost(&self) {
