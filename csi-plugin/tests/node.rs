@@ -305,7 +305,10 @@ async fn stats_come_from_the_agent_and_unknown_volumes_are_not_found() {
         ..Default::default()
     };
     let usage = node.node_get_volume_stats(request("v", "a")).await.unwrap().into_inner().usage;
-    assert_eq!(usage.iter().map(|u| u.total).collect::<Vec<_>>(), [4096, 3]);
+    assert_eq!(usage.iter().map(|u| u.used).collect::<Vec<_>>(), [4096, 3]);
+    for line in usage {
+        assert!(line.available > 0 && line.available + line.used == line.total, "{line:?}");
+    }
     for (volume, target) in [("w", "a"), ("v", "b"), ("v", "x/y")] {
         let status = node.node_get_volume_stats(request(volume, target)).await.unwrap_err();
         assert_eq!(status.code(), Code::NotFound, "{volume} {target}");

@@ -69,8 +69,8 @@ impl Filesystem for Adapter {
         self.fs.lookup(parent.0, name.as_bytes(), self.reply(request, reply));
     }
 
-    fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.fs.getattr(ino.0, self.reply(request, reply));
+    fn getattr(&self, request: &Request, ino: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+        self.fs.getattr(ino.0, handle.is_some(), self.reply(request, reply));
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {

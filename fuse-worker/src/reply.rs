@@ -15,6 +15,10 @@ pub const FOPEN_CACHE_DIR: u32 = 1 << 3;
 pub const FOPEN_NOFLUSH: u32 = 1 << 5;
 pub const FOPEN_PASSTHROUGH: u32 = 1 << 7;
 
+/// The only notification that a worker may send: it takes no lock that waits for an answer of the worker's. (One that
+/// invalidates an entry waits for the directory, behind the very look-ups that this worker is to answer.)
+const NOTIFY_INVAL_INODE: i32 = 2;
+
 const ATTR_BYTES: usize = 88;
 const ENTRY_BYTES: usize = 40 + ATTR_BYTES;
 const DIRENT_BYTES: usize = 24;
@@ -31,6 +35,8 @@ pub enum Delivery {
 pub trait Sink: Send + Sync {
     /// `error`: 0 or a negative errno.
     fn send(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> Delivery;
+    /// Tells the kernel something that it did not ask for.
+    fn notify(&self, code: i32, body: &[u8]);
 }
 
 /// What stat shows of an inode.
@@ -67,6 +73,15 @@ impl Reply {
 
     pub fn unique(&self) -> u64 {
         self.unique
+    }
+
+    /// Makes the kernel ask for the attributes of a node id before it opens or shows it again.
+    pub fn distrust_attributes(&self, nodeid: u64) {
+        let mut body = Vec::with_capacity(24); // fuse_notify_inval_inode_out
+        push64(&mut body, nodeid);
+        push64(&mut body, -1_i64 as u64); // before the first byte: attributes only, the pages stay
+        push64(&mut body, 0);
+        self.sink.notify(NOTIFY_INVAL_INODE, &body);
     }
 
     pub fn fail(self, failure: impl Into<Failure>) {
@@ -246,6 +261,7 @@ mod tests {
     #[derive(Default)]
     struct Kept(Mutex<Vec<(u64, i32, Vec<u8>)>>);
     impl Sink for Kept {
+        fn notify(&self, _: i32, _: &[u8]) {}
         fn send(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> Delivery {
             self.0.lock().unwrap().push((unique, error, body.iter().flat_map(|s| s.to_vec()).collect()));
             Delivery::Delivered

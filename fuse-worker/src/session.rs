@@ -157,6 +157,8 @@ fn settings(assign: &Assign, offer: Offer) -> Settings {
         no_opendir: offer.no_opendir,
         // Two descriptors a file while its bitmap is mapped, and room for the rest.
         files_max: (lockdown::FILES_MAX / 2) as usize,
+        // A READ of the largest size for each thread, and one for those that finish what had to be fetched.
+        buffer_bytes: (assign.threads.clamp(1, READERS_MAX) as usize + 1) << 20,
     }
 }
 

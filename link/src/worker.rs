@@ -135,8 +135,11 @@ pub enum Ask {
     List { dir: u64 },
     /// Make the attributes of this inode as fresh as the volume demands; `force`: ask the source now. → `Stored`
     Attributes { ino: u64, force: bool },
-    /// The cache file of this version of this inode. → `File`
+    /// The cache file of this version of this inode. Whoever asks is about to read: a small file may be brought in.
+    /// → `File`
     File { ino: u64, version: u32 },
+    /// How much of this version of this inode is in the cache? Looking fetches nothing. → `Cached`
+    Cached { ino: u64, version: u32 },
     /// Bring these bytes in. → `Present` or `Detached`
     Read { file: u64, offset: u64, len: u32 },
     /// The cache cannot be read, however often it is filled: bring these bytes past it. → `Detached`
@@ -162,6 +165,9 @@ pub enum Reply {
         file: u64,
         size: u64,
         whole: bool,
+    },
+    Cached {
+        bytes: u64,
     },
     /// The range is in the cache file and verified. `mark`: when a reader passes this offset, say `Advance`.
     Present {

@@ -59,6 +59,12 @@ pub enum LogFormat {
 pub struct Cache {
     /// Where the metadata stores live. Not on a tier: a disk that fails under LMDB is a SIGBUS.
     pub metadata_dir: PathBuf,
+    /// Most bytes of one scope's metadata store.
+    #[serde(default = "metadata_limit")]
+    pub metadata_limit: Size,
+    /// Bytes of its disk that each store takes ahead for new names.
+    #[serde(default = "metadata_reserve")]
+    pub metadata_reserve: Size,
     #[serde(default = "block")]
     pub block: Size,
     /// Most bytes of bodies in flight between network and disk.
@@ -176,6 +182,8 @@ impl Cache {
     pub fn with_tiers(metadata_dir: PathBuf, tiers: Vec<Tier>) -> Self {
         Self {
             metadata_dir,
+            metadata_limit: metadata_limit(),
+            metadata_reserve: metadata_reserve(),
             block: block(),
             memory: memory(),
             scope_limit: None,
@@ -185,6 +193,14 @@ impl Cache {
             tiers,
         }
     }
+
+    pub fn metadata(&self) -> cache::meta::Options {
+        cache::meta::Options {
+            map_bytes: self.metadata_limit.0 as usize,
+            reserve_bytes: self.metadata_reserve.0,
+            ..cache::meta::Options::default()
+        }
+    }
 }
 
 fn twenty_seconds() -> Span {
@@ -192,6 +208,12 @@ fn twenty_seconds() -> Span {
 }
 fn a_minute() -> Span {
     Span(Duration::from_secs(60))
+}
+fn metadata_limit() -> Size {
+    Size(cache::meta::Options::default().map_bytes as u64)
+}
+fn metadata_reserve() -> Size {
+    Size(cache::meta::Options::default().reserve_bytes)
 }
 fn block() -> Size {
     Size(128 << 10)
@@ -273,6 +295,9 @@ impl Config {
         let block = self.cache.block.0;
         if !block.is_power_of_two() || !(4096..=1 << 20).contains(&block) {
             return wrong(format!("cache.block {block} must be a power of two from 4Ki to 1Mi"));
+        }
+        if !(16 << 20..=1 << 40).contains(&self.cache.metadata_limit.0) {
+            return wrong("cache.metadata_limit must be from 16Mi to 1Ti".into());
         }
         if self.cache.part.0 < block || !self.cache.part.0.is_multiple_of(block) {
             return wrong("cache.part must be a multiple of cache.block".into());

@@ -178,7 +178,7 @@ impl Scope {
     /// Makes the metadata store know `name` in `parent`, as fresh as `freshness` demands.
     pub async fn lookup(&self, parent: u64, name: &[u8], freshness: Freshness) -> Result<(), Cause> {
         // Another worker may have been faster.
-        match self.names.lookup(parent, name).map_err(internal)? {
+        match self.names.lookup(parent, name).map_err(|e| self.failed(e))? {
             Lookup::Found { seen_ms, .. } | Lookup::Absent { seen_ms } if fresh(freshness, seen_ms) => {
                 return Ok(());
             }
@@ -220,9 +220,10 @@ impl Scope {
                 let path = me.child_path(parent, &name)?;
                 let found = me.source().head(&path).await.map_err(|e| me.cause("look-up", &path, &e))?;
                 me.health.works();
-                blocking(move || match found {
-                    Some(entry) => me.metadata.put(parent, &incoming(entry)).map(|_| ()),
-                    None => me.metadata.put_absent(parent, &name),
+                let scope = me.clone();
+                me.blocking(move || match found {
+                    Some(entry) => scope.metadata.put(parent, &incoming(entry)).map(|_| ()),
+                    None => scope.metadata.put_absent(parent, &name),
                 })
                 .await
             })
@@ -234,18 +235,19 @@ impl Scope {
         if ino == meta::ROOT {
             return Ok(()); // the source itself: it has no name that could change
         }
-        let (attributes, seen_ms) = self.names.attributes(ino).map_err(internal)?.ok_or(Cause::Stale)?;
+        let (attributes, seen_ms) =
+            self.names.attributes(ino).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
         // A directory's attributes are ours, not the source's.
         if attributes.kind == meta::Kind::Directory || !force && fresh(freshness, seen_ms) {
             return Ok(());
         }
-        let (parent, name) = self.parent_and_name(ino).map_err(internal)?.ok_or(Cause::Stale)?;
+        let (parent, name) = self.parent_and_name(ino).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
         self.head(parent, &name).await
     }
 
     /// Makes the metadata store hold the listing of `dir`, as fresh as `freshness` demands.
     pub async fn list(&self, dir: u64, freshness: Freshness) -> Result<(), Cause> {
-        if let Some(state) = self.names.listing(dir).map_err(internal)?
+        if let Some(state) = self.names.listing(dir).map_err(|e| self.failed(e))?
             && state.complete
             && fresh(freshness, state.seen_ms)
         {
@@ -268,7 +270,7 @@ impl Scope {
     }
 
     async fn list_now(self: Arc<Self>, dir: u64, one_page: bool) -> Result<Listed, Cause> {
-        let path = self.names.path(dir).map_err(internal)?.ok_or(Cause::Stale)?;
+        let path = self.names.path(dir).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
         let source = self.source();
         let failed = |e: StoreError| self.cause("listing", &path, &e);
         let mut page = source.list(&path, None).await.map_err(failed)?;
@@ -279,7 +281,7 @@ impl Scope {
         // The writer lives on a thread that may block; `None` after the last page says that nothing is missing.
         let (pages, mut arriving) = tokio::sync::mpsc::channel::<Option<Page>>(PAGES_AHEAD);
         let me = self.clone();
-        let writer = blocking(move || {
+        let writer = self.blocking(move || {
             let mut listing = me.metadata.begin_listing(dir)?;
             let mut bytes = 0;
             while let Some(message) = arriving.blocking_recv() {
@@ -345,7 +347,7 @@ impl Scope {
     }
 
     fn child_path(&self, parent: u64, name: &[u8]) -> Result<Vec<u8>, Cause> {
-        let mut path = self.names.path(parent).map_err(internal)?.ok_or(Cause::Stale)?;
+        let mut path = self.names.path(parent).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
         if !path.is_empty() {
             path.push(b'/');
         }
@@ -363,17 +365,22 @@ impl Scope {
 
     fn key(&self, ino: u64, version: u32) -> Result<FileKey, Cause> {
         // The last ones known: the object may be gone at the source and still be whole in the cache.
-        let attributes = self.names.last_attributes(ino).map_err(internal)?.ok_or(Cause::Stale)?;
+        let attributes = self.names.last_attributes(ino).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
         if attributes.kind != meta::Kind::File {
             return Err(Cause::Internal);
         }
         let key = if attributes.version == version {
-            let path = self.names.path(ino).map_err(internal)?.ok_or(Cause::Stale)?;
+            let path = self.names.path(ino).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
             FileKey { scope: self.id.clone(), path, token: attributes.token, size: attributes.size }
         } else {
             lock(&self.versions).keys.get(&(ino, version)).cloned().ok_or(Cause::Stale)?
         };
         Ok(key)
+    }
+
+    /// Bytes of this version of this inode on the node's disks.
+    pub fn cached_bytes(&self, ino: u64, version: u32) -> Result<u64, Cause> {
+        Ok(self.engine.cached_bytes(&self.key(ino, version)?))
     }
 
     /// As [`Self::file`], for whatever version is current.
@@ -480,6 +487,27 @@ impl Scope {
 
     // ------------------------------------------------------------------ errors
 
+    /// A metadata store that is damaged is set aside when its last volume is gone; until then it is used as far as it goes.
+    fn failed(&self, error: MetaError) -> Cause {
+        tracing::error!(source = %self.shown, %error, "metadata store failed");
+        if matches!(error, MetaError::Damaged(_))
+            && let Err(error) = self.metadata.distrust()
+        {
+            tracing::error!(source = %self.shown, %error, "the damaged metadata store could not be marked");
+        }
+        Cause::Internal
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, MetaError> + Send + 'static,
+    ) -> Result<T, Cause> {
+        match tokio::task::spawn_blocking(work).await {
+            Ok(done) => done.map_err(|e| self.failed(e)),
+            Err(_) => Err(Cause::Internal), // it panicked, and the panic has been logged
+        }
+    }
+
     /// The one place where a store's error becomes a reader's cause. Outages are logged here, with the source's
     /// name; what a reader merely asked wrongly is not.
     fn cause(&self, what: &str, path: &[u8], error: &StoreError) -> Cause {
@@ -571,11 +599,6 @@ pub(crate) fn store_cause(error: &StoreError) -> Cause {
     }
 }
 
-fn internal(error: MetaError) -> Cause {
-    tracing::error!(%error, "metadata store failed");
-    Cause::Internal
-}
-
 fn incoming(entry: store::Entry) -> Incoming {
     let (kind, size, token, target) = match entry.kind {
         store::Kind::File { size, version } => (meta::Kind::File, size, version.to_string(), Vec::new()),
@@ -597,15 +620,6 @@ fn fresh(freshness: Freshness, seen_ms: u64) -> bool {
             now_ms().checked_sub(seen_ms).is_some_and(|age| u128::from(age) < ttl.as_millis())
         }
         Freshness::Strict => false,
-    }
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, MetaError> + Send + 'static,
-) -> Result<T, Cause> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(internal),
-        Err(_) => Err(Cause::Internal), // it panicked, and the panic has been logged
     }
 }
 

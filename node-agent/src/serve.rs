@@ -90,6 +90,9 @@ impl Server {
                 fds.extend(descriptors.presence);
                 Ok((Reply::File { file: file.id(), size: file.key().size, whole }, fds))
             }
+            Ask::Cached { ino, version } => {
+                Ok((Reply::Cached { bytes: scope.cached_bytes(ino, version)? }, Vec::new()))
+            }
             Ask::Read { file, offset, len } => {
                 // Evicted between the worker's two questions: its descriptor is of a file that nobody fills.
                 let Some(file) = self.engine.by_id(file) else { return Ok((Reply::Gone, Vec::new())) };

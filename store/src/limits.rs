@@ -43,7 +43,10 @@ pub struct Limits {
     metadata: Arc<Semaphore>,
     data: Arc<Semaphore>,
     bandwidth: Option<Mutex<Bucket>>,
-    client: OnceLock<reqwest::Client>,
+    /// For `http://`. Apart from the other because it must work on a machine without certificates.
+    plain: OnceLock<reqwest::Client>,
+    /// For `https://`.
+    secure: OnceLock<reqwest::Client>,
 }
 
 /// A request slot; free again on drop.
@@ -60,7 +63,8 @@ impl Limits {
             metadata: Arc::new(Semaphore::new(metadata)),
             data: Arc::new(Semaphore::new(requests - metadata)),
             bandwidth: config.bytes_per_second.map(|rate| Mutex::new(Bucket::new(rate))),
-            client: OnceLock::new(),
+            plain: OnceLock::new(),
+            secure: OnceLock::new(),
             config,
         }
     }
@@ -93,12 +97,14 @@ impl Limits {
         }
     }
 
-    /// One client for all sources: it holds connections and TLS roots, no credentials.
-    pub(crate) fn client(&self) -> Result<reqwest::Client, StoreError> {
-        if let Some(client) = self.client.get() {
+    /// One client for all sources of a scheme: it holds connections and TLS roots, no credentials.
+    pub(crate) fn client(&self, endpoint: &str) -> Result<reqwest::Client, StoreError> {
+        let plain = endpoint.starts_with("http://");
+        let kept = if plain { &self.plain } else { &self.secure };
+        if let Some(client) = kept.get() {
             return Ok(client.clone());
         }
-        let client = reqwest::Client::builder()
+        let mut builder = reqwest::Client::builder()
             // The environment of a DaemonSet is no place to reroute signed requests from, and a redirect could send
             // them to any host.
             .no_proxy()
@@ -111,13 +117,20 @@ impl Limits {
             .pool_max_idle_per_host(self.config.requests)
             // One stream per connection: parts in parallel want bandwidth, and HTTP/2 would share one window.
             .http1_only()
-            .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|e| StoreError::Invalid {
-                what: "HTTP client".into(),
-                why: format!("{}: install CA certificates in the image", crate::retry::chain(&e)),
-            })?;
-        Ok(self.client.get_or_init(|| client).clone())
+            .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")));
+        if plain {
+            // It verifies nothing, so it needs no roots; without this, building fails where there are none.
+            builder = builder.tls_certs_only([]);
+        }
+        let client = builder.build().map_err(|e| StoreError::Invalid {
+            what: endpoint.to_owned(),
+            why: format!(
+                "no HTTPS without CA certificates: install the package ca-certificates on this machine or in the \
+                 image, or point SSL_CERT_FILE at a bundle ({})",
+                crate::retry::chain(&e)
+            ),
+        })?;
+        Ok(kept.get_or_init(|| client).clone())
     }
 }
 

@@ -9,12 +9,13 @@
 //!  clean             there          keep: it was written out when it was closed
 //!  open, this boot   there          keep: its owner was killed, the kernel still has every page
 //!  open, other boot  there          set aside: nothing was synced, power may have torn it
+//!  any of "keep"     nearly full    delete: it never shrinks, and soon could take no name any more
 //! ```
 //!
 //! Commits are not synced (a listing of a million names would take minutes), so the marker carries the boot id.
 
 use super::record::{FORMAT, Known, NameKey};
-use super::types::{Attributes, Kind, MetaError, Opened, Options, ROOT};
+use super::types::{Attributes, DISK_FULL, Kind, MetaError, Opened, Options, ROOT};
 use super::view::{DATABASES, Tables, View, from_heed, is_no_room};
 use heed::types::Bytes;
 use heed::{EnvFlags, EnvOpenOptions, MdbError};
@@ -32,6 +33,8 @@ const MARKER: &str = "marker";
 const LOCK_ATTEMPTS: u32 = 20;
 const MARKER_BYTES: usize = 128;
 const SET_ASIDE: &str = "data.mdb.set-aside";
+/// Less is not worth a system call.
+const RESERVE_MIN: u64 = 256 << 10;
 /// A slot of LMDB's reader table, bytes; the header takes two to four of them.
 const READER_BYTES: u64 = 64;
 /// Maps are whole pages; 64 KiB is the largest page of any machine that we run on.
@@ -88,6 +91,11 @@ impl Home {
             None => Opened::Fresh,
             Some(why) => self.set_aside(why)?,
         };
+        if opened == Opened::Kept
+            && let Some(why) = self.nearly_full(options)?
+        {
+            opened = self.start_anew(why)?;
+        }
         // Before the first write: from here on only this boot can vouch for the file.
         self.mark(State::Open)?;
         let view = match self.environment(options, now_ms) {
@@ -141,7 +149,7 @@ impl Home {
             self.handle.sync_all()
         };
         write().map_err(|e| match e {
-            e if is_no_room(&e) => MetaError::Full("no space left on its disk"),
+            e if is_no_room(&e) => MetaError::Full(DISK_FULL),
             e => io("cannot write the marker of the metadata store")(e),
         })
     }
@@ -157,6 +165,39 @@ impl Home {
         }
         tracing::warn!(dir = %self.dir.display(), why, "metadata store set aside, starting empty");
         Ok(Opened::SetAside { why })
+    }
+
+    fn nearly_full(&self, options: &Options) -> Result<Option<String>, MetaError> {
+        let file = fs::metadata(self.dir.join(DATA)).map_err(io("cannot look at the metadata store"))?;
+        let limit = options.map_bytes as u64;
+        let full = file.len() > limit / 10 * 9;
+        Ok(full.then(|| format!("it held {} of at most {limit} bytes", file.len())))
+    }
+
+    /// Not set aside: there is nothing wrong with it, and it is large.
+    fn start_anew(&self, why: String) -> Result<Opened, MetaError> {
+        for file in [DATA, LOCK] {
+            match fs::remove_file(self.dir.join(file)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    return Err(io("cannot delete the full metadata store")(e));
+                }
+                _ => {}
+            }
+        }
+        tracing::warn!(dir = %self.dir.display(), why, "metadata store was nearly full: deleted, starting empty");
+        Ok(Opened::StartedAnew { why })
+    }
+
+    /// Takes blocks of the disk behind the `used` bytes of the store, without making it longer, and returns up to where.
+    /// A quarter of what is free at most: the reserve is no reason for a full disk.
+    pub(super) fn reserve(&self, used: u64, bytes: u64) -> u64 {
+        let free = rustix::fs::statvfs(&self.dir).map_or(0, |s| s.f_bavail.saturating_mul(s.f_frsize));
+        let bytes = bytes.min(free / 4);
+        let taken = bytes >= RESERVE_MIN
+            && File::options().write(true).open(self.dir.join(DATA)).is_ok_and(|file| {
+                rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, used, bytes).is_ok()
+            });
+        if taken { used + bytes } else { 0 }
     }
 
     fn environment(&self, options: &Options, now_ms: u64) -> Result<View, MetaError> {
@@ -221,9 +262,7 @@ impl Home {
             .map_err(fail)?;
         match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) => Ok(()),
-            Err(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) => {
-                Err(MetaError::Full("no space left on its disk"))
-            }
+            Err(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) => Err(MetaError::Full(DISK_FULL)),
             // A file system without fallocate: as good as LMDB alone.
             Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
             Err(e) => Err(fail(e.into())),

@@ -11,7 +11,7 @@ use super::write::{Origin, Pending, Write, is_name};
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Most negative records that one directory keeps without a complete listing: they come from guesses (import paths,
@@ -31,6 +31,9 @@ pub struct Store {
     settled: AtomicBool,
     /// Listings that are being stored, by directory. Lock order: this, then LMDB's writer lock, then `numbers`.
     pending: Mutex<HashMap<u64, Pending>>,
+    reserve_bytes: u64,
+    /// Blocks of the disk are taken up to here, bytes from the start of the file.
+    reserved_to: AtomicU64,
 }
 
 impl Store {
@@ -48,7 +51,7 @@ impl Store {
     ) -> Result<Self, MetaError> {
         let home = Home::take(dir)?;
         let (view, opened) = home.open(options, now_ms())?;
-        Ok(Self {
+        let store = Self {
             view,
             home,
             numbers,
@@ -56,7 +59,11 @@ impl Store {
             opened,
             settled: AtomicBool::new(false),
             pending: Mutex::default(),
-        })
+            reserve_bytes: options.reserve_bytes,
+            reserved_to: AtomicU64::new(0),
+        };
+        store.keep_reserve();
+        Ok(store)
     }
 
     pub fn opened(&self) -> &Opened {
@@ -95,6 +102,7 @@ impl Store {
         if !is_name(&incoming.name) {
             return Err(MetaError::BadName);
         }
+        self.keep_reserve();
         let seen_ms = (self.now_ms)();
         let mut pending = self.pending();
         let mut write = Write::begin(&self.view)?;
@@ -116,6 +124,7 @@ impl Store {
         if !is_name(name) {
             return Err(MetaError::BadName);
         }
+        self.keep_reserve();
         let seen_ms = (self.now_ms)();
         let mut pending = self.pending();
         let mut write = Write::begin(&self.view)?;
@@ -180,18 +189,32 @@ impl Store {
         let tables = &self.view.tables;
         let highest = tables.inodes.last(&txn).map_err(unexpected)?;
         let info = self.view.env.info();
-        let page = u64::from(self.view.env.stat().page_size);
         Ok(Stats {
             inodes: tables.inodes.len(&txn).map_err(unexpected)?,
             names: tables.names.len(&txn).map_err(unexpected)?,
             directories: tables.directories.len(&txn).map_err(unexpected)?,
-            used_bytes: (info.last_page_number as u64 + 1) * page,
+            used_bytes: self.used_bytes(),
             map_bytes: info.map_size as u64,
             highest_ino: highest
                 .and_then(|(key, _)| key.try_into().ok())
                 .map_or(0, u64::from_be_bytes)
                 .min(INO_LIMIT),
         })
+    }
+
+    fn used_bytes(&self) -> u64 {
+        let page = u64::from(self.view.env.stat().page_size);
+        (self.view.env.info().last_page_number as u64 + 1) * page
+    }
+
+    /// To be called before names are stored. What the disk does not give now is asked for again the next time.
+    pub(super) fn keep_reserve(&self) {
+        let used = self.used_bytes();
+        let reserved_to = self.reserved_to.load(Ordering::Relaxed);
+        if used + self.reserve_bytes / 2 > reserved_to {
+            let reserved_to = self.home.reserve(used, self.reserve_bytes).max(reserved_to);
+            self.reserved_to.store(reserved_to, Ordering::Relaxed);
+        }
     }
 
     /// Damage was found: the next opening sets this store aside.

@@ -100,15 +100,19 @@ pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 /// How large the store may become and how many may look into it. All of it is virtual until used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Most bytes that the store may ever hold; address space in the agent and in every worker, not memory.
+    /// Most bytes that the store may ever hold; address space in the agent and in every worker, not memory. The file
+    /// never shrinks: one that has used nine tenths is deleted at the next opening, and started anew.
     pub map_bytes: usize,
+    /// Bytes of the disk that are taken ahead for new names, as far as there is room: a disk that somebody else fills
+    /// up does not stop them at once.
+    pub reserve_bytes: u64,
     /// Most threads, over all processes, that have ever read and still live.
     pub readers_max: u32,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { map_bytes: 64 << 30, readers_max: 2048 }
+        Self { map_bytes: 16 << 30, reserve_bytes: 32 << 20, readers_max: 2048 }
     }
 }
 
@@ -121,6 +125,8 @@ pub enum Opened {
     Kept,
     /// A store that cannot be trusted or read. It lies beside the new, empty one under the name `data.mdb.set-aside`.
     SetAside { why: String },
+    /// A store that was nearly full. It was deleted.
+    StartedAnew { why: String },
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -139,11 +145,15 @@ pub struct Stats {
     pub highest_ino: u64,
 }
 
+pub(super) const DISK_FULL: &str = "no space is left on its disk, make room there";
+pub(super) const LIMIT_REACHED: &str =
+    "its size limit (cache.metadata_limit) is reached; it is started anew when no volume uses it";
+
 /// Every error leaves the store as it was before the call.
 #[derive(Debug, thiserror::Error)]
 pub enum MetaError {
     /// Serve the caller without storing, and count it.
-    #[error("the metadata store is full ({0}): make room on its disk or raise its limit")]
+    #[error("the metadata store is full: {0}")]
     Full(&'static str),
     /// Set aside by the agent at its next start; a worker must ask for a new one.
     #[error("the metadata store has format {found}, this build reads {expected}")]

@@ -4,7 +4,7 @@
 //! lock and make no system call.
 
 use super::record::{Directory, FORMAT, NameKey, Record, split_key};
-use super::types::{Attributes, ListingState, Lookup, MetaError, ROOT};
+use super::types::{Attributes, DISK_FULL, LIMIT_REACHED, ListingState, Lookup, MetaError, ROOT};
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, WithTls};
 use std::ops::Bound;
@@ -244,12 +244,12 @@ impl Directory {
 /// An error of an environment that is open.
 pub(super) fn unexpected(e: heed::Error) -> MetaError {
     match e {
-        heed::Error::Mdb(MdbError::MapFull) => MetaError::Full("its size limit is reached"),
+        heed::Error::Mdb(MdbError::MapFull) => MetaError::Full(LIMIT_REACHED),
         heed::Error::Mdb(MdbError::ReadersFull) => MetaError::TooManyReaders,
         heed::Error::Mdb(
             e @ (MdbError::PageNotFound | MdbError::Corrupted | MdbError::Panic | MdbError::Invalid),
         ) => MetaError::Damaged(e.to_string()),
-        heed::Error::Io(e) if is_no_room(&e) => MetaError::Full("no space left on its disk"),
+        heed::Error::Io(e) if is_no_room(&e) => MetaError::Full(DISK_FULL),
         heed::Error::Io(source) => MetaError::Io { what: "cannot access the metadata store", source },
         other => MetaError::Unexpected(other.to_string()),
     }

@@ -2,7 +2,7 @@
 
 use super::record::{Directory, Known, NameKey, next_even, next_odd, split_key};
 use super::types::{
-    Attributes, Cached, FIRST_INO, INO_LIMIT, Incoming, InodeNumbers, Kind, MetaError, NAME_MAX,
+    Attributes, Cached, DISK_FULL, FIRST_INO, INO_LIMIT, Incoming, InodeNumbers, Kind, MetaError, NAME_MAX,
 };
 use super::view::{Tables, View, is_no_room, unexpected};
 use heed::types::Bytes;
@@ -69,9 +69,9 @@ impl<'v> Write<'v> {
             heed::Error::Io(e)
                 if e.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) && is_full(view) =>
             {
-                MetaError::Full("no space left on its disk")
+                MetaError::Full(DISK_FULL)
             }
-            heed::Error::Io(e) if is_no_room(&e) => MetaError::Full("no space left on its disk"),
+            heed::Error::Io(e) if is_no_room(&e) => MetaError::Full(DISK_FULL),
             other => unexpected(other),
         })
     }

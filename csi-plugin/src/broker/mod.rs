@@ -271,8 +271,11 @@ impl Broker {
     }
 
     /// Asks the agent's memory.
-    pub fn usage(&self, mount: &Mount) -> Result<link::broker::Usage, Failure> {
+    pub fn usage(&self, target: &Target) -> Result<link::broker::Usage, Failure> {
         let agent = self.agent()?;
+        let mount = self.table.at(target.path()).ok_or_else(|| {
+            Failure::Unavailable("the node agent has not shown this mount to the restarted plugin yet".into())
+        })?;
         if !mount.is_of(agent.identity()) {
             return Err(Failure::Unavailable("the agent that served this mount is gone".into()));
         }

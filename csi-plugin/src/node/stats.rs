@@ -8,6 +8,11 @@ use proto::csi::v1::volume_usage::Unit;
 use proto::csi::v1::{NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeUsage};
 use std::path::Path;
 
+/// A store has no size of its own. With nothing available every volume would set off the alerts of those who watch
+/// volumes fill up; so, like others, it has 1 PiB and 2^40 objects.
+const NOMINAL_BYTES: i64 = 1 << 50;
+const NOMINAL_INODES: i64 = 1 << 40;
+
 impl Inner {
     pub(super) fn stats(
         &self,
@@ -36,20 +41,17 @@ impl Inner {
             Found::Fuse { source, .. } if source.volume == request.volume_id => {}
             _ => return Err(unknown()),
         }
-        let mount = self.broker.table.at(target.path()).ok_or_else(|| {
-            Failure::Unavailable(format!(
-                "volume {} was published before this broker started: its usage is not known here",
-                request.volume_id
-            ))
-        })?;
-        let usage = self.broker.usage(&mount)?;
-        let line = |total: u64, unit: Unit| {
-            let total = i64::try_from(total).unwrap_or(i64::MAX);
-            // Read-only: what is there is used, nothing is available.
-            VolumeUsage { available: 0, total, used: total, unit: unit.into() }
+        let usage = self.broker.usage(&target)?;
+        let line = |used: u64, nominal: i64, unit: Unit| {
+            let used = i64::try_from(used).unwrap_or(i64::MAX);
+            let total = nominal.max(used);
+            VolumeUsage { available: total - used, total, used, unit: unit.into() }
         };
         Ok(NodeGetVolumeStatsResponse {
-            usage: vec![line(usage.total_bytes, Unit::Bytes), line(usage.total_inodes, Unit::Inodes)],
+            usage: vec![
+                line(usage.total_bytes, NOMINAL_BYTES, Unit::Bytes),
+                line(usage.total_inodes, NOMINAL_INODES, Unit::Inodes),
+            ],
             volume_condition: None,
         })
     }

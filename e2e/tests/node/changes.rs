@@ -2,7 +2,6 @@
 
 use crate::promises::{errno, names, node_and_store, volume};
 use anyhow::{Result, ensure};
-use e2e::clock::wait_until;
 use e2e::node::BUCKET;
 use std::fs::{self, File};
 use std::io;
@@ -88,9 +87,9 @@ fn after_an_estale_the_next_open_sees_the_new_version() -> Result<()> {
         let key = format!("{profile}/f");
         let size = 16 << 20;
         store.put(BUCKET, &key, content::bytes(1, 0..size))?;
-        // In profile small the kernel opens without asking, and keeps the name until its time has run out.
-        let ttl = if profile == "large" { "1h" } else { "2s" };
-        let more = [("profile", profile), ("metadataTtl", ttl), ("readahead", "0")];
+        let gone = format!("{profile}/g");
+        store.put(BUCKET, &gone, content::bytes(3, 0..size))?;
+        let more = [("profile", profile), ("metadataTtl", "1h"), ("readahead", "0")];
         let mounted = volume(&mut node, &store, profile, profile, &more)?;
         let f = mounted.target.join("f");
         let open = File::open(&f)?;
@@ -103,15 +102,8 @@ fn after_an_estale_the_next_open_sees_the_new_version() -> Result<()> {
         store.faults().set(Script { seed: 0, rules: vec![slow] });
         let mut far = vec![0; 4096];
         assert_eq!(errno(open.read_exact_at(&mut far, 12 << 20)), Some(libc::ESTALE), "profile {profile}");
-        let mut anew = fs::read(&f);
-        if profile == "small" {
-            let ends = wait_until(Duration::from_secs(20), || {
-                anew = fs::read(&f);
-                !anew.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ESTALE))
-            });
-            ensure!(ends, "ESTALE for ever");
-        }
-        let anew = anew?;
+        let anew = fs::read(&f)?;
+        assert_eq!(fs::metadata(&f)?.len(), size - 5, "profile {profile}");
         store.faults().clear();
         assert_eq!(anew.len() as u64, size - 5, "profile {profile}");
         assert_eq!(content::first_wrong_byte(2, 0, &anew), None, "profile {profile}");
@@ -120,6 +112,15 @@ fn after_an_estale_the_next_open_sees_the_new_version() -> Result<()> {
             Ok(()) => assert_eq!(content::first_wrong_byte(1, 0, &first), None),
             Err(e) => assert_eq!(e.raw_os_error(), Some(libc::ESTALE), "profile {profile}"),
         }
+        // An object that is gone altogether.
+        let g = mounted.target.join("g");
+        let open = File::open(&g)?;
+        open.read_exact_at(&mut first, 0)?;
+        store.delete(BUCKET, &gone)?;
+        let far = open.read_exact_at(&mut far, 12 << 20);
+        assert_eq!(errno(far), Some(libc::ESTALE), "profile {profile}");
+        assert_eq!(errno(File::open(&g)), Some(libc::ENOENT), "profile {profile}");
+        assert_eq!(errno(fs::metadata(&g)), Some(libc::ENOENT), "profile {profile}");
     }
     node.finish()
 }

@@ -250,15 +250,22 @@ fn writing_of_any_kind_is_erofs() -> Result<()> {
 #[test]
 fn getfattr_tells_where_a_file_comes_from() -> Result<()> {
     let (mut node, store) = node_and_store()?;
-    // Larger than what is brought in as a whole as soon as anybody asks for the file.
     let body = content::bytes(1, 0..3_000_000);
     let etag = store.put(BUCKET, "set/d/f", body.clone())?.etag;
+    store.put(BUCKET, "set/d/small", "seven b")?;
     for profile in ["large", "small"] {
         let more = [("profile", profile), ("freshness", if profile == "large" { "strict" } else { "ttl" })];
         let mounted = volume(&mut node, &store, profile, "set", &more)?;
         let (f, d) = (mounted.target.join("d/f"), mounted.target.join("d"));
         node.agent().evict_all()?;
-        assert_eq!(attribute(&f, "cached_bytes")?, "0", "profile {profile}");
+        let small = mounted.target.join("d/small");
+        store.reset_stats();
+        for path in [&f, &small, &f, &small] {
+            assert_eq!(attribute(path, "cached_bytes")?, "0", "profile {profile}: looking fetched something");
+        }
+        assert_eq!(store.stats().of("GetObject"), 0, "{:?}", store.stats());
+        assert_eq!(fs::read(&small)?, b"seven b");
+        assert_eq!(attribute(&small, "cached_bytes")?, "7", "profile {profile}");
         assert_eq!(fs::read(&f)?, body);
         assert_eq!(attribute(&f, "cached_bytes")?, "3000000", "profile {profile}");
         assert_eq!((attribute(&f, "etag")?, attribute(&f, "version")?), (etag.clone(), "1".to_owned()));

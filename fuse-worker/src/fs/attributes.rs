@@ -17,25 +17,32 @@ const SOURCE: &[u8] = b"user.millpond.source";
 const HIDDEN_KEYS: &[u8] = b"user.millpond.hidden_keys";
 
 impl Fs {
-    pub fn getattr(self: &Arc<Self>, nodeid: u64, reply: Reply) {
+    /// `by_handle`: on behalf of an open file that is being read.
+    pub fn getattr(self: &Arc<Self>, nodeid: u64, by_handle: bool, reply: Reply) {
+        if !by_handle && self.known.is_stale(nodeid) {
+            // An open or a stat by name: at this the kernel looks the name up again.
+            return reply.fail(Cause::Stale);
+        }
         self.getattr_again(nodeid, reply, false);
     }
 
     fn getattr_again(self: &Arc<Self>, nodeid: u64, reply: Reply, asked: bool) {
+        // Of what is stale nothing is remembered, or the next open by name would not ask.
+        let capped = |ttl| if self.known.is_stale(nodeid) { Duration::ZERO } else { ttl };
         match self.look_at(nodeid, asked) {
             Ok(Some((attributes, ttl))) => {
                 self.counters.metadata_hits.add(u64::from(!asked));
                 let mut stat = self.stat(&attributes);
                 if version_of(self.settings.mode, nodeid, &attributes) == Some(attributes.version) {
-                    return reply.attr(ttl, &stat);
+                    return reply.attr(capped(ttl), &stat);
                 }
                 // An older content that is still open: what it looked like, which does not change any more. The new
                 // size would make the kernel cut off the old pages.
                 match self.known.get(nodeid) {
-                    Some(opened) if opened.version == attributes.version => reply.attr(ttl, &stat),
+                    Some(opened) if opened.version == attributes.version => reply.attr(capped(ttl), &stat),
                     Some(opened) => {
                         (stat.size, stat.mtime_ns) = (opened.size, opened.mtime_ns);
-                        reply.attr(freshness::FOR_EVER, &stat);
+                        reply.attr(capped(freshness::FOR_EVER), &stat);
                     }
                     None => reply.fail(Cause::Stale),
                 }
@@ -138,10 +145,13 @@ impl Fs {
         if attributes.cached.is_some_and(|cached| cached.generation == self.settings.generation) {
             return reply.xattr(size, attributes.size.to_string().as_bytes());
         }
-        let key = (attributes.ino, attributes.version);
-        self.with_file(key, move |_, file| match file {
-            Ok(file) => reply.xattr(size, file.present_bytes().to_string().as_bytes()),
-            Err(failure) => reply.fail(failure),
-        });
+        self.link.ask(
+            Ask::Cached { ino: attributes.ino, version: attributes.version },
+            Box::new(move |answer| match answer {
+                Ok((Told::Cached { bytes }, _)) => reply.xattr(size, bytes.to_string().as_bytes()),
+                Ok(_) => reply.fail(Cause::Internal),
+                Err(cause) => reply.fail(cause),
+            }),
+        );
     }
 }

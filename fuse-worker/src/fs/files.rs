@@ -63,14 +63,6 @@ impl OpenFile {
         })
     }
 
-    pub(super) fn present_bytes(&self) -> u64 {
-        self.presence.as_ref().map_or(self.size, |presence| {
-            let blocks = self.size.div_ceil(presence.block_bytes);
-            let bytes = |block| presence.block_bytes.min(self.size - block * presence.block_bytes);
-            (0..blocks).filter(|block| presence.has(*block)).map(bytes).sum()
-        })
-    }
-
     /// A reader at `end` has just been told where its next mark lies.
     pub(super) fn set_mark(&self, end: u64, mark: Option<u64>) {
         let Some(mark) = mark else { return };
@@ -319,7 +311,6 @@ mod tests {
         assert!(file.has(2 * 4096, 8192));
         assert!(file.has(64 * 4096, 1));
         assert!(!file.has(65 * 4096, 1) && !file.has(1 << 40, 1), "beyond the bitmap");
-        assert_eq!(file.present_bytes(), 4 * 4096 - 100);
         assert!(self::file(None, 5).has(1 << 50, 9), "a whole file has everything");
     }
 

@@ -49,6 +49,8 @@ pub struct Settings {
     pub no_opendir: bool,
     /// Cache files held open at most.
     pub files_max: usize,
+    /// Bytes on their way to the kernel at most.
+    pub buffer_bytes: usize,
 }
 
 pub struct Fs {
@@ -83,7 +85,7 @@ impl Fs {
             known: node::Known::default(),
             switched: node::Switched::default(),
             backings: Backings::recall(&flight),
-            buffers: Buffers::default(),
+            buffers: Buffers::new(settings.buffer_bytes),
             touched: Mutex::default(),
             counters: Counters::default(),
             settings,

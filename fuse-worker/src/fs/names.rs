@@ -48,7 +48,9 @@ impl Fs {
                 if self.switched.recently(attributes.ino, (self.clock)()) {
                     self.known.note(self.node_id(&attributes), &attributes); // may be superseded before its open comes
                 }
-                reply.entry(&self.entry(&attributes, ttl));
+                let entry = self.entry(&attributes, ttl);
+                self.known.confirm(entry.nodeid);
+                reply.entry(&entry);
             }
             (Lookup::Absent { .. }, Some(ttl)) => {
                 self.counters.metadata_hits.add(u64::from(!asked));

@@ -10,7 +10,8 @@
 
 use cache::meta::{Attributes, INO_LIMIT, Kind};
 use link::worker::Mode;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 
 const N_SHIFT: u32 = 40;
@@ -65,7 +66,13 @@ pub(super) struct Opened {
 /// The contents of superseded node ids that are still open. A help, not state: without it fstat and a reopen of such
 /// a file are ESTALE, reads go on (the handle tells the version).
 #[derive(Default)]
-pub(super) struct Known(Mutex<HashMap<u64, Opened>>);
+pub(super) struct Known {
+    opened: Mutex<HashMap<u64, Opened>>,
+    /// Node ids of which a read found that their content is gone from the source.
+    stale: Mutex<HashSet<u64>>,
+    /// False nearly always, so that looking costs no lock.
+    some_stale: AtomicBool,
+}
 
 impl Known {
     pub(super) fn note(&self, nodeid: u64, attributes: &Attributes) {
@@ -85,8 +92,29 @@ impl Known {
         self.lock().get(&nodeid).copied()
     }
 
+    pub(super) fn mark_stale(&self, nodeid: u64) {
+        let mut stale = self.stale.lock().unwrap_or_else(|e| e.into_inner());
+        if stale.len() >= KNOWN_MAX {
+            stale.clear(); // those are shown as they were, until their time has run out
+        }
+        stale.insert(nodeid);
+        self.some_stale.store(true, Relaxed);
+    }
+
+    /// The name was looked up again and this is still what it leads to.
+    pub(super) fn confirm(&self, nodeid: u64) {
+        if self.some_stale.load(Relaxed) {
+            self.stale.lock().unwrap_or_else(|e| e.into_inner()).remove(&nodeid);
+        }
+    }
+
+    pub(super) fn is_stale(&self, nodeid: u64) -> bool {
+        self.some_stale.load(Relaxed)
+            && self.stale.lock().unwrap_or_else(|e| e.into_inner()).contains(&nodeid)
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Opened>> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        self.opened.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 

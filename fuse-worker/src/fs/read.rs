@@ -14,7 +14,7 @@ use super::node::version_of;
 use crate::errno::Failure;
 use crate::reply::Reply;
 use link::Cause;
-use link::worker::{Ask, FromWorker, Reply as Told};
+use link::worker::{Ask, FromWorker, Mode, Reply as Told};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -27,6 +27,7 @@ const READ_MAX: u32 = 16 << 20;
 /// A range of one content, clamped to its size once the file is known.
 #[derive(Clone, Copy, Debug)]
 struct Range {
+    nodeid: u64,
     key: Key,
     offset: u64,
     len: u32,
@@ -50,13 +51,23 @@ impl Fs {
                         }
                         version
                     }
-                    None => return reply.fail(Cause::Stale),
+                    None => return self.refuse(nodeid, Cause::Stale.into(), reply),
                 },
-                Ok(None) => return reply.fail(Cause::Stale),
+                Ok(None) => return self.refuse(nodeid, Cause::Stale.into(), reply),
                 Err(error) => return reply.fail(error),
             },
         };
-        self.serve(Range { key: (ino, version), offset, len, attempt: 0 }, reply);
+        self.serve(Range { nodeid, key: (ino, version), offset, len, attempt: 0 }, reply);
+    }
+
+    /// In profile *small* the kernel opens without asking. Told that a content is gone, it asks for the attributes at
+    /// the next open, which is sent to look the name up again.
+    fn refuse(&self, nodeid: u64, failure: Failure, reply: Reply) {
+        if self.settings.mode == Mode::NoOpen && failure == Failure::Cause(Cause::Stale) {
+            self.known.mark_stale(nodeid);
+            reply.distrust_attributes(nodeid);
+        }
+        reply.fail(failure);
     }
 
     fn serve(self: &Arc<Self>, range: Range, reply: Reply) {
@@ -64,7 +75,7 @@ impl Fs {
             Ok(file) => fs.serve_from(&file, range, reply),
             // No cache file to be had, for reasons of the cache: the bytes still exist.
             Err(Failure::Cause(Cause::Internal)) => fs.direct(range, reply),
-            Err(failure) => reply.fail(failure),
+            Err(failure) => fs.refuse(range.nodeid, failure, reply),
         });
     }
 
@@ -116,7 +127,7 @@ impl Fs {
                 Ok(_) => {
                     reply.fail(fs.internal("the agent answered a question for bytes with something else"))
                 }
-                Err(cause) => reply.fail(cause),
+                Err(cause) => fs.refuse(range.nodeid, cause.into(), reply),
             }),
         );
     }
@@ -166,7 +177,7 @@ impl Fs {
                 Ok(_) => {
                     reply.fail(fs.internal("the agent answered a question for bytes with something else"))
                 }
-                Err(cause) => reply.fail(cause),
+                Err(cause) => fs.refuse(range.nodeid, cause.into(), reply),
             }),
         );
     }

@@ -32,10 +32,14 @@ impl Link for FakeLink {
 #[derive(Default)]
 struct Answers {
     sent: Mutex<Vec<(u64, i32, Vec<u8>)>>,
+    notified: Mutex<Vec<(i32, Vec<u8>)>>,
     drop_all: std::sync::atomic::AtomicBool,
 }
 
 impl Sink for Answers {
+    fn notify(&self, code: i32, body: &[u8]) {
+        self.notified.lock().unwrap().push((code, body.to_vec()));
+    }
     fn send(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> Delivery {
         if self.drop_all.load(SeqCst) {
             return Delivery::Dropped;
@@ -134,6 +138,7 @@ fn settings(mode: Mode, ttl: Option<Duration>) -> Settings {
         source: "s3://bucket/prefix/".into(),
         no_opendir: true,
         files_max: 16,
+        buffer_bytes: 4 << 20,
     }
 }
 
@@ -333,7 +338,7 @@ fn an_open_file_keeps_its_version_and_a_superseded_node_id_is_estale_once() {
     bench.fs.read(nodeid, 1, 0, 9, bench.reply());
     assert_eq!(bench.agent(Err(Cause::Stale)), format!("File {{ ino: {}, version: 1 }}", old.ino));
     assert_eq!(bench.only().0, -libc::ESTALE);
-    bench.fs.getattr(nodeid, bench.reply());
+    bench.fs.getattr(nodeid, false, bench.reply());
     assert_eq!(u64_at(&bench.only().1, 24), 9, "the old size: the new one would cut its pages");
     bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
     assert_eq!(bench.only().0, -libc::ESTALE);
@@ -341,6 +346,36 @@ fn an_open_file_keeps_its_version_and_a_superseded_node_id_is_estale_once() {
     assert_eq!(u64_at(&bench.only().1, 0), 1, "served in its own version");
     bench.fs.open(nodeid, libc::O_RDWR, bench.reply());
     assert_eq!(bench.only().0, -libc::EROFS);
+}
+
+#[test]
+fn where_the_kernel_opens_without_asking_a_content_that_is_gone_makes_it_ask() {
+    let bench = Bench::new(Mode::NoOpen, None);
+    let old = bench.file("f", "a", 9);
+    let nodeid = node_id(Mode::NoOpen, &old);
+    bench.fs.read(nodeid, 0, 0, 9, bench.reply());
+    let new = bench.file("f", "b", 20);
+    bench.agent(Err(Cause::Stale));
+    assert_eq!(bench.only().0, -libc::ESTALE);
+    let notified = std::mem::take(&mut *bench.answers.notified.lock().unwrap());
+    let [(2, body)] = &notified[..] else { panic!("{notified:?}") };
+    assert_eq!((u64_at(body, 0), u64_at(body, 8), u64_at(body, 16)), (nodeid, u64::MAX, 0));
+    bench.fs.getattr(nodeid, false, bench.reply());
+    assert_eq!(bench.only().0, -libc::ESTALE, "an open by name");
+    bench.fs.getattr(nodeid, true, bench.reply());
+    let (error, body) = bench.only();
+    assert_eq!(
+        (error, u64_at(&body, 0), u64_at(&body, 24)),
+        (0, 0, 9),
+        "its reader: the old size, not remembered"
+    );
+    bench.fs.lookup(ROOT, b"f", bench.reply());
+    assert_eq!(u64_at(&bench.only().1, 0), node_id(Mode::NoOpen, &new));
+    // If the name still leads there after all, it is as good as before.
+    bench.fs.known.mark_stale(node_id(Mode::NoOpen, &new));
+    bench.fs.lookup(ROOT, b"f", bench.reply());
+    bench.fs.getattr(node_id(Mode::NoOpen, &new), false, bench.reply());
+    assert!(bench.answered().iter().all(|(error, _)| *error == 0));
 }
 
 #[test]
@@ -416,6 +451,10 @@ fn extended_attributes_tell_where_a_file_comes_from() {
     assert_eq!(value(b"user.millpond.source"), (0, b"s3://bucket/prefix/f".to_vec()));
     assert_eq!(value(b"user.other").0, -libc::ENODATA);
     assert_eq!(value(b"user.millpond.hidden_keys").0, -libc::ENODATA, "a file hides nothing");
+    bench.fs.getxattr(file.ino, b"user.millpond.cached_bytes", 100, bench.reply());
+    let asked = bench.agent(Ok((Told::Cached { bytes: 7 }, vec![])));
+    assert_eq!(asked, format!("Cached {{ ino: {}, version: 1 }}", file.ino), "a look, not an open");
+    assert_eq!(bench.only(), (0, b"7".to_vec()));
     bench.fs.listxattr(ROOT, 100, bench.reply());
     assert_eq!(bench.only().1, b"user.millpond.source\0user.millpond.hidden_keys\0");
 }

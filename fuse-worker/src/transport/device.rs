@@ -194,7 +194,7 @@ impl Transport {
         unique.copy_from_slice(&header[8..16]);
         let unique = u64::from_ne_bytes(unique);
         if unique == 0 {
-            return Err(libc::EPERM); // a notification; a worker sends none
+            return Err(libc::EPERM); // a notification; fuser is asked for none
         }
         self.answer(unique, parts).map(|_| total)
     }
@@ -331,6 +331,17 @@ impl Transport {
 }
 
 impl Sink for Transport {
+    fn notify(&self, code: i32, body: &[u8]) {
+        let mut message = vec![0; 16]; // fuse_out_header: length, code, unique 0
+        message[0..4].copy_from_slice(&((16 + body.len()) as u32).to_ne_bytes());
+        message[4..8].copy_from_slice(&code.to_ne_bytes());
+        message.extend_from_slice(body);
+        let parts = [IoSlice::new(&message)];
+        // A node id that the kernel has forgotten is ENOENT: nothing to tell, then.
+        // SAFETY: IoSlice has the layout of iovec, and the slices outlive the call.
+        unsafe { libc::syscall(libc::SYS_writev, self.device.as_raw_fd(), parts.as_ptr(), parts.len()) };
+    }
+
     fn send(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> Delivery {
         let len = 16 + body.iter().map(|part| part.len()).sum::<usize>();
         let mut header = [0; 16]; // fuse_out_header

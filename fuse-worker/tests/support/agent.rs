@@ -280,6 +280,7 @@ impl Agent {
                 let reply = Reply::File { file: id, size: entry.size, whole: entry.presence.is_none() };
                 return Ok((reply, fds));
             }
+            Ask::Cached { .. } => Reply::Cached { bytes: 0 },
             Ask::Read { file, offset, len } => {
                 if !self.files.lock().unwrap().contains_key(&file) {
                     return Ok((Reply::Gone, vec![]));
@@ -328,6 +329,7 @@ fn kind_of(ask: &Ask) -> &'static str {
         Ask::List { .. } => "list",
         Ask::Attributes { .. } => "attributes",
         Ask::File { .. } => "file",
+        Ask::Cached { .. } => "cached",
         Ask::Read { .. } => "read",
         Ask::Damaged { .. } => "damaged",
         Ask::Direct { .. } => "direct",

@@ -262,13 +262,14 @@ impl Volumes {
         let metadata = self.config.cache.metadata_dir.join(id.as_str());
         let numbers = self.numbers.clone();
         let dir = metadata.clone();
-        let opened =
-            tokio::task::spawn_blocking(move || meta::Store::open(&dir, numbers, Arc::new(now_ms))).await;
+        let options = self.config.cache.metadata();
+        let open = move || meta::Store::open_with(&dir, &options, numbers, Arc::new(now_ms));
+        let opened = tokio::task::spawn_blocking(open).await;
         let opened = opened
             .map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?
             .map_err(|e| Refusal::new(RefusalKind::Unavailable, format!("metadata store: {e}")))?;
-        if let meta::Opened::SetAside { why } = opened.opened() {
-            tracing::warn!(scope = %id, why, "metadata store set aside, started empty: names are asked for again");
+        if let meta::Opened::SetAside { why } | meta::Opened::StartedAnew { why } = opened.opened() {
+            tracing::warn!(scope = %id, why, "metadata store started empty: names are asked for again");
         }
         let health = Health::new(id.clone(), self.around.outages.clone());
         let scope = Scope::new(

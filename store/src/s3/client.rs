@@ -63,7 +63,7 @@ impl Client {
             Addressing::Path => format!("{endpoint}/{bucket}/"),
             Addressing::Virtual => format!("{}/", endpoint.replacen("://", &format!("://{bucket}."), 1)),
         };
-        let http = limits.client()?;
+        let http = limits.client(&endpoint)?;
         let credential = credential(credentials)?;
         Ok(Self { http, limits, observer, credential, region, bucket: bucket.to_owned(), endpoint, base })
     }

@@ -135,3 +135,29 @@ fn a_store_at_its_size_limit_says_full_and_goes_on_reading() {
     assert_eq!(names(&store, ROOT, None), None);
     found(&store, ROOT, "d");
 }
+
+#[test]
+fn a_store_that_was_nearly_full_is_started_anew_and_leaves_nothing_on_the_disk() {
+    let bench = Bench::new();
+    let tight = Options { map_bytes: 1 << 20, ..SMALL };
+    let store = open(bench.dir.path(), &tight, &bench.clock, &bench.numbers).unwrap();
+    let highest = loop {
+        let name = format!("file-{}", store.stats().unwrap().inodes);
+        match store.put(ROOT, &file(&name, "1234567890")) {
+            Ok(_) => {}
+            Err(error) => {
+                assert!(error.to_string().contains("cache.metadata_limit"), "{error}");
+                break store.stats().unwrap().highest_ino;
+            }
+        }
+    };
+    drop(store);
+    let store = open(bench.dir.path(), &tight, &bench.clock, &bench.numbers).unwrap();
+    assert!(matches!(store.opened(), Opened::StartedAnew { .. }), "{:?}", store.opened());
+    assert!(!bench.dir.path().join("data.mdb.set-aside").exists());
+    list(&store, ROOT, &[file("a", "1")]);
+    assert!(found(&store, ROOT, "a").ino > highest, "numbers are not given out again");
+    drop(store);
+    let store = open(bench.dir.path(), &tight, &bench.clock, &bench.numbers).unwrap();
+    assert_eq!(*store.opened(), Opened::Kept);
+}

@@ -83,6 +83,7 @@ fn role() {
         "writer" => writer(&dir),
         "million" => million(&dir),
         "full" => full(&dir),
+        "reserve" => reserve(&dir),
         other => panic!("no role {other}"),
     }
 }
@@ -242,6 +243,43 @@ fn a_full_disk_is_an_error_and_reading_goes_on() {
     assert_eq!(role.answer(), "reads go on");
     assert_eq!(role.answer(), "kept");
     role.end();
+}
+
+#[test]
+fn a_disk_that_others_fill_takes_new_names_from_the_reserve() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--propagation", "private", "sh", "-c"])
+        .arg("mount -t tmpfs -o size=32m none \"$MILLPOND_META_TEST_DIR\" && exec \"$0\" \"$@\"");
+    command.arg(std::env::current_exe().unwrap());
+    let mut role = Role::spawn(command, "reserve", dir.path());
+    let stored: u64 = role.answer().parse().unwrap();
+    role.end();
+    println!("{stored} names in a reserve of {} bytes", SMALL.reserve_bytes);
+    assert!(stored > 10_000, "{stored}");
+}
+
+fn reserve(dir: &Path) {
+    let bench = Bench::new();
+    let store = open(dir, &SMALL, &bench.clock, &bench.numbers).unwrap();
+    let mut hog = std::fs::File::create(dir.join("hog")).unwrap();
+    while std::io::Write::write(&mut hog, &[1; 65_536]).is_ok() {}
+    let mut stored = 0;
+    loop {
+        let names: Vec<_> = (0..1000).map(|i| file(&format!("file-{stored}-{i:03}"), "0123456789")).collect();
+        let dir = store.put(ROOT, &directory(&format!("d{stored}")));
+        let Ok(dir) = dir else { break };
+        let Ok(mut listing) = store.begin_listing(dir.ino) else { break };
+        if listing.page(&names).is_err() || listing.finish().is_err() {
+            break;
+        }
+        stored += 1000;
+    }
+    answer(&stored.to_string());
+    // With room again, so does everything.
+    std::fs::remove_file(dir.join("hog")).unwrap();
+    list(&store, store.put(ROOT, &directory("after")).unwrap().ino, &[file("a", "1")]);
 }
 
 fn full(dir: &Path) {
