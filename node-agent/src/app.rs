@@ -6,11 +6,13 @@ use crate::config::{Config, TierKind};
 use crate::heals::Heals;
 use crate::memory;
 use crate::metrics::{Metrics, TierLabel};
+use crate::neighbours::Neighbours;
 use crate::privileged::Privileged;
 use crate::publish::Volumes;
 use crate::serve::Server;
 use crate::state::State;
 use crate::supervisor::{SpawnOptions, Spawner, Surroundings};
+use crate::together::Together;
 use anyhow::{Context, Result};
 use cache::data::{Engine, Event};
 use std::path::{Path, PathBuf};
@@ -67,6 +69,8 @@ impl App {
             privileged: privileged.clone(),
             metrics: metrics.clone(),
             runtime: runtime.clone(),
+            together: Together::default(),
+            neighbours: Arc::new(Neighbours::new(engine.clone())),
         });
         let (tell_ended, mut ended) = tokio::sync::mpsc::unbounded_channel();
         let around = Arc::new(Surroundings {

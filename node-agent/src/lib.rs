@@ -12,6 +12,7 @@ mod heals;
 mod http;
 mod memory;
 mod metrics;
+mod neighbours;
 pub mod privileged;
 mod profile;
 pub mod publish;
@@ -19,6 +20,7 @@ mod scope;
 mod serve;
 mod state;
 mod supervisor;
+mod together;
 mod warm;
 
 pub use app::App;
