@@ -138,13 +138,12 @@ impl Together {
             }
         }
         let opened = known.opened.entry(file.id()).or_default();
-        let others = opened.iter().filter(|(id, _)| *id != mount.id);
-        let lately = others.clone().any(|(_, at)| at.elapsed() < TOGETHER);
-        let reads = others.count() > 0 && {
+        let last = opened.iter().filter(|(id, _)| *id != mount.id).map(|(_, at)| at.elapsed()).min();
+        let is_read = || {
             let now = file.progress();
             now.fetching && now.in_sequence >= IN_SEQUENCE
         };
-        if !quiet && (lately || reads) {
+        if !quiet && last.is_some_and(|last| last < TOGETHER || is_read()) {
             return true;
         }
         note(opened, mount.id);
