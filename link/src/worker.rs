@@ -17,6 +17,10 @@ use std::time::Duration;
 /// Descriptor numbers that the worker inherits; everything else is closed.
 pub const LINK_FD: i32 = 3;
 
+/// Files from this size on are announced to the agent ([`Ask::Open`]) when they are opened before they are whole, bytes.
+/// Below it, being copied through a worker costs less than the question.
+pub const ANNOUNCED_FROM: u64 = 32 << 20;
+
 /// Agent → worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToWorker {
@@ -140,6 +144,8 @@ pub enum Ask {
     File { ino: u64, version: u32 },
     /// How much of this version of this inode is in the cache? Looking fetches nothing. → `Cached`
     Cached { ino: u64, version: u32 },
+    /// This file, which is not whole, is being opened: say when that may go on. → `Stored`
+    Open { ino: u64, version: u32 },
     /// Bring these bytes in. → `Present` or `Detached`
     Read { file: u64, offset: u64, len: u32 },
     /// The cache cannot be read, however often it is filled: bring these bytes past it. → `Detached`

@@ -7,11 +7,13 @@ use crate::directories;
 use crate::heals::Heals;
 use crate::memory;
 use crate::metrics::{Metrics, TierLabel};
+use crate::neighbours::Neighbours;
 use crate::privileged::{self, Privileged};
 use crate::publish::Volumes;
 use crate::serve::Server;
 use crate::state::State;
 use crate::supervisor::{SpawnOptions, Spawner, Surroundings};
+use crate::together::Together;
 use anyhow::{Context, Result};
 use cache::data::{Engine, Event};
 use link::broker::Report;
@@ -76,6 +78,8 @@ impl App {
             privileged: privileged.clone(),
             metrics: metrics.clone(),
             runtime: runtime.clone(),
+            together: Together::default(),
+            neighbours: Arc::new(Neighbours::new(engine.clone())),
         });
         let (tell_ended, mut ended) = tokio::sync::mpsc::unbounded_channel();
         let (tell_outage, mut outages) = tokio::sync::mpsc::unbounded_channel();

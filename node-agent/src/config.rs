@@ -222,13 +222,13 @@ fn memory() -> Size {
     Size(96 << 20)
 }
 fn readahead() -> Size {
-    Size(64 << 20)
+    Size(256 << 20)
 }
 fn part() -> Size {
     Size(8 << 20)
 }
 fn parallel_parts() -> usize {
-    16
+    32
 }
 fn million() -> u64 {
     1_000_000
@@ -255,7 +255,7 @@ impl Default for Store {
 impl Default for Workers {
     fn default() -> Self {
         Self {
-            threads: 2,
+            threads: 4,
             standby: 1,
             memory: Size(256 << 20),
             suspend_respawn_file: None,

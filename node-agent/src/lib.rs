@@ -14,6 +14,7 @@ mod health;
 mod http;
 mod memory;
 mod metrics;
+mod neighbours;
 pub mod privileged;
 mod profile;
 pub mod publish;
@@ -21,6 +22,7 @@ mod scope;
 mod serve;
 mod state;
 mod supervisor;
+mod together;
 mod warm;
 
 pub use app::App;

@@ -1,9 +1,11 @@
 //! Answers what workers ask. Nothing here blocks the mount's thread: a question that needs the network becomes a task.
 
 use crate::metrics::Metrics;
+use crate::neighbours::{self, Neighbours};
 use crate::privileged::Privileged;
 use crate::scope::{Scope, fetch_cause};
 use crate::supervisor::{Answer, Mount};
+use crate::together::Together;
 use bytes::Bytes;
 use cache::data::{Engine, File, Presence, ReadOptions};
 use link::broker::{BrokerAnswer, BrokerRequest};
@@ -19,10 +21,9 @@ pub struct Server {
     pub privileged: Arc<dyn Privileged>,
     pub metrics: Arc<Metrics>,
     pub runtime: tokio::runtime::Handle,
+    pub(crate) together: Together,
+    pub(crate) neighbours: Arc<Neighbours>,
 }
-
-/// A file up to this size is brought in as a whole when it is first asked for, bytes.
-const WHOLE_AT_ONCE: u64 = 1 << 20;
 
 type Answered = Result<(Reply, Vec<OwnedFd>), Cause>;
 
@@ -75,7 +76,8 @@ impl Server {
             Ask::Attributes { ino, force } => stored(scope.attributes(ino, freshness, force).await),
             Ask::File { ino, version } => {
                 let file = scope.file(ino, version, Self::read_options(mount))?;
-                if file.key().size <= WHOLE_AT_ONCE && !file.is_whole() {
+                if file.key().size <= neighbours::SMALL && !file.is_whole() {
+                    self.neighbours.missed(scope, ino, Self::read_options(mount));
                     // The read that follows would ask for it anyway: save the second question. A failure is told
                     // to that read.
                     let _ = file.whole().await;
@@ -92,6 +94,11 @@ impl Server {
             }
             Ask::Cached { ino, version } => {
                 Ok((Reply::Cached { bytes: scope.cached_bytes(ino, version)? }, Vec::new()))
+            }
+            Ask::Open { ino, version } => {
+                let file = scope.file(ino, version, Self::read_options(mount))?;
+                self.together.open(mount, ino, &file).await;
+                stored(Ok(()))
             }
             Ask::Read { file, offset, len } => {
                 // Evicted between the worker's two questions: its descriptor is of a file that nobody fills.

@@ -71,6 +71,8 @@ pub(crate) struct State {
     pub streams: Streams,
     pub waiters: Vec<Waiter>,
     pub flights: usize,
+    /// How many want all of it.
+    pub hurries: usize,
     /// Decided under the lock, started without it: see [`File::launch`].
     pub launches: Vec<Launch>,
 }
@@ -211,6 +213,7 @@ impl File {
                 streams: Streams::default(),
                 waiters: Vec::new(),
                 flights: 0,
+                hurries: 0,
                 launches: Vec::new(),
             }),
         }

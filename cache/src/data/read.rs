@@ -149,7 +149,9 @@ impl File {
         if state.stale.is_some() || matches!(state.body, Body::Whole | Body::Resting) {
             return;
         }
-        let wanted: Vec<Range<u64>> = state.streams.wanted().map(|bytes| self.blocks_of(&bytes)).collect();
+        let mut wanted: Vec<Range<u64>> =
+            state.streams.wanted().map(|bytes| self.blocks_of(&bytes)).collect();
+        wanted.extend((state.hurries > 0).then(|| 0..self.blocks()));
         for blocks in wanted {
             if state.flights >= self.engine.config.parallel_parts {
                 return;

@@ -1,9 +1,13 @@
 //! Who reads in sequence, and how far ahead to fetch for them. Pure: offsets in, goals out.
+//!
+//! A window doubles while its reader finds what it wants, and is at most twice what that reader has read so far. When
+//! the reader had to ask, the round trip to the store is longer than the window is deep: small steps would each cost
+//! another one, so it quadruples, up to eight times what has been read.
 
 use std::ops::Range;
 
 /// Window of a stream that starts at offset 0: such a reader nearly always goes on.
-const FIRST_WINDOW: u64 = 2 << 20;
+const FIRST_WINDOW: u64 = 4 << 20;
 /// Window of a stream that was recognised in the middle of a file.
 const LATE_WINDOW: u64 = 512 << 10;
 /// How far apart two reads may arrive and still be one stream: the kernel's readahead is not strictly ordered.
@@ -17,8 +21,19 @@ pub(crate) struct Streams {
     clock: u64,
 }
 
+/// Why a window is looked at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// The reader asked for bytes: it waits, or nearly did.
+    Waits,
+    /// The reader came by without asking.
+    Passes,
+}
+
 #[derive(Clone, Debug)]
 struct Stream {
+    /// Where it began.
+    first: u64,
     /// Where the next read is expected.
     next: u64,
     /// Everything before this offset was asked for.
@@ -53,9 +68,10 @@ impl Streams {
         }
         if let Some(stream) = self.list.iter_mut().find(|s| s.expects(&range)) {
             stream.used = clock;
-            return stream.extend(range.end, limits);
+            return stream.extend(range.end, Why::Waits, limits);
         }
-        let mut stream = Stream { next: range.end, ahead: range.end, window: 0, used: clock };
+        let mut stream =
+            Stream { first: range.start, next: range.end, ahead: range.end, window: 0, used: clock };
         let mut goal = Goal { ahead: range.end, mark: None };
         if range.start == 0 {
             stream.window = FIRST_WINDOW.min(limits.window_max);
@@ -74,7 +90,7 @@ impl Streams {
     /// A reader has come to `offset` without asking the engine for bytes.
     pub(crate) fn advance(&mut self, offset: u64, limits: Limits) -> Goal {
         match self.list.iter_mut().find(|s| s.window > 0 && s.expects(&(offset..offset))) {
-            Some(stream) => stream.extend(offset, limits),
+            Some(stream) => stream.extend(offset, Why::Passes, limits),
             None => Goal { ahead: offset, mark: None },
         }
     }
@@ -82,6 +98,11 @@ impl Streams {
     /// Ranges that streams have asked for and that may still be missing.
     pub(crate) fn wanted(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.list.iter().filter(|s| s.window > 0 && s.next < s.ahead).map(|s| s.next..s.ahead)
+    }
+
+    /// How far the longest stream has come, bytes.
+    pub(crate) fn longest(&self) -> u64 {
+        self.list.iter().filter(|s| s.window > 0).map(|s| s.next - s.first).max().unwrap_or(0)
     }
 
     pub(crate) fn is_sequential(&self, offset: u64) -> bool {
@@ -97,13 +118,18 @@ impl Stream {
         range.start + self.window.max(SLACK) >= self.next && range.start <= self.ahead.saturating_add(SLACK)
     }
 
-    fn extend(&mut self, position: u64, limits: Limits) -> Goal {
+    fn extend(&mut self, position: u64, why: Why, limits: Limits) -> Goal {
         self.next = self.next.max(position);
         if self.window == 0 {
             self.window = LATE_WINDOW.min(limits.window_max);
         }
         if self.next + self.window >= self.ahead + self.step(limits) {
-            self.window = (self.window * 2).min(limits.window_max);
+            let (growth, reach) = match why {
+                Why::Waits => (4, 8),
+                Why::Passes => (2, 2),
+            };
+            let earned = (self.next - self.first.min(self.next)).saturating_mul(reach).max(self.window);
+            self.window = (self.window * growth).min(earned).min(limits.window_max);
             // Rounded, or every step would leave a sliver for a request of its own.
             let ahead = (self.next + self.window).next_multiple_of(self.step(limits));
             self.ahead = self.ahead.max(ahead).min(limits.size);
@@ -118,5 +144,41 @@ impl Stream {
 
     fn mark(&self, limits: Limits) -> Option<u64> {
         (self.ahead < limits.size).then(|| (self.ahead + self.step(limits)).saturating_sub(self.window))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const LIMITS: Limits = Limits { size: 4096 * MIB, window_max: 256 * MIB, part: 8 * MIB };
+
+    #[test]
+    fn a_reader_that_waits_gets_the_widest_window_after_a_few_questions() {
+        let (mut streams, mut at, mut questions) = (Streams::default(), 0, 0);
+        let mut ahead = 0;
+        while ahead < at + LIMITS.window_max {
+            ahead = streams.note(at..at + MIB, LIMITS).ahead;
+            at += MIB;
+            questions += 1;
+        }
+        assert!(questions <= 40, "{questions} questions, at {} MiB", at / MIB);
+    }
+
+    #[test]
+    fn a_reader_that_finds_its_bytes_is_not_fetched_further_ahead_than_it_has_come_twice_over() {
+        let mut streams = Streams::default();
+        let mut goal = streams.note(0..MIB, LIMITS);
+        while let Some(mark) = goal.mark {
+            assert!(goal.ahead - mark <= (2 * mark + LIMITS.part).min(LIMITS.window_max), "{goal:?}");
+            goal = streams.advance(mark + 1, LIMITS);
+        }
+        assert_eq!(goal.ahead, LIMITS.size);
+    }
+
+    #[test]
+    fn one_read_of_the_beginning_fetches_little() {
+        assert!(Streams::default().note(0..128 << 10, LIMITS).ahead <= 5 * MIB);
     }
 }

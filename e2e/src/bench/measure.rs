@@ -63,10 +63,13 @@ pub(super) fn measure(
         pss: peak.pss,
     };
     eprintln!(
-        "{workload:<44} {:<9} {:>12.1}  {} requests",
+        "{workload:<44} {:<9} {:>12.1}  {:>6} requests {:>7.1} CPU-s {:>6.0} MB ({:.0} PSS)",
         subject.who.name(),
         sample.value,
-        sample.requests
+        sample.requests,
+        sample.cpu_s,
+        sample.memory as f64 / 1e6,
+        sample.pss as f64 / 1e6
     );
     Ok(sample)
 }

@@ -24,19 +24,22 @@ pub struct Size {
     pub files: usize,
     pub objects: usize,
     pub rounds: usize,
+    /// Peers are slow, and not what is being developed: in how many of the rounds they take part.
+    pub peer_rounds: usize,
     pub random_for: Duration,
 }
 
 impl Size {
     /// `scale` 1 is the table of the documentation; smaller is for a quick look.
-    pub fn scaled(scale: f64, rounds: usize) -> Self {
+    pub fn scaled(scale: f64, rounds: usize, peer_rounds: usize) -> Self {
         let of = |full: f64, least: f64| (full * scale).max(least);
         Self {
             file_bytes: of(2_147_483_648.0, 67_108_864.0) as u64 & !4095,
             files: of(20_000.0, 200.0) as usize,
             objects: of(100_000.0, 1000.0) as usize,
             rounds,
-            random_for: Duration::from_secs_f64(of(4.0, 1.0)),
+            peer_rounds,
+            random_for: Duration::from_secs_f64(of(2.0, 1.0)),
         }
     }
 }
@@ -73,19 +76,26 @@ pub struct Bench {
     present: Vec<Who>,
     samples: Vec<Sample>,
     only: Option<String>,
+    /// Called after every sample with all so far: a run that is cut loses nothing.
+    keep: Box<dyn Fn(&[Who], &[Sample]) -> Result<()>>,
     /// Hard-linked copies of the data under prefixes that nobody has read yet.
     fresh: usize,
 }
 
 impl Bench {
-    pub fn start(size: Size, peers: bool, only: Option<String>) -> Result<Self> {
+    pub fn start(
+        size: Size,
+        peers: bool,
+        only: Option<String>,
+        keep: impl Fn(&[Who], &[Sample]) -> Result<()> + 'static,
+    ) -> Result<Self> {
         let node = Node::start(AgentOptions::default())?;
         let mut present = Who::present();
         if !peers {
             present.retain(|w| matches!(w, Who::Native | Who::Millpond));
         }
         eprintln!("bench: {} on {size:?}", present.iter().map(|w| w.name()).collect::<Vec<_>>().join(", "));
-        Ok(Self { node, size, present, samples: Vec::new(), only, fresh: 0 })
+        Ok(Self { node, size, present, samples: Vec::new(), only, keep: Box::new(keep), fresh: 0 })
     }
 
     pub fn run(mut self) -> Result<(Vec<Who>, Vec<Sample>)> {
@@ -112,9 +122,30 @@ impl Bench {
         let prefix = format!("fresh{}", self.fresh);
         let root = self.node.server.dir();
         link_tree(&root.join(of), &root.join(&prefix))?;
-        // The server walks its directory at most five times a second.
-        std::thread::sleep(Duration::from_millis(300));
+        self.node.server.rescan()?;
+        // What earlier rows wrote is on the disk: no row pays for another's dirty pages.
+        rustix::fs::sync();
         Ok(prefix)
+    }
+
+    /// Takes a subject down together with what its rows left in the bucket and in the cache.
+    fn done(&mut self, subject: Subject, prefix: &str) -> Result<()> {
+        let who = subject.who;
+        subject.unmount(&mut self.node)?;
+        if who == Who::Millpond {
+            self.node.agent().evict_all()?;
+        }
+        Ok(std::fs::remove_dir_all(self.node.server.dir().join(prefix))?)
+    }
+
+    /// Who is measured in this round.
+    fn takes_part(&self, round: usize) -> Vec<Who> {
+        let ours = |who: &Who| matches!(who, Who::Native | Who::Millpond) || round < self.size.peer_rounds;
+        self.present.iter().copied().filter(ours).collect()
+    }
+
+    fn wants_any(&self, workloads: &[&str]) -> bool {
+        workloads.iter().any(|workload| self.wants(workload))
     }
 
     fn sample(
@@ -126,6 +157,7 @@ impl Bench {
     ) -> Result<()> {
         if self.wants(workload) {
             self.samples.push(measure(&self.node, subject, workload, round, work)?);
+            (self.keep)(&self.present, &self.samples)?;
         }
         Ok(())
     }
@@ -134,39 +166,47 @@ impl Bench {
         let shape =
             Shape { directories: 0, files: 0, small_bytes: 0, large: 1, large_bytes: self.size.file_bytes };
         self.node.server.add(&Tree::generated("", shape), "one")?;
-        let (bytes, limit) = (self.size.file_bytes as f64 / 1e6, self.size.random_for);
+        let bytes = self.size.file_bytes as f64 / 1e6;
         let rate = move |seconds: f64| bytes / seconds;
-        let direct = self.node.server.endpoint();
         let proxy = Proxy::start(self.node.places(), &self.node.server, RTT_MS, MEGABYTES_PER_S)?;
         for round in 0..self.size.rounds {
-            for who in self.present.clone() {
-                let prefix = self.fresh("one")?;
-                let subject = Subject::mount(&mut self.node, who, &prefix, &direct, "large")?;
-                let file = subject.root.join("large0");
-                if who != Who::Native {
-                    self.sample(&subject, "sequential cold, loopback", round, || {
-                        Ok(rate(work::sequential(&file)?))
-                    })?;
+            for who in self.takes_part(round) {
+                if self.wants_any(&["sequential cold, loopback", "sequential warm", "random"]) {
+                    self.one_reader(who, round, &rate)?;
                 }
-                // Until the cache has settled: written files flushed, a file found whole verified and passed through.
-                work::sequential(&file)?;
-                rustix::fs::sync();
-                work::sequential(&file)?;
-                self.sample(&subject, "sequential warm", round, || Ok(rate(work::sequential(&file)?)))?;
-                let seed = round as u64;
-                let random = |threads| work::random(&file, threads, limit, seed);
-                self.sample(&subject, "random 4 KiB, kept, 1 thread", round, || random(1))?;
-                self.sample(&subject, "random 4 KiB, kept, 8 threads", round, || random(8))?;
-                work::drop_page_cache()?;
-                self.sample(&subject, "random 4 KiB, dropped, 1 thread", round, || random(1))?;
-                work::drop_page_cache()?;
-                self.sample(&subject, "random 4 KiB, dropped, 8 threads", round, || random(8))?;
-                subject.unmount(&mut self.node)?;
                 self.far(&proxy, who, round, rate)?;
                 self.readers(who, round, rate)?;
             }
         }
         Ok(())
+    }
+
+    fn one_reader(&mut self, who: Who, round: usize, rate: impl Fn(f64) -> f64) -> Result<()> {
+        let (limit, direct) = (self.size.random_for, self.node.server.endpoint());
+        let prefix = self.fresh("one")?;
+        let subject = Subject::mount(&mut self.node, who, &prefix, &direct, "large")?;
+        let file = subject.root.join("large0");
+        if who != Who::Native {
+            self.sample(&subject, "sequential cold, loopback", round, || Ok(rate(work::sequential(&file)?)))?;
+        }
+        if self.wants_any(&["sequential warm", "random"]) {
+            // Until the cache has settled: written files flushed, a file found whole verified and passed through.
+            work::sequential(&file)?;
+            rustix::fs::sync();
+            work::sequential(&file)?;
+        }
+        self.sample(&subject, "sequential warm", round, || Ok(rate(work::sequential(&file)?)))?;
+        let seed = round as u64;
+        let random = |threads| work::random(&file, threads, limit, seed);
+        self.sample(&subject, "random 4 KiB, kept, 1 thread", round, || random(1))?;
+        self.sample(&subject, "random 4 KiB, kept, 8 threads", round, || random(8))?;
+        if self.wants_any(&["random 4 KiB, dropped"]) {
+            work::drop_page_cache()?;
+            self.sample(&subject, "random 4 KiB, dropped, 1 thread", round, || random(1))?;
+            work::drop_page_cache()?;
+            self.sample(&subject, "random 4 KiB, dropped, 8 threads", round, || random(8))?;
+        }
+        self.done(subject, &prefix)
     }
 
     fn far(&mut self, proxy: &Proxy, who: Who, round: usize, rate: impl Fn(f64) -> f64) -> Result<()> {
@@ -177,7 +217,7 @@ impl Bench {
         let subject = Subject::mount(&mut self.node, who, &prefix, &proxy.endpoint(), "large")?;
         let file = subject.root.join("large0");
         self.sample(&subject, "sequential cold, 20 ms link", round, || Ok(rate(work::sequential(&file)?)))?;
-        subject.unmount(&mut self.node)
+        self.done(subject, &prefix)
     }
 
     /// Millpond's eight pods are eight mounts, as in Kubernetes; a peer has one.
@@ -206,7 +246,7 @@ impl Bench {
         for mounted in &others {
             self.node.unpublish(mounted)?;
         }
-        subject.unmount(&mut self.node)
+        self.done(subject, &prefix)
     }
 
     fn small_files(&mut self) -> Result<()> {
@@ -216,21 +256,28 @@ impl Bench {
         let proxy = Proxy::start(self.node.places(), &self.node.server, RTT_MS, MEGABYTES_PER_S)?;
         for round in 0..self.size.rounds {
             let seed = 1 + round as u64;
-            for who in self.present.clone() {
-                let prefix = self.fresh("small")?;
-                let subject = Subject::mount(&mut self.node, who, &prefix, &direct, "small")?;
-                let root = subject.root.clone();
-                let epoch = |threads| work::epoch(&root, &names, threads, seed);
-                epoch(4)?;
-                rustix::fs::sync();
-                epoch(4)?;
-                self.sample(&subject, "small files, kept, 1 thread", round, || epoch(1))?;
-                self.sample(&subject, "small files, kept, 4 threads", round, || epoch(4))?;
-                work::drop_page_cache()?;
-                self.sample(&subject, "small files, dropped, 1 thread", round, || epoch(1))?;
-                work::drop_page_cache()?;
-                self.sample(&subject, "small files, dropped, 4 threads", round, || epoch(4))?;
-                subject.unmount(&mut self.node)?;
+            for who in self.takes_part(round) {
+                // Peers need minutes for all of them: a tenth tells their rate as well.
+                let ours = matches!(who, Who::Native | Who::Millpond);
+                let part = if ours { &names[..] } else { &names[..names.len().div_ceil(10)] };
+                if self.wants_any(&["small files, kept", "small files, dropped"]) {
+                    let prefix = self.fresh("small")?;
+                    let subject = Subject::mount(&mut self.node, who, &prefix, &direct, "small")?;
+                    let root = subject.root.clone();
+                    let epoch = |threads| work::epoch(&root, part, threads, seed);
+                    epoch(4)?;
+                    rustix::fs::sync();
+                    epoch(4)?;
+                    self.sample(&subject, "small files, kept, 1 thread", round, || epoch(1))?;
+                    self.sample(&subject, "small files, kept, 4 threads", round, || epoch(4))?;
+                    if self.wants_any(&["small files, dropped"]) {
+                        work::drop_page_cache()?;
+                        self.sample(&subject, "small files, dropped, 1 thread", round, || epoch(1))?;
+                        work::drop_page_cache()?;
+                        self.sample(&subject, "small files, dropped, 4 threads", round, || epoch(4))?;
+                    }
+                    self.done(subject, &prefix)?;
+                }
                 for (workload, threads) in [
                     ("small files, cold, 20 ms link, 1 thread", 1),
                     ("small files, cold, 20 ms link, 4 threads", 4),
@@ -240,13 +287,10 @@ impl Bench {
                     }
                     let prefix = self.fresh("small")?;
                     let subject = Subject::mount(&mut self.node, who, &prefix, &proxy.endpoint(), "small")?;
-                    // Peers need minutes for all of them: a tenth tells their rate as well.
-                    let part =
-                        if who == Who::Millpond { &names[..] } else { &names[..names.len().div_ceil(10)] };
                     self.sample(&subject, workload, round, || {
                         work::epoch(&subject.root, part, threads, seed)
                     })?;
-                    subject.unmount(&mut self.node)?;
+                    self.done(subject, &prefix)?;
                 }
             }
         }
@@ -258,7 +302,7 @@ impl Bench {
         let names = self.write_small("objects", self.size.objects / per_directory, per_directory, 16)?;
         let direct = self.node.server.endpoint();
         for round in 0..self.size.rounds {
-            for who in self.present.clone() {
+            for who in self.takes_part(round) {
                 let prefix = self.fresh("objects")?;
                 let subject = Subject::mount(&mut self.node, who, &prefix, &direct, "small")?;
                 let root = subject.root.clone();
@@ -273,7 +317,7 @@ impl Bench {
                 }
                 self.sample(&subject, "ls -lR, cold", round, walk)?;
                 self.sample(&subject, "ls -lR, warm", round, walk)?;
-                subject.unmount(&mut self.node)?;
+                self.done(subject, &prefix)?;
             }
         }
         Ok(())

@@ -54,7 +54,7 @@ impl Default for AgentOptions {
             memory: "96Mi",
             scope_limit: None,
             max_requests: 64,
-            threads: 2,
+            threads: 4,
             standby: 1,
             source_wait: "20s",
             withhold: Vec::new(),

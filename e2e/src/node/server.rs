@@ -93,6 +93,11 @@ impl Server {
         self.control("POST", "/_reset", "").map(drop)
     }
 
+    /// Listings show what is in the directory now.
+    pub fn rescan(&self) -> Result<()> {
+        self.control("POST", "/_rescan", "").map(drop)
+    }
+
     pub fn set_faults(&self, script: &Script) -> Result<()> {
         self.control("POST", "/_faults", &serde_json::to_string(script)?).map(drop)
     }

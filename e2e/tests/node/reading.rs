@@ -94,6 +94,29 @@ fn eight_pods_that_read_one_cold_file_fetch_it_once() -> Result<()> {
 }
 
 #[test]
+fn small_files_of_a_directory_are_fetched_ahead_of_their_readers() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let shape = Shape { directories: 2, files: 300, small_bytes: 20_000, large: 0, large_bytes: 0 };
+    let tree = Tree::generated("", shape);
+    node.server.add(&tree, "set")?;
+    let number = |path: &str| path[path.len() - 5..].parse::<usize>().unwrap_or(0);
+    let few = tree.only(|f| f.path.starts_with("d000") && number(&f.path) % 50 == 0);
+    let many = tree.only(|f| f.path.starts_with("d001") && number(&f.path) % 3 != 0);
+    let mounted = node.volume("v", "set", &[("profile", "small")])?;
+    let pod = node.pod(&mounted)?;
+    pod.start_verify(&few, 1, 1)?.finish(Duration::from_secs(60))?.ensure_all(&few)?;
+    node.server.reset()?;
+    pod.start_verify(&many, 1, 1)?.finish(Duration::from_secs(60))?.ensure_all(&many)?;
+    let unasked = || node.server.stats().is_ok_and(|s| s.of("GetObject") as usize > many.files.len());
+    assert!(e2e::clock::wait_until(Duration::from_secs(20), unasked), "{:?}", node.server.stats()?);
+    pod.start_verify(&tree, 1, 1)?.finish(Duration::from_secs(60))?.ensure_all(&tree)?;
+    let stats = node.server.stats()?;
+    assert_eq!(stats.bytes_get, tree.bytes() - few.bytes(), "each byte once");
+    drop(pod);
+    node.finish()
+}
+
+#[test]
 fn slow_fetches_do_not_hold_up_cached_reads() -> Result<()> {
     use testkit::faults::{Fault, Rule, Script};
     let (mut node, tree) = node_with("warm")?;

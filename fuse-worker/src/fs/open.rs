@@ -7,7 +7,7 @@ use crate::errno::Failure;
 use crate::reply::{FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH, Reply};
 use cache::meta::{Attributes, Kind};
 use link::Cause;
-use link::worker::{Ask, Mode, Reply as Told};
+use link::worker::{ANNOUNCED_FROM, Ask, Mode, Reply as Told};
 use std::sync::Arc;
 
 impl Fs {
@@ -36,10 +36,39 @@ impl Fs {
             if is_passthrough(self.settings.mode, nodeid) {
                 return self.open_passthrough(nodeid, attributes, reply);
             }
-            self.known.note(nodeid, &attributes);
-            return self.open_kept(attributes.version, reply);
+            let lone = self.settings.mode != Mode::Passthrough || attributes.size < ANNOUNCED_FROM;
+            if lone || self.switched.recently(attributes.ino, (self.clock)()) {
+                self.known.note(nodeid, &attributes);
+                return self.open_kept(attributes.version, reply);
+            }
+            return self.announce(nodeid, attributes, reply);
         }
         self.open_superseded(nodeid, &attributes, reply);
+    }
+
+    /// A large file that is not whole: if other pods are fetching it, the agent answers when it is, or when waiting for
+    /// that has become pointless.
+    fn announce(self: &Arc<Self>, nodeid: u64, attributes: Attributes, reply: Reply) {
+        let fs = self.clone();
+        self.link.ask(
+            Ask::Open { ino: attributes.ino, version: attributes.version },
+            Box::new(move |_| fs.open_announced(nodeid, attributes, reply)), // an error: the reads will tell
+        );
+    }
+
+    fn open_announced(self: &Arc<Self>, nodeid: u64, before: Attributes, reply: Reply) {
+        let superseded =
+            matches!(self.view.attributes(before.ino), Ok(Some((now, _))) if self.node_id(&now) != nodeid);
+        if !superseded {
+            self.known.note(nodeid, &before);
+            return self.open_kept(before.version, reply);
+        }
+        // As in `open_superseded`; but each of those who waited is in the first try of its open, so each may be sent to
+        // look the name up again.
+        self.flight.give_estale(nodeid);
+        self.switched.note(before.ino, (self.clock)());
+        self.counters.opens_estale.add(1);
+        reply.fail(Cause::Stale);
     }
 
     /// The first OPEN of a superseded node id is ESTALE: the kernel looks the name up again and opens the new node id,

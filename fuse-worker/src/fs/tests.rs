@@ -5,7 +5,7 @@ use crate::client::Then;
 use crate::reply::{Delivery, FOPEN_KEEP_CACHE, FOPEN_PASSTHROUGH, Sink};
 use cache::meta::{Cached, Incoming, InodeNumbers, MetaError, ROOT, Store};
 use link::Cause;
-use link::worker::Reply as Told;
+use link::worker::{ANNOUNCED_FROM, Reply as Told};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{IoSlice, Write};
@@ -424,6 +424,38 @@ fn an_inode_that_has_just_changed_its_node_id_is_not_estale_again() {
     bench.now.fetch_add(10_000, SeqCst);
     bench.fs.open(node_id(Mode::Passthrough, &odd), libc::O_RDONLY, bench.reply());
     assert_eq!(bench.only().0, -libc::ESTALE, "now it may move on");
+}
+
+#[test]
+fn those_who_waited_until_a_file_was_whole_are_sent_to_its_new_node_id_and_who_comes_again_is_served() {
+    let bench = Bench::new(Mode::Passthrough, None);
+    let small = bench.file("small", "a", ANNOUNCED_FROM - 1);
+    bench.fs.open(bench.fs.node_id(&small), libc::O_RDONLY, bench.reply());
+    assert_eq!(bench.open_questions(), 0, "not worth a question");
+    assert_eq!(bench.only().0, 0);
+    let file = bench.file("large", "a", ANNOUNCED_FROM);
+    let nodeid = bench.fs.node_id(&file);
+    let open = || bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
+    open();
+    bench.agent(Ok((Told::Stored, vec![])));
+    let (error, opened) = bench.only();
+    assert_eq!(
+        (error, u32_at(&opened, 8) & FOPEN_KEEP_CACHE),
+        (0, FOPEN_KEEP_CACHE),
+        "not whole: an ordinary open"
+    );
+    open();
+    open();
+    assert_eq!((bench.open_questions(), bench.answered().len()), (2, 0));
+    let cached = Cached { generation: GENERATION, root: 0, file: 0x77 };
+    bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap().unwrap();
+    for _ in 0..2 {
+        assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("Open { ino"));
+        assert_eq!(bench.only().0, -libc::ESTALE);
+    }
+    open();
+    let (error, opened) = bench.only();
+    assert_eq!((error, u32_at(&opened, 8) & FOPEN_KEEP_CACHE), (0, FOPEN_KEEP_CACHE));
 }
 
 #[test]

@@ -214,6 +214,7 @@ impl Agent {
 
     fn answer(&self, ask: Ask) -> Result<(Reply, Vec<OwnedFd>), Cause> {
         let reply = match ask {
+            Ask::Open { .. } => Reply::Stored,
             Ask::Direct { .. } => panic!("this agent's cache files can always be read"),
             Ask::Lookup { parent, name } => {
                 let name = String::from_utf8(name).map_err(|_| Cause::NotFound)?;
@@ -330,6 +331,7 @@ fn kind_of(ask: &Ask) -> &'static str {
         Ask::Attributes { .. } => "attributes",
         Ask::File { .. } => "file",
         Ask::Cached { .. } => "cached",
+        Ask::Open { .. } => "open",
         Ask::Read { .. } => "read",
         Ask::Damaged { .. } => "damaged",
         Ask::Direct { .. } => "direct",

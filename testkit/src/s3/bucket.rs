@@ -34,6 +34,10 @@ pub trait Bucket: Send + Sync + 'static {
     fn read(&self, key: &str, meta: &Meta, range: Range<u64>) -> io::Result<Body>;
     fn put(&self, key: &str, body: Bytes) -> io::Result<Meta>;
     fn delete(&self, key: &str) -> io::Result<()>;
+    /// Objects came or went past this bucket: look now.
+    fn rescan(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// One page of ListObjectsV2.

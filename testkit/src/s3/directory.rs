@@ -12,15 +12,23 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Listings come from an index that a walk builds; it is at most `rescan` old. HEAD and GET always ask the disk.
+/// Listings come from an index that a walk builds; it is at most `rescan` old, or twenty times what the walk took, so
+/// that listings of many objects do not measure walks. HEAD and GET always ask the disk.
 #[derive(Debug)]
 pub struct Directory {
     root: PathBuf,
     rescan: Duration,
-    index: Mutex<Option<(Instant, Arc<Index>)>>,
+    index: Mutex<Option<Walked>>,
 }
 
 type Index = BTreeMap<String, Meta>;
+
+#[derive(Debug)]
+struct Walked {
+    at: Instant,
+    took: Duration,
+    index: Arc<Index>,
+}
 
 impl Directory {
     pub fn new(root: impl Into<PathBuf>, rescan: Duration) -> Self {
@@ -28,25 +36,25 @@ impl Directory {
     }
 
     /// The next listing walks the tree again.
-    pub fn rescan(&self) {
+    fn outdate(&self) {
         *self.lock() = None;
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<(Instant, Arc<Index>)>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Walked>> {
         self.index.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn index(&self) -> io::Result<Arc<Index>> {
         let mut slot = self.lock();
-        if let Some((built, index)) = &*slot
-            && built.elapsed() < self.rescan
+        if let Some(Walked { at, took, index }) = &*slot
+            && at.elapsed() < self.rescan.max(20 * *took)
         {
             return Ok(index.clone());
         }
-        let mut index = Index::new();
+        let (begun, mut index) = (Instant::now(), Index::new());
         walk(&self.root, "", &mut index)?;
         let index = Arc::new(index);
-        *slot = Some((Instant::now(), index.clone()));
+        *slot = Some(Walked { at: Instant::now(), took: begun.elapsed(), index: index.clone() });
         Ok(index)
     }
 
@@ -145,16 +153,21 @@ impl Bucket for Directory {
             fs::create_dir_all(parent)?;
         }
         fs::write(&path, body)?;
-        self.rescan();
+        self.outdate();
         Ok(meta(&fs::metadata(&path)?))
     }
 
     fn delete(&self, key: &str) -> io::Result<()> {
-        self.rescan();
+        self.outdate();
         match self.path(key).map(fs::remove_file) {
             Some(Err(e)) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
         }
+    }
+
+    fn rescan(&self) -> io::Result<()> {
+        self.outdate();
+        self.index().map(drop)
     }
 }
 

@@ -6,6 +6,7 @@
 //! ```text
 //! GET  /_stats      counters as JSON          POST /_faults    replaces the fault script (JSON)
 //! POST /_reset      counters back to 0        POST /_release   lets stalled requests go on
+//! POST /_rescan     directories are walked again, before the answer
 //! ```
 
 mod body;
@@ -116,8 +117,12 @@ impl Server {
         builder.set_access(Access { anonymous: config.anonymous, keys: config.keys });
         let faults = Faults::new(config.faults);
         let counters = Arc::new(Counters::default());
-        let shared =
-            serve::Shared { s3: builder.build(), faults: faults.clone(), counters: counters.clone() };
+        let shared = serve::Shared {
+            s3: builder.build(),
+            buckets: buckets.clone(),
+            faults: faults.clone(),
+            counters: counters.clone(),
+        };
         let acceptor = tokio::spawn(serve::accept(listener, shared));
         Ok(Self { address, buckets, faults, counters, acceptor })
     }

@@ -1,6 +1,7 @@
 //! Connections: accept, count, ask the fault script, hand the request to `s3s`.
 
 use super::body::{Answer, Socket};
+use super::service::Buckets;
 use super::stats::Counters;
 use crate::faults::{Decision, Faults, Script, Seen};
 use async_trait::async_trait;
@@ -22,6 +23,7 @@ use tokio::task::JoinSet;
 #[derive(Clone)]
 pub(super) struct Shared {
     pub(super) s3: S3Service,
+    pub(super) buckets: Buckets,
     pub(super) faults: Faults,
     pub(super) counters: Arc<Counters>,
 }
@@ -205,6 +207,16 @@ async fn control(request: Request<Incoming>, shared: &Shared) -> (StatusCode, St
             shared.faults.release();
             (StatusCode::OK, String::new())
         }
+        (&Method::POST, "/_rescan") => {
+            let buckets: Vec<_> = {
+                let buckets = shared.buckets.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+                buckets.values().cloned().collect()
+            };
+            match buckets.iter().try_for_each(|bucket| bucket.rescan()) {
+                Ok(()) => (StatusCode::OK, String::new()),
+                Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{e}\n")),
+            }
+        }
         (&Method::POST, "/_faults") => {
             match read(body).await.map(|text| serde_json::from_slice::<Script>(&text)) {
                 Ok(Ok(script)) => {
@@ -215,7 +227,7 @@ async fn control(request: Request<Incoming>, shared: &Shared) -> (StatusCode, St
                 Err(e) => (StatusCode::BAD_REQUEST, format!("{e}\n")),
             }
         }
-        _ => (StatusCode::NOT_FOUND, "GET /_stats, POST /_reset, /_release, /_faults\n".into()),
+        _ => (StatusCode::NOT_FOUND, "GET /_stats, POST /_reset, /_release, /_rescan, /_faults\n".into()),
     }
 }
 

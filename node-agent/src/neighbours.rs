@@ -1,0 +1,208 @@
+//! Small files, fetched before anybody asks for them.
+//!
+//! A training epoch reads thousands of small files in an order that nobody can foresee, and each of them costs a round
+//! trip to the store. What can be foreseen is that a directory of which many files were asked for will be read to its
+//! end: so its other files are fetched ahead, in the order of its listing, the more of them the more were missed.
+//! Whoever reads a few files of a directory pays for a few more.
+
+use crate::scope::Scope;
+use cache::data::{Engine, ReadOptions};
+use cache::meta::Kind;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+use volume::ScopeId;
+
+/// Files up to this size are fetched whole when they are first read, bytes; larger ones have readahead of their own.
+pub(crate) const SMALL: u64 = 1 << 20;
+/// Misses in one directory before anything is fetched ahead.
+const PATIENCE: u32 = 8;
+/// Files that one further miss is worth: a quarter of the misses so far, and at most this.
+const CREDIT_MAX: u32 = 16;
+/// Files fetched ahead at once, over all directories. Below the store's request slots: readers come first.
+const UNDER_WAY: usize = 32;
+/// A directory that was left alone for this long begins anew.
+const FORGOTTEN: Duration = Duration::from_secs(120);
+const DIRECTORIES_MAX: usize = 4096;
+/// Fetching ahead must not evict: it ends when this much of a quota is used.
+const FULL_PERCENT: u64 = 85;
+
+pub(crate) struct Neighbours {
+    engine: Arc<Engine>,
+    slots: Arc<Semaphore>,
+    directories: Mutex<HashMap<(ScopeId, u64), Ledger>>,
+}
+
+/// What the readers of one directory have earned.
+#[derive(Debug)]
+struct Ledger {
+    misses: u32,
+    /// Files still to be fetched ahead.
+    owed: u32,
+    /// The last name that was looked at, by its inode number.
+    after: Option<u64>,
+    /// Somebody is at it.
+    running: bool,
+    last: Instant,
+}
+
+impl Ledger {
+    fn new(now: Instant) -> Self {
+        Self { misses: 0, owed: 0, after: None, running: false, last: now }
+    }
+
+    /// True: somebody has to begin.
+    fn missed(&mut self, now: Instant) -> bool {
+        if now.duration_since(self.last) > FORGOTTEN && !self.running {
+            *self = Self::new(now);
+        }
+        self.last = now;
+        self.misses += 1;
+        if self.misses > PATIENCE {
+            self.owed += (self.misses / 4).min(CREDIT_MAX);
+        }
+        self.owed > 0 && !std::mem::replace(&mut self.running, self.owed > 0)
+    }
+}
+
+impl Neighbours {
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        Self { engine, slots: Arc::new(Semaphore::new(UNDER_WAY)), directories: Mutex::default() }
+    }
+
+    /// A small file of `scope` had to be fetched for a reader. To be called within the runtime.
+    pub(crate) fn missed(self: &Arc<Self>, scope: &Arc<Scope>, ino: u64, options: ReadOptions) {
+        if options.readahead_bytes == Some(0) {
+            return;
+        }
+        let Ok(Some(dir)) = scope.names.parent(ino) else { return };
+        let now = Instant::now();
+        let mut directories = self.lock();
+        if directories.len() >= DIRECTORIES_MAX {
+            directories.retain(|_, ledger| ledger.running || now.duration_since(ledger.last) < FORGOTTEN);
+            if directories.len() >= DIRECTORIES_MAX {
+                return;
+            }
+        }
+        let ledger = directories.entry((scope.id.clone(), dir)).or_insert_with(|| Ledger::new(now));
+        if ledger.missed(now) {
+            drop(directories);
+            let (me, scope) = (self.clone(), scope.clone());
+            tokio::spawn(async move { me.fetch(&scope, dir, options).await });
+        }
+    }
+
+    /// Pays what is owed to a directory, until nothing is or it has no more files.
+    async fn fetch(self: Arc<Self>, scope: &Arc<Scope>, dir: u64, options: ReadOptions) {
+        let key = (scope.id.clone(), dir);
+        loop {
+            let (owed, after) = match self.lock().get_mut(&key) {
+                Some(ledger) if ledger.owed > 0 && self.has_room(scope) => (ledger.owed, ledger.after),
+                Some(ledger) => {
+                    (ledger.running, ledger.owed) = (false, 0);
+                    return;
+                }
+                None => return,
+            };
+            let (files, last) = next_files(scope, dir, after, owed as usize);
+            {
+                let mut directories = self.lock();
+                let Some(ledger) = directories.get_mut(&key) else { return };
+                ledger.owed -= ledger.owed.min(files.len() as u32);
+                ledger.after = last;
+                if files.is_empty() {
+                    // To the end: what is missed from now on was evicted, or is new.
+                    *ledger = Ledger::new(Instant::now());
+                    return;
+                }
+            }
+            for (ino, version) in files {
+                let Ok(slot) = self.slots.clone().acquire_owned().await else { return };
+                let Ok(file) = scope.file(ino, version, options) else { continue };
+                let (me, key) = (self.clone(), key.clone());
+                tokio::spawn(async move {
+                    let failed = file.whole().await.is_err(); // whoever reads it will be told why
+                    drop(slot);
+                    if let Some(ledger) = me.lock().get_mut(&key).filter(|_| failed) {
+                        ledger.owed = 0;
+                    }
+                });
+            }
+        }
+    }
+
+    fn has_room(&self, scope: &Scope) -> bool {
+        let usage = self.engine.usage();
+        let below = |bytes: u64, quota: u64| bytes < quota / 100 * FULL_PERCENT;
+        let limited =
+            usage.scopes.iter().find(|s| s.scope == scope.id).and_then(|s| Some((s.bytes, s.limit_bytes?)));
+        usage.tiers.iter().any(|t| below(t.bytes, t.quota_bytes) && below(t.inodes, t.quota_inodes))
+            && limited.is_none_or(|(bytes, limit)| below(bytes, limit))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<(ScopeId, u64), Ledger>> {
+        self.directories.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// The next small files of a directory that are not in the cache (inode number and version), at most `most`, and the
+/// last name that was looked at. Empty at the end, or without a complete listing.
+fn next_files(scope: &Scope, dir: u64, after: Option<u64>, most: usize) -> (Vec<(u64, u32)>, Option<u64>) {
+    let (mut files, mut last) = (Vec::new(), after);
+    let read = scope.names.read_dir(dir, after, &mut |_, attributes| {
+        last = Some(attributes.ino);
+        let small = attributes.kind == Kind::File && (1..=SMALL).contains(&attributes.size);
+        if small && attributes.cached.is_none() {
+            files.push((attributes.ino, attributes.version));
+        }
+        files.len() < most
+    });
+    match read {
+        Ok(Some(())) => (files, last),
+        // The name to go on from has vanished, or there is no listing: the next miss begins anew.
+        Ok(None) | Err(_) => (Vec::new(), None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files fetched ahead after each of `misses` in a row.
+    fn owed(misses: u32) -> Vec<u32> {
+        let now = Instant::now();
+        let mut ledger = Ledger::new(now);
+        (0..misses)
+            .map(|_| {
+                ledger.missed(now);
+                ledger.owed
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_few_files_of_a_directory_bring_nothing_and_some_more_bring_a_few() {
+        let owed = owed(32);
+        assert!(owed[..8].iter().all(|&n| n == 0));
+        assert!((1..=4).contains(&owed[8]) && owed[15] <= 2 * 16, "{owed:?}");
+    }
+
+    #[test]
+    fn a_directory_of_a_thousand_is_paid_for_after_a_tenth_of_it() {
+        let owed = owed(100);
+        assert!(owed[99] >= 900, "{owed:?}");
+        assert!(owed.windows(2).all(|pair| pair[1] - pair[0] <= CREDIT_MAX));
+    }
+
+    #[test]
+    fn one_begins_and_after_a_while_everything_begins_anew() {
+        let now = Instant::now();
+        let mut ledger = Ledger::new(now);
+        let begun: Vec<bool> = (0..10).map(|_| ledger.missed(now)).collect();
+        assert_eq!(begun.iter().filter(|&&begins| begins).count(), 1);
+        ledger.running = false;
+        ledger.missed(now + FORGOTTEN + Duration::from_secs(1));
+        assert_eq!((ledger.misses, ledger.owed), (1, 0));
+    }
+}
