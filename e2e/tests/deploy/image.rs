@@ -50,6 +50,10 @@ fn last_stage() -> Vec<(String, String)> {
     all[from..].to_vec()
 }
 
+fn arguments<'s>(stage: &'s [(String, String)], instruction: &str) -> Vec<&'s str> {
+    stage.iter().filter(|(what, _)| what == instruction).map(|(_, rest)| rest.as_str()).collect()
+}
+
 #[test]
 fn the_tar_is_an_image_with_the_programs_their_libraries_tls_roots_and_one_user() {
     let dir = tempfile::tempdir().unwrap();
@@ -118,11 +122,7 @@ fn the_dockerfile_makes_the_same_image() {
     let config = json(&image.join(manifest[0]["Config"].as_str().unwrap()))["config"].clone();
 
     let stage = last_stage();
-    let of = |what: &str| {
-        let found: Vec<&str> =
-            stage.iter().filter(|(w, _)| w == what).map(|(_, rest)| rest.as_str()).collect();
-        found
-    };
+    let of = |what| arguments(&stage, what);
     // The file system is what deploy/images/rootfs assembles, in both: its two directories and nothing besides.
     assert_eq!(of("FROM"), ["scratch"]);
     assert_eq!(of("COPY"), ["--from=build /rootfs/base/ /", "--from=build /rootfs/programs/ /"]);
