@@ -68,6 +68,9 @@ pub struct Arguments {
     /// How long the first publish of a source may wait for that source.
     #[arg(long, env = "MILLPOND_AGENT_SOURCE_WAIT", default_value = "20s", value_parser = duration)]
     pub agent_source_wait: Duration,
+    /// Asked to stop (SIGTERM), wait at most so long for an agent that holds every mount. Below the pod's grace period.
+    #[arg(long, env = "MILLPOND_HANDOVER_WAIT", default_value = "290s", value_parser = duration)]
+    pub handover_wait: Duration,
     /// TOML file whose table [allow] limits the sources that CreateVolume accepts; without it the node decides.
     #[arg(long, env = "MILLPOND_ALLOW_CONFIG")]
     pub allow_config: Option<PathBuf>,
@@ -133,6 +136,7 @@ pub struct NodeConfig {
     pub kubelet_dirs: Vec<PathBuf>,
     pub cache_roots: Vec<PathBuf>,
     pub agent_source_wait: Duration,
+    pub handover_wait: Duration,
     pub fusectl_dir: PathBuf,
     pub mount_fusectl: bool,
     pub events: bool,
@@ -242,6 +246,7 @@ impl Arguments {
                     kubelet_dirs: self.kubelet_dirs,
                     cache_roots: self.cache_roots,
                     agent_source_wait: self.agent_source_wait,
+                    handover_wait: self.handover_wait,
                     fusectl_dir: self.fusectl_dir,
                     mount_fusectl: self.mount_fusectl,
                     events: self.events,

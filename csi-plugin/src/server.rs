@@ -25,8 +25,6 @@ use tokio_stream::wrappers::UnixListenerStream;
 
 /// Calls under way get so long to end after the signal.
 const DRAIN_LIMIT: Duration = Duration::from_secs(25);
-/// How long a broker that was asked to stop waits for an agent that holds its mounts.
-const HELD_LIMIT: Duration = Duration::from_secs(300);
 const HELD_POLL: Duration = Duration::from_millis(50);
 
 /// Serves until `stop` resolves. Records and broker are opened before the socket, so that a caller who can connect
@@ -106,7 +104,7 @@ pub async fn run(
 /// The mounts live on in whoever holds their devices: until a living agent confirms that it does, this process stays,
 /// and serves. At a shutdown of the node kubelet's own, shorter limit applies.
 async fn wait_until_held(broker: &Arc<Broker>) {
-    let end = tokio::time::Instant::now() + HELD_LIMIT;
+    let end = tokio::time::Instant::now() + broker.config.handover_wait;
     let mut told = false;
     loop {
         let asked = broker.clone();
@@ -115,7 +113,7 @@ async fn wait_until_held(broker: &Arc<Broker>) {
             return;
         }
         if !told {
-            tracing::info!(limit = ?HELD_LIMIT, "waiting for an agent that holds every mount");
+            tracing::info!(limit = ?broker.config.handover_wait, "waiting for an agent that holds every mount");
             told = true;
         }
         if tokio::time::Instant::now() >= end {

@@ -14,7 +14,7 @@ use volume::ScopeId;
 /// A successor's worker is there long before; a broker that waits for it longer would hold up its other mounts.
 const SERVING_LIMIT: Duration = Duration::from_secs(10);
 /// How long an agent that was asked to stop waits for a broker that holds its mounts. The pod's grace period is longer.
-const LEAVE_LIMIT: Duration = Duration::from_secs(300);
+const LEAVE_LIMIT: Duration = Duration::from_secs(290);
 const LEAVE_POLL: Duration = Duration::from_millis(20);
 
 impl Volumes {

@@ -133,6 +133,7 @@ async fn serve(
             kubelet_dirs: vec![dir.join("kubelet")],
             cache_roots: Vec::new(),
             agent_source_wait: Duration::from_secs(1),
+            handover_wait: Duration::ZERO,
             fusectl_dir: "/sys/fs/fuse/connections".into(),
             mount_fusectl: false,
             events: setup.events.is_some(),
