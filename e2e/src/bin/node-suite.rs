@@ -3,8 +3,8 @@
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use e2e::node::{AgentOptions, Node};
-use e2e::scenario::faults;
 use e2e::scenario::kills::{self, KillPlan};
+use e2e::scenario::{faults, listing};
 use e2e::tree::{Shape, Tree};
 use std::time::Duration;
 
@@ -26,6 +26,11 @@ enum Command {
         files: usize,
         #[arg(long)]
         seed: Option<u64>,
+    },
+    /// One directory of very many objects: times and memory.
+    Listing {
+        #[arg(long, default_value_t = 1_000_000)]
+        objects: u64,
     },
     /// Everything that can differ between kernels, sized for a slow machine.
     Guest {
@@ -58,6 +63,11 @@ fn main() -> Result<()> {
                     report.server
                 );
             }
+            node.finish()
+        }
+        Command::Listing { objects } => {
+            let mut node = Node::start(AgentOptions::default())?;
+            println!("{}", listing::run(&mut node, objects)?);
             node.finish()
         }
         Command::Guest { kills } => guest(kills),

@@ -65,6 +65,18 @@ impl Server {
         Ok(Self { process, address, endpoint, dir: PathBuf::new() })
     }
 
+    /// A bucket of `objects` objects whose names and bytes are computed: `{n}` in `pattern` is the number.
+    pub fn synthetic(places: &Places, objects: u64, object_bytes: u64, pattern: &str) -> Result<Self> {
+        let ready = places.root().join("run/synthetic.address");
+        let mut command = Command::new(places.bin("s3-server"));
+        command.arg("--synthetic").args([objects, object_bytes].map(|n| n.to_string()));
+        command.args(["--pattern", pattern, "--bucket", BUCKET, "--ready-file"]).arg(&ready);
+        let mut process = spawn(&mut command, places, "synthetic")?;
+        let address = process.wait_for_ready_file(&ready, START)?;
+        let endpoint = format!("http://{address}");
+        Ok(Self { process, address, endpoint, dir: PathBuf::new() })
+    }
+
     /// `http://host:port`
     pub fn endpoint(&self) -> String {
         self.endpoint.clone()

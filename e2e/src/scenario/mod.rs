@@ -2,4 +2,5 @@
 
 pub mod faults;
 pub mod kills;
+pub mod listing;
 pub mod resources;

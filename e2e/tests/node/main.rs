@@ -6,6 +6,7 @@ mod deaths;
 mod disks;
 mod faults;
 mod holders;
+mod operators;
 mod outages;
 mod pods;
 mod promises;

@@ -276,7 +276,7 @@ fn reserve(dir: &Path) {
         }
         stored += 1000;
     }
-    answer(&stored.to_string());
+    answer(stored.to_string());
     // With room again, so does everything.
     std::fs::remove_file(dir.join("hog")).unwrap();
     list(&store, store.put(ROOT, &directory("after")).unwrap().ino, &[file("a", "1")]);
