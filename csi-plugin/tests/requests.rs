@@ -6,10 +6,12 @@
 mod common;
 
 use common::{Driver, LIMIT, capability, context, obliging};
-use link::broker::{AgentRequest, BrokerRequest, MountId};
+use link::broker::{AgentRequest, BrokerRequest, Hold, MountId, Resume};
+use link::worker::Mode as ServedMode;
 use link::{Refusal, RefusalKind};
 use proto::csi::v1::volume_capability::{AccessType, MountVolume, access_mode::Mode};
 use proto::csi::v1::*;
+use std::os::fd::AsFd;
 use tonic::Code;
 
 fn with_flags(flags: &[&str]) -> VolumeCapability {
@@ -46,6 +48,38 @@ async fn mount_options_are_honoured_or_refused_by_name() {
         assert_eq!(status.code(), Code::InvalidArgument);
         assert!(status.message().contains(&format!("{flag:?}")), "{}", status.message());
     }
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_with_options_is_taken_back_by_the_next_broker() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    let (send, receive) = std::sync::mpsc::channel();
+    agent.behave(move |request, fds| {
+        if let AgentRequest::Publish(p) = request {
+            send.send(serde_json::to_value(p).unwrap()).unwrap();
+        }
+        obliging(request, fds)
+    });
+    let volume_capability = Some(with_flags(&["ro", "noexec", "noatime"]));
+    let request = NodePublishVolumeRequest { volume_capability, ..driver.publish("v", "a") };
+    driver.node().node_publish_volume(request.clone()).await.unwrap();
+    let publish = receive.recv_timeout(LIMIT).unwrap();
+    drop(agent);
+    let (dir, kernel) = driver.stop().await;
+
+    let driver = Driver::start_over(dir, kernel).await;
+    let agent = driver.agent();
+    let hold = Hold {
+        publish: serde_json::from_value(publish).unwrap(),
+        resume: Resume { mode: ServedMode::Passthrough, scope: "0".repeat(32) },
+        backing: Vec::new(),
+    };
+    let (device, shared) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    agent.ask(BrokerRequest::Hold(Box::new(hold)), &[device.as_fd(), shared.as_fd()]).unwrap();
+    driver.node().node_publish_volume(request).await.unwrap();
+    assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 0));
     let _ = driver.stop().await;
 }
 

@@ -5,7 +5,9 @@ pub const FUSE_TYPE: &str = "fuse.millpond";
 const FUSE_SCHEME: &str = "millpond:";
 const GUARD_SCHEME: &str = "millpond-guard:";
 
-/// `millpond:<volume id>:<spec digest>`. Volume ids hold no colon, so the text splits in one way only.
+use crate::MountOptions;
+
+/// `millpond:<volume id>:<spec digest>[+option…]`. Volume ids hold no colon, so the text splits in one way only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MountSource {
     pub volume: String,
@@ -23,6 +25,19 @@ pub enum Ours {
 }
 
 impl MountSource {
+    pub fn new(volume: &str, spec_digest: &str, options: MountOptions) -> Self {
+        let mut digest = spec_digest.to_owned();
+        for (chosen, text) in [(options.no_exec, "+noexec"), (options.no_atime, "+noatime")] {
+            digest.push_str(if chosen { text } else { "" });
+        }
+        Self { volume: volume.to_owned(), digest }
+    }
+
+    /// Of this volume and specification, whatever its options?
+    pub fn is_of(&self, volume: &str, spec_digest: &str) -> bool {
+        self.volume == volume && self.digest.split('+').next() == Some(spec_digest)
+    }
+
     pub fn fuse_text(&self) -> String {
         format!("{FUSE_SCHEME}{}:{}", self.volume, self.digest)
     }
@@ -50,6 +65,17 @@ impl Ours {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_make_another_mount_of_the_same_volume() {
+        let plain = MountSource::new("v", "0123", MountOptions::default());
+        let chosen = MountSource::new("v", "0123", MountOptions { no_exec: true, no_atime: true });
+        assert_ne!(plain, chosen);
+        assert_eq!(Ours::recognise(FUSE_TYPE, &chosen.fuse_text()), Some(Ours::Fuse(chosen.clone())));
+        for source in [plain, chosen] {
+            assert!(source.is_of("v", "0123") && !source.is_of("w", "0123") && !source.is_of("v", "01"));
+        }
+    }
 
     #[test]
     fn sources_are_recognised_and_strangers_are_not() {

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use volume::Credentials;
+use volume::{Credentials, VolumeSpec};
 
 /// The agent takes a mount over without asking its source: this is for starting a worker on a busy machine.
 const ADOPT_LIMIT: Duration = Duration::from_secs(20);
@@ -144,13 +144,12 @@ impl Broker {
         let credentials = Credentials::from_secrets(&publish.secrets).map_err(|e| invalid(&e))?;
         let path = Path::new(&publish.target);
         let target = Target::resolve(&self.config.kubelet_dirs, path).map_err(|e| invalid(&e))?;
-        let source = MountSource { volume: publish.spec.id.to_string(), digest: publish.spec.digest() };
-        let connection = self.mounted(&target, &source)?;
+        let (connection, source) = self.mounted(&target, &publish.spec)?;
         let mount = self.table.insert(Mount::new(Parts {
             id,
             target: Arc::new(target),
             connection,
-            source: source.clone(),
+            source,
             spec: publish.spec,
             credentials,
             subjects: Subjects { pod: publish.pod, claim: publish.claim },
@@ -162,22 +161,26 @@ impl Broker {
         backing.into_iter().for_each(|id| mount.record_backing(id));
         mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
         // Unpublished between our look and our note: whoever did it did not find it in the table.
-        self.mounted(&mount.target, &source).inspect_err(|_| {
+        self.mounted(&mount.target, &mount.spec).inspect_err(|_| {
             self.table.remove(id);
         })?;
         Ok(BrokerAnswer::Done)
     }
 
-    fn mounted(&self, target: &Target, source: &MountSource) -> Result<Connection, Refusal> {
+    /// The mount table knows the mount's options; the agent does not.
+    fn mounted(&self, target: &Target, spec: &VolumeSpec) -> Result<(Connection, MountSource), Refusal> {
         let table = self.kernel.table().map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?;
-        match stack_at(&table, target.path()).last() {
-            Some(top) if top.ours() == Some(Ours::Fuse(source.clone())) => {
-                Ok(Connection { major: top.major, minor: top.minor })
+        let absent = || {
+            let text = format!("volume {} is not mounted at {}", spec.id, target.path().display());
+            Refusal::new(RefusalKind::NotFound, text)
+        };
+        let stack = stack_at(&table, target.path());
+        let top = stack.last().ok_or_else(absent)?;
+        match top.ours() {
+            Some(Ours::Fuse(source)) if source.is_of(spec.id.as_str(), &spec.digest()) => {
+                Ok((Connection { major: top.major, minor: top.minor }, source))
             }
-            _ => Err(Refusal::new(
-                RefusalKind::NotFound,
-                format!("volume {} is not mounted at {}", source.volume, target.path().display()),
-            )),
+            _ => Err(absent()),
         }
     }
 

@@ -56,11 +56,7 @@ pub struct Order {
 impl Order {
     /// What marks the mount in the mount table: everything that makes it another one.
     pub fn source(&self) -> MountSource {
-        let mut digest = self.spec.digest();
-        for (chosen, text) in [(self.options.no_exec, "+noexec"), (self.options.no_atime, "+noatime")] {
-            digest.push_str(if chosen { text } else { "" });
-        }
-        MountSource { volume: self.spec.id.to_string(), digest }
+        MountSource::new(self.spec.id.as_str(), &self.spec.digest(), self.options)
     }
 }
 
