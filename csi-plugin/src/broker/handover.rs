@@ -38,19 +38,21 @@ pub(super) fn publish(mount: &Mount) -> Publish {
 }
 
 impl Broker {
-    /// An agent is there: the mounts of its predecessor become its own. Blocks until it has them all.
-    pub(super) fn welcome(&self, agent: &Arc<AgentLink>) {
-        let mut orphans = Vec::new();
+    /// The same agent as before, after a broken connection.
+    pub(super) fn welcome_back(&self, agent: &AgentLink) {
         for mount in self.table.all() {
-            match mount.state() {
-                State::Orphaned(_) if mount.is_of(agent.identity()) => {
-                    self.enter(&mount, State::Serving, "its agent is back");
-                }
-                // Serving: the predecessor's connection has ended, and nobody has noted it yet.
-                State::Orphaned(_) | State::Serving if !mount.is_of(agent.identity()) => orphans.push(mount),
-                _ => {}
+            if mount.is_of(agent.identity()) && matches!(mount.state(), State::Orphaned(_)) {
+                self.enter(&mount, State::Serving, "its agent is back");
             }
         }
+    }
+
+    /// An agent is there: the mounts of its predecessor become its own. Blocks until it has them all.
+    pub(super) fn hand_all_over(&self, agent: &AgentLink) {
+        let mut orphans = self.table.all();
+        // Serving: the predecessor's connection has ended, and nobody has noted it yet.
+        let live = |state| matches!(state, State::Orphaned(_) | State::Serving);
+        orphans.retain(|mount| live(mount.state()) && !mount.is_of(agent.identity()));
         if orphans.is_empty() {
             return;
         }

@@ -330,7 +330,11 @@ impl Handler for Broker {
     }
 
     fn connected(&self, agent: &Arc<AgentLink>) {
-        self.welcome(agent);
+        self.welcome_back(agent);
+    }
+
+    fn succeed(&self, agent: &Arc<AgentLink>) {
+        self.hand_all_over(agent);
     }
 
     fn lost(&self, agent: &AgentIdentity) {

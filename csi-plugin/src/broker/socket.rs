@@ -58,8 +58,10 @@ pub trait Handler: Send + Sync {
         request: BrokerRequest,
         fds: Vec<OwnedFd>,
     ) -> Result<BrokerAnswer, Refusal>;
-    /// On a thread of its own: it may ask the agent.
+    /// Before its first question is answered. It must not ask the agent.
     fn connected(&self, agent: &Arc<AgentLink>);
+    /// On a thread of its own: the agent may be given what another one left.
+    fn succeed(&self, agent: &Arc<AgentLink>);
     fn lost(&self, agent: &AgentIdentity);
 }
 
@@ -128,9 +130,9 @@ pub fn serve(packet: Packet, agent_uid: u32, slot: &AgentSlot, handler: &Arc<dyn
         }
     };
     tracing::info!(pid = link.identity.pid, "the node agent is connected");
+    handler.connected(&link);
     let (newcomer, told) = (link.clone(), handler.clone());
-    let greeter =
-        std::thread::Builder::new().name("agent-new".into()).spawn(move || told.connected(&newcomer));
+    let greeter = std::thread::Builder::new().name("agent-new".into()).spawn(move || told.succeed(&newcomer));
     if let Err(error) = greeter {
         tracing::error!(%error, "no thread to give the new agent its predecessor's mounts: it is sent away");
         link.close();

@@ -73,7 +73,7 @@ pub fn decide(found: &Found, wanted: &MountSource, target: &Path) -> Step {
             )))
         }
         Found::Fuse { standing: Standing::Orphaned, .. } => Step::Refuse(Failure::Unavailable(format!(
-            "the agent that served {target} is gone; after healTimeout the mount ends and a publish mounts anew"
+            "the agent that served {target} is gone: its successor takes the mount over; if none comes within healTimeout the mount ends and a publish mounts anew"
         ))),
         Found::Fuse { standing: Standing::Serving, .. } => Step::AlreadyThere,
     }
