@@ -29,7 +29,7 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
 fn expect(suite: &Suite, name: &str, pod: &Pod, expected: &str) -> Result<()> {
     let log = suite.kubectl.run_pod(TENANT, name, &pod.object())?;
     ensure!(log.trim() == expected, "the pod said {:?} instead of {expected:?}", log.trim());
-    println!("    {name}: {expected}");
+    println!("    {name}: {}", expected.replace('\n', ", "));
     Ok(())
 }
 

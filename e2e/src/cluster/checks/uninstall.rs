@@ -39,7 +39,7 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
 
     let overlay = suite.source().join("e2e/cluster/overlay");
     let overlay = overlay.to_str().context("the checkout's path is UTF-8")?;
-    k.run(&["delete", "-k", overlay, "--timeout=240s"])?;
+    k.run(&["delete", "-k", overlay, "--ignore-not-found", "--timeout=240s"])?;
     k.wait("no object left", PATIENCE, |k| {
         let left = k.run(&["get", KINDS, "-l", "app.kubernetes.io/name=millpond", "-o", "name"])?;
         ensure!(left.trim().is_empty(), "objects are left: {left}");
