@@ -118,6 +118,13 @@ impl Pod {
         Running::start(command)
     }
 
+    /// Some files of the volume, shuffled, by one thread; other files may lie beside them.
+    pub fn start_verify_some(&self, tree: &Tree, seed: u64) -> Result<Running<oracle::Verified>> {
+        let mut command = self.oracle_command("verify", "", tree)?;
+        command.args(["--no-names", "--threads", "1", "--seed", &seed.to_string()]);
+        Running::start(command)
+    }
+
     /// Starts an application; returns when all its threads are at work.
     pub fn oracle(&self, tree: &Tree, arguments: &[&str]) -> Result<Running<oracle::Report>> {
         let mut command = self.oracle_command("run", "", tree)?;

@@ -279,8 +279,13 @@ impl Node {
         self.finished = true;
         // Servers of the test itself, which end when their handles are dropped.
         let fine = ["s3-server", "shape-proxy", "fault-fs"].map(|name| self.places.bin(name));
-        let left: Vec<_> = processes::running_from(&self.places.root().join("bin"));
-        let left: Vec<_> = left.into_iter().filter(|(_, program)| !fine.contains(program)).collect();
+        let left = || -> Vec<_> {
+            let running = processes::running_from(&self.places.root().join("bin"));
+            running.into_iter().filter(|(_, program)| !fine.contains(program)).collect()
+        };
+        // A worker that stood by is killed by the kernel when its agent has gone, which takes a moment.
+        wait_until(Duration::from_secs(10), || left().is_empty());
+        let left = left();
         if !left.is_empty() {
             bail!("processes left: {left:?}\n{}", self.places.logs());
         }

@@ -101,7 +101,13 @@ fn a_secret_that_changed_is_used_without_a_remount() -> Result<()> {
 
     // The old one is revoked.
     drop(server);
-    let _server = node.runtime().block_on(serve(address, vec![key("new")]))?;
+    // Its listener is closed by a task of its own.
+    let mut again = None;
+    let bound = wait_until(Duration::from_secs(30), || {
+        again = node.runtime().block_on(serve(address, vec![key("new")])).ok();
+        again.is_some()
+    });
+    ensure!(bound, "the server did not come back on {address}");
     let mounted = Mounted { id: volume.id.clone(), target: target.clone() };
     node.pod(&mounted)?.verify(&tree, 2)?.ensure_all(&tree)?;
     node.plugin().unpublish(&mounted.id, &mounted.target)?;
