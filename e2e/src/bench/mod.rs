@@ -70,6 +70,9 @@ pub fn workloads(size: Size) -> Vec<Workload> {
 
 const FILE_BYTES: u64 = 100_000;
 
+/// Called after each row with what has been measured so far.
+type Keep = Box<dyn Fn(&[Who], &[Sample]) -> Result<()>>;
+
 pub struct Bench {
     node: Node,
     size: Size,
@@ -77,7 +80,7 @@ pub struct Bench {
     samples: Vec<Sample>,
     only: Option<String>,
     /// Called after every sample with all so far: a run that is cut loses nothing.
-    keep: Box<dyn Fn(&[Who], &[Sample]) -> Result<()>>,
+    keep: Keep,
     /// Hard-linked copies of the data under prefixes that nobody has read yet.
     fresh: usize,
 }
@@ -172,7 +175,7 @@ impl Bench {
         for round in 0..self.size.rounds {
             for who in self.takes_part(round) {
                 if self.wants_any(&["sequential cold, loopback", "sequential warm", "random"]) {
-                    self.one_reader(who, round, &rate)?;
+                    self.one_reader(who, round, rate)?;
                 }
                 self.far(&proxy, who, round, rate)?;
                 self.readers(who, round, rate)?;
