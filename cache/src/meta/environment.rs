@@ -92,6 +92,7 @@ impl Home {
             Some(why) => self.set_aside(why)?,
         };
         if opened == Opened::Kept
+            && options.start_anew
             && let Some(why) = self.nearly_full(options)?
         {
             opened = self.start_anew(why)?;

@@ -100,9 +100,10 @@ pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 /// How large the store may become and how many may look into it. All of it is virtual until used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Most bytes that the store may ever hold; address space in the agent and in every worker, not memory. The file
-    /// never shrinks: one that has used nine tenths is deleted at the next opening, and started anew.
+    /// Most bytes that the store may ever hold; address space in the agent and in every worker, not memory.
     pub map_bytes: usize,
+    /// The file never shrinks. One that has used nine tenths is deleted when it is opened, and started anew.
+    pub start_anew: bool,
     /// Bytes of the disk that are taken ahead for new names, as far as there is room: a disk that somebody else fills
     /// up does not stop them at once.
     pub reserve_bytes: u64,
@@ -112,7 +113,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { map_bytes: 16 << 30, reserve_bytes: 32 << 20, readers_max: 2048 }
+        Self { map_bytes: 16 << 30, start_anew: true, reserve_bytes: 32 << 20, readers_max: 2048 }
     }
 }
 

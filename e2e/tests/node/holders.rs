@@ -71,6 +71,9 @@ fn a_restarted_broker_leaves_mounts_reading_and_can_unpublish_them() -> Result<(
     assert!(wait_until(Duration::from_secs(30), connected), "the agent did not come back to the broker");
     pod.verify(&tree, 2)?.ensure_all(&tree)?;
     application.finish(Duration::from_secs(30))?.ensure_clean()?;
+    // The agent has given the mount back to the broker, or is about to.
+    let known = || node.plugin().stats(&mounted.id, &mounted.target).is_ok();
+    assert!(wait_until(Duration::from_secs(20), known), "no statistics after the restart");
     let usage = node.plugin().stats(&mounted.id, &mounted.target)?.usage;
     let bytes = tree.files.iter().map(|f| f.size).sum::<u64>() as i64;
     assert!(usage.iter().all(|u| u.available > 0 && u.available + u.used == u.total), "{usage:?}");

@@ -262,7 +262,8 @@ impl Volumes {
         let metadata = self.config.cache.metadata_dir.join(id.as_str());
         let numbers = self.numbers.clone();
         let dir = metadata.clone();
-        let options = self.config.cache.metadata();
+        // Mounts that are taken over have inode numbers of it in the kernel.
+        let options = meta::Options { start_anew: check, ..self.config.cache.metadata() };
         let open = move || meta::Store::open_with(&dir, &options, numbers, Arc::new(now_ms));
         let opened = tokio::task::spawn_blocking(open).await;
         let opened = opened

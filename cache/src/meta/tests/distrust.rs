@@ -152,6 +152,10 @@ fn a_store_that_was_nearly_full_is_started_anew_and_leaves_nothing_on_the_disk()
         }
     };
     drop(store);
+    let in_use = Options { start_anew: false, ..tight };
+    let store = open(bench.dir.path(), &in_use, &bench.clock, &bench.numbers).unwrap();
+    assert_eq!(*store.opened(), Opened::Kept, "mounts that are taken over need it");
+    drop(store);
     let store = open(bench.dir.path(), &tight, &bench.clock, &bench.numbers).unwrap();
     assert!(matches!(store.opened(), Opened::StartedAnew { .. }), "{:?}", store.opened());
     assert!(!bench.dir.path().join("data.mdb.set-aside").exists());

@@ -28,7 +28,8 @@ impl InodeNumbers for Numbers {
     }
 }
 
-const SMALL: Options = Options { map_bytes: 1 << 30, reserve_bytes: 4 << 20, readers_max: 512 };
+const SMALL: Options =
+    Options { map_bytes: 1 << 30, start_anew: true, reserve_bytes: 4 << 20, readers_max: 512 };
 
 impl Bench {
     fn new() -> Self {
