@@ -26,12 +26,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use volume::ScopeId;
 
-/// No OPEN waits longer.
-const LIMIT: Duration = Duration::from_secs(5);
+/// No OPEN waits longer. Whoever reads all of the file is not done before it is whole, whether he waits or not.
+const LIMIT: Duration = Duration::from_secs(10);
 /// How long a reader that opened the file just before may take until it is seen to read in sequence.
 const WATCHED: Duration = Duration::from_millis(250);
-/// How long the rate is measured.
-const MEASURED: Duration = Duration::from_millis(300);
+/// How long the rate is measured: after a first look a hopeless wait ends, after the second a doubtful one. Connections
+/// are being opened meanwhile, so the first tells half of the truth.
+const MEASURED: [Duration; 2] = [Duration::from_millis(300), Duration::from_millis(1000)];
 const LOOK: Duration = Duration::from_millis(10);
 /// Two opens this far apart belong together.
 const TOGETHER: Duration = Duration::from_secs(2);
@@ -87,12 +88,14 @@ fn judge(now: &Progress, waited: Duration, seen: &mut Option<Seen>) -> Judgement
         return Judgement::Wait;
     };
     let measured = waited - since;
-    if measured < MEASURED {
-        return Judgement::Wait;
-    }
+    let hope = match MEASURED.map(|least| measured >= least) {
+        [false, _] => return Judgement::Wait,
+        [true, false] => 2.0,
+        [true, true] => 1.0,
+    };
     let rate = now.present.saturating_sub(before) as f64 / measured.as_secs_f64();
     let needed = (now.size - now.present) as f64 / rate.max(1.0);
-    if needed <= (LIMIT - waited).as_secs_f64() { Judgement::Wait } else { Judgement::InVain }
+    if needed <= hope * (LIMIT - waited).as_secs_f64() { Judgement::Wait } else { Judgement::InVain }
 }
 
 impl Together {
@@ -107,7 +110,11 @@ impl Together {
         let (begun, mut seen, mut hurry) = (Instant::now(), None, None);
         loop {
             let (now, waited) = (file.progress(), begun.elapsed());
-            match judge(&now, waited, &mut seen) {
+            let judgement = judge(&now, waited, &mut seen);
+            if judgement != Judgement::Wait {
+                tracing::debug!(mount = %mount.id, file = file.id(), ?judgement, ?waited, ?now, "an open that waited");
+            }
+            match judgement {
                 Judgement::Go if now.whole && waited < LIMIT && !noted() => {}
                 Judgement::Go => break,
                 Judgement::Wait if seen.is_some() && hurry.is_none() => hurry = Some(file.hurry()),
@@ -181,10 +188,17 @@ mod tests {
     #[test]
     fn one_that_would_take_too_long_is_given_up_as_soon_as_that_is_known() {
         let mut seen = None;
-        let slow = |t: u64| at(t * (GIB / 5) / 1000);
-        assert_eq!(judge(&slow(0), ms(0), &mut seen), Judgement::Wait);
-        assert_eq!(judge(&slow(290), ms(290), &mut seen), Judgement::Wait);
-        assert_eq!(judge(&slow(300), ms(300), &mut seen), Judgement::InVain);
+        let slow = |t: u64, per_s: u64| at(t * per_s / 1000);
+        assert_eq!(judge(&slow(0, GIB / 20), ms(0), &mut seen), Judgement::Wait);
+        assert_eq!(judge(&slow(290, GIB / 20), ms(290), &mut seen), Judgement::Wait);
+        assert_eq!(judge(&slow(300, GIB / 20), ms(300), &mut seen), Judgement::InVain, "40 s");
+        assert_eq!(
+            judge(&slow(990, GIB / 8), ms(990), &mut seen),
+            Judgement::Wait,
+            "16 s, it may get faster"
+        );
+        assert_eq!(judge(&slow(1000, GIB / 8), ms(1000), &mut seen), Judgement::InVain, "it did not");
+        assert_eq!(judge(&slow(1000, GIB / 4), ms(1000), &mut seen), Judgement::Wait, "7 s");
     }
 
     #[test]

@@ -100,7 +100,7 @@ async fn a_sequential_reader_gets_growing_windows_and_marks() {
     until("the first window is there", || object.fetched() >= 4 * MIB).await;
     // The worker reads on without asking, passes the mark and says so.
     file.advance(mark);
-    until("the window moved on", || object.fetched() > 5 * MIB).await;
+    until("the window moved on", || object.fetched() > 9 * MIB / 2).await;
     let mut at = mark;
     while at < object.size {
         get(&file, at, 128 << 10).await.unwrap();
