@@ -59,7 +59,10 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     println!("    a death was felt for {:.1} ms (p50), {:.1} ms (max)", stalls.p50_ms, stalls.max_ms);
     report.ensure_clean()?;
 
-    let first_life = k.run(&["logs", "-n", TENANT, POD, "-c", "python", "--previous"])?;
+    // kubelet's word of the restart comes a moment after the restart.
+    let first_life = k.wait("the log of the notebook's first life", PATIENCE, |k| {
+        Ok(k.run(&["logs", "-n", TENANT, POD, "-c", "python", "--previous"]).ok())
+    })?;
     for (life, log) in [("first life", first_life), ("second life", k.logs(TENANT, POD, "python")?)] {
         let last: Value = serde_json::from_str(log.lines().last().context("the notebook said nothing")?)?;
         println!("    notebook, {life}: {last}");
