@@ -5,8 +5,8 @@
 //! `MILLPOND_WORKER_FAILPOINTS`; an empty step, and every worker after the last one, lives. docs/development.md lists
 //! the steps.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Once, OnceLock};
 
 /// Names the step at which this process aborts.
 pub const VARIABLE: &str = "MILLPOND_FAILPOINT";
@@ -18,8 +18,12 @@ pub fn hit(step: &str) {
     static NAMED: OnceLock<Option<String>> = OnceLock::new();
     let named = NAMED.get_or_init(|| std::env::var(VARIABLE).ok());
     if named.as_deref() == Some(step) {
-        eprintln!("failpoint: aborted at {step}");
-        std::process::abort();
+        // Several threads may get here: it is said once.
+        static DYING: Once = Once::new();
+        DYING.call_once(|| {
+            eprintln!("failpoint: aborted at {step}");
+            std::process::abort();
+        });
     }
 }
 

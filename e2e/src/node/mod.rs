@@ -204,18 +204,27 @@ impl Node {
         Ok(())
     }
 
-    /// Is every mount served by a worker, and held by agent and broker, so that either may die?
-    pub fn is_whole(&self) -> bool {
-        self.agent().status().is_ok_and(|s| s.broker_connected)
-            && self.agent().serving().is_ok_and(|serving| serving.len() == self.published.len())
-            // Answered by the agent through the broker's table: the broker has the mount (back).
-            && self.published.iter().all(|m| self.plugin().stats(&m.id, &m.target).is_ok())
-    }
-
-    /// Waits until [`Self::is_whole`].
+    /// Waits until every mount is served by a worker, and held by agent and broker, so that either may die.
     pub fn wait_whole(&self, limit: Duration) -> Result<()> {
-        let whole = wait_until(limit, || self.is_whole());
-        ensure!(whole, "not whole within {limit:?}: {:#?}", self.agent().volumes());
+        let served = || {
+            self.agent().status().is_ok_and(|s| s.broker_connected)
+                && self.agent().serving().is_ok_and(|serving| serving.len() == self.published.len())
+        };
+        let whole = wait_until(limit, served);
+        ensure!(whole, "not every mount is served within {limit:?}: {:#?}", self.agent().volumes());
+        // Answered by the agent through the broker's table: the broker has the mount (back). One question at a time: a
+        // broker that has just started has better things to do.
+        let mut unknown: Vec<&Mounted> = self.published.iter().collect();
+        let held = wait_until(limit, || {
+            while let Some(m) = unknown.last() {
+                if self.plugin().stats(&m.id, &m.target).is_err() {
+                    return false;
+                }
+                unknown.pop();
+            }
+            true
+        });
+        ensure!(held, "the broker does not hold every mount within {limit:?}: {unknown:?}");
         Ok(())
     }
 

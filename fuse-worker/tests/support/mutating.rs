@@ -12,16 +12,16 @@ use std::io::IoSlice;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-/// Where a worker finds its descriptors.
-const DEVICE_FD: i32 = 30;
-const MEMORY_FD: i32 = 31;
+/// Where a worker finds its descriptors: above all that this process has open.
+const DEVICE_FD: i32 = 900;
+const MEMORY_FD: i32 = 901;
 
 const ROOT: u64 = 1;
 const COUNT: u64 = 2;
@@ -102,6 +102,8 @@ impl Mutating {
         }
         let _ = worker.kill(); // dead already: fine
         worker.wait().unwrap();
+        let fine = status.is_none_or(|status| status.signal() == Some(libc::SIGABRT));
+        assert!(fine, "the worker ended otherwise than at a failpoint: {status:?}");
         let collected = self.flight.collect(&self.device).unwrap();
         assert_eq!(collected, Collected { poisoned: vec![], lost: 0, ended: false, ..collected.clone() });
         status.is_some()

@@ -38,6 +38,8 @@ pub struct ClassReport {
     pub failed: u64,
     /// Of each fault that an application could feel: how long its longest call kept waiting, microseconds.
     pub stalls_us: Vec<u64>,
+    /// The call that waited longest.
+    pub longest: String,
     /// Of each fault: until the node was whole again, which includes the restart by the harness.
     pub whole_us: Vec<u64>,
 }
@@ -53,10 +55,18 @@ impl TortureReport {
             let class = self.classes.entry(fault.class.name().to_owned()).or_default();
             class.faults += 1;
             class.whole_us.push((fault.whole_ns - fault.at_ns) / 1000);
-            let stalls = seen.iter().filter(|(v, _)| fault.volumes.is_empty() || fault.volumes.contains(v));
             let window = fault.whole_ns - fault.at_ns;
-            let felt = stalls.flat_map(|(_, report)| report.each_stall(&[fault.at_ns], window)).max();
-            class.stalls_us.extend(felt.map(|ns| ns / 1000));
+            let near = seen.iter().filter(|(v, _)| fault.volumes.is_empty() || fault.volumes.contains(v));
+            let felt = near.map(|(_, report)| match report.longest_stall(fault.at_ns, window) {
+                Some((ns, slow)) => (ns / 1000, slow.call.as_str()),
+                None => (0, ""),
+            });
+            if let Some((us, call)) = felt.max() {
+                if class.stalls_us.iter().all(|&known| known < us) {
+                    call.clone_into(&mut class.longest);
+                }
+                class.stalls_us.push(us);
+            }
             if let Some(crowd) = &fault.crowd {
                 class.failed += crowd.failed;
                 self.calls += crowd.calls;
@@ -100,6 +110,9 @@ impl TortureReport {
             let mine = self.classes.entry(name).or_default();
             mine.faults += class.faults;
             mine.failed += class.failed;
+            if class.stalls_us.iter().max() > mine.stalls_us.iter().max() {
+                mine.longest = class.longest;
+            }
             mine.stalls_us.extend(class.stalls_us);
             mine.whole_us.extend(class.whole_us);
         }
@@ -147,20 +160,21 @@ impl fmt::Display for TortureReport {
         let of = |us: &[u64]| Stalls::of(us.iter().map(|us| us * 1000).collect());
         writeln!(
             f,
-            "{:14} {:>7} {:>7} {:>9} {:>9} {:>9}   {:>9} {:>9}",
-            "class", "faults", "failed", "stall p50", "p99", "max ms", "whole p50", "p99 ms"
+            "{:14} {:>7} {:>7} {:>9} {:>9} {:>9} {:10}  {:>9} {:>9}",
+            "class", "faults", "failed", "stall p50", "p99", "max ms", "in", "whole p50", "p99 ms"
         )?;
         let mut processes = Vec::new();
         for (name, class) in &self.classes {
             let (stall, whole) = (of(&class.stalls_us), of(&class.whole_us));
             writeln!(
                 f,
-                "{name:14} {:>7} {:>7} {:>9.1} {:>9.1} {:>9.1}   {:>9.1} {:>9.1}",
+                "{name:14} {:>7} {:>7} {:>9.1} {:>9.1} {:>9.1} {:10}  {:>9.1} {:>9.1}",
                 class.faults,
                 class.failed,
                 stall.p50_ms,
                 stall.p99_ms,
                 stall.max_ms,
+                class.longest,
                 whole.p50_ms,
                 whole.p99_ms
             )?;
@@ -228,6 +242,7 @@ mod tests {
             [fault(Class::Worker, "a", 100), fault(Class::Agent, "a", 200), fault(Class::Broker, "b", 210)];
         total.add_leg(&faults, vec![("a".into(), report())], Duration::from_secs(1));
         assert_eq!(total.classes["worker"].stalls_us, [30_000]);
+        assert_eq!(total.classes["worker"].longest, "pread");
         assert_eq!(total.classes["agent"].stalls_us, [0]);
         assert!(total.classes["broker"].stalls_us.is_empty(), "nobody was there to feel it");
         assert_eq!(total.classes["broker"].failed, 1);
