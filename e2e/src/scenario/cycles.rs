@@ -17,6 +17,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest unpublish, whatever became of the worker.
+const UNPUBLISH_LIMIT: Duration = Duration::from_secs(5);
 /// Rounds after its start in which a process takes memory that it keeps.
 const WARM_UP: usize = 5;
 
@@ -169,7 +171,9 @@ impl Cycle {
         pod.end()?;
         let begun = Instant::now();
         node.unpublish(&mounted)?;
-        self.unpublish_max = self.unpublish_max.max(begun.elapsed());
+        let took = begun.elapsed();
+        ensure!(took < UNPUBLISH_LIMIT, "unpublish took {took:?}");
+        self.unpublish_max = self.unpublish_max.max(took);
         node.delete(&volume)?;
         Ok(())
     }
