@@ -7,7 +7,9 @@ pub mod broker;
 mod errors;
 pub mod flight;
 mod packet;
+mod pulse;
 pub mod worker;
 
 pub use errors::{Cause, Refusal, RefusalKind};
 pub use packet::{MAX_FDS, MAX_MESSAGE, Packet, PacketError, PeerIdentity};
+pub use pulse::Pulse;

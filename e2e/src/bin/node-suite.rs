@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use e2e::node::{AgentOptions, Node};
 use e2e::scenario::kills::{self, KillPlan};
-use e2e::scenario::{faults, listing};
+use e2e::scenario::{faults, listing, memory};
 use e2e::tree::{Shape, Tree};
 use std::time::Duration;
 
@@ -32,10 +32,18 @@ enum Command {
         #[arg(long, default_value_t = 1_000_000)]
         objects: u64,
     },
+    /// Workers that take more memory than they may.
+    Memory {
+        #[arg(long, default_value_t = 20)]
+        times: usize,
+    },
     /// Everything that can differ between kernels, sized for a slow machine.
     Guest {
         #[arg(long, default_value_t = 200)]
         kills: usize,
+        /// Workers that take more memory than they may.
+        #[arg(long, default_value_t = 5)]
+        greedy: usize,
     },
 }
 
@@ -70,11 +78,15 @@ fn main() -> Result<()> {
             println!("{}", listing::run(&mut node, objects)?);
             node.finish()
         }
-        Command::Guest { kills } => guest(kills),
+        Command::Memory { times } => {
+            println!("{}", memory::run(times)?);
+            Ok(())
+        }
+        Command::Guest { kills, greedy } => guest(kills, greedy),
     }
 }
 
-fn guest(kills: usize) -> Result<()> {
+fn guest(kills: usize, greedy: usize) -> Result<()> {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("the kernel's release")?;
     let kernel = kernel.trim();
     let mut node = Node::start(AgentOptions::default())?;
@@ -106,6 +118,10 @@ fn guest(kills: usize) -> Result<()> {
     report.report.ensure_clean()?;
     ensure!(report.kills >= kills, "only {} deaths", report.kills);
     node.finish()?;
-    println!("kernel {kernel}: {}; checksums right; {report}; unpublished, nothing left", modes.join(", "));
+    let memory = memory::run(greedy)?;
+    println!(
+        "kernel {kernel}: {}; checksums right; {report}; {memory}; unpublished, nothing left",
+        modes.join(", ")
+    );
     Ok(())
 }

@@ -32,8 +32,31 @@ pub struct AgentOptions {
     pub source_wait: &'static str,
     /// Kernel features that workers shall do without.
     pub withhold: Vec<&'static str>,
+    /// Private memory of one worker, and all of its memory.
+    pub worker_memory: &'static str,
+    pub memory_limit: &'static str,
+    /// How long a worker may stand still while requests wait.
+    pub hang_limit: &'static str,
+    /// How long the agent may stand still: the broker is told.
+    pub agent_hang_limit: &'static str,
+    /// What workers do to themselves.
+    pub misbehave: Vec<Misdeed>,
     /// Credentials of the agent's own environment, which volumes without a secret may use.
     pub environment: Option<(&'static str, &'static str)>,
+}
+
+/// At files of this name, at most so often on one mount.
+#[derive(Clone, Debug)]
+pub struct Misdeed {
+    pub name: String,
+    pub what: &'static str,
+    pub times: u32,
+}
+
+impl Misdeed {
+    pub fn new(name: impl Into<String>, what: &'static str, times: u32) -> Self {
+        Self { name: name.into(), what, times }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -58,6 +81,11 @@ impl Default for AgentOptions {
             standby: 1,
             source_wait: "20s",
             withhold: Vec::new(),
+            worker_memory: "256Mi",
+            memory_limit: "512Mi",
+            hang_limit: "15s",
+            agent_hang_limit: "15s",
+            misbehave: Vec::new(),
             environment: None,
         }
     }
@@ -119,6 +147,12 @@ impl AgentOptions {
         writeln!(text, "suspend_respawn_file = {}", path(places.suspend_file()))?;
         let withhold: Vec<_> = self.withhold.iter().map(|w| format!("{w:?}")).collect();
         writeln!(text, "withhold = {}", list(&withhold))?;
+        writeln!(text, "memory = {:?}\nmemory_limit = {:?}", self.worker_memory, self.memory_limit)?;
+        writeln!(text, "hang_limit = {:?}", self.hang_limit)?;
+        let misdeed =
+            |m: &Misdeed| format!("{{ name = {:?}, do = {:?}, times = {} }}", m.name, m.what, m.times);
+        let misbehave: Vec<_> = self.misbehave.iter().map(misdeed).collect();
+        writeln!(text, "misbehave = {}", list(&misbehave))?;
         Ok(text)
     }
 }

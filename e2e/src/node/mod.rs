@@ -9,7 +9,7 @@ mod places;
 mod plugin;
 mod server;
 
-pub use agent::{Agent, AgentOptions, Tier};
+pub use agent::{Agent, AgentOptions, Misdeed, Tier};
 pub use disk::{FaultyDisk, small_disk};
 pub use places::{OneAtATime, Places, programs};
 pub use plugin::{Plugin, capability};
@@ -114,8 +114,11 @@ impl Node {
         Ok(())
     }
     pub fn start_plugin(&mut self) -> Result<()> {
-        let options =
-            PluginOptions { agent_uid: self.options.uid, cache_roots: self.options.roots(&self.places) };
+        let options = PluginOptions {
+            agent_uid: self.options.uid,
+            cache_roots: self.options.roots(&self.places),
+            agent_hang_limit: self.options.agent_hang_limit,
+        };
         self.plugin = Some(Plugin::start(&self.places, &options, self.runtime.handle())?);
         Ok(())
     }
@@ -153,6 +156,12 @@ impl Node {
     }
     pub fn plugin_has_ended(&mut self) -> bool {
         self.plugin.as_mut().is_some_and(|plugin| !plugin.is_alive())
+    }
+    /// In place of one that the broker has killed.
+    pub fn replace_killed_agent(&mut self) -> Result<()> {
+        ensure!(self.agent_has_ended(), "the agent has not ended");
+        self.agent = None;
+        self.start_agent()
     }
     /// In place of one that has ended by itself. Does not wait for the broker, which may be on its way out.
     pub fn succeed_agent(&mut self) -> Result<()> {

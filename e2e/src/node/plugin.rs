@@ -31,6 +31,7 @@ pub struct Plugin {
 pub(super) struct PluginOptions {
     pub(super) agent_uid: u32,
     pub(super) cache_roots: Vec<PathBuf>,
+    pub(super) agent_hang_limit: &'static str,
 }
 
 impl Plugin {
@@ -43,6 +44,7 @@ impl Plugin {
         command.arg("--broker-socket").arg(places.broker_socket());
         command.arg("--kubelet-dir").arg(places.kubelet());
         command.arg("--agent-uid").arg(options.agent_uid.to_string());
+        command.args(["--agent-hang-limit", options.agent_hang_limit]);
         for root in &options.cache_roots {
             command.arg("--cache-root").arg(root);
         }

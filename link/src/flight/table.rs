@@ -14,6 +14,8 @@ pub const SLOTS: usize = 16_384;
 /// Longest request that is copied into its slot, bytes.
 pub const INLINE_BYTES: usize = 512;
 pub(super) const NOTE_BYTES: usize = 64;
+/// One death may be anybody's; whoever was there again at the second is a suspect.
+pub(super) const SUSPECT_DEATHS: u32 = 2;
 
 pub(super) const FREE: u64 = 0;
 pub(super) const FILLING: u64 = 1;
@@ -67,6 +69,8 @@ pub enum Orphan {
     Torn {
         unique: u64,
     },
+    /// Only suspects are left, and one of them is being executed: ask again.
+    Later,
 }
 
 /// The fixed part of a request: `fuse_in_header`.
@@ -176,24 +180,50 @@ impl Flight {
         if self.orphans_word().load(Acquire) == 0 {
             return None;
         }
+        let mut suspects = Vec::new();
         for slot in 0..self.high_slot() {
             let current = self.word(slot).load(Acquire);
             if state_of(current) != ORPHAN {
                 continue;
             }
-            let unique = unique_of(current);
-            if self.word(slot).compare_exchange(current, word(unique, WAITING), AcqRel, Relaxed).is_err() {
-                continue; // answered EINTR, or another thread was faster
+            if self.deaths_at(slot) >= SUSPECT_DEATHS {
+                suspects.push((slot, current));
+            } else if let Some(orphan) = self.take_orphan(slot, current, buffer) {
+                return Some(orphan);
             }
-            self.note64(slot, ACTIVE).store(unique, Release);
-            self.count(Counter::Replayed);
-            return Some(match self.body(Slot(slot), buffer).filter(|h| h.unique == unique) {
-                Some(header) => Orphan::Request(Slot(slot), header),
-                None => Orphan::Torn { unique },
-            });
+        }
+        for (slot, current) in &suspects {
+            if !self.is_next_suspect(unique_of(*current)) {
+                return Some(Orphan::Later);
+            }
+            if let Some(orphan) = self.take_orphan(*slot, *current, buffer) {
+                return Some(orphan);
+            }
         }
         self.orphans_word().store(0, Release);
         None
+    }
+
+    /// None: answered EINTR, or another thread was faster.
+    fn take_orphan(&self, slot: usize, current: u64, buffer: &mut [u8]) -> Option<Orphan> {
+        let unique = unique_of(current);
+        self.word(slot).compare_exchange(current, word(unique, WAITING), AcqRel, Relaxed).ok()?;
+        self.note64(slot, ACTIVE).store(unique, Release);
+        self.count(Counter::Replayed);
+        Some(match self.body(Slot(slot), buffer).filter(|h| h.unique == unique) {
+            Some(header) => Orphan::Request(Slot(slot), header),
+            None => Orphan::Torn { unique },
+        })
+    }
+
+    /// Makes this suspect the one that is executed, unless another one has not been answered yet.
+    fn is_next_suspect(&self, unique: u64) -> bool {
+        let suspect = self.suspect_word();
+        let before = suspect.load(Acquire);
+        if before != 0 && before != unique && self.find(before).is_some() {
+            return false;
+        }
+        suspect.compare_exchange(before, unique, AcqRel, Relaxed).is_ok()
     }
 
     /// Copies a request's bytes to the front of `buffer`; None if the note makes no sense or the buffer is too small.
@@ -297,6 +327,16 @@ impl Flight {
     }
     pub(super) fn note_opcode(&self, slot: usize) -> u32 {
         self.note32(slot, OPCODE).load(Acquire)
+    }
+    pub(super) fn deaths_at(&self, slot: usize) -> u32 {
+        self.note32(slot, DEATHS).load(Acquire)
+    }
+    pub(super) fn is_active(&self, slot: usize, unique: u64) -> bool {
+        self.note64(slot, ACTIVE).load(Acquire) == unique
+    }
+    /// Nobody executes it any more, and it is not to blame for that.
+    pub(super) fn exonerate(&self, slot: usize) {
+        self.note64(slot, ACTIVE).store(0, Release);
     }
     /// Blames the request if it was being executed. Returns how many workers have died in it.
     pub(super) fn blame(&self, slot: usize, unique: u64) -> u32 {
