@@ -35,14 +35,22 @@ pub struct AgentOptions {
     /// Private memory of one worker, and all of its memory.
     pub worker_memory: &'static str,
     pub memory_limit: &'static str,
-    /// How long a worker may stand still while requests wait.
-    pub hang_limit: &'static str,
-    /// How long the agent may stand still: the broker is told.
-    pub agent_hang_limit: &'static str,
     /// What workers do to themselves.
     pub misbehave: Vec<Misdeed>,
     /// Credentials of the agent's own environment, which volumes without a secret may use.
     pub environment: Option<(&'static str, &'static str)>,
+    /// How long workers and agent may stand still; None: the programs' own limits.
+    pub hang_limit: Option<Duration>,
+    pub failpoints: Failpoints,
+}
+
+/// Steps at which processes of this node abort (`link::failpoint`), until they are taken away again.
+#[derive(Clone, Debug, Default)]
+pub struct Failpoints {
+    pub agent: Option<&'static str>,
+    pub plugin: Option<&'static str>,
+    /// One for each worker that an agent starts, in that order; "" lives.
+    pub workers: Vec<&'static str>,
 }
 
 /// At files of this name, at most so often on one mount.
@@ -83,10 +91,10 @@ impl Default for AgentOptions {
             withhold: Vec::new(),
             worker_memory: "256Mi",
             memory_limit: "512Mi",
-            hang_limit: "15s",
-            agent_hang_limit: "15s",
             misbehave: Vec::new(),
             environment: None,
+            hang_limit: None,
+            failpoints: Failpoints::default(),
         }
     }
 }
@@ -148,11 +156,13 @@ impl AgentOptions {
         let withhold: Vec<_> = self.withhold.iter().map(|w| format!("{w:?}")).collect();
         writeln!(text, "withhold = {}", list(&withhold))?;
         writeln!(text, "memory = {:?}\nmemory_limit = {:?}", self.worker_memory, self.memory_limit)?;
-        writeln!(text, "hang_limit = {:?}", self.hang_limit)?;
         let misdeed =
             |m: &Misdeed| format!("{{ name = {:?}, do = {:?}, times = {} }}", m.name, m.what, m.times);
         let misbehave: Vec<_> = self.misbehave.iter().map(misdeed).collect();
         writeln!(text, "misbehave = {}", list(&misbehave))?;
+        if let Some(limit) = self.hang_limit {
+            writeln!(text, "hang_limit = \"{}ms\"", limit.as_millis())?;
+        }
         Ok(text)
     }
 }
@@ -175,6 +185,8 @@ impl Agent {
         if let Some((id, secret)) = options.environment {
             command.env("AWS_ACCESS_KEY_ID", id).env("AWS_SECRET_ACCESS_KEY", secret);
         }
+        command.envs(options.failpoints.agent.map(|step| ("MILLPOND_FAILPOINT", step)));
+        command.env("MILLPOND_WORKER_FAILPOINTS", options.failpoints.workers.join(","));
         let process = spawn(&mut command, places, "node-agent")?;
         let client = AgentClient::new(super::channel(&places.agent_socket(), runtime)?);
         Ok(Self { process, client, runtime: runtime.clone() })

@@ -1,10 +1,11 @@
 //! Processes that stand still instead of dying: found within their limit, killed and succeeded. Waiting is no hang.
 
 use crate::disks::node_on;
-use crate::outages::{signal, worker_of};
+use crate::outages::worker_of;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, FaultyDisk, Misdeed, Node};
+use e2e::processes::signal;
 use e2e::tree::{Shape, Tree};
 use rustix::process::Signal;
 use std::path::Path;
@@ -18,8 +19,7 @@ const SLACK: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn node_with(misbehave: Vec<Misdeed>) -> Result<(Node, Tree)> {
-    let options =
-        AgentOptions { hang_limit: "4s", agent_hang_limit: "4s", misbehave, ..AgentOptions::default() };
+    let options = AgentOptions { hang_limit: Some(LIMIT), misbehave, ..AgentOptions::default() };
     let node = Node::start(options)?;
     let tree = Tree::generated("", Shape::LITTLE);
     node.server.add(&tree, "set")?;
@@ -81,7 +81,7 @@ fn a_worker_of_which_one_thread_is_stuck_is_replaced_and_no_call_fails() -> Resu
 fn a_worker_that_is_stuck_in_the_kernel_does_not_hold_up_its_successor() -> Result<()> {
     let mut disk = None;
     let mut node = node_on(|node, uid| {
-        node.options().hang_limit = "4s";
+        node.options().hang_limit = Some(LIMIT);
         node.options().withhold = vec!["passthrough", "no_open"];
         let faulty = disk.insert(FaultyDisk::start(node.places(), uid)?);
         Ok(faulty.path().to_owned())

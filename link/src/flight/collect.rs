@@ -1,6 +1,6 @@
 //! After a worker's death: find out which of its requests the kernel still waits for.
 
-use super::table::{ANSWERING, FREE, ORPHAN, SUSPECT_DEATHS, WAITING, state_of, unique_of, word};
+use super::table::{ANSWERING, FREE, OPERATING, ORPHAN, SUSPECT_DEATHS, WAITING, state_of, unique_of, word};
 use super::{Flight, RequestHeader, STAGE_BYTES, STAGES};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -150,12 +150,13 @@ impl Flight {
         self.orphans_word().store(0, Release);
         self.suspect_word().store(0, Release);
         self.acquit(blame);
+        let mut begun = 0;
         for slot in 0..self.high_slot() {
             let current = self.word(slot).load(Acquire);
             let unique = unique_of(current);
             match state_of(current) {
                 FREE => continue,
-                WAITING | ORPHAN | ANSWERING => {}
+                WAITING | ORPHAN | ANSWERING | OPERATING => {}
                 // FILLING: the request is still in its staging buffer. Anything else was not written by us.
                 _ => {
                     self.word(slot).store(FREE, Release);
@@ -184,6 +185,7 @@ impl Flight {
             }
             self.word(slot).store(word(unique, ORPHAN), Release);
             collected.orphans += 1;
+            begun += u32::from(self.has_begun(slot));
         }
         for stage in 0..STAGES {
             if let Some(committed) = self.stage_left(stage) {
@@ -191,6 +193,7 @@ impl Flight {
                 self.release_stage(stage);
             }
         }
+        self.begun_orphans_word().store(begun, Release);
         self.orphans_word().store(collected.orphans as u32, Release);
         Ok(collected)
     }

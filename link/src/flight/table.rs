@@ -22,6 +22,8 @@ pub(super) const FILLING: u64 = 1;
 pub(super) const WAITING: u64 = 2;
 pub(super) const ORPHAN: u64 = 3;
 pub(super) const ANSWERING: u64 = 4;
+/// As WAITING, and something is being done that its caller must be told of: no EINTR any more.
+pub(super) const OPERATING: u64 = 5;
 const STATE_BITS: u32 = 3;
 const STATE: u64 = (1 << STATE_BITS) - 1;
 
@@ -37,6 +39,7 @@ const DEATHS: usize = 36; // u32
 
 const INTERRUPTED: u32 = 1;
 const EFFECT: u32 = 2;
+const BEGUN: u32 = 4;
 
 /// A slot's index; always in bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,9 +156,18 @@ impl Flight {
 
     /// The right to answer `unique`; None: it has been answered, or is being answered.
     pub fn claim(&self, unique: u64) -> Option<Claim> {
+        self.claim_unless(unique, &[ANSWERING])
+    }
+
+    /// The same for somebody who has nothing to tell but EINTR; None also while an operation is brought about.
+    pub fn claim_to_interrupt(&self, unique: u64) -> Option<Claim> {
+        self.claim_unless(unique, &[ANSWERING, OPERATING])
+    }
+
+    fn claim_unless(&self, unique: u64, states: &[u64]) -> Option<Claim> {
         loop {
             let (Slot(slot), current) = self.find(unique)?;
-            if state_of(current) == ANSWERING {
+            if states.contains(&state_of(current)) {
                 return None;
             }
             let effect = self.note32(slot, FLAGS).load(Acquire) & EFFECT != 0;
@@ -163,6 +175,19 @@ impl Flight {
                 return Some(Claim { slot, unique, effect });
             }
         }
+    }
+
+    /// From here on `unique` is answered by nobody but whoever works on it, and keeps its slot. None: it is answered.
+    pub(super) fn begin_operation(&self, unique: u64) -> Option<Slot> {
+        let (Slot(slot), _) = self.find(unique)?;
+        let (waiting, operating) = (word(unique, WAITING), word(unique, OPERATING));
+        self.word(slot).compare_exchange(waiting, operating, AcqRel, Relaxed).ok()?;
+        self.note32(slot, FLAGS).fetch_or(BEGUN, AcqRel);
+        Some(Slot(slot))
+    }
+
+    pub(super) fn has_begun(&self, slot: usize) -> bool {
+        self.note32(slot, FLAGS).load(Acquire) & BEGUN != 0
     }
 
     /// The kernel has the answer, or does not want one any more.
@@ -175,33 +200,45 @@ impl Flight {
         self.word(claim.slot).store(word(claim.unique, WAITING), Release);
     }
 
-    /// Takes up one request that the predecessor left, into `buffer`.
+    /// Takes up one request that the predecessor left, into `buffer`; operations that had begun come first, suspects last.
     pub fn next_orphan(&self, buffer: &mut [u8]) -> Option<Orphan> {
         if self.orphans_word().load(Acquire) == 0 {
             return None;
         }
-        let mut suspects = Vec::new();
-        for slot in 0..self.high_slot() {
+        if self.begun_orphans_word().load(Acquire) != 0 {
+            match self.take_first(buffer, true) {
+                Some(orphan) => return Some(orphan),
+                None => self.begun_orphans_word().store(0, Release),
+            }
+        }
+        let orphan = self.take_first(buffer, false).or_else(|| self.take_suspect(buffer));
+        if orphan.is_none() {
+            self.orphans_word().store(0, Release);
+        }
+        orphan
+    }
+
+    /// `begun`: of the operations that had, suspects or not, for nothing may come between.
+    fn take_first(&self, buffer: &mut [u8], begun: bool) -> Option<Orphan> {
+        (0..self.high_slot()).find_map(|slot| {
+            let current = self.word(slot).load(Acquire);
+            let due = if begun { self.has_begun(slot) } else { self.deaths_at(slot) < SUSPECT_DEATHS };
+            let wanted = state_of(current) == ORPHAN && due;
+            if wanted { self.take_orphan(slot, current, buffer) } else { None }
+        })
+    }
+
+    fn take_suspect(&self, buffer: &mut [u8]) -> Option<Orphan> {
+        (0..self.high_slot()).find_map(|slot| {
             let current = self.word(slot).load(Acquire);
             if state_of(current) != ORPHAN {
-                continue;
+                return None;
             }
-            if self.deaths_at(slot) >= SUSPECT_DEATHS {
-                suspects.push((slot, current));
-            } else if let Some(orphan) = self.take_orphan(slot, current, buffer) {
-                return Some(orphan);
+            match self.is_next_suspect(unique_of(current)) {
+                true => self.take_orphan(slot, current, buffer),
+                false => Some(Orphan::Later),
             }
-        }
-        for (slot, current) in &suspects {
-            if !self.is_next_suspect(unique_of(*current)) {
-                return Some(Orphan::Later);
-            }
-            if let Some(orphan) = self.take_orphan(*slot, *current, buffer) {
-                return Some(orphan);
-            }
-        }
-        self.orphans_word().store(0, Release);
-        None
+        })
     }
 
     /// None: answered EINTR, or another thread was faster.

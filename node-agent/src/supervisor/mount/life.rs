@@ -10,7 +10,7 @@ use crate::supervisor::spawn::Worker;
 use link::broker::{BrokerAnswer, BrokerRequest, Report};
 use link::flight::{Blame, Collected, Flight};
 use link::worker::{Assign, FromWorker, ToWorker, recv};
-use link::{MAX_FDS, MAX_MESSAGE, PacketError, Pulse};
+use link::{MAX_FDS, MAX_MESSAGE, PacketError, Pulse, failpoint};
 use rustix::event::PollFlags;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitStatus;
@@ -38,8 +38,10 @@ impl Mount {
             takeover = true;
             deaths.died(since, true);
             self.wait_for_the_last_worker();
+            failpoint::hit("agent.workers-gone");
             let Some(left) = self.take_up(around, "its agent is gone", None, Blame::Nobody) else { return };
             heir = Heir::of(HealCause::Agent, left, None);
+            failpoint::hit("agent.collected");
         }
         while !self.stopping() {
             if around.suspend.as_ref().is_some_and(|file| file.exists()) {
@@ -75,6 +77,9 @@ impl Mount {
                     continue;
                 }
             };
+            if takeover {
+                failpoint::hit("agent.worker-assigned");
+            }
             let killed_before = oom::kills();
             let current = Current { pid: worker.pid(), socket: worker.socket.clone(), group: None };
             self.set_worker(Some(current));
@@ -82,6 +87,9 @@ impl Mount {
             let mut served = false;
             let end = self.live(&worker, around, &mut |me| {
                 served = true;
+                if takeover {
+                    failpoint::hit("agent.worker-serving");
+                }
                 me.confine(around);
                 if let Some(since) = deaths.unserved_since() {
                     me.prove(around, worker.pid(), heir.clone(), since.elapsed());
