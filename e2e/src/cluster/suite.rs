@@ -119,7 +119,14 @@ impl Suite {
     /// Removes what a check left that ended in its middle: the next one counts mounts.
     pub fn clear(&self) -> Result<()> {
         for namespace in [TENANT, OTHER_TENANT] {
-            self.kubectl.run(&["delete", "deployments,jobs,pods", "--all", "-n", namespace, "--timeout=60s"])?;
+            self.kubectl.run(&[
+                "delete",
+                "deployments,jobs,pods",
+                "--all",
+                "-n",
+                namespace,
+                "--timeout=60s",
+            ])?;
         }
         Ok(())
     }
