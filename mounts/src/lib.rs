@@ -5,6 +5,7 @@
 //! that is left to the disposable process of [`probe`].
 
 mod backing;
+mod cgroup;
 mod connection;
 mod device;
 mod dying;
@@ -19,6 +20,7 @@ mod source;
 pub mod sysfs;
 mod target;
 
+pub use cgroup::{CgroupError, Cgroups};
 pub use connection::Connection;
 pub use device::sample_init;
 pub use fake::{Fake, FakeProbe, FakeState};

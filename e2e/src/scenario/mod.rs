@@ -5,5 +5,6 @@ mod deck;
 pub mod faults;
 pub mod kills;
 pub mod listing;
+pub mod memory;
 pub mod resources;
 pub mod torture;
