@@ -10,8 +10,8 @@ use link::{Refusal, RefusalKind, failpoint};
 use mounts::{Connection, MountSource, Ours, Target, probe, stack_at};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use volume::{Credentials, VolumeSpec};
 
@@ -59,25 +59,25 @@ impl Broker {
         let mut earlier: Vec<AgentIdentity> = orphans.iter().map(|m| m.agent()).collect();
         earlier.dedup();
         earlier.iter().for_each(AgentIdentity::see_off);
-        let next = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..ADOPTERS.min(orphans.len()) {
-                scope.spawn(|| {
-                    while let Some(mount) = orphans.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        self.hand_over(agent, mount);
-                    }
-                });
+        // All of them first: a mount whose store hangs takes long to look through, and the others wait for their workers.
+        let served = Mutex::new(Vec::new());
+        side_by_side(&orphans, |mount| {
+            if let Some(since) = self.hand_over(agent, mount) {
+                served.lock().unwrap_or_else(PoisonError::into_inner).push((mount.clone(), since));
             }
         });
+        let served = served.into_inner().unwrap_or_else(PoisonError::into_inner);
+        side_by_side(&served, |(mount, since)| self.look_through(mount, *since));
     }
 
-    fn hand_over(&self, agent: &AgentLink, mount: &Mount) {
+    /// Since when nobody had served it; None: the agent does not serve it now.
+    fn hand_over(&self, agent: &AgentLink, mount: &Mount) -> Option<Instant> {
         let since = match mount.state() {
             State::Orphaned(since) => since,
             State::Serving => Instant::now(),
-            State::Preparing | State::Dead => return,
+            State::Preparing | State::Dead => return None,
         };
-        let (Some(device), Some((flight, resume))) = (mount.device(), mount.prepared()) else { return };
+        let (device, (flight, resume)) = (mount.device()?, mount.prepared()?);
         // It may ask about the mount before it answers.
         mount.give_to(agent.identity());
         let adopt = AgentRequest::Adopt(Box::new(Adopt {
@@ -90,7 +90,7 @@ impl Broker {
         match adopted {
             Ok((AgentAnswer::Done, _)) => {
                 self.enter(mount, State::Serving, "a new agent serves it");
-                self.look_through(mount, since);
+                return Some(since);
             }
             // Nobody serves it: it ends with its healTimeout, unless another agent comes.
             Ok(_) => {
@@ -102,6 +102,7 @@ impl Broker {
                 self.enter(mount, State::Orphaned(since), "the new agent refused it");
             }
         }
+        None
     }
 
     /// Success is what can be seen through the mount.
@@ -231,6 +232,20 @@ impl Broker {
             _ => false,
         }
     }
+}
+
+/// A few at a time.
+fn side_by_side<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..ADOPTERS.min(all.len()) {
+            scope.spawn(|| {
+                while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    work(one);
+                }
+            });
+        }
+    });
 }
 
 impl AgentIdentity {
