@@ -8,9 +8,10 @@ SHELL := /bin/bash
 KILLS ?= 1000
 FILES ?= 20000
 OBJECTS ?= 1000000
+ROUNDS ?= 100
 RELEASE := target/release
 
-.PHONY: help build release test e2e demo lint advisories bench kernels kills faults listing
+.PHONY: help build release test e2e demo lint advisories bench kernels kills faults listing renewals
 
 help: ## Show this list.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -44,6 +45,9 @@ faults: release ## FILES=20000 files through a store with 1 % each of 503, reset
 
 listing: release ## One directory of OBJECTS=1000000 objects, through a mount: times and memory.
 	$(RELEASE)/node-suite listing --objects $(OBJECTS)
+
+renewals: release ## ROUNDS=100 deaths of agent and broker at once: paths work again in every pod, mounts are counted.
+	$(RELEASE)/node-suite renewals --rounds $(ROUNDS)
 
 kernels: release ## The node on Debian's 5.10, 6.1 and 6.12 kernels, in QEMU.
 	scripts/kernels

@@ -249,15 +249,10 @@ async fn after_a_restart_mounts_are_known_from_the_mount_table() {
     assert_eq!(node.node_publish_volume(other).await.unwrap_err().code(), Code::Unavailable);
 
     // All holders of its device have died: mounted anew, once there is an agent.
-    driver.kernel.state().probe = Some(mounts::FakeProbe::Dead);
+    driver.kernel.state().kill_all_holders();
     assert_eq!(node.node_publish_volume(request.clone()).await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(driver.mounts(), 2);
     let agent = driver.agent();
-    let kernel = driver.kernel.clone();
-    agent.behave(move |request, fds| {
-        kernel.state().probe = None;
-        obliging(request, fds)
-    });
     node.node_publish_volume(request).await.unwrap();
     assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 1));
     let (dir, kernel) = driver.stop().await;

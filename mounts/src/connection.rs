@@ -43,3 +43,8 @@ impl Connection {
         }
     }
 }
+
+/// Is this what the kernel answers when a connection has ended?
+pub(crate) fn is_death(errno: i32) -> bool {
+    matches!(errno, libc::ENOTCONN | libc::ECONNABORTED)
+}

@@ -3,6 +3,7 @@
 
 use super::mounts_table::{Mount, Parts, State};
 use super::socket::{AgentIdentity, AgentLink, AskError};
+use super::targets::Recipe;
 use super::{Broker, PROBE_LIMIT, primes};
 use crate::events::Subjects;
 use link::broker::{Adopt, AgentAnswer, AgentRequest, BrokerAnswer, Hold, MountId, Publish};
@@ -162,10 +163,16 @@ impl Broker {
         mount.keep_prepared(flight, resume);
         backing.into_iter().for_each(|id| mount.record_backing(id));
         mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
+        self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
+        mount.set_replaces(self.targets.dead(mount.target.path()));
         // Unpublished between our look and our note: whoever did it did not find it in the table.
         self.mounted(&mount.target, &mount.spec).inspect_err(|_| {
             self.table.remove(id);
+            self.targets.remove(mount.target.path());
         })?;
+        if !mount.replaces().is_empty() {
+            self.renewals.wake();
+        }
         Ok(BrokerAnswer::Done)
     }
 
@@ -180,7 +187,7 @@ impl Broker {
         let top = stack.last().ok_or_else(absent)?;
         match top.ours() {
             Some(Ours::Fuse(source)) if source.is_of(spec.id.as_str(), &spec.digest()) => {
-                Ok((Connection { major: top.major, minor: top.minor }, source))
+                Ok((top.connection(), source))
             }
             _ => Err(absent()),
         }

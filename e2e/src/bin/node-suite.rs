@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use e2e::node::{AgentOptions, Node};
 use e2e::scenario::kills::{self, KillPlan};
-use e2e::scenario::{faults, listing};
+use e2e::scenario::{faults, listing, renewals};
 use e2e::tree::{Shape, Tree};
 use std::time::Duration;
 
@@ -31,6 +31,11 @@ enum Command {
     Listing {
         #[arg(long, default_value_t = 1_000_000)]
         objects: u64,
+    },
+    /// Agent and broker are killed at once, again and again, under pods with mount namespaces of their own.
+    Renewals {
+        #[arg(long, default_value_t = 100)]
+        rounds: usize,
     },
     /// Everything that can differ between kernels, sized for a slow machine.
     Guest {
@@ -68,6 +73,11 @@ fn main() -> Result<()> {
         Command::Listing { objects } => {
             let mut node = Node::start(AgentOptions::default())?;
             println!("{}", listing::run(&mut node, objects)?);
+            node.finish()
+        }
+        Command::Renewals { rounds } => {
+            let mut node = renewals::node()?;
+            println!("{}", renewals::run(&mut node, rounds)?);
             node.finish()
         }
         Command::Guest { kills } => guest(kills),

@@ -3,4 +3,5 @@
 pub mod faults;
 pub mod kills;
 pub mod listing;
+pub mod renewals;
 pub mod resources;

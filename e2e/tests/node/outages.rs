@@ -16,12 +16,12 @@ use std::time::Duration;
 use testkit::fault_fs::{Call, DiskFaults};
 use testkit::faults::{Fault, Rule, Script};
 
-fn signal(pid: u32, signal: Signal) -> Result<()> {
+pub(crate) fn signal(pid: u32, signal: Signal) -> Result<()> {
     let pid = Pid::from_raw(i32::try_from(pid)?).context("pid 0")?;
     Ok(kill_process(pid, signal)?)
 }
 
-fn worker_of(node: &Node, volume: &str) -> Option<u32> {
+pub(crate) fn worker_of(node: &Node, volume: &str) -> Option<u32> {
     node.agent().serving().ok()?.into_iter().find(|(id, _)| id == volume).map(|(_, pid)| pid)
 }
 
