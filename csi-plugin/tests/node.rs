@@ -168,6 +168,13 @@ async fn a_single_writer_volume_has_one_target() {
         ..driver.publish("v", target)
     };
     node.node_publish_volume(single("a")).await.unwrap();
+    // What kubelet binds for a container with a subPath is no second target.
+    let part = |state: &mut FakeState, at| {
+        let mut entry = state.table.last().unwrap().clone();
+        (entry.mount_point, entry.root) = (at, "/sub".into());
+        state.table.push(entry);
+    };
+    part(&mut driver.kernel.state(), driver.target("volume-subpaths"));
     node.node_publish_volume(single("a")).await.unwrap();
     assert_eq!(node.node_publish_volume(single("b")).await.unwrap_err().code(), Code::FailedPrecondition);
     node.node_publish_volume(driver.publish("v", "c")).await.unwrap();

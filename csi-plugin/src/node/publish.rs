@@ -207,9 +207,10 @@ impl Inner {
     }
 }
 
-/// Another place where this volume is mounted.
+/// Another place where this volume is mounted. A bind of a part of it is kubelet's, for a subPath.
 fn elsewhere(table: &[MountEntry], volume: &str, here: &Path) -> Option<PathBuf> {
-    let ours = |e: &&MountEntry| matches!(e.ours(), Some(Ours::Fuse(s)) if s.volume == volume);
+    let whole = |e: &MountEntry| e.root == Path::new("/");
+    let ours = |e: &&MountEntry| matches!(e.ours(), Some(Ours::Fuse(s)) if s.volume == volume) && whole(e);
     table.iter().filter(ours).map(|e| e.mount_point.clone()).find(|at| at != here)
 }
 

@@ -1,7 +1,7 @@
 //! Volumes that die and are mounted anew, and containers that have them.
 
 use crate::common::init_reply;
-use crate::isolated::{Killed, Step, in_new_namespace, sleeper};
+use crate::isolated::{Killed, Spreads, Step, in_new_namespace, sleeper};
 use crate::server::Server;
 use mounts::{
     Connection, Helper, Kernel, Linux, LinuxPaths, MountEntry, MountOptions, MountSource, Replaced,
@@ -133,7 +133,14 @@ impl Container {
             steps.push(Box::new(move || Ok(rustix::mount::unmount(&*at, UnmountFlags::DETACH)?)));
         }
         let mut command = sleeper();
-        in_new_namespace(&mut command, steps);
+        in_new_namespace(&mut command, Spreads::Nowhere, steps);
+        Self(Killed(command.spawn().unwrap()))
+    }
+
+    /// Sees everything, what is mounted on shared mounts later, too: like the host to a plugin in a container.
+    pub fn host() -> Self {
+        let mut command = sleeper();
+        in_new_namespace(&mut command, Spreads::Here, vec![]);
         Self(Killed(command.spawn().unwrap()))
     }
 

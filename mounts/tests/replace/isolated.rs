@@ -21,7 +21,7 @@ pub fn isolated(name: &str, body: impl FnOnce(&Path)) {
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
     // Its panics are shown; its count of tests would be taken for one of this program.
     command.env(DIRECTORY, directory.path().canonicalize().unwrap()).stdout(Stdio::null());
-    in_new_namespace(&mut command, vec![]);
+    in_new_namespace(&mut command, Spreads::Nowhere, vec![]);
     // All of it can be killed at once, a server with those who wait for it.
     command.process_group(0);
     let mut child = Group(command.spawn().expect("these tests need root"));
@@ -59,14 +59,25 @@ impl Drop for Killed {
 /// Mount calls for a namespace that has just been made, between fork and exec: no allocation.
 pub type Step = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
 
-/// The command will run in a mount namespace of its own, from which nothing spreads.
-pub fn in_new_namespace(command: &mut Command, steps: Vec<Step>) {
+/// What becomes of mounts that are made in another namespace later.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Spreads {
+    /// As in containers, unless they ask for something else.
+    Nowhere,
+    /// Shared mounts stay so.
+    Here,
+}
+
+/// The command will run in a mount namespace of its own.
+pub fn in_new_namespace(command: &mut Command, spreads: Spreads, steps: Vec<Step>) {
     use rustix::mount::{MountPropagationFlags, mount_change};
     let enter = move || -> io::Result<()> {
         super::die_with_parent()?;
         // SAFETY: no other thread shares this process's file system state: it was just forked.
         unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS)? };
-        mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+        if spreads == Spreads::Nowhere {
+            mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+        }
         steps.iter().try_for_each(|step| step())
     };
     // SAFETY: the closure makes system calls only and allocates nothing.

@@ -68,6 +68,33 @@ fn paths_work_again_in_every_container_and_mounts_are_not_stacked() {
 }
 
 #[test]
+fn who_shares_our_mounts_has_the_new_one_in_the_place_of_the_dead_one_too() {
+    isolated("who_shares_our_mounts_has_the_new_one_in_the_place_of_the_dead_one_too", |dir| {
+        let bench = Bench::new(dir);
+        let pods = bench.path("pods");
+        fs::create_dir(&pods).unwrap();
+        rustix::mount::mount("pods", &pods, "tmpfs", MountFlags::empty(), None).unwrap();
+        rustix::mount::mount_change(&pods, MountPropagationFlags::SHARED).unwrap();
+        let host = Container::host();
+        let mut volume = bench.mount("pods/volume", "first");
+        let which = volume.path().join("which");
+        assert_eq!(host.read(&which).unwrap(), "first");
+        let before = [host.table().len(), bench.table().len()];
+        for round in 0..5 {
+            volume.die();
+            assert!(is_dead(host.read(&which)));
+            let label = format!("round {round}");
+            let replaced = bench.renew_everywhere(&mut volume, &label);
+            assert_eq!(replaced, Replaced::default(), "it came by itself");
+            assert_eq!(host.read(&which).unwrap(), label);
+            assert_eq!([host.table().len(), bench.table().len()], before);
+        }
+        assert_eq!(bench.kernel.unmount(&volume.target).unwrap(), 2);
+        assert_eq!(host.table().len(), before[0] - 2);
+    });
+}
+
+#[test]
 fn a_container_that_came_in_between_is_found_later() {
     isolated("a_container_that_came_in_between_is_found_later", |dir| {
         let bench = Bench::new(dir);
