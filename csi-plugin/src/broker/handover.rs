@@ -163,13 +163,12 @@ impl Broker {
         mount.keep_prepared(flight, resume);
         backing.into_iter().for_each(|id| mount.record_backing(id));
         mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
-        self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
-        mount.set_replaces(self.targets.dead(mount.target.path()));
         // Unpublished between our look and our note: whoever did it did not find it in the table.
         self.mounted(&mount.target, &mount.spec).inspect_err(|_| {
             self.table.remove(id);
-            self.targets.remove(mount.target.path());
         })?;
+        self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
+        mount.set_replaces(self.targets.dead(mount.target.path()));
         if !mount.replaces().is_empty() {
             self.renewals.wake();
         }

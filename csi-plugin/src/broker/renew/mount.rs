@@ -22,7 +22,7 @@ impl Broker {
         let (path, volume) = (target.path(), order.spec.id.clone());
         self.targets.add(path, Recipe::of(&order));
         let replaces = self.targets.add_dead(path, &volume, dead);
-        let predecessor = self.table.at(path);
+        let predecessor = self.table.at(path).filter(|mount| mount.connection == dead);
         if let Some(predecessor) = &predecessor {
             self.abort(predecessor);
         }
