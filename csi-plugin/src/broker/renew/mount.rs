@@ -22,9 +22,10 @@ impl Broker {
         let (path, volume) = (target.path(), order.spec.id.clone());
         self.targets.add(path, Recipe::of(&order));
         let replaces = self.targets.add_dead(path, &volume, dead);
-        let predecessor = self.table.at(path).filter(|mount| mount.connection == dead);
-        if let Some(predecessor) = &predecessor {
-            self.abort(predecessor);
+        let predecessor = self.table.at(path);
+        // Another connection's number may be somebody else's by now.
+        if let Some(it) = predecessor.as_ref().filter(|mount| mount.connection == dead) {
+            self.abort(it);
         }
 
         let device = self.kernel.open_device()?;
