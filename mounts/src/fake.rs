@@ -204,6 +204,10 @@ impl Kernel for Fake {
         Ok(self.enter("waiting")?.waiting)
     }
 
+    fn remains(&self, connection: Connection) -> bool {
+        self.state().elsewhere.contains(&connection.minor)
+    }
+
     fn abort(&self, connection: Connection, _target: &Target) -> Result<(), KernelError> {
         self.enter("abort")?.aborted.insert(connection.minor);
         Ok(())

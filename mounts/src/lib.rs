@@ -100,6 +100,8 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
 
     /// Requests that nobody has answered yet.
     fn waiting(&self, connection: Connection) -> Result<u64, KernelError>;
+    /// Is there something of it left? The last mount or open file, in whatever namespace, takes the superblock along.
+    fn remains(&self, connection: Connection) -> bool;
     /// Ends the connection: every waiting and later request fails with ENOTCONN or ECONNABORTED. A connection that
     /// is gone already is a success.
     fn abort(&self, connection: Connection, target: &Target) -> Result<(), KernelError>;

@@ -186,6 +186,10 @@ impl Kernel for Linux {
         connection.waiting(&self.paths.fusectl)
     }
 
+    fn remains(&self, connection: Connection) -> bool {
+        connection.directory(&self.paths.bdi).exists()
+    }
+
     fn abort(&self, connection: Connection, target: &Target) -> Result<(), KernelError> {
         let is_here = || -> Result<bool, KernelError> {
             Ok(self.table()?.iter().any(|e| e.connection() == connection))

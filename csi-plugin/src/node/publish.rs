@@ -197,10 +197,10 @@ impl Inner {
     fn abort_strays(&self, target: &Target) -> Result<(), Failure> {
         let table = self.broker.kernel.table()?;
         for entry in stack_at(&table, target.path()) {
-            if let Some(Ours::Fuse(source)) = entry.ours() {
-                if let Err(error) = self.broker.kernel.abort(entry.connection(), target) {
-                    tracing::warn!(volume = %source.volume, %error, "connection of an earlier broker not aborted");
-                }
+            if let Some(Ours::Fuse(source)) = entry.ours()
+                && let Err(error) = self.broker.kernel.abort(entry.connection(), target)
+            {
+                tracing::warn!(volume = %source.volume, %error, "connection of an earlier broker not aborted");
             }
         }
         Ok(())

@@ -64,11 +64,10 @@ impl Inner {
         }
     }
 
-    /// The kernel forgets a connection with its last mount and its last open file. Whoever has one gets ENOTCONN.
+    /// Nobody waits for them: their calls get ENOTCONN.
     fn tell_of_holders(&self, request: &NodeUnpublishVolumeRequest, unmounted: Vec<&MountEntry>) {
-        let is_known = |entry: &&MountEntry| self.broker.kernel.waiting(entry.connection()).is_ok();
         let fuse = |entry: &&MountEntry| matches!(entry.ours(), Some(Ours::Fuse(_)));
-        if unmounted.into_iter().filter(fuse).any(|entry| is_known(&entry)) {
+        if unmounted.into_iter().filter(fuse).any(|entry| self.broker.kernel.remains(entry.connection())) {
             tracing::warn!(
                 volume = request.volume_id,
                 target_path = request.target_path,

@@ -53,18 +53,18 @@ fn a_file_that_is_still_open_holds_up_nobody_and_is_reported() -> Result<()> {
     let file = File::open(mounted.target.join(&tree.files[0].path))?;
     let table = mountinfo::below(&mounted.target)?;
     let device = &table.iter().find(|m| m.kind.starts_with("fuse")).context("mounted")?.device;
-    let minor = device.split_once(':').context("major:minor")?.1;
-    let connection = Path::new("/sys/fs/fuse/connections").join(minor);
-    ensure!(connection.exists(), "fusectl is not mounted on this machine");
+    // Lives as long as the superblock.
+    let superblock = Path::new("/sys/class/bdi").join(device);
+    ensure!(superblock.exists(), "{} is not there", superblock.display());
     let begun = Instant::now();
     node.unpublish(&mounted)?;
     ensure!(begun.elapsed() < LIMIT, "unpublish took {:?}", begun.elapsed());
-    ensure!(!mounted.target.exists() && connection.exists(), "the open file keeps the superblock");
+    ensure!(!mounted.target.exists() && superblock.exists(), "the open file keeps the superblock");
     let told = || node.places().logs().contains("processes still have this volume or a file of it");
     ensure!(wait_until(PATIENCE, told), "nobody was told");
     let error = file.read_at(&mut [0; 16], 0).expect_err("nobody serves it");
     assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN));
     drop(file);
-    ensure!(wait_until(PATIENCE, || !connection.exists()), "the connection outlived its last file");
+    ensure!(wait_until(PATIENCE, || !superblock.exists()), "the superblock outlived its last file");
     node.finish()
 }
