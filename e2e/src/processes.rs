@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use std::ops::AddAssign;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,11 +32,15 @@ pub fn children(of: u32) -> Vec<u32> {
     all().into_iter().filter(|&pid| alive(pid)).collect()
 }
 
+/// `/dev/fuse`: 10, 229 in every kernel.
+const FUSE_DEVICE: u64 = 10 << 8 | 229;
+
 /// Children that hold a FUSE connection: workers at work, unlike those that stand by.
 pub fn fuse_children(of: u32) -> Vec<u32> {
+    // By its number: the path that it was opened by is gone with the container of the broker that opened it.
     let holds = |pid: &u32| {
         let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-        entries.filter_map(|e| std::fs::read_link(e.ok()?.path()).ok()).any(|to| to == Path::new("/dev/fuse"))
+        entries.filter_map(|e| std::fs::metadata(e.ok()?.path()).ok()).any(|file| file.rdev() == FUSE_DEVICE)
     };
     children(of).into_iter().filter(holds).collect()
 }
@@ -54,12 +59,23 @@ pub fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).map(|d| d.count()).unwrap_or(0)
 }
 
+/// To a process that the caller has not reaped, or knows to be alive.
+pub fn signal(pid: u32, signal: Signal) -> Result<()> {
+    let pid = Pid::from_raw(i32::try_from(pid)?).context("pid 0")?;
+    Ok(rustix::process::kill_process(pid, signal)?)
+}
+
 /// `kill -9` of a child of `parent_pid` and of nothing else, even if the pid was reused meanwhile.
 pub fn kill_child(pid: u32, parent_pid: u32) -> Result<()> {
+    signal_child(pid, parent_pid, Signal::KILL)
+}
+
+/// A signal to a child of `parent_pid` and to nothing else.
+pub fn signal_child(pid: u32, parent_pid: u32, signal: Signal) -> Result<()> {
     let pid_t = Pid::from_raw(i32::try_from(pid)?).context("pid 0")?;
     let handle = rustix::process::pidfd_open(pid_t, PidfdFlags::empty())?;
     ensure!(parent(pid) == Some(parent_pid), "process {pid} is not a child of {parent_pid}");
-    Ok(rustix::process::pidfd_send_signal(&handle, Signal::KILL)?)
+    Ok(rustix::process::pidfd_send_signal(&handle, signal)?)
 }
 
 /// Bytes, from `/proc/<pid>/smaps_rollup`.

@@ -5,6 +5,7 @@
 
 pub mod broker;
 mod errors;
+pub mod failpoint;
 pub mod flight;
 mod packet;
 pub mod worker;

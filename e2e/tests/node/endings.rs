@@ -1,10 +1,11 @@
 //! A volume is unpublished in whatever state it is: in time, and nothing of it stays.
 
 use crate::node_with;
-use crate::outages::{signal, worker_of};
+use crate::outages::worker_of;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
 use e2e::mountinfo;
+use e2e::processes::signal;
 use rustix::process::Signal;
 use std::fs::File;
 use std::os::unix::fs::FileExt;

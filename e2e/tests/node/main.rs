@@ -5,6 +5,7 @@ mod changes;
 mod deaths;
 mod disks;
 mod endings;
+mod failpoints;
 mod faults;
 mod holders;
 mod operators;
@@ -16,6 +17,7 @@ mod renewals;
 mod sanity;
 mod successors;
 mod tenants;
+mod torture;
 
 use e2e::node::{AgentOptions, Node};
 use e2e::tree::{Shape, Tree};
