@@ -204,6 +204,10 @@ impl Kernel for Fake {
         Ok(self.enter("waiting")?.waiting)
     }
 
+    fn has_ended(&self, _device: BorrowedFd<'_>) -> bool {
+        false
+    }
+
     fn remains(&self, connection: Connection) -> bool {
         self.state().elsewhere.contains(&connection.minor)
     }

@@ -100,6 +100,8 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
 
     /// Requests that nobody has answered yet.
     fn waiting(&self, connection: Connection) -> Result<u64, KernelError>;
+    /// Has the connection of this device ended?
+    fn has_ended(&self, device: BorrowedFd<'_>) -> bool;
     /// Is there something of it left? The last mount or open file, in whatever namespace, takes the superblock along.
     fn remains(&self, connection: Connection) -> bool;
     /// Ends the connection: every waiting and later request fails with ENOTCONN or ECONNABORTED. A connection that

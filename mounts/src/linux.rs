@@ -186,6 +186,10 @@ impl Kernel for Linux {
         connection.waiting(&self.paths.fusectl)
     }
 
+    fn has_ended(&self, device: BorrowedFd<'_>) -> bool {
+        device::has_ended(device)
+    }
+
     fn remains(&self, connection: Connection) -> bool {
         connection.directory(&self.paths.bdi).exists()
     }

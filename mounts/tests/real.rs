@@ -250,7 +250,9 @@ fn a_served_mount_is_probed_and_an_aborted_one_is_dead() {
         assert!(Instant::now() < deadline, "the waiting request was never counted");
         std::thread::sleep(Duration::from_millis(5));
     }
+    assert!(!bench.kernel.has_ended(device.as_fd()));
     bench.kernel.abort(connection, &target).unwrap();
+    assert!(bench.kernel.has_ended(device.as_fd()));
     assert!(!caller.wait().unwrap().success());
     assert_eq!(bench.kernel.probe(&target, probe::What::Alive, limit).unwrap(), probe::Outcome::Dead);
 

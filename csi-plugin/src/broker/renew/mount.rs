@@ -5,6 +5,7 @@ use crate::broker::targets::Recipe;
 use crate::broker::{Broker, Order};
 use crate::events::{Reason, text};
 use crate::status::Failure;
+use link::failpoint;
 use mounts::{Connection, Ours, Replacement, Target, stack_at};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ impl Broker {
         let (path, volume) = (target.path(), order.spec.id.clone());
         self.targets.add(path, Recipe::of(&order));
         let replaces = self.targets.add_dead(path, &volume, dead);
+        failpoint::hit("broker.renewal-noted");
         let predecessor = self.table.at(path);
         // Another connection's number may be somebody else's by now.
         if let Some(it) = predecessor.as_ref().filter(|mount| mount.connection == dead) {
@@ -33,7 +35,9 @@ impl Broker {
         let new = self.kernel.mount_detached(device.as_fd(), &order.source(), order.options)?;
         let mount = self.enlist(id, &agent, order, &target, device, new.connection);
         let works = self.serve(&agent, &mount).and_then(|mode| {
+            failpoint::hit("broker.renewal-served");
             self.kernel.put(&new, &target, dead)?;
+            failpoint::hit("broker.renewal-put");
             self.look_into(&mount, mode)
         });
         if let Err(failure) = works {
@@ -47,6 +51,7 @@ impl Broker {
         self.renewals.all_told(path);
         mount.set_replaces(replaces);
         let complete = self.replace_elsewhere(&mount);
+        failpoint::hit("broker.renewed");
         tracing::info!(
             mount = %mount.id, %volume, target_path = %path.display(), level = 4, complete,
             duration_ms = begun.elapsed().as_millis() as u64,
