@@ -6,6 +6,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 KILLS ?= 1000
+TIMES ?= 20
 FILES ?= 20000
 OBJECTS ?= 1000000
 DURATION ?= 60s
@@ -13,7 +14,7 @@ SEED ?=
 ROUNDS ?=
 RELEASE := target/release
 
-.PHONY: help build release test e2e demo lint advisories bench kernels kills torture cycles faults listing renewals
+.PHONY: help build release test e2e demo lint advisories bench kernels kills torture cycles faults memory listing renewals
 
 help: ## Show this list.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -50,6 +51,9 @@ cycles: release ## ROUNDS=1000 of publish, use, hurt, unpublish: nothing is left
 
 faults: release ## FILES=20000 files through a store with 1 % each of 503, reset, truncation and stall.
 	$(RELEASE)/node-suite faults --files $(FILES)
+
+memory: release ## TIMES=20 workers that take more memory than they may.
+	$(RELEASE)/node-suite memory --times $(TIMES)
 
 listing: release ## One directory of OBJECTS=1000000 objects, through a mount: times and memory.
 	$(RELEASE)/node-suite listing --objects $(OBJECTS)

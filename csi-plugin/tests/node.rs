@@ -346,6 +346,22 @@ async fn the_agent_gets_passthrough_ids_and_the_truth_about_threads() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_mount_is_looked_through_for_the_agent() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    let look = || agent.ask(BrokerRequest::Probe { mount: MountId(1) }, &[]);
+    assert!(matches!(look(), Ok(BrokerAnswer::Probed { serving: true })));
+    driver.kernel.state().probe = Some(mounts::FakeProbe::Dead);
+    assert!(matches!(look(), Ok(BrokerAnswer::Probed { serving: false })));
+    driver.kernel.state().probe = Some(mounts::FakeProbe::TimesOut);
+    assert!(matches!(look(), Err(Refusal { kind: RefusalKind::Unavailable, .. })));
+    let strange = agent.ask(BrokerRequest::Probe { mount: MountId(99) }, &[]);
+    assert!(matches!(strange, Err(Refusal { kind: RefusalKind::NotFound, .. })));
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_mount_that_the_agent_gives_up_is_ended_at_once() {
     let driver = Driver::start().await;
     let agent = driver.agent();

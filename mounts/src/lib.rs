@@ -6,6 +6,7 @@
 
 mod attributes;
 mod backing;
+mod cgroup;
 mod connection;
 mod detached;
 mod device;
@@ -25,6 +26,7 @@ pub mod sysfs;
 mod target;
 
 pub use attributes::Attributes;
+pub use cgroup::{CgroupError, Cgroups};
 pub use connection::Connection;
 pub use detached::Detached;
 pub use device::sample_init;

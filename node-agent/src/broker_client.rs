@@ -139,6 +139,7 @@ impl Broker {
             protocol: PROTOCOL,
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
+            beats: true,
         });
         send(&connection.socket, &FromAgent::Ask { id: 0, body: hello }, &[])?;
         loop {

@@ -4,6 +4,7 @@
 
 pub mod api;
 pub mod app;
+mod beat;
 mod broker_client;
 pub mod config;
 mod directories;
@@ -15,6 +16,7 @@ mod http;
 mod memory;
 mod metrics;
 mod neighbours;
+mod oom;
 pub mod privileged;
 mod profile;
 pub mod publish;

@@ -278,7 +278,7 @@ impl AgentIdentity {
         self.started.is_some() && Self::of(self.pid) == *self && !is_zombie(self.pid)
     }
 
-    fn kill(&self) {
+    pub(super) fn kill(&self) {
         use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
         let Some(pid) = Pid::from_raw(self.pid) else { return };
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };

@@ -4,12 +4,15 @@
 //! threads of their own.
 
 mod backing;
+mod confine;
 mod counter;
 pub mod expiry;
 mod handover;
+mod hangs;
 pub mod mounts_table;
 mod notices;
 mod renew;
+mod sight;
 pub mod socket;
 mod targets;
 
@@ -77,6 +80,9 @@ pub struct Broker {
     targets: Targets,
     listener: OwnedFd,
     connections: AtomicUsize,
+    /// Mounts that are being looked through.
+    looks: AtomicUsize,
+    groups: confine::Groups,
     stopping: AtomicBool,
     /// An agent holds every mount for our successor: nothing is kept for an agent any more.
     going: AtomicBool,
@@ -102,6 +108,8 @@ impl Broker {
             targets,
             listener,
             connections: AtomicUsize::new(0),
+            looks: AtomicUsize::new(0),
+            groups: confine::Groups::default(),
             stopping: AtomicBool::new(false),
             going: AtomicBool::new(false),
             watcher: OnceLock::new(),
@@ -119,6 +127,8 @@ impl Broker {
         let _ = broker.watcher.set(watcher.thread().clone()); // set here only
         let (weak, renewals) = (Arc::downgrade(&broker), broker.renewals.clone());
         thread::Builder::new().name("renewals".into()).spawn(move || renew::watch(&weak, &renewals))?;
+        let watch = Arc::downgrade(&broker);
+        thread::Builder::new().name("agent-watch".into()).spawn(move || hangs::watch(&watch))?;
         let accepting = broker.clone();
         thread::Builder::new().name("broker".into()).spawn(move || accept(&accepting))?;
         Ok(broker)
@@ -351,6 +361,10 @@ impl Handler for Broker {
                 let count = count.map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?;
                 Ok(BrokerAnswer::Waiting { count })
             }
+            BrokerRequest::Probe { mount } => self.look(agent, mount),
+            BrokerRequest::Beat => Ok(BrokerAnswer::Done),
+            BrokerRequest::Confine { bytes } => self.confine(agent, fds, bytes),
+            BrokerRequest::Release { group } => self.release(agent, &group),
             BrokerRequest::Abort { mount, why } => {
                 let mount = self.owned(agent, mount)?;
                 self.end(&mount, &why);
@@ -367,6 +381,7 @@ impl Handler for Broker {
     }
 
     fn connected(&self, agent: &Arc<AgentLink>) {
+        self.note_groups_of(agent.identity());
         self.welcome_back(agent);
     }
 
@@ -376,6 +391,7 @@ impl Handler for Broker {
     }
 
     fn lost(&self, agent: &AgentIdentity) {
+        self.sweep_groups_of(agent);
         for mount in self.table.all() {
             // A mount that is being prepared fails with its publish.
             if mount.is_of(agent) && mount.state() == State::Serving {

@@ -41,6 +41,10 @@ impl Broker {
             Report::Recovered => {
                 self.events.note(&mount.subjects, Reason::Recovered, &text::recovered(volume));
             }
+            Report::Poisoned { operation, deaths } => {
+                let message = text::poisoned(volume, &operation, deaths, node);
+                self.events.note(&mount.subjects, Reason::RequestFailed, &message);
+            }
             Report::SourceAway { why } => {
                 let message = text::source_away(volume, &why);
                 self.events.note(&mount.subjects, Reason::Degraded, &message);

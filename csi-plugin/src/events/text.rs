@@ -37,6 +37,12 @@ pub fn left_behind(volume: &VolumeId, why: &str) -> String {
     )
 }
 
+pub fn poisoned(volume: &VolumeId, operation: &str, deaths: u32, node: &str) -> String {
+    format!(
+        "Volume {volume}: a request ({operation}) ended {deaths} processes that tried to serve it, one after the other, and was answered EIO. All else goes on. This is a defect of Millpond: please report it with the log of the agent's pod on node {node}."
+    )
+}
+
 pub fn source_away(volume: &VolumeId, why: &str) -> String {
     format!(
         "Volume {volume}: its source does not answer ({why}). What is cached goes on; other calls wait up to storeTimeout and fail with EIO. Check the store, its endpoint and the network; calls are tried again."

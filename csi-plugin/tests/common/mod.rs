@@ -134,6 +134,7 @@ async fn serve(
             cache_roots: Vec::new(),
             agent_source_wait: Duration::from_secs(1),
             handover_wait: Duration::ZERO,
+            agent_hang_limit: Duration::from_secs(15),
             fusectl_dir: "/sys/fs/fuse/connections".into(),
             mount_fusectl: false,
             events: setup.events.is_some(),
@@ -244,7 +245,8 @@ impl Agent {
                 }
             }
         });
-        let hello = Hello { protocol: PROTOCOL, agent_version: "test".into(), pid: std::process::id() };
+        let hello =
+            Hello { protocol: PROTOCOL, agent_version: "test".into(), pid: std::process::id(), beats: false };
         let welcome = agent.ask(BrokerRequest::Hello(hello), &[]);
         assert!(matches!(welcome, Ok(BrokerAnswer::Welcome { .. })), "{welcome:?}");
         agent

@@ -5,7 +5,7 @@ use clap::Parser;
 use e2e::node::{AgentOptions, Node};
 use e2e::scenario::kills::{self, KillPlan};
 use e2e::scenario::torture::{self, Class, Length, Plan, TortureReport};
-use e2e::scenario::{cycles, faults, listing, renewals};
+use e2e::scenario::{cycles, faults, listing, memory, renewals};
 use e2e::tree::{Shape, Tree};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -38,6 +38,11 @@ enum Command {
     Renewals {
         #[arg(long, default_value_t = 100)]
         rounds: usize,
+    },
+    /// Workers that take more memory than they may.
+    Memory {
+        #[arg(long, default_value_t = 20)]
+        times: usize,
     },
     /// Workers, agent and broker die at random, alone and together, while applications judge every call.
     Torture {
@@ -73,6 +78,9 @@ enum Command {
     Guest {
         #[arg(long, default_value_t = 200)]
         kills: usize,
+        /// Workers that take more memory than they may.
+        #[arg(long, default_value_t = 5)]
+        greedy: usize,
     },
 }
 
@@ -112,6 +120,10 @@ fn main() -> Result<()> {
             println!("{}", renewals::run(&mut node, rounds)?);
             node.finish()
         }
+        Command::Memory { times } => {
+            println!("{}", memory::run(times)?);
+            Ok(())
+        }
         Command::Torture { duration, volumes, seed: given, classes, hang_limit, json } => {
             let options = AgentOptions { hang_limit, ..AgentOptions::default() };
             let mut node = Node::start(options)?;
@@ -140,11 +152,11 @@ fn main() -> Result<()> {
             println!("{}", cycles::run(&mut node, rounds, seed(given))?);
             node.finish()
         }
-        Command::Guest { kills } => guest(kills),
+        Command::Guest { kills, greedy } => guest(kills, greedy),
     }
 }
 
-fn guest(kills: usize) -> Result<()> {
+fn guest(kills: usize, greedy: usize) -> Result<()> {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("the kernel's release")?;
     let kernel = kernel.trim();
     let mut node = Node::start(AgentOptions::default())?;
@@ -176,6 +188,10 @@ fn guest(kills: usize) -> Result<()> {
     report.report.ensure_clean()?;
     ensure!(report.kills >= kills, "only {} deaths", report.kills);
     node.finish()?;
-    println!("kernel {kernel}: {}; checksums right; {report}; unpublished, nothing left", modes.join(", "));
+    let memory = memory::run(greedy)?;
+    println!(
+        "kernel {kernel}: {}; checksums right; {report}; {memory}; unpublished, nothing left",
+        modes.join(", ")
+    );
     Ok(())
 }

@@ -32,6 +32,11 @@ pub struct AgentOptions {
     pub source_wait: &'static str,
     /// Kernel features that workers shall do without.
     pub withhold: Vec<&'static str>,
+    /// Private memory of one worker, and all of its memory.
+    pub worker_memory: &'static str,
+    pub memory_limit: &'static str,
+    /// What workers do to themselves.
+    pub misbehave: Vec<Misdeed>,
     /// Credentials of the agent's own environment, which volumes without a secret may use.
     pub environment: Option<(&'static str, &'static str)>,
     /// How long workers and agent may stand still; None: the programs' own limits.
@@ -46,6 +51,20 @@ pub struct Failpoints {
     pub plugin: Option<&'static str>,
     /// One for each worker that an agent starts, in that order; "" lives.
     pub workers: Vec<&'static str>,
+}
+
+/// At files of this name, at most so often on one mount.
+#[derive(Clone, Debug)]
+pub struct Misdeed {
+    pub name: String,
+    pub what: &'static str,
+    pub times: u32,
+}
+
+impl Misdeed {
+    pub fn new(name: impl Into<String>, what: &'static str, times: u32) -> Self {
+        Self { name: name.into(), what, times }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -70,6 +89,9 @@ impl Default for AgentOptions {
             standby: 1,
             source_wait: "20s",
             withhold: Vec::new(),
+            worker_memory: "256Mi",
+            memory_limit: "512Mi",
+            misbehave: Vec::new(),
             environment: None,
             hang_limit: None,
             failpoints: Failpoints::default(),
@@ -133,6 +155,11 @@ impl AgentOptions {
         writeln!(text, "suspend_respawn_file = {}", path(places.suspend_file()))?;
         let withhold: Vec<_> = self.withhold.iter().map(|w| format!("{w:?}")).collect();
         writeln!(text, "withhold = {}", list(&withhold))?;
+        writeln!(text, "memory = {:?}\nmemory_limit = {:?}", self.worker_memory, self.memory_limit)?;
+        let misdeed =
+            |m: &Misdeed| format!("{{ name = {:?}, do = {:?}, times = {} }}", m.name, m.what, m.times);
+        let misbehave: Vec<_> = self.misbehave.iter().map(misdeed).collect();
+        writeln!(text, "misbehave = {}", list(&misbehave))?;
         if let Some(limit) = self.hang_limit {
             writeln!(text, "hang_limit = \"{}ms\"", limit.as_millis())?;
         }

@@ -9,7 +9,7 @@ mod places;
 mod plugin;
 mod server;
 
-pub use agent::{Agent, AgentOptions, Failpoints, Tier};
+pub use agent::{Agent, AgentOptions, Failpoints, Misdeed, Tier};
 pub use disk::{FaultyDisk, small_disk};
 pub use places::{OneAtATime, Places, programs};
 pub use plugin::{Plugin, capability};
@@ -180,6 +180,12 @@ impl Node {
     }
     pub fn plugin_has_ended(&mut self) -> bool {
         self.plugin.as_mut().is_some_and(|plugin| !plugin.is_alive())
+    }
+    /// In place of one that the broker has killed.
+    pub fn replace_killed_agent(&mut self) -> Result<()> {
+        ensure!(self.agent_has_ended(), "the agent has not ended");
+        self.agent = None;
+        self.start_agent()
     }
     /// In place of one that has ended by itself. Does not wait for the broker, which may be on its way out.
     pub fn succeed_agent(&mut self) -> Result<()> {

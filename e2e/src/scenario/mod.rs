@@ -5,6 +5,7 @@ mod deck;
 pub mod faults;
 pub mod kills;
 pub mod listing;
+pub mod memory;
 pub mod renewals;
 pub mod resources;
 pub mod torture;

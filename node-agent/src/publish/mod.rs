@@ -360,6 +360,8 @@ impl Volumes {
                 revalidate_on_open,
             },
             withhold: self.config.withhold(),
+            misdeeds: self.config.workers.misbehave.clone(),
+            hang_limit: self.config.workers.hang_limit.0,
             block_bytes: self.config.cache.block.0,
             takeover: false,
         }

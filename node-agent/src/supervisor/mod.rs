@@ -16,4 +16,5 @@ mod policy;
 mod spawn;
 
 pub(crate) use mount::{Answer, Left, Mount, MountState, Parts, Phase, Surroundings};
+pub(crate) use policy::End;
 pub(crate) use spawn::{SpawnOptions, Spawner};
