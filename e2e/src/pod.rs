@@ -69,6 +69,16 @@ impl Pod {
         &self.data
     }
 
+    /// The volume as it is inside, by a path of this process.
+    pub fn reach(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{}", self.holder.id(), self.data.display()))
+    }
+
+    /// All mounts that are visible inside.
+    pub fn mounts(&self) -> io::Result<Vec<mountinfo::Mount>> {
+        mountinfo::read(&self.holder.id().to_string())
+    }
+
     /// A command that will run inside, as a user without rights.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
         let mut command = Command::new(program);

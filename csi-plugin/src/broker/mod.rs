@@ -11,19 +11,22 @@ mod handover;
 mod hangs;
 pub mod mounts_table;
 mod notices;
+mod renew;
 mod sight;
 pub mod socket;
 mod targets;
 
+use crate::busy::Busy;
 use crate::config::NodeConfig;
 use crate::events::{Events, Subjects};
 use crate::status::Failure;
 use counter::Counter;
-use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Publish};
+use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, MountId, Publish};
 use link::worker::Mode;
 use link::{Packet, Refusal, RefusalKind};
-use mounts::{Kernel, MountOptions, MountSource, Target, probe};
+use mounts::{Connection, Kernel, MountOptions, MountSource, Target, probe};
 use mounts_table::{Mount, Parts, State, Table};
+use renew::Renewals;
 use socket::{AgentIdentity, AgentLink, AgentSlot, AskError, Handler};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,7 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
-use targets::Targets;
+use targets::{Recipe, Targets};
 use volume::{Credentials, VolumeSpec};
 
 const INIT_LIMIT: Duration = Duration::from_secs(2);
@@ -69,6 +72,9 @@ pub struct Broker {
     pub(crate) table: Table,
     pub(crate) config: NodeConfig,
     pub(crate) events: Events,
+    /// One at a time for each volume: calls of kubelet and what we do of our own accord.
+    pub(crate) busy: Arc<Busy>,
+    renewals: Arc<Renewals>,
     agents: AgentSlot,
     counter: Counter,
     targets: Targets,
@@ -95,6 +101,8 @@ impl Broker {
             table: Table::default(),
             config,
             events,
+            busy: Arc::default(),
+            renewals: Arc::default(),
             agents: AgentSlot::default(),
             counter,
             targets,
@@ -117,6 +125,8 @@ impl Broker {
         let watch = Arc::downgrade(&broker);
         let watcher = thread::Builder::new().name("expiry".into()).spawn(move || expiry::watch(watch))?;
         let _ = broker.watcher.set(watcher.thread().clone()); // set here only
+        let (weak, renewals) = (Arc::downgrade(&broker), broker.renewals.clone());
+        thread::Builder::new().name("renewals".into()).spawn(move || renew::watch(&weak, &renewals))?;
         let watch = Arc::downgrade(&broker);
         thread::Builder::new().name("agent-watch".into()).spawn(move || hangs::watch(&watch))?;
         let accepting = broker.clone();
@@ -131,6 +141,7 @@ impl Broker {
         if let Some(agent) = self.agents.current() {
             agent.close();
         }
+        self.renewals.end();
         self.wake_watcher();
     }
 
@@ -158,7 +169,7 @@ impl Broker {
     pub fn bring_up(&self, order: Order, target: Target) -> Result<(), Failure> {
         let agent = self.agent()?;
         let target = Arc::new(target);
-        self.targets.add(&order.spec.id, target.path());
+        self.targets.add(target.path(), Recipe::of(&order));
         let made_directory = target.ensure_directory()?;
         self.mount(&agent, order, &target).inspect_err(|_| {
             if made_directory && let Err(error) = target.remove() {
@@ -172,36 +183,52 @@ impl Broker {
     /// The target is gone: nothing of it needs to be known any more.
     pub fn forget_target(&self, target: &Target) {
         self.targets.remove(target.path());
+        self.renewals.all_told(target.path());
     }
 
     fn mount(&self, agent: &AgentLink, order: Order, target: &Arc<Target>) -> Result<(), Failure> {
-        let source = order.source();
         let device = self.kernel.open_device()?;
-        let id = self.counter.next().map_err(|e| {
-            Failure::Internal(format!("no mount id from {}: {e}", self.config.state_dir.display()))
-        })?;
-        let connection = self.kernel.mount(target, device.as_fd(), &source, order.options)?;
-        let mount = self.table.insert(Mount::new(Parts {
-            id,
-            target: target.clone(),
-            connection,
-            source,
-            spec: order.spec,
-            credentials: order.credentials,
-            subjects: order.subjects,
-            environment: order.environment,
-            agent: agent.identity().clone(),
-            device,
-        }));
-        self.serve(agent, &mount).inspect_err(|_| {
+        let id = self.next_id()?;
+        let connection = self.kernel.mount(target, device.as_fd(), &order.source(), order.options)?;
+        let mount = self.enlist(id, agent, order, target, device, connection);
+        self.serve(agent, &mount).and_then(|mode| self.look_into(&mount, mode)).inspect_err(|_| {
             if let Err(error) = self.take_down(&mount) {
                 tracing::error!(mount = %mount.id, %error, "a failed mount could not be taken down");
             }
         })
     }
 
-    /// Device to agent, INIT back and forth, go, probe.
-    fn serve(&self, agent: &AgentLink, mount: &Mount) -> Result<(), Failure> {
+    fn next_id(&self) -> Result<MountId, Failure> {
+        self.counter.next().map_err(|e| {
+            Failure::Internal(format!("no mount id from {}: {e}", self.config.state_dir.display()))
+        })
+    }
+
+    fn enlist(
+        &self,
+        id: MountId,
+        agent: &AgentLink,
+        order: Order,
+        target: &Arc<Target>,
+        device: OwnedFd,
+        connection: Connection,
+    ) -> Arc<Mount> {
+        self.table.insert(Mount::new(Parts {
+            id,
+            target: target.clone(),
+            connection,
+            source: order.source(),
+            spec: order.spec,
+            credentials: order.credentials,
+            subjects: order.subjects,
+            environment: order.environment,
+            agent: agent.identity().clone(),
+            device,
+        }))
+    }
+
+    /// Device to agent, INIT back and forth, go.
+    fn serve(&self, agent: &AgentLink, mount: &Mount) -> Result<Mode, Failure> {
         let gone = || Failure::Unavailable("the mount was ended while it was set up".into());
         let device = mount.device().ok_or_else(gone)?;
         let init = self.kernel.read_init(device.as_fd(), INIT_LIMIT)?;
@@ -230,6 +257,11 @@ impl Broker {
         if self.agents.current().is_none_or(|a| !mount.is_of(a.identity())) {
             return Err(AskError::Gone.into());
         }
+        Ok(mode)
+    }
+
+    /// Success is what can be seen through the mount.
+    fn look_into(&self, mount: &Mount, mode: Mode) -> Result<(), Failure> {
         match self.kernel.probe(&mount.target, primes(mode), PROBE_LIMIT)? {
             probe::Outcome::Primed | probe::Outcome::Serving => Ok(()),
             probe::Outcome::Dead => Err(Failure::Unavailable("the mount's connection ended at once".into())),
@@ -238,6 +270,14 @@ impl Broker {
 
     /// Takes one known mount away: agent told, connection ended, unmounted, ids and descriptors given back.
     pub fn take_down(&self, mount: &Arc<Mount>) -> Result<(), Failure> {
+        self.let_go(mount);
+        self.kernel.unmount(&mount.target)?;
+        self.table.remove(mount.id);
+        Ok(())
+    }
+
+    /// Agent told, connection ended: nobody waits for it any more.
+    fn let_go(&self, mount: &Mount) {
         if let Some(agent) = self.agents.current()
             && mount.is_of(agent.identity())
         {
@@ -250,9 +290,6 @@ impl Broker {
         }
         // Nobody serves from here on, so whoever still waits must be let go before the unmount.
         self.abort(mount);
-        self.kernel.unmount(&mount.target)?;
-        self.table.remove(mount.id);
-        Ok(())
     }
 
     /// Ends a mount that stays mounted: its readers get ENOTCONN until it is unpublished or published anew.
@@ -350,6 +387,7 @@ impl Handler for Broker {
 
     fn succeed(&self, agent: &Arc<AgentLink>) {
         self.hand_all_over(agent);
+        self.renewals.wake();
     }
 
     fn lost(&self, agent: &AgentIdentity) {

@@ -5,7 +5,7 @@ use clap::Parser;
 use e2e::node::{AgentOptions, Node};
 use e2e::scenario::kills::{self, KillPlan};
 use e2e::scenario::torture::{self, Class, Length, Plan, TortureReport};
-use e2e::scenario::{cycles, faults, listing, memory};
+use e2e::scenario::{cycles, faults, listing, memory, renewals};
 use e2e::tree::{Shape, Tree};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,6 +33,11 @@ enum Command {
     Listing {
         #[arg(long, default_value_t = 1_000_000)]
         objects: u64,
+    },
+    /// Agent and broker are killed at once, again and again, under pods with mount namespaces of their own.
+    Renewals {
+        #[arg(long, default_value_t = 100)]
+        rounds: usize,
     },
     /// Workers that take more memory than they may.
     Memory {
@@ -108,6 +113,11 @@ fn main() -> Result<()> {
         Command::Listing { objects } => {
             let mut node = Node::start(AgentOptions::default())?;
             println!("{}", listing::run(&mut node, objects)?);
+            node.finish()
+        }
+        Command::Renewals { rounds } => {
+            let mut node = renewals::node()?;
+            println!("{}", renewals::run(&mut node, rounds)?);
             node.finish()
         }
         Command::Memory { times } => {

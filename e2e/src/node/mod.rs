@@ -21,6 +21,7 @@ use crate::{mountinfo, processes};
 use anyhow::{Context, Result, bail, ensure};
 use plugin::PluginOptions;
 use proto::csi::v1 as csi;
+use rustix::process::Signal;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -160,8 +161,17 @@ impl Node {
 
     /// SIGTERM to both at the same instant; neither has ended when this returns.
     fn ask_both_to_stop(&self) -> Result<()> {
+        self.signal_both(Signal::TERM)
+    }
+    /// SIGKILL to both at the same instant: nobody holds the mounts any more.
+    pub fn kill_both(&mut self) -> Result<()> {
+        self.signal_both(Signal::KILL)?;
+        self.kill_agent()?;
+        self.kill_plugin()
+    }
+    fn signal_both(&self, signal: Signal) -> Result<()> {
         for pid in [self.agent().pid(), self.plugin().pid()] {
-            processes::signal(pid, rustix::process::Signal::TERM)?;
+            processes::signal(pid, signal)?;
         }
         Ok(())
     }
@@ -179,7 +189,7 @@ impl Node {
     }
     /// In place of one that has ended by itself. Does not wait for the broker, which may be on its way out.
     pub fn succeed_agent(&mut self) -> Result<()> {
-        self.agent.take().context("the agent is down already")?.terminate(ORDERLY_END)?;
+        self.stop_agent()?;
         self.spawn_agent()
     }
     /// In place of one that has ended by itself.
@@ -303,8 +313,20 @@ impl Node {
     }
 
     pub fn publish(&mut self, volume: &Volume, pod: &str) -> Result<Mounted, Status> {
+        self.publish_with(volume, pod, &secrets())
+    }
+
+    /// Without a secret the agent's environment must have one.
+    pub fn publish_with(
+        &mut self,
+        volume: &Volume,
+        pod: &str,
+        secrets: &[(&str, &str)],
+    ) -> Result<Mounted, Status> {
         let target = self.target(volume, pod).map_err(|e| Status::internal(e.to_string()))?;
-        self.plugin().publish(self.publish_request(volume, &target))?;
+        let mut request = self.publish_request(volume, &target);
+        request.secrets = secrets.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        self.plugin().publish(request)?;
         let mounted = Mounted { id: volume.id.clone(), target };
         if !self.published.contains(&mounted) {
             self.published.push(mounted.clone());
