@@ -123,7 +123,7 @@ pub(super) fn watch(broker: &Weak<Broker>, renewals: &Arc<Renewals>) {
         let due = renewals.wait();
         let Some(broker) = broker.upgrade() else { return };
         if let Some(look) = due {
-            let unfinished = broker.look(look);
+            let unfinished = broker.renew_dead(look);
             renewals.plan(look, unfinished);
         }
     }
