@@ -33,7 +33,7 @@ struct Candidate {
 
 impl Broker {
     /// True if there is something left to do.
-    pub(super) fn renew_dead(&self, look: usize) -> bool {
+    pub(super) fn look_for_dead(&self, look: usize) -> bool {
         // The next one wakes us.
         let Some(agent) = self.agents.current() else { return false };
         let table = match self.kernel.table() {

@@ -123,7 +123,7 @@ pub(super) fn watch(broker: &Weak<Broker>, renewals: &Arc<Renewals>) {
         let due = renewals.wait();
         let Some(broker) = broker.upgrade() else { return };
         if let Some(look) = due {
-            let unfinished = broker.renew_dead(look);
+            let unfinished = broker.look_for_dead(look);
             renewals.plan(look, unfinished);
         }
     }
