@@ -74,9 +74,10 @@ impl Pod {
         PathBuf::from(format!("/proc/{}/root{}", self.holder.id(), self.data.display()))
     }
 
-    /// All mounts that are visible inside.
-    pub fn mounts(&self) -> io::Result<Vec<mountinfo::Mount>> {
-        mountinfo::read(&self.holder.id().to_string())
+    /// This node's mounts as they are inside; others of this machine come and go.
+    pub fn mounts(&self, node_dir: &Path) -> io::Result<Vec<mountinfo::Mount>> {
+        let all = mountinfo::read(&self.holder.id().to_string())?;
+        Ok(all.into_iter().filter(|m| m.point.starts_with(node_dir)).collect())
     }
 
     /// A command that will run inside, as a user without rights.

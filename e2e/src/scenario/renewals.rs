@@ -99,8 +99,9 @@ impl Watched {
 
 /// In our mount namespace and in all pods.
 fn mounts(node: &Node, pods: &[Watched]) -> Result<usize> {
-    let inside = pods.iter().map(|w| Ok(w.pod.mounts()?.len())).sum::<Result<usize>>()?;
-    Ok(inside + mountinfo::below(node.places().root())?.len())
+    let root = node.places().root();
+    let inside = pods.iter().map(|w| Ok(w.pod.mounts(root)?.len())).sum::<Result<usize>>()?;
+    Ok(inside + mountinfo::below(root)?.len())
 }
 
 /// Publishes, kills, unpublishes. The node is as before afterwards.

@@ -5,12 +5,19 @@ use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
 use e2e::mountinfo;
 use e2e::node::Node;
+use e2e::pod::Pod;
 use e2e::scenario::renewals::{self, is_dead};
 use e2e::scenario::resources::Resources;
 use e2e::tree::{Shape, Tree};
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// In the pod and outside.
+fn mounts(node: &Node, pod: &Pod) -> Result<(usize, usize)> {
+    let root = node.places().root();
+    Ok((pod.mounts(root)?.len(), mountinfo::below(root)?.len()))
+}
 
 #[test]
 fn agent_and_broker_killed_at_once_are_survived_by_every_path() -> Result<()> {
@@ -28,7 +35,7 @@ fn a_volume_with_a_secret_works_again_with_its_republish() -> Result<()> {
     let mounted = node.publish(&volume, "pod")?;
     let pod = node.pod(&mounted)?;
     pod.verify(&tree, 1)?.ensure_all(&tree)?;
-    let before = (pod.mounts()?.len(), mountinfo::below(node.places().root())?.len());
+    let before = mounts(&node, &pod)?;
     node.kill_both()?;
     node.spawn_agent()?;
     node.start_plugin()?;
@@ -38,7 +45,7 @@ fn a_volume_with_a_secret_works_again_with_its_republish() -> Result<()> {
     // As kubelet does from time to time (requiresRepublish).
     node.publish(&volume, "pod")?;
     pod.verify(&tree, 1)?.ensure_all(&tree)?;
-    assert_eq!((pod.mounts()?.len(), mountinfo::below(node.places().root())?.len()), before);
+    assert_eq!(mounts(&node, &pod)?, before);
     node.finish()
 }
 
@@ -50,10 +57,7 @@ fn brokers_that_die_while_they_make_a_mount_anew_leave_the_rest_to_the_next() ->
     let volume = node.create("v", "set", &[])?;
     let mounted = node.publish_with(&volume, "pod", &[])?;
     let pod = node.pod(&mounted)?;
-    let count = |node: &Node| {
-        Ok::<_, anyhow::Error>((pod.mounts()?.len(), mountinfo::below(node.places().root())?.len()))
-    };
-    let before = count(&node)?;
+    let before = mounts(&node, &pod)?;
     for step in ["broker.renewal-noted", "broker.renewal-served", "broker.renewal-put", "broker.renewed"] {
         node.kill_both()?;
         node.spawn_agent()?;
@@ -66,7 +70,7 @@ fn brokers_that_die_while_they_make_a_mount_anew_leave_the_rest_to_the_next() ->
         let reads = || std::fs::read_dir(pod.reach()).is_ok();
         ensure!(wait_until(PATIENCE, reads), "{step}: the pod's paths do not work again");
         pod.verify(&tree, 1)?.ensure_all(&tree).context(step)?;
-        assert_eq!(count(&node)?, before, "{step}");
+        assert_eq!(mounts(&node, &pod)?, before, "{step}");
         node.wait_whole(PATIENCE).context(step)?;
     }
     drop(pod);
