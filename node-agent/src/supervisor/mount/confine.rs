@@ -8,7 +8,7 @@ use futures::future::{BoxFuture, Shared};
 use link::RefusalKind;
 use link::broker::{BrokerAnswer, BrokerRequest};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Whether the kernel has killed for want of memory in a worker's group; None: not known.
 pub(super) type Verdict = Shared<BoxFuture<'static, Option<bool>>>;
@@ -24,23 +24,29 @@ impl Mount {
         let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         // Our child is not reaped as long as it is the present worker: looked at after the descriptor was opened.
         let Some(process) = process.filter(|_| self.is_worker(pid)) else { return };
-        let (me, around) = (self.clone(), around.clone());
+        // Not the mount itself: see `proof`.
+        let (me, id, around) = (Arc::downgrade(self), self.id, around.clone());
+        let is_worker = |me: &Weak<Self>| me.upgrade().is_some_and(|me| me.is_worker(pid));
         around.runtime.clone().spawn(async move {
             match around.privileged.ask(BrokerRequest::Confine { bytes }, vec![process]).await {
                 Ok(BrokerAnswer::Confined { group }) => {
-                    if let Some(late) = me.note_group(pid, group) {
+                    let late = match me.upgrade() {
+                        Some(me) => me.note_group(pid, group),
+                        None => Some(group),
+                    };
+                    if let Some(late) = late {
                         let _ = ask_release(around.privileged.as_ref(), late).await; // the broker sweeps in the end
                     }
                 }
                 // A broker that comes back is asked again.
                 Err(refusal) if refusal.kind == RefusalKind::Unavailable => {
-                    tracing::debug!(mount = %me.id, pid, %refusal, "a worker without a limit of memory");
+                    tracing::debug!(mount = %id, pid, %refusal, "a worker without a limit of memory");
                 }
-                Err(refusal) if me.is_worker(pid) => around.unlimited.call_once(|| {
+                Err(refusal) if is_worker(&me) => around.unlimited.call_once(|| {
                     tracing::warn!(%refusal, "workers have no limit of memory of their own: one that takes too much may take the agent along");
                 }),
                 // It was dead before the broker could look at it, or the broker talks nonsense.
-                other => tracing::debug!(mount = %me.id, pid, ?other, "no limit of memory"),
+                other => tracing::debug!(mount = %id, pid, ?other, "no limit of memory"),
             }
         });
     }

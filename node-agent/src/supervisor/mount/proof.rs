@@ -43,21 +43,23 @@ impl Heir {
 impl Mount {
     /// Records a heal as soon as it can be seen from outside that `worker` serves.
     pub(super) fn prove(self: &Arc<Self>, around: &Surroundings, worker: u32, heir: Heir, took: Duration) {
-        let (me, privileged, heals) = (self.clone(), around.privileged.clone(), around.heals.clone());
+        // Not the mount itself: one that is unpublished meanwhile must let its scope go at once.
+        let (me, id, volume) = (Arc::downgrade(self), self.id, self.spec.id.clone());
+        let (privileged, heals) = (around.privileged.clone(), around.heals.clone());
         around.runtime.spawn(async move {
             let end = Instant::now() + LIMIT;
             loop {
-                let asked = privileged.ask(BrokerRequest::Probe { mount: me.id }, Vec::new()).await;
-                let is_it = me.is_served_by(worker);
+                let asked = privileged.ask(BrokerRequest::Probe { mount: id }, Vec::new()).await;
+                let is_it = me.upgrade().is_some_and(|me| me.is_served_by(worker));
                 match asked {
                     Ok(BrokerAnswer::Probed { serving: true }) if is_it => break,
                     _ if !is_it => {
-                        tracing::debug!(mount = %me.id, worker, "a successor went before it was seen to serve");
+                        tracing::debug!(mount = %id, worker, "a successor went before it was seen to serve");
                         return;
                     }
                     other if Instant::now() >= end => {
                         tracing::error!(
-                            mount = %me.id, volume = %me.spec.id, cause = heir.cause.name(), ?other,
+                            mount = %id, %volume, cause = heir.cause.name(), ?other,
                             "a successor serves, but nothing could be read through the mount"
                         );
                         return;
@@ -65,16 +67,18 @@ impl Mount {
                     _ => tokio::time::sleep(PAUSE).await,
                 }
             }
-            me.lock().heals += 1;
             let (cause, replayed) = (heir.cause().await, heir.replayed);
+            if let Some(me) = me.upgrade() {
+                me.lock().heals += 1;
+            }
             tracing::info!(
-                mount = %me.id, volume = %me.spec.id, level = cause.level(), cause = cause.name(), replayed,
+                mount = %id, %volume, level = cause.level(), cause = cause.name(), replayed,
                 duration_us = took.as_micros() as u64, "healed: a successor serves the mount"
             );
             heals.record(Heal {
                 at: SystemTime::now(),
-                volume: me.spec.id.clone(),
-                mount: me.id,
+                volume,
+                mount: id,
                 cause,
                 took,
                 level: cause.level(),
