@@ -26,7 +26,7 @@ impl Mount {
         let Some(process) = process.filter(|_| self.is_worker(pid)) else { return };
         // Not the mount itself: see `proof`.
         let (me, id, around) = (Arc::downgrade(self), self.id, around.clone());
-        let is_worker = |me: &Weak<Self>| me.upgrade().is_some_and(|me| me.is_worker(pid));
+        let is_worker = move |me: &Weak<Self>| me.upgrade().is_some_and(|me| me.is_worker(pid));
         around.runtime.clone().spawn(async move {
             match around.privileged.ask(BrokerRequest::Confine { bytes }, vec![process]).await {
                 Ok(BrokerAnswer::Confined { group }) => {
