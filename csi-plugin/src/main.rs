@@ -31,7 +31,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match config.log_format {
         LogFormat::Json => log.json().init(),
-        LogFormat::Text => log.init(),
+        LogFormat::Text => log.with_ansi(false).init(),
     }
     if let Some(cleanup) = &config.cleanup {
         return Ok(csi_plugin::cleanup::run(cleanup));
