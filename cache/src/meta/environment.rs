@@ -290,6 +290,7 @@ fn root_record(now_ms: u64) -> Result<(NameKey, Vec<u8>), MetaError> {
             mtime_ns: i64::try_from(now_ms).unwrap_or(0).saturating_mul(1_000_000),
             version: 1,
             epoch: 0,
+            since_epoch: 0,
             token: String::new(),
             cached: None,
             target: Vec::new(),

@@ -35,6 +35,8 @@ pub struct Attributes {
     /// Even: served by the worker. Odd: whole and verified in the cache. Rises whenever `version` or `cached`
     /// changes and never repeats below [`EPOCH_MAX`].
     pub epoch: u32,
+    /// The epochs from this one to `epoch` all stood for `version`.
+    pub since_epoch: u32,
     /// The source's own name of this content (ETag, or size and mtime).
     pub token: String,
     pub cached: Option<Cached>,
