@@ -184,6 +184,7 @@ impl Bench {
         work: impl FnOnce() -> Result<f64>,
     ) -> Result<()> {
         if self.wants(workload) {
+            work::touch_free_memory(2 * self.size.file_bytes);
             self.samples.push(measure(&self.node, subject, workload, round, work)?);
             (self.keep)(&self.present, &self.samples)?;
         }
