@@ -40,8 +40,9 @@ async fn after_the_death_of_both(
     let driver = Driver::with(setup.clone()).await;
     let agent = driver.agent();
     driver.node().node_publish_volume(request(&driver)).await.unwrap();
-    drop(agent);
+    // The broker first: it must not live to tell anybody that the agent is gone.
     let (dir, kernel) = driver.stop().await;
+    drop(agent);
     let container = minor(&kernel);
     kernel.state().elsewhere = vec![container];
     kernel.state().kill_all_holders();
