@@ -8,9 +8,10 @@ SHELL := /bin/bash
 KILLS ?= 1000
 FILES ?= 20000
 OBJECTS ?= 1000000
+ROUNDS ?= 50
 RELEASE := target/release
 
-.PHONY: help build release test e2e demo lint advisories bench kernels kills faults listing
+.PHONY: help build release test e2e demo lint advisories bench kernels kills faults handovers listing
 
 help: ## Show this list.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -41,6 +42,10 @@ kills: release ## KILLS=1000 deaths of workers under the oracle, 20 volumes.
 
 faults: release ## FILES=20000 files through a store with 1 % each of 503, reset, truncation and stall.
 	$(RELEASE)/node-suite faults --files $(FILES)
+
+handovers: release ## ROUNDS=50 hand-overs between agents of two versions under the oracle, 20 volumes.
+	scripts/versions --release
+	$(RELEASE)/node-suite handovers --rounds $(ROUNDS)
 
 listing: release ## One directory of OBJECTS=1000000 objects, through a mount: times and memory.
 	$(RELEASE)/node-suite listing --objects $(OBJECTS)

@@ -5,8 +5,10 @@
 
 pub mod broker;
 mod errors;
+pub mod failpoint;
 pub mod flight;
 mod packet;
+pub mod version;
 pub mod worker;
 
 pub use errors::{Cause, Refusal, RefusalKind};

@@ -5,7 +5,9 @@
 pub mod api;
 pub mod app;
 mod broker_client;
+mod candidate;
 pub mod config;
+mod departure;
 mod directories;
 mod flights;
 mod handover;
@@ -15,6 +17,7 @@ mod http;
 mod memory;
 mod metrics;
 mod neighbours;
+mod owner;
 pub mod privileged;
 mod profile;
 pub mod publish;

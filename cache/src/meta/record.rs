@@ -137,6 +137,8 @@ impl<'a> Record<'a> {
             mtime_ns: self.u64(40) as i64,
             version: self.u32(4),
             epoch: self.u32(8),
+            // Empty in records of a build that did not know it: then nothing is known of earlier epochs.
+            since_epoch: self.u32(20).checked_sub(1).unwrap_or(self.u32(8)),
             token: std::str::from_utf8(token).map_err(|_| damaged("a token"))?.to_owned(),
             cached: (self.0[1] & FLAG_CACHED != 0).then(|| Cached {
                 generation: self.u64(HEADER),
@@ -193,7 +195,7 @@ impl Known {
         out.extend(a.map_or(0, |a| a.epoch).to_le_bytes());
         out.extend(self.first.to_le_bytes());
         out.extend(self.last.to_le_bytes());
-        out.extend([0; 4]);
+        out.extend(a.map_or(0, |a| a.since_epoch.saturating_add(1)).to_le_bytes());
         out.extend(a.map_or(0, |a| a.ino).to_le_bytes());
         out.extend(a.map_or(0, |a| a.size).to_le_bytes());
         out.extend(a.map_or(0, |a| a.mtime_ns).to_le_bytes());
@@ -279,6 +281,7 @@ mod tests {
             mtime_ns: -5,
             version: 3,
             epoch: 8,
+            since_epoch: 5,
             token: "0123456789abcdef0123456789abcdef".into(),
             cached: Some(Cached { generation: 1 << 63, root: 9, file: 42 }),
             target: b"../\xff".to_vec(),
@@ -298,6 +301,9 @@ mod tests {
             assert_eq!((record.seen_ms(), record.last()), (1 << 41, 6));
             assert_eq!([3, 4, 6, 7].map(|n| record.is_visible(n)), [false, true, true, false]);
             assert!(Record::new(&bytes[..HEADER + 3]).is_err());
+            bytes[20..24].fill(0);
+            let of_an_older_build = Record::new(&bytes).unwrap().attributes().unwrap();
+            assert_eq!(of_an_older_build.since_epoch, 8);
         }
     }
 

@@ -35,6 +35,8 @@ pub struct Attributes {
     /// Even: served by the worker. Odd: whole and verified in the cache. Rises whenever `version` or `cached`
     /// changes and never repeats below [`EPOCH_MAX`].
     pub epoch: u32,
+    /// The epochs from this one to `epoch` all stood for `version`.
+    pub since_epoch: u32,
     /// The source's own name of this content (ETag, or size and mtime).
     pub token: String,
     pub cached: Option<Cached>,
@@ -163,6 +165,8 @@ pub enum MetaError {
     NotReady(std::path::PathBuf),
     #[error("the metadata store in {0} is in use by another process or already open in this one")]
     InUse(std::path::PathBuf),
+    #[error("the metadata store has been left to this agent's successor")]
+    Released,
     #[error("inode {0} is not known")]
     UnknownInode(u64),
     #[error("not a name of a path segment (1 to 255 bytes, neither . nor .., no slash, no NUL)")]

@@ -371,6 +371,7 @@ impl Attributes {
             mtime_ns: incoming.mtime_ns,
             version: 1,
             epoch: 0,
+            since_epoch: 0,
             token: incoming.token.clone(),
             cached: None,
             target: incoming.target.clone(),
@@ -402,6 +403,7 @@ impl Attributes {
             self.version = self.version.saturating_add(1);
             self.cached = None;
             self.epoch = next_even(self.epoch);
+            self.since_epoch = self.epoch;
         }
     }
 

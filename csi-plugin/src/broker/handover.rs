@@ -10,16 +10,16 @@ use link::{Refusal, RefusalKind};
 use mounts::{Connection, MountSource, Ours, Target, probe, stack_at};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use volume::{Credentials, VolumeSpec};
 
 /// The agent takes a mount over without asking its source: this is for starting a worker on a busy machine.
 const ADOPT_LIMIT: Duration = Duration::from_secs(20);
-/// Mounts that are given to a new agent at the same time.
-const ADOPTERS: usize = 4;
-/// An agent that has lost its connection gets so long to exit before it is killed: two agents must not serve one mount.
+/// Mounts that are given to a new agent at the same time: most of the time each waits for the start of its worker.
+const ADOPTERS: usize = 8;
+/// An agent that is to end gets so long to exit before it is killed: two agents must not serve one mount.
 const EXIT_LIMIT: Duration = Duration::from_secs(2);
 const HOLDING_LIMIT: Duration = Duration::from_secs(2);
 
@@ -37,6 +37,46 @@ pub(super) fn publish(mount: &Mount) -> Publish {
     }
 }
 
+/// What an agent is given to serve a mount that another one has served.
+pub(super) struct Adoption {
+    pub(super) adopt: Adopt,
+    pub(super) device: Arc<OwnedFd>,
+    pub(super) flight: Arc<OwnedFd>,
+}
+
+/// None: the mount has ended, or was never prepared.
+pub(super) fn adoption(mount: &Mount, since: Instant, handed_over: bool) -> Option<Adoption> {
+    let (device, (flight, resume)) = (mount.device()?, mount.prepared()?);
+    let orphaned_ms = since.elapsed().as_millis() as u64;
+    let adopt = Adopt { publish: publish(mount), resume, backing: mount.backing(), orphaned_ms, handed_over };
+    Some(Adoption { adopt, device, flight })
+}
+
+/// A successor that did not take every mount.
+pub(super) struct AdoptFailed {
+    pub(super) adopted: usize,
+    pub(super) why: String,
+}
+
+/// Does it for some of them at a time; the results are in the order of the items.
+pub(super) fn for_each<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(index) else { return done };
+            done.push((index, each(item)));
+        }
+    };
+    let mut all: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..ADOPTERS.min(items.len())).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|w| w.join().unwrap_or_default()).collect()
+    });
+    all.sort_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, result)| result).collect()
+}
+
 impl Broker {
     /// The same agent as before, after a broken connection.
     pub(super) fn welcome_back(&self, agent: &AgentLink) {
@@ -47,61 +87,75 @@ impl Broker {
         }
     }
 
-    /// An agent is there: the mounts of its predecessor become its own. Blocks until it has them all.
-    pub(super) fn hand_all_over(&self, agent: &AgentLink) {
+    /// As [`Self::hand_all_over`], with nobody to go back to.
+    pub(super) fn give_all(&self, agent: &AgentLink) {
+        if let Err(AdoptFailed { adopted, why }) = self.hand_all_over(agent, None) {
+            tracing::error!(adopted, why, "not every mount has an agent again");
+        }
+    }
+
+    /// An agent is there: the mounts of its predecessor become its own. Blocks until it has them all; returns how many
+    /// there were. `spare` has stepped back for it: it lives, and serves nothing.
+    pub(super) fn hand_all_over(
+        &self,
+        agent: &AgentLink,
+        spare: Option<&AgentIdentity>,
+    ) -> Result<usize, AdoptFailed> {
+        let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         let mut orphans = self.table.all();
         // Serving: the predecessor's connection has ended, and nobody has noted it yet.
         let live = |state| matches!(state, State::Orphaned(_) | State::Serving);
         orphans.retain(|mount| live(mount.state()) && !mount.is_of(agent.identity()));
-        if orphans.is_empty() {
-            return;
-        }
         let mut earlier: Vec<AgentIdentity> = orphans.iter().map(|m| m.agent()).collect();
         earlier.dedup();
+        // A process that executed itself anew has ended its earlier life with that.
+        earlier.retain(|e| spare != Some(e) && !e.is_process_of(agent.identity()));
         earlier.iter().for_each(AgentIdentity::see_off);
-        let next = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..ADOPTERS.min(orphans.len()) {
-                scope.spawn(|| {
-                    while let Some(mount) = orphans.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        self.hand_over(agent, mount);
-                    }
-                });
-            }
-        });
+        let taken = for_each(&orphans, |mount| self.hand_over(agent, mount, spare.is_some()));
+        // After all of them: whoever waits for a mount should not wait for a look through another one.
+        let adopted: Vec<_> =
+            orphans.iter().zip(&taken).filter_map(|(m, t)| Some((m, (*t.as_ref().ok()?)?))).collect();
+        for_each(&adopted, |(mount, since)| self.look_through(mount, *since));
+        match taken.into_iter().filter_map(Result::err).next() {
+            None => Ok(adopted.len()),
+            Some(why) => Err(AdoptFailed { adopted: adopted.len(), why }),
+        }
     }
 
-    fn hand_over(&self, agent: &AgentLink, mount: &Mount) {
+    /// Since when nobody had served it; None: there was nothing to hand over any more.
+    fn hand_over(
+        &self,
+        agent: &AgentLink,
+        mount: &Mount,
+        handed_over: bool,
+    ) -> Result<Option<Instant>, String> {
         let since = match mount.state() {
             State::Orphaned(since) => since,
             State::Serving => Instant::now(),
-            State::Preparing | State::Dead => return,
+            State::Preparing | State::Dead => return Ok(None),
         };
-        let (Some(device), Some((flight, resume))) = (mount.device(), mount.prepared()) else { return };
+        let Some(Adoption { adopt, device, flight }) = adoption(mount, since, handed_over) else {
+            return Ok(None);
+        };
         // It may ask about the mount before it answers.
         mount.give_to(agent.identity());
-        let adopt = AgentRequest::Adopt(Box::new(Adopt {
-            publish: publish(mount),
-            resume,
-            backing: mount.backing(),
-            orphaned_ms: since.elapsed().as_millis() as u64,
-        }));
+        let adopt = AgentRequest::Adopt(Box::new(adopt));
         let adopted = agent.ask(adopt, &[device.as_fd(), flight.as_fd()], ADOPT_LIMIT);
-        match adopted {
+        // Nobody serves it in the cases below: it ends with its healTimeout, unless another agent comes.
+        let why = match adopted {
             Ok((AgentAnswer::Done, _)) => {
                 self.enter(mount, State::Serving, "a new agent serves it");
-                self.look_through(mount, since);
+                return Ok(Some(since));
             }
-            // Nobody serves it: it ends with its healTimeout, unless another agent comes.
-            Ok(_) => {
-                self.enter(mount, State::Orphaned(since), "the new agent answered with something else");
-            }
-            Err(AskError::Gone) => self.enter(mount, State::Orphaned(since), "the new agent is gone, too"),
+            Ok(_) => "the new agent answered with something else".to_owned(),
+            Err(AskError::Gone) => "the new agent is gone, too".to_owned(),
             Err(error) => {
                 tracing::error!(mount = %mount.id, volume = %mount.spec.id, %error, "the new agent does not take this mount: it ends after healTimeout");
-                self.enter(mount, State::Orphaned(since), "the new agent refused it");
+                format!("the new agent refused it: {error}")
             }
-        }
+        };
+        self.enter(mount, State::Orphaned(since), &why);
+        Err(format!("volume {} ({}): {why}", mount.spec.id, mount.id))
     }
 
     /// Success is what can be seen through the mount.
@@ -230,12 +284,12 @@ impl Broker {
 }
 
 impl AgentIdentity {
-    /// Makes sure that this process is gone: it has lost its connection, and its mounts go to another.
-    fn see_off(&self) {
+    /// Makes sure that this process is gone: its mounts go to another.
+    pub(super) fn see_off(&self) {
         let end = Instant::now() + EXIT_LIMIT;
         while self.is_alive() {
             if Instant::now() >= end {
-                tracing::warn!(pid = self.pid, "an agent that lost its connection to the broker is killed");
+                tracing::warn!(pid = self.pid, "an agent that should have ended is killed");
                 self.kill();
                 return;
             }
@@ -244,10 +298,10 @@ impl AgentIdentity {
     }
 
     fn is_alive(&self) -> bool {
-        self.started.is_some() && Self::of(self.pid) == *self && !is_zombie(self.pid)
+        self.started.is_some() && Self::of(self.pid, self.life) == *self && !is_zombie(self.pid)
     }
 
-    fn kill(&self) {
+    pub(super) fn kill(&self) {
         use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
         let Some(pid) = Pid::from_raw(self.pid) else { return };
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };

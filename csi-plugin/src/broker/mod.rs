@@ -9,7 +9,9 @@ pub mod expiry;
 mod handover;
 pub mod mounts_table;
 mod notices;
+mod slots;
 pub mod socket;
+mod succession;
 mod targets;
 
 use crate::config::NodeConfig;
@@ -21,12 +23,13 @@ use link::worker::Mode;
 use link::{Packet, Refusal, RefusalKind};
 use mounts::{Kernel, MountOptions, MountSource, Target, probe};
 use mounts_table::{Mount, Parts, State, Table};
-use socket::{AgentIdentity, AgentLink, AgentSlot, AskError, Handler};
+use slots::AgentSlots;
+use socket::{AgentIdentity, AgentLink, AskError, Handler};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 use targets::Targets;
@@ -66,7 +69,7 @@ pub struct Broker {
     pub(crate) table: Table,
     pub(crate) config: NodeConfig,
     pub(crate) events: Events,
-    agents: AgentSlot,
+    agents: AgentSlots,
     counter: Counter,
     targets: Targets,
     listener: OwnedFd,
@@ -74,6 +77,10 @@ pub struct Broker {
     stopping: AtomicBool,
     /// An agent holds every mount for our successor: nothing is kept for an agent any more.
     going: AtomicBool,
+    /// One agent takes over from another: a publish would be neither's.
+    switching: AtomicBool,
+    /// Held while mounts are given to an agent: two who do that would give it one mount twice.
+    giving: Mutex<()>,
     watcher: OnceLock<thread::Thread>,
 }
 
@@ -89,13 +96,15 @@ impl Broker {
             table: Table::default(),
             config,
             events,
-            agents: AgentSlot::default(),
+            agents: AgentSlots::default(),
             counter,
             targets,
             listener,
             connections: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
             going: AtomicBool::new(false),
+            switching: AtomicBool::new(false),
+            giving: Mutex::default(),
             watcher: OnceLock::new(),
         });
         let earlier = broker.kernel.table().map_err(io::Error::other)?;
@@ -118,9 +127,7 @@ impl Broker {
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both); // wakes accept
-        if let Some(agent) = self.agents.current() {
-            agent.close();
-        }
+        self.agents.all().iter().for_each(|agent| agent.close());
         self.wake_watcher();
     }
 
@@ -147,6 +154,10 @@ impl Broker {
     /// Mounts at `target`, where nothing of ours is. After an error nothing is left that was not there before.
     pub fn bring_up(&self, order: Order, target: Target) -> Result<(), Failure> {
         let agent = self.agent()?;
+        if self.switching.load(Ordering::SeqCst) {
+            let why = "a node agent is taking over from another one; the publish will be repeated";
+            return Err(Failure::Unavailable(why.into()));
+        }
         let target = Arc::new(target);
         self.targets.add(&order.spec.id, target.path());
         let made_directory = target.ensure_directory()?;
@@ -334,10 +345,16 @@ impl Handler for Broker {
     }
 
     fn succeed(&self, agent: &Arc<AgentLink>) {
-        self.hand_all_over(agent);
+        if agent.hello().successor {
+            return self.succession(agent);
+        }
+        if !agent.hello().stepped_back {
+            self.give_all(agent);
+        }
     }
 
-    fn lost(&self, agent: &AgentIdentity) {
+    fn lost(&self, link: &AgentLink) {
+        let agent = link.identity();
         for mount in self.table.all() {
             // A mount that is being prepared fails with its publish.
             if mount.is_of(agent) && mount.state() == State::Serving {
@@ -345,6 +362,12 @@ impl Handler for Broker {
             }
         }
         self.wake_watcher();
+        // What it has left here is for the agent that is there already.
+        if link.hello().stepped_back
+            && let Some(current) = self.agents.current()
+        {
+            self.give_all(&current);
+        }
     }
 }
 

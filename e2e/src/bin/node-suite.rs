@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use e2e::node::{AgentOptions, Node};
+use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
 use e2e::scenario::{faults, listing};
 use e2e::tree::{Shape, Tree};
@@ -24,6 +25,15 @@ enum Command {
     Faults {
         #[arg(long, default_value_t = 20_000)]
         files: usize,
+        #[arg(long)]
+        seed: Option<u64>,
+    },
+    /// Agents of two versions hand over to each other while applications judge every call.
+    Handovers {
+        #[arg(long, default_value_t = 50)]
+        rounds: usize,
+        #[arg(long, default_value_t = 20)]
+        volumes: usize,
         #[arg(long)]
         seed: Option<u64>,
     },
@@ -63,6 +73,15 @@ fn main() -> Result<()> {
                     report.server
                 );
             }
+            node.finish()
+        }
+        Command::Handovers { rounds, volumes, seed: given } => {
+            let mut node = Node::start(AgentOptions::default())?;
+            let KillPlan { shape, .. } = KillPlan::long(0, 0);
+            let plan = HandoverPlan { rounds, volumes, shape, alarm: true, seed: seed(given) };
+            let report = handovers::run(&mut node, &plan)?;
+            println!("{report}");
+            report.report.ensure_clean()?;
             node.finish()
         }
         Command::Listing { objects } => {

@@ -5,13 +5,15 @@
 
 mod agent;
 mod disk;
+mod handover;
 mod places;
 mod plugin;
 mod server;
 
 pub use agent::{Agent, AgentOptions, Tier};
 pub use disk::{FaultyDisk, small_disk};
-pub use places::{OneAtATime, Places, programs};
+pub use handover::Outcome;
+pub use places::{OneAtATime, Places, Version, programs};
 pub use plugin::{Plugin, capability};
 pub use server::{BUCKET, Proxy, Server, secrets};
 
@@ -33,6 +35,8 @@ const ORDERLY_END: Duration = Duration::from_secs(30);
 pub struct Node {
     // Dropped in this order: first those that use the others.
     agent: Option<Agent>,
+    /// Would take the agent's place.
+    candidate: Option<Agent>,
     plugin: Option<Plugin>,
     pub server: Server,
     runtime: Runtime,
@@ -74,6 +78,7 @@ impl Node {
         let server = Server::start(&places, "s3")?;
         let mut node = Self {
             agent: None,
+            candidate: None,
             plugin: None,
             server,
             runtime,
@@ -114,8 +119,12 @@ impl Node {
         Ok(())
     }
     pub fn start_plugin(&mut self) -> Result<()> {
-        let options =
-            PluginOptions { agent_uid: self.options.uid, cache_roots: self.options.roots(&self.places) };
+        self.start_plugin_with(None)
+    }
+    /// One that crashes at this step.
+    pub fn start_plugin_with(&mut self, failpoint: Option<&'static str>) -> Result<()> {
+        let cache_roots = self.options.roots(&self.places);
+        let options = PluginOptions { agent_uid: self.options.uid, cache_roots, failpoint };
         self.plugin = Some(Plugin::start(&self.places, &options, self.runtime.handle())?);
         Ok(())
     }
@@ -266,6 +275,7 @@ impl Node {
         for volume in std::mem::take(&mut self.volumes) {
             self.plugin().delete(&volume)?;
         }
+        ensure!(self.candidate.is_none(), "the test has not seen to the end of a candidate");
         let mounts = mountinfo::below(&self.places.kubelet())?;
         ensure!(mounts.is_empty(), "mounts left after the last unpublish: {mounts:#?}");
         if self.agent.is_some() {
@@ -299,7 +309,7 @@ impl Drop for Node {
             eprintln!("{}", self.places.logs());
         }
         // Killed rather than asked: by now it is either a failed test or only the servers are left.
-        if let Some(agent) = self.agent.take() {
+        for agent in self.agent.take().into_iter().chain(self.candidate.take()) {
             let _ = agent.kill();
         }
         if let Some(plugin) = self.plugin.take() {

@@ -31,6 +31,8 @@ pub struct Plugin {
 pub(super) struct PluginOptions {
     pub(super) agent_uid: u32,
     pub(super) cache_roots: Vec<PathBuf>,
+    /// At which step it shall crash.
+    pub(super) failpoint: Option<&'static str>,
 }
 
 impl Plugin {
@@ -45,6 +47,9 @@ impl Plugin {
         command.arg("--agent-uid").arg(options.agent_uid.to_string());
         for root in &options.cache_roots {
             command.arg("--cache-root").arg(root);
+        }
+        if let Some(step) = options.failpoint {
+            command.env("MILLPOND_FAILPOINT", step);
         }
         let process = spawn(&mut command, places, "csi-plugin")?;
         let channel = super::channel(&places.csi_socket(), runtime)?;

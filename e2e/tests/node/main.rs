@@ -5,6 +5,7 @@ mod changes;
 mod deaths;
 mod disks;
 mod faults;
+mod handovers;
 mod holders;
 mod operators;
 mod outages;

@@ -47,7 +47,7 @@ pub(super) fn version_of(mode: Mode, nodeid: u64, now: &Attributes) -> Option<u3
         return Some(now.version);
     }
     match mode {
-        Mode::Passthrough => None, // an epoch does not tell its version
+        Mode::Passthrough => (now.since_epoch..=now.epoch).contains(&n_of(nodeid)).then_some(now.version),
         Mode::NoOpen | Mode::Kept => {
             let behind = now.version.wrapping_sub(n_of(nodeid)) & N_MASK;
             now.version.checked_sub(behind)
@@ -163,6 +163,7 @@ mod tests {
             mtime_ns: 0,
             version,
             epoch,
+            since_epoch: epoch,
             token: String::new(),
             cached: None,
             target: vec![],
@@ -187,10 +188,16 @@ mod tests {
         assert_eq!(version_of(Mode::NoOpen, old, &attributes((1 << 24) + 3, 0)), Some((1 << 24) - 1));
         let future = node_id(Mode::NoOpen, &attributes(9, 0));
         assert_eq!(version_of(Mode::NoOpen, future, &attributes(3, 0)), None);
-        assert_eq!(
-            version_of(Mode::Passthrough, node_id(Mode::Passthrough, &attributes(1, 2)), &attributes(1, 4)),
-            None
-        );
+    }
+
+    #[test]
+    fn an_epoch_tells_its_version_as_far_as_the_epochs_of_that_are_remembered() {
+        let now = Attributes { since_epoch: 3, ..attributes(2, 6) };
+        let version_at = |epoch| {
+            let then = node_id(Mode::Passthrough, &attributes(1, epoch));
+            version_of(Mode::Passthrough, then, &now)
+        };
+        assert_eq!([2, 3, 5, 6, 7].map(version_at), [None, Some(2), Some(2), Some(2), None]);
     }
 
     #[test]

@@ -13,7 +13,9 @@
 
 mod mount;
 mod policy;
+mod rehearsal;
 mod spawn;
 
 pub(crate) use mount::{Answer, Left, Mount, MountState, Parts, Phase, Surroundings};
+pub(crate) use rehearsal::rehearse;
 pub(crate) use spawn::{SpawnOptions, Spawner};

@@ -1,6 +1,7 @@
 //! One mounted volume: its descriptors, and the thread that keeps a worker on them until it is unpublished.
 
 use super::policy::{Deaths, Verdict};
+use super::rehearsal::{OTHER_INIT, introduce};
 use super::spawn::{Spawner, Worker};
 use crate::heals::{Heal, HealCause, Heals};
 use crate::privileged::{self, Privileged};
@@ -8,10 +9,10 @@ use crate::scope::Scope;
 use link::broker::{BrokerAnswer, BrokerRequest, Claim, MountId, Pod, Report, Resume};
 use link::flight::{Collected, Flight, FlightError};
 use link::worker::{Assign, Counts, FromWorker, Mode, ToWorker, recv};
-use link::{MAX_FDS, MAX_MESSAGE, Packet, PacketError};
+use link::{MAX_MESSAGE, Packet, PacketError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, HashSet};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::{Arc, Condvar, Mutex};
@@ -23,7 +24,7 @@ const TICK: Duration = Duration::from_millis(500);
 /// A worker whose heartbeat stands still this long while requests wait is hung. Independent of the store: no
 /// thread that beats ever waits for it.
 const HUNG_AFTER: Duration = Duration::from_secs(5);
-/// From Assign to Answered, and from Go to Serving.
+/// From Go to Serving.
 const STEP_LIMIT: Duration = Duration::from_secs(10);
 /// From Answered to the broker's word that the kernel has its INIT reply.
 const GO_LIMIT: Duration = Duration::from_secs(60);
@@ -66,7 +67,7 @@ struct State {
     worker: Option<Current>,
     go: bool,
     /// Published by an agent that is gone, nobody has served it since then.
-    adopted: Option<Instant>,
+    adopted: Option<(Instant, HealCause)>,
     stop: bool,
     mode: Option<Mode>,
     init_reply: Vec<u8>,
@@ -152,6 +153,8 @@ pub struct Left {
     /// Passthrough ids that the kernel holds.
     pub backing: Vec<u32>,
     pub since: Instant,
+    /// What became of that agent.
+    pub cause: HealCause,
 }
 
 impl Mount {
@@ -171,7 +174,7 @@ impl Mount {
         let state = mount.state.get_mut().unwrap_or_else(|p| p.into_inner());
         state.phase = Phase::Dead;
         state.go = true;
-        state.adopted = Some(left.since);
+        state.adopted = Some((left.since, left.cause));
         state.mode = Some(left.mode);
         state.init_reply = init_reply;
         Ok(Arc::new(mount))
@@ -239,7 +242,12 @@ impl Mount {
     /// What a successor must not decide anew.
     pub fn resume(&self) -> Resume {
         let mode = self.lock().mode.unwrap_or(self.assign.mode);
-        Resume { mode, scope: self.scope.id.as_str().to_owned() }
+        Resume {
+            mode,
+            scope: self.scope.id.as_str().to_owned(),
+            #[cfg(feature = "next-version")]
+            published_by: Some(link::version::LINK),
+        }
     }
 
     /// The kernel has its INIT reply, and requests come or may come: before that a publish is still under way.
@@ -386,9 +394,9 @@ impl Mount {
         let mut cause = HealCause::Start;
         let mut replayed = 0;
         let adopted = self.lock().adopted.take();
-        if let Some(since) = adopted {
+        if let Some((since, end)) = adopted {
             takeover = true;
-            cause = HealCause::Agent;
+            cause = end;
             deaths.died(since, true);
             self.wait_for_the_last_worker();
             let Some(left) = self.take_up(around, "its agent is gone", None) else { return };
@@ -521,37 +529,22 @@ impl Mount {
 
     /// Hands the connection over and waits for the INIT answer.
     fn assign(&self, worker: &Worker, takeover: bool) -> Result<(), String> {
-        let text = |e: PacketError| e.to_string();
-        let mut fds: Vec<BorrowedFd<'_>> = vec![self.device.as_fd(), self.shared.as_fd()];
-        let (now, later) = self.roots.split_at(self.roots.len().min(MAX_FDS - 2));
-        fds.extend(now.iter().map(AsFd::as_fd));
         let assign = Assign { takeover, ..self.assign.clone() };
-        worker.send(&ToWorker::Assign(Box::new(assign)), &fds).map_err(text)?;
-        for some in later.chunks(MAX_FDS) {
-            let fds: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();
-            worker.send(&ToWorker::Roots, &fds).map_err(text)?;
-        }
-        worker.socket.set_recv_timeout(Some(STEP_LIMIT)).map_err(|e| e.to_string())?;
-        let mut buffer = vec![0; MAX_MESSAGE];
-        match recv::<FromWorker>(&worker.socket, &mut buffer).map_err(text)?.0 {
-            FromWorker::Answered { init_reply, mode } => {
-                let mut state = self.lock();
-                if takeover {
-                    if state.init_reply != init_reply {
-                        // Flags are frozen for the life of the connection: a worker that wants others cannot serve it.
-                        return Err("the successor answered INIT differently from the first worker".into());
-                    }
-                } else {
-                    state.init_reply = init_reply;
-                    state.mode = Some(mode);
-                    drop(state);
-                    self.enter(Phase::Answered, "");
-                }
-                Ok(())
+        let (init_reply, mode) =
+            introduce(worker, assign, self.device.as_fd(), self.shared.as_fd(), &self.roots)?;
+        let mut state = self.lock();
+        if takeover {
+            if state.init_reply != init_reply {
+                // Flags are frozen for the life of the connection: a worker that wants others cannot serve it.
+                return Err(OTHER_INIT.into());
             }
-            FromWorker::Failed { why } => Err(why),
-            other => Err(format!("expected Answered, got {other:?}")),
+        } else {
+            state.init_reply = init_reply;
+            state.mode = Some(mode);
+            drop(state);
+            self.enter(Phase::Answered, "");
         }
+        Ok(())
     }
 
     /// From Go to the end of this worker.

@@ -100,7 +100,7 @@ fn the_epoch_is_odd_while_the_content_is_whole_in_the_cache() {
     assert_eq!(epoch(store.set_cached(a.ino, 1, None).unwrap()), 4);
     assert_eq!(epoch(store.set_cached(a.ino, 1, Some(HERE)).unwrap()), 5);
     let newer = store.put(ROOT, &file("a", "22")).unwrap();
-    assert_eq!((newer.version, newer.epoch, newer.cached), (2, 6, None));
+    assert_eq!((newer.version, newer.epoch, newer.since_epoch, newer.cached), (2, 6, 6, None));
     // A new version of what was not cached changes the epoch as well.
     assert_eq!(store.put(ROOT, &file("a", "333")).unwrap().epoch, 8);
 }
@@ -131,6 +131,7 @@ fn what_comes_back_is_served_by_the_worker_first() {
     list(&store, ROOT, &[file("a", "1")]);
     let back = found(&store, ROOT, "a");
     assert_eq!((back.ino, back.version, back.epoch, back.cached), (a.ino, 1, 2, None));
+    assert_eq!(back.since_epoch, 0, "all its epochs stood for one content");
 }
 
 #[test]

@@ -126,6 +126,7 @@ impl Model {
                     mtime_ns: incoming.mtime_ns,
                     version: 1,
                     epoch: 0,
+                    since_epoch: 0,
                     token: incoming.token.clone(),
                     cached: None,
                     target: vec![],
@@ -146,6 +147,7 @@ impl Model {
                     if !same {
                         a.version += 1;
                         a.epoch += 2 - a.epoch % 2;
+                        a.since_epoch = a.epoch;
                         a.cached = None;
                     }
                     if a.kind == Kind::Directory && incoming.kind != Kind::Directory {

@@ -1,0 +1,190 @@
+//! An agent takes over from one that is still running, so that an upgrade is a pause and not an outage.
+//!
+//! ```text
+//!            Hello          every mount: Done      old: Done, gone or killed    Done        every mount adopted
+//!  (nobody) ──────► prepare ────────────────► step back ──────────────► succeed ─────► adopt ─────────► old departs
+//!                      │ one refused,             │ old refuses             │ gone, late    │ gone, refused one
+//!                      ▼ or it is gone            ▼                         └───────┬───────┘
+//!                  dismissed: the old agent was not touched                         ▼
+//!                                                          the old agent steps forward: it starts anew and adopts all
+//! ```
+//!
+//! Until the old agent has stepped back nothing has happened to it. From then on there is a pause, and either of the two
+//! may die at any moment: the other one serves. Should both be gone, the mounts wait for whoever comes.
+
+use super::Broker;
+use super::handover::{AdoptFailed, Adoption, adoption, for_each};
+use super::mounts_table::{Mount, State};
+use super::socket::{AgentLink, AskError};
+use link::broker::AgentRequest;
+use link::failpoint;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// For one mount: workers are started and tried.
+const PREPARE_LIMIT: Duration = Duration::from_secs(30);
+/// Publishes that are under way end within this, or fail and are repeated.
+const PUBLISH_LIMIT: Duration = Duration::from_secs(5);
+/// An agent that does not step back within this is killed, for its successor is ready.
+const STEP_BACK_LIMIT: Duration = Duration::from_secs(5);
+/// A successor opens cache and state.
+const SUCCEED_LIMIT: Duration = Duration::from_secs(20);
+const WORD_LIMIT: Duration = Duration::from_secs(2);
+
+/// While one of these lives no volume is published: neither agent could take it.
+struct NoPublishes<'b>(&'b AtomicBool);
+
+impl<'b> NoPublishes<'b> {
+    fn begin(flag: &'b AtomicBool) -> Self {
+        flag.store(true, Ordering::SeqCst);
+        Self(flag)
+    }
+}
+
+impl Drop for NoPublishes<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Broker {
+    /// All of it; blocks until it is decided. `successor` has just connected.
+    pub(super) fn succession(&self, successor: &Arc<AgentLink>) {
+        let begun = Instant::now();
+        let old = self.agents.current();
+        if let Err(why) = self.prepare(successor) {
+            return self.dismiss(successor, &why);
+        }
+        failpoint::hit("succession-prepared");
+        let quiet = NoPublishes::begin(&self.switching);
+        self.await_publishes();
+        let pause = Instant::now();
+        let stepped_back = old.as_ref().map(|old| self.step_back(old));
+        // None: gone or killed, there is nothing to go back to.
+        let old = match (stepped_back, old) {
+            (Some(Ok(())), old) => old,
+            (Some(Err(AskError::Refused(refusal))), _) => {
+                return self.dismiss(successor, &format!("the running agent goes on: {refusal}"));
+            }
+            (Some(Err(AskError::Gone)), Some(old)) => {
+                old.identity().see_off();
+                None
+            }
+            (Some(Err(error)), Some(old)) => {
+                tracing::warn!(pid = old.identity().pid, %error, "the old agent does not step back: it is killed");
+                old.identity().kill();
+                None
+            }
+            _ => None,
+        };
+        failpoint::hit("succession-stepped-back");
+        let taken = self.take_over(successor, old.as_ref());
+        drop(quiet);
+        match (taken, old) {
+            (Ok(mounts), old) => {
+                tracing::info!(
+                    pid = successor.identity().pid,
+                    mounts,
+                    pause_ms = pause.elapsed().as_millis() as u64,
+                    all_ms = begun.elapsed().as_millis() as u64,
+                    "an agent has taken over from the one before"
+                );
+                if let Some(old) = old {
+                    // It may be gone already, or go without an answer.
+                    let _ = old.ask(AgentRequest::Depart, &[], WORD_LIMIT);
+                    old.identity().see_off();
+                }
+            }
+            (Err(why), Some(old)) => {
+                tracing::error!(why, "the old agent serves again");
+                self.dismiss(successor, &why);
+                // Two agents must not work on one cache, and applications wait.
+                successor.identity().kill();
+                successor.identity().see_off();
+                if let Err(error) = old.ask(AgentRequest::StepForward, &[], WORD_LIMIT) {
+                    // It starts anew, and its connection ends with that: the answer may be lost.
+                    tracing::info!(%error, "the old agent was told to serve again");
+                }
+            }
+            (Err(why), None) => {
+                tracing::error!(why, "mounts wait for the next agent");
+                self.dismiss(successor, &why);
+            }
+        }
+    }
+
+    /// Could the successor serve what is served now?
+    fn prepare(&self, successor: &AgentLink) -> Result<(), String> {
+        let live = |m: &Arc<Mount>| matches!(m.state(), State::Serving | State::Orphaned(_));
+        let mut mounts = self.table.all();
+        mounts.retain(live);
+        let failed: Vec<String> = for_each(&mounts, |mount| {
+            let result = match adoption(mount, Instant::now(), true) {
+                Some(Adoption { adopt, device, flight }) => {
+                    let prepare = AgentRequest::Prepare(Box::new(adopt));
+                    successor.ask(prepare, &[device.as_fd(), flight.as_fd()], PREPARE_LIMIT).map(drop)
+                }
+                None => Ok(()), // it ended meanwhile
+            };
+            result.err().filter(|_| live(mount)).map(|error| {
+                format!("volume {} ({}) cannot be served by the new agent: {error}", mount.spec.id, mount.id)
+            })
+        })
+        .into_iter()
+        .flatten()
+        .collect();
+        match failed.is_empty() {
+            true => Ok(()),
+            false => Err(failed.join("; ")),
+        }
+    }
+
+    fn await_publishes(&self) {
+        let end = Instant::now() + PUBLISH_LIMIT;
+        let under_way = || self.table.all().iter().any(|m| m.state() == State::Preparing);
+        while under_way() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn step_back(&self, old: &AgentLink) -> Result<(), AskError> {
+        old.ask(AgentRequest::StepBack, &[], STEP_BACK_LIMIT)?;
+        for mount in self.table.all() {
+            if mount.is_of(old.identity()) && mount.state() == State::Serving {
+                self.enter(&mount, State::Orphaned(Instant::now()), "its agent has stepped back");
+            }
+        }
+        self.wake_watcher();
+        Ok(())
+    }
+
+    /// How many mounts the successor has now; an error if the old agent has to serve again.
+    fn take_over(&self, successor: &Arc<AgentLink>, old: Option<&Arc<AgentLink>>) -> Result<usize, String> {
+        if !self.agents.promote(successor, old) {
+            return Err("the new agent is gone".into());
+        }
+        successor
+            .ask(AgentRequest::Succeed, &[], SUCCEED_LIMIT)
+            .map_err(|e| format!("the new agent does not take over: {e}"))?;
+        failpoint::hit("succession-succeeded");
+        let adopted = self.hand_all_over(successor, old.map(|o| o.identity()));
+        match (adopted, old) {
+            (Ok(mounts), _) => Ok(mounts),
+            (Err(AdoptFailed { adopted, why }), None) if successor.is_connected() => {
+                tracing::error!(why, "not every mount is served by the new agent, and the old one is gone");
+                Ok(adopted)
+            }
+            (Err(AdoptFailed { why, .. }), _) => Err(why),
+        }
+    }
+
+    fn dismiss(&self, successor: &Arc<AgentLink>, why: &str) {
+        tracing::error!(pid = successor.identity().pid, why, "an agent does not take over");
+        // It may be what is gone.
+        let _ = successor.ask(AgentRequest::Dismiss { why: why.to_owned() }, &[], WORD_LIMIT);
+        successor.close();
+        self.agents.clear(successor);
+    }
+}
