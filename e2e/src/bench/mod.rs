@@ -9,7 +9,7 @@ pub use subject::{Subject, Who};
 
 use crate::node::{AgentOptions, Node, Proxy};
 use crate::tree::{Shape, Tree};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use measure::measure;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -70,6 +70,20 @@ pub fn workloads(size: Size) -> Vec<Workload> {
 
 const FILE_BYTES: u64 = 100_000;
 
+/// What everybody must be able to read before anything is measured.
+const TRIAL: Shape = Shape { directories: 0, files: 0, small_bytes: 0, large: 1, large_bytes: 4096 };
+
+/// A peer that cannot talk to the server is found in seconds, not after an hour of measuring.
+fn try_out(node: &mut Node, who: Who) -> Result<()> {
+    let endpoint = node.server.endpoint();
+    let subject = Subject::mount(node, who, "trial", &endpoint, "large")?;
+    let read = std::fs::read(subject.root.join("large0"));
+    subject.unmount(node)?;
+    let bytes = read?.len();
+    ensure!(bytes as u64 == TRIAL.large_bytes, "a file of {} bytes has {bytes}", TRIAL.large_bytes);
+    Ok(())
+}
+
 /// Called after each row with what has been measured so far.
 type Keep = Box<dyn Fn(&[Who], &[Sample]) -> Result<()>>;
 
@@ -92,11 +106,22 @@ impl Bench {
         only: Option<String>,
         keep: impl Fn(&[Who], &[Sample]) -> Result<()> + 'static,
     ) -> Result<Self> {
-        let node = Node::start(AgentOptions::default())?;
+        let mut node = Node::start(AgentOptions::default())?;
         let mut present = Who::present();
         if !peers {
             present.retain(|w| matches!(w, Who::Native | Who::Millpond));
         }
+        node.server.add(&Tree::generated("", TRIAL), "trial")?;
+        present.retain(|&who| match try_out(&mut node, who) {
+            Ok(()) => true,
+            Err(error) => {
+                eprintln!(
+                    "bench: {} is left out, it cannot read from the server here: {error:#}",
+                    who.name()
+                );
+                false
+            }
+        });
         eprintln!("bench: {} on {size:?}", present.iter().map(|w| w.name()).collect::<Vec<_>>().join(", "));
         Ok(Self { node, size, present, samples: Vec::new(), only, keep: Box::new(keep), fresh: 0 })
     }
@@ -312,7 +337,7 @@ impl Bench {
                 let walk = || {
                     let (seconds, seen) = work::walk(&root)?;
                     let wanted = names.len() + names.len() / per_directory;
-                    anyhow::ensure!(seen as usize == wanted, "ls -lR saw {seen} names instead of {wanted}");
+                    ensure!(seen as usize == wanted, "ls -lR saw {seen} names instead of {wanted}");
                     Ok(seconds)
                 };
                 if who == Who::Native {

@@ -128,6 +128,9 @@ impl Subject {
 fn peer_command(who: Who, prefix: &str, endpoint: &str, dir: &PathBuf, cache: &PathBuf) -> Result<Command> {
     let [(_, id), (_, key)] = secrets();
     let mut command = Command::new(who.name());
+    // Neither a proxy nor credentials of whoever runs the benchmark.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    command.env_clear().env("PATH", path).env("HOME", cache);
     match who {
         Who::MountS3 => {
             command.arg(BUCKET).arg(dir).args([
@@ -145,7 +148,7 @@ fn peer_command(who: Who, prefix: &str, endpoint: &str, dir: &PathBuf, cache: &P
             std::fs::write(&passwords, format!("{id}:{key}\n"))?;
             std::fs::set_permissions(&passwords, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
             let options = format!(
-                "url={endpoint},use_path_request_style,passwd_file={},ro,use_cache={},allow_other,compat_dir",
+                "url={endpoint},use_path_request_style,passwd_file={},ro,use_cache={},allow_other,compat_dir,listobjectsv2",
                 passwords.display(),
                 cache.display()
             );

@@ -8,6 +8,7 @@ pub mod csi;
 pub mod kubectl;
 pub mod machine;
 pub mod names;
+pub mod notebook;
 pub mod objects;
 pub mod places;
 mod store_pod;

@@ -50,8 +50,12 @@ impl View<'_> {
     }
 
     pub fn kill(self, pid: u32) -> Result<()> {
+        self.signal(pid, Signal::KILL)
+    }
+
+    pub fn signal(self, pid: u32, signal: Signal) -> Result<()> {
         let pid = Pid::from_raw(i32::try_from(pid)?).context("pid 0")?;
-        Ok(kill_process(pid, Signal::KILL)?)
+        Ok(kill_process(pid, signal)?)
     }
 
     /// Millpond's mounts, each once though kubelet and the plugin's container see them both.

@@ -23,7 +23,7 @@ impl Kubectl {
                 "daemonset" => (
                     number("desiredNumberScheduled"),
                     number("numberReady"),
-                    number("currentNumberScheduled"),
+                    number("updatedNumberScheduled"),
                 ),
                 _ => (
                     object["spec"]["replicas"].as_u64().unwrap_or(1),

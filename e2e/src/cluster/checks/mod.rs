@@ -2,6 +2,7 @@
 
 mod chart;
 mod deletion;
+mod holders;
 mod install;
 mod kinds;
 mod mistakes;
@@ -57,6 +58,12 @@ pub const ALL: &[Check] = &[
         claim: "100 dead workers and restarts of container, kubelet and containerd: no failed call",
         own_cluster: STOPS,
         run: notebook::run,
+    },
+    Check {
+        name: "holders",
+        claim: "agent and broker deleted, killed, out of memory and rolled, with and without an API server: no failed call",
+        own_cluster: STOPS,
+        run: holders::run,
     },
     Check {
         name: "offline",

@@ -1,0 +1,173 @@
+//! Agent and broker are deleted, killed, run out of memory and are rolled under a notebook that keeps reading.
+
+use super::deletion::node_process;
+use super::notebook::{another_worker, kill_worker, restart};
+use crate::cluster::Suite;
+use crate::cluster::names::*;
+use crate::cluster::notebook::Notebook;
+use crate::cluster::waits::PATIENCE;
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use testkit::process::Process;
+
+/// Rounds of rolling both DaemonSets: `MILLPOND_ROLLS`.
+const ROLLS: usize = 1;
+
+pub(super) fn run(suite: &mut Suite) -> Result<()> {
+    let mut notebook = Notebook::start(suite, "holders")?;
+    let told = under_the_notebook(suite, &mut notebook);
+    // What the oracle saw explains a failure of the steps, too.
+    let judged = notebook.end(suite);
+    told?;
+    let report = judged?;
+    let longest = report.slow.iter().map(|call| call.end_ns - call.start_ns).max().unwrap_or(0);
+    println!("    longest call {:.1} s", longest as f64 / 1e9);
+    notebook.ensure_told(suite, "MountHealed")?;
+    notebook.delete(suite)
+}
+
+fn under_the_notebook(suite: &Suite, notebook: &mut Notebook) -> Result<()> {
+    for components in [&["agent"][..], &["node"], &["agent", "node"]] {
+        delete_pods(suite, components)?;
+        println!("    pods deleted and replaced: {}", components.join(" and "));
+    }
+    out_of_memory(suite).context("the agent runs out of memory")?;
+    println!("    agent ran out of memory");
+    hung_worker(suite)?;
+    println!("    worker stood still");
+    notebook.restart_container(suite)?;
+    for part in ["kubelet", "containerd"] {
+        restart(suite, notebook, part)?;
+    }
+    println!("    container, kubelet and containerd restarted");
+    let rounds =
+        std::env::var("MILLPOND_ROLLS").ok().map_or(Ok(ROLLS), |n| n.parse()).context("MILLPOND_ROLLS")?;
+    for round in 1..=rounds {
+        for daemon_sets in [&[AGENT][..], &[NODE], &[AGENT, NODE]] {
+            roll(suite, daemon_sets)?;
+        }
+        println!("    both DaemonSets rolled apart and together, round {round} of {rounds}");
+    }
+    without_api(suite, notebook)
+}
+
+/// Replaces the pods of these components and waits for all of Millpond.
+fn delete_pods(suite: &Suite, components: &[&str]) -> Result<()> {
+    let before = holders(suite)?;
+    let labels = format!("app.kubernetes.io/component in ({})", components.join(","));
+    suite.kubectl.run(&["delete", "pods", "-n", SYSTEM, "-l", &labels, "--wait=false"])?;
+    for &component in components {
+        replaced(suite, if component == "agent" { before.0 } else { before.1 })?;
+    }
+    serving(suite)
+}
+
+fn roll(suite: &Suite, daemon_sets: &[&str]) -> Result<()> {
+    let before = holders(suite)?;
+    for name in daemon_sets {
+        suite.kubectl.run(&["rollout", "restart", "-n", SYSTEM, &format!("daemonset/{name}")])?;
+    }
+    for &name in daemon_sets {
+        replaced(suite, if name == AGENT { before.0 } else { before.1 })?;
+    }
+    serving(suite)
+}
+
+/// The processes: agent, broker.
+fn holders(suite: &Suite) -> Result<(u32, u32)> {
+    Ok((suite.view().only("node-agent")?, node_process(suite)?))
+}
+
+fn replaced(suite: &Suite, pid: u32) -> Result<()> {
+    suite.kubectl.wait(&format!("process {pid} to end"), PATIENCE, |_| {
+        Ok((!std::path::Path::new(&format!("/proc/{pid}")).exists()).then_some(()))
+    })
+}
+
+fn serving(suite: &Suite) -> Result<()> {
+    suite.kubectl.wait_millpond()?;
+    another_worker(suite, 0).map(drop)
+}
+
+/// A process that nothing can make the kernel kill fills the memory of the agent's container.
+fn out_of_memory(suite: &Suite) -> Result<()> {
+    let agent = suite.view().only("node-agent")?;
+    let procs = memory_cgroup(agent)?.join("cgroup.procs");
+    ensure!(procs.exists(), "{} is not there", procs.display());
+    let script = format!(
+        "echo $$ > {} && echo -1000 > /proc/self/oom_score_adj && exec tail /dev/zero",
+        procs.display()
+    );
+    let mut hog = Command::new("sh");
+    let hog = Process::spawn(hog.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::null()))?;
+    replaced(suite, agent)?;
+    drop(hog);
+    serving(suite)
+}
+
+/// Where the kernel counts the memory of a process, cgroup v1 or v2.
+fn memory_cgroup(pid: u32) -> Result<PathBuf> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let of = |controller: &str| {
+        text.lines().find_map(|line| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            controllers.split(',').any(|c| c == controller).then(|| path.trim_start_matches('/').to_owned())
+        })
+    };
+    match (of("memory"), of("")) {
+        (Some(path), _) => Ok(PathBuf::from("/sys/fs/cgroup/memory").join(path)),
+        (None, Some(path)) => Ok(PathBuf::from("/sys/fs/cgroup").join(path)),
+        (None, None) => anyhow::bail!("process {pid} is in no memory cgroup: {text}"),
+    }
+}
+
+fn hung_worker(suite: &Suite) -> Result<()> {
+    let worker = another_worker(suite, 0)?;
+    suite.view().signal(worker, Signal::STOP)?;
+    another_worker(suite, worker).map(drop)
+}
+
+/// Agent, broker, a worker and a container end while nobody but kubelet can start them again.
+fn without_api(suite: &Suite, notebook: &mut Notebook) -> Result<()> {
+    let k = &suite.kubectl;
+    suite.machine().stop_part("kube-apiserver", "KILL")?;
+    let outcome = (|| {
+        for program in ["node-agent", "csi-plugin"] {
+            let (agent, node) = holders(suite)?;
+            let pid = if program == "node-agent" { agent } else { node };
+            suite.view().kill(pid)?;
+            k.wait(&format!("another {program}"), PATIENCE, |_| {
+                let (agent, node) = holders(suite)?;
+                Ok((agent != pid && node != pid).then_some(()))
+            })?;
+            another_worker(suite, 0)?;
+        }
+        hung_worker(suite)?;
+        python(suite, notebook)?;
+        kill_worker(suite)
+    })();
+    suite.machine().start_part("kube-apiserver")?;
+    suite.machine().wait_for_api(k)?;
+    suite.machine().wait_for_node(k)?;
+    outcome?;
+    println!(
+        "    without an API server: agent, broker and worker killed, a worker hung, a container restarted"
+    );
+    k.wait_millpond()
+}
+
+/// Ends the notebook's Python process from outside; kubelet starts another.
+fn python(suite: &Suite, notebook: &mut Notebook) -> Result<()> {
+    let view = suite.view();
+    let running = || {
+        let words = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        view.processes_of_pod(notebook.uid()).into_iter().find(|&pid| words(pid).starts_with("python3"))
+    };
+    let first = running().context("the notebook's Python process")?;
+    view.signal(first, Signal::TERM)?;
+    suite.kubectl.wait("another Python process", PATIENCE, |_| Ok(running().filter(|&pid| pid != first)))?;
+    notebook.restarted();
+    Ok(())
+}
