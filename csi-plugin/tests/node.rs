@@ -5,8 +5,8 @@
 #[allow(dead_code)]
 mod common;
 
-use common::{Agent, Driver, LIMIT, capability, context, obliging, until};
-use link::broker::{AgentRequest, BrokerAnswer, BrokerRequest, MountId};
+use common::{Agent, Driver, LIMIT, capability, context, hello, obliging, until};
+use link::broker::{AgentRequest, BrokerAnswer, BrokerRequest, Hello, MountId};
 use link::{Refusal, RefusalKind};
 use mounts::{FakeState, MountSource};
 use proto::csi::v1::volume_capability::access_mode::Mode;
@@ -352,5 +352,48 @@ async fn a_mount_that_the_agent_gives_up_is_ended_at_once() {
     assert_eq!(driver.kernel.state().aborted.len(), 1);
     driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
     assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 2));
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_successor_is_of_a_neighbouring_version_and_its_place_is_free_when_it_is_gone() {
+    let driver = Driver::start().await;
+    let socket = driver.dir.path().join("broker.sock");
+    let introduce = |hello: Hello| Agent::introduce(&socket, hello);
+    let successor = || Hello { successor: true, life: 2, ..hello() };
+    let refusal = |hello: Hello| introduce(hello).err().expect("it is refused");
+
+    assert_eq!(refusal(successor()).kind, RefusalKind::Unavailable, "there is nobody to succeed");
+    let far = Hello { protocol: hello().protocol + 2, ..hello() };
+    assert!(refusal(far).message.contains("in steps"));
+    let old = introduce(hello()).unwrap();
+    old.behave(|request, fds| match request {
+        AgentRequest::StepBack => Some(Err(Refusal::new(RefusalKind::Unavailable, "I am leaving"))),
+        _ => obliging(request, fds),
+    });
+    driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
+
+    assert!(refusal(Hello { life: 2, ..hello() }).message.contains("stop it first"));
+    let far = refusal(Hello { state: hello().state + 2, ..successor() });
+    assert_eq!(far.kind, RefusalKind::Conflict, "{far}");
+    assert!(far.message.contains("install a version between them first"), "{far}");
+    for neighbour in [hello().state - 1, hello().state + 1] {
+        let mut next = None;
+        until("the place is free", || {
+            next = introduce(Hello { state: neighbour, protocol: neighbour, ..successor() }).ok();
+            next.is_some()
+        })
+        .await;
+        let next = next.unwrap();
+        until("its mount was tried, and it was told that nothing comes of it", || {
+            next.saw("Prepare") == 1 && next.saw("Dismiss") == 1
+        })
+        .await;
+        assert_eq!((next.saw("Succeed"), next.saw("Adopt")), (0, 0));
+    }
+    // The one before serves, and is asked.
+    assert_eq!((old.saw("StepBack"), old.saw("StepForward"), old.saw("Depart")), (2, 0, 0));
+    driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    assert_eq!(old.saw("Unpublish"), 1);
     let _ = driver.stop().await;
 }

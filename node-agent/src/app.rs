@@ -381,18 +381,21 @@ pub async fn run(config: Config) -> Result<()> {
     };
     let mut app = App::launch(config, None, entry).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "agent is up");
-    tokio::select! {
-        end = departure::follow(&mut app, &state_dir) => return match end? {
-            End::Departed => {
-                tracing::info!("the successor serves every mount: leaving");
-                Ok(())
-            }
-            End::Again => {
-                tracing::warn!("no successor took over: serving again");
-                Err(departure::execute_anew()).context("the agent cannot execute itself anew")
-            }
-        },
-        () = &mut stop => {}
+    let end = tokio::select! {
+        end = departure::follow(&mut app, &state_dir) => Some(end?),
+        () = &mut stop => None,
+    };
+    match end {
+        Some(End::Departed) => {
+            tracing::info!("the successor serves every mount: leaving");
+            return Ok(());
+        }
+        Some(End::Again) => {
+            tracing::warn!("no successor took over: serving again");
+            app.spawner.end_standby();
+            return Err(departure::execute_anew()).context("the agent cannot execute itself anew");
+        }
+        None => {}
     }
     tracing::info!("asked to stop");
     if app.has_stepped_back() {

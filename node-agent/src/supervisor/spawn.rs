@@ -163,6 +163,12 @@ impl Spawner {
         self.standby.expected.store(0, Ordering::SeqCst);
     }
 
+    /// For a process that is about to execute itself anew: its next life could not reap them.
+    pub fn end_standby(&self) {
+        let workers = std::mem::take(&mut *lock(&self.standby.ready));
+        drop(workers); // kills and reaps: not under the lock
+    }
+
     pub fn standing_by(&self) -> usize {
         lock(&self.standby.ready).len()
     }
