@@ -43,7 +43,7 @@ kills: release ## KILLS=1000 deaths of workers under the oracle, 20 volumes.
 faults: release ## FILES=20000 files through a store with 1 % each of 503, reset, truncation and stall.
 	$(RELEASE)/node-suite faults --files $(FILES)
 
-handovers: release ## ROUNDS=50 hand-overs between agents of two versions under the oracle, 20 volumes.
+handovers: release ## ROUNDS=50 hand-overs between agents of two versions under the oracle.
 	scripts/versions --release
 	$(RELEASE)/node-suite handovers --rounds $(ROUNDS)
 

@@ -32,7 +32,7 @@ enum Command {
     Handovers {
         #[arg(long, default_value_t = 50)]
         rounds: usize,
-        #[arg(long, default_value_t = 20)]
+        #[arg(long, default_value_t = 4)]
         volumes: usize,
         #[arg(long)]
         seed: Option<u64>,
