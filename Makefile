@@ -8,10 +8,11 @@ SHELL := /bin/bash
 KILLS ?= 1000
 FILES ?= 20000
 OBJECTS ?= 1000000
-ROUNDS ?= 50
+DURATION ?= 60s
+SEED ?=
 RELEASE := target/release
 
-.PHONY: help build release test e2e demo lint advisories bench kernels kills faults handovers listing
+.PHONY: help build release test e2e demo lint advisories bench kernels kills torture cycles faults handovers listing
 
 help: ## Show this list.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -40,9 +41,17 @@ advisories: ## Known vulnerabilities of dependencies. Apart from lint: it fetche
 kills: release ## KILLS=1000 deaths of workers under the oracle, 20 volumes.
 	$(RELEASE)/node-suite kills --kills $(KILLS)
 
+torture: release ## DURATION=60s (or 2h) of deaths of every part, SEED=; make torture TORTURE="--hang-limit 2s" for more.
+	$(RELEASE)/node-suite torture --duration $(DURATION) $(if $(SEED),--seed $(SEED)) --json target/torture.json $(TORTURE)
+
+cycles: ROUNDS ?= 1000
+cycles: release ## ROUNDS=1000 of publish, use, hurt, unpublish: nothing is left, nothing grows.
+	$(RELEASE)/node-suite cycles --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
 faults: release ## FILES=20000 files through a store with 1 % each of 503, reset, truncation and stall.
 	$(RELEASE)/node-suite faults --files $(FILES)
 
+handovers: ROUNDS ?= 50
 handovers: release ## ROUNDS=50 hand-overs between agents of two versions under the oracle.
 	scripts/versions --release
 	$(RELEASE)/node-suite handovers --rounds $(ROUNDS)

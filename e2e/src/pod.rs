@@ -129,10 +129,14 @@ impl Pod {
     pub fn oracle(&self, tree: &Tree, arguments: &[&str]) -> Result<Running<oracle::Report>> {
         let mut command = self.oracle_command("run", "", tree)?;
         command.args(arguments);
-        let running = Running::start(command)?;
-        let first = running.line(Duration::from_secs(120)).context("the oracle did not start")?;
-        ensure!(first == "started", "the oracle said {first:?}");
-        Ok(running)
+        Running::start(command)?.after("started")
+    }
+
+    /// Starts a crowd; returns when it has opened its file. It reads after [`Running::go`].
+    pub fn crowd(&self, tree: &Tree, threads: usize) -> Result<Running<oracle::Crowd>> {
+        let mut command = self.oracle_command("crowd", "", tree)?;
+        command.arg("--threads").arg(threads.to_string());
+        Running::start(command)?.after("opened")
     }
 
     /// Ends every process that still is inside, and with them the namespace.
@@ -178,6 +182,18 @@ impl<T: serde::de::DeserializeOwned> Running<T> {
         Ok(Self { child, lines, kind: std::marker::PhantomData })
     }
 
+    /// Returns when it has said this.
+    fn after(self, word: &str) -> Result<Self> {
+        let first = self.line(Duration::from_secs(120)).context("the oracle did not start")?;
+        ensure!(first == word, "the oracle said {first:?}");
+        Ok(self)
+    }
+
+    /// Closes its stdin, which is what it waits for.
+    pub fn go(&mut self) {
+        drop(self.child.stdin.take());
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -192,7 +208,7 @@ impl<T: serde::de::DeserializeOwned> Running<T> {
 
     /// Waits for the answer. For an application that runs until told otherwise this is what tells it.
     pub fn finish(mut self, limit: Duration) -> Result<T> {
-        drop(self.child.stdin.take());
+        self.go();
         let line = self.line(limit).context("the oracle gave no report: is it stuck in the kernel?")?;
         let answer = serde_json::from_str(&line).with_context(|| line.clone())?;
         self.child.wait()?;

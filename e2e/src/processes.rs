@@ -54,12 +54,23 @@ pub fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).map(|d| d.count()).unwrap_or(0)
 }
 
+/// To a process that the caller has not reaped, or knows to be alive.
+pub fn signal(pid: u32, signal: Signal) -> Result<()> {
+    let pid = Pid::from_raw(i32::try_from(pid)?).context("pid 0")?;
+    Ok(rustix::process::kill_process(pid, signal)?)
+}
+
 /// `kill -9` of a child of `parent_pid` and of nothing else, even if the pid was reused meanwhile.
 pub fn kill_child(pid: u32, parent_pid: u32) -> Result<()> {
+    signal_child(pid, parent_pid, Signal::KILL)
+}
+
+/// A signal to a child of `parent_pid` and to nothing else.
+pub fn signal_child(pid: u32, parent_pid: u32, signal: Signal) -> Result<()> {
     let pid_t = Pid::from_raw(i32::try_from(pid)?).context("pid 0")?;
     let handle = rustix::process::pidfd_open(pid_t, PidfdFlags::empty())?;
     ensure!(parent(pid) == Some(parent_pid), "process {pid} is not a child of {parent_pid}");
-    Ok(rustix::process::pidfd_send_signal(&handle, Signal::KILL)?)
+    Ok(rustix::process::pidfd_send_signal(&handle, signal)?)
 }
 
 /// Bytes, from `/proc/<pid>/smaps_rollup`.

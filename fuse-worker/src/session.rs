@@ -16,7 +16,7 @@ use cache::meta::View;
 use fuser::SessionACL;
 use link::flight::Flight;
 use link::worker::{Assign, FromWorker, Mode, ToWorker, Withhold};
-use link::{MAX_MESSAGE, Packet};
+use link::{MAX_MESSAGE, Packet, failpoint};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -84,6 +84,7 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     lockdown::begin()?;
     tell(socket, &FromWorker::Ready);
     let Some(Assigned { assign, device, flight, roots }) = receive(socket)? else { return Ok(()) };
+    failpoint::hit("worker.assigned");
     let flight = Arc::new(flight);
     let init = flight.init().ok_or("the shared memory holds no INIT request")?;
     let offer = Offer::choose(&init, assign.mode, &assign.withhold);
@@ -114,6 +115,7 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
         eprintln!("fuse-worker: {missing}");
     }
     drop(roots);
+    failpoint::hit("worker.prepared");
     tell(socket, &FromWorker::Answered { init_reply, mode: offer.mode });
     let mut buffer = vec![0; MAX_MESSAGE];
     match link::worker::recv::<ToWorker>(socket, &mut buffer) {
@@ -123,6 +125,7 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
         Err(error) => return Err(format!("the link failed: {error}")),
     }
     drop(buffer);
+    failpoint::hit("worker.go");
     fs.counters().begin(&flight);
 
     let pool =
@@ -143,6 +146,7 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     let (asked, watched) = (client.clone(), transport.clone());
     spawn("interrupts", move || crate::transport::run_interrupts(watched, asked))?;
     tell(socket, &FromWorker::Serving);
+    failpoint::hit("worker.serving");
     spawn("heartbeat", move || beat(&fs, &flight, &client, &pool, &transport))?;
     session.run().map_err(|e| format!("the session ended: {e}"))
 }

@@ -5,9 +5,11 @@
 mod support;
 
 use link::worker::Mode;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 use support::load::{self, Application, big, small};
+use support::mutating::Mutating;
 use support::{Mount, Object, show, wait_for};
 
 const FILES: u64 = 40;
@@ -214,6 +216,71 @@ fn a_cut_cache_file_is_fetched_again_without_an_error() {
     let report = Application::start("tour", &[mount.target.to_str().unwrap(), &FILES.to_string()]).finish();
     assert_eq!(report.failures, Vec::<String>::new());
     assert!(mount.agent.asked("damaged") == 0 || mount.agent.asked("file") > 0);
+}
+
+/// Steps of an operation; at each of them two workers die in a row, or one there and one at another.
+const STEPS: [&str; 9] = [
+    "worker.read",
+    "worker.recorded",
+    "mutating.begun",
+    "mutating.intended",
+    "mutating.executed",
+    "mutating.concluded",
+    "worker.answering",
+    "worker.answered",
+    "worker.orphan",
+];
+
+#[test]
+fn an_operation_happens_once_and_its_caller_learns_how_it_ended_wherever_workers_die() {
+    let mut random = seed() | 1;
+    let mut mutating = Mutating::new(false);
+    let (target, world) = (mutating.target.clone(), mutating.world.clone());
+    mutating.start("");
+    let application = Application::start("calls", &[target.to_str().unwrap(), world.to_str().unwrap()]);
+    let mut deaths = BTreeMap::new();
+    let mut die = |mutating: &mut Mutating, step: &'static str| {
+        mutating.start(step);
+        *deaths.entry(step).or_insert(0) += u32::from(mutating.let_die(Duration::from_secs(2)));
+    };
+    for (first, second) in STEPS.into_iter().flat_map(|a| STEPS.into_iter().map(move |b| (a, b))) {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        // Served in peace for a while (a request in which five workers died would be failed), then killed anywhere.
+        mutating.let_work();
+        mutating.let_die(Duration::from_micros((random >> 33) % 10_000));
+        die(&mut mutating, first);
+        die(&mut mutating, second);
+        if second == "mutating.executed" {
+            die(&mut mutating, "mutating.resolved");
+        }
+        mutating.start("");
+    }
+    let report = application.finish();
+    println!("{} calls; workers that died at each step: {deaths:?}", report.calls);
+    assert_eq!(report.failures, Vec::<String>::new());
+    for step in STEPS.iter().chain(&["mutating.resolved"]) {
+        assert!(deaths.get(step).is_some_and(|n| *n >= 5), "{step}: {deaths:?}");
+    }
+    assert!(report.calls > 300);
+}
+
+/// The control: without the records the same deaths are noticed.
+#[test]
+fn without_a_record_operations_happen_twice() {
+    let mut mutating = Mutating::new(true);
+    let (target, world) = (mutating.target.clone(), mutating.world.clone());
+    mutating.start("");
+    let application = Application::start("calls", &[target.to_str().unwrap(), world.to_str().unwrap()]);
+    for _ in 0..5 {
+        mutating.let_work();
+        mutating.let_die(Duration::ZERO);
+        mutating.start("mutating.executed");
+        assert!(mutating.let_die(Duration::from_secs(20)));
+        mutating.start("");
+    }
+    let report = application.finish();
+    println!("{:?}", report.failures);
+    assert!(!report.failures.is_empty());
 }
 
 /// Opens a file in an application, does something to the mount, and lets the application read on.

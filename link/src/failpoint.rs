@@ -1,14 +1,39 @@
-//! Places at which a process dies on demand, so that a test can crash it at each step of what must survive that.
+//! Deaths at named steps, for tests: a debug switch, inert unless the environment names a step.
+//!
+//! A process with `MILLPOND_FAILPOINT=<step>` aborts when it gets there. Workers are started with an empty environment:
+//! the n-th worker that an agent starts gets the n-th of the comma-separated steps in the agent's
+//! `MILLPOND_WORKER_FAILPOINTS`; an empty step, and every worker after the last one, lives. docs/development.md lists
+//! the steps.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Once, OnceLock};
 
-/// The environment variable that names a step.
-const VARIABLE: &str = "MILLPOND_FAILPOINT";
+/// Names the step at which this process aborts.
+pub const VARIABLE: &str = "MILLPOND_FAILPOINT";
+/// Names those of the workers that this process starts.
+pub const WORKERS_VARIABLE: &str = "MILLPOND_WORKER_FAILPOINTS";
 
-/// Ends the process, as a crash would, if `MILLPOND_FAILPOINT` names this step. Nothing otherwise.
+/// Aborts the process if `step` is the one that it shall not survive.
 pub fn hit(step: &str) {
-    static STEP: OnceLock<Option<String>> = OnceLock::new();
-    if STEP.get_or_init(|| std::env::var(VARIABLE).ok()).as_deref() == Some(step) {
-        std::process::abort();
+    static NAMED: OnceLock<Option<String>> = OnceLock::new();
+    let named = NAMED.get_or_init(|| std::env::var(VARIABLE).ok());
+    if named.as_deref() == Some(step) {
+        // Several threads may get here: it is said once.
+        static DYING: Once = Once::new();
+        DYING.call_once(|| {
+            eprintln!("failpoint: aborted at {step}");
+            std::process::abort();
+        });
     }
+}
+
+/// The step for the next worker that this process starts.
+pub fn of_next_worker() -> Option<String> {
+    static STEPS: OnceLock<Vec<String>> = OnceLock::new();
+    static STARTED: AtomicUsize = AtomicUsize::new(0);
+    let steps = STEPS.get_or_init(|| {
+        let text = std::env::var(WORKERS_VARIABLE).unwrap_or_default();
+        text.split(',').map(str::to_owned).collect()
+    });
+    steps.get(STARTED.fetch_add(1, Relaxed)).filter(|step| !step.is_empty()).cloned()
 }

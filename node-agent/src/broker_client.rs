@@ -53,6 +53,14 @@ struct Connection {
     waiting: Mutex<HashMap<u64, oneshot::Sender<Result<BrokerAnswer, Refusal>>>>,
 }
 
+impl Connection {
+    /// Whoever waits for an answer learns at once that none will come.
+    fn end(&self) {
+        self.socket.shutdown();
+        lock(&self.waiting).clear();
+    }
+}
+
 impl Broker {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { connection: RwLock::new(None), life: State::generation() })
@@ -131,6 +139,17 @@ impl Broker {
         socket.set_send_timeout(Some(ANSWER_LIMIT))?;
         let connection =
             Arc::new(Connection { socket, next: AtomicU64::new(1), waiting: Mutex::new(HashMap::new()) });
+        let ended = self.converse(&connection, server, runtime);
+        connection.end();
+        ended
+    }
+
+    fn converse(
+        &self,
+        connection: &Arc<Connection>,
+        server: &Arc<dyn Serve>,
+        runtime: &tokio::runtime::Handle,
+    ) -> Result<(), PacketError> {
         let mut buffer = vec![0; MAX_MESSAGE];
         let hello = BrokerRequest::Hello(Hello {
             protocol: version::LINK,
@@ -208,4 +227,56 @@ impl crate::privileged::Privileged for Broker {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    struct Nobody(std::sync::mpsc::Sender<()>);
+
+    #[async_trait::async_trait]
+    impl Serve for Nobody {
+        async fn serve(
+            &self,
+            _: AgentRequest,
+            _: Vec<OwnedFd>,
+        ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
+            Err(Refusal::new(RefusalKind::Internal, "nothing is served here"))
+        }
+        async fn connected(self: Arc<Self>) {
+            let _ = self.0.send(()); // the test has ended
+        }
+        fn lost(&self) {}
+    }
+
+    #[test]
+    fn who_waits_for_a_broker_that_dies_learns_it_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("broker.sock");
+        let listener = Packet::listen(&path).unwrap();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let broker = Broker::new();
+        let (tell, connected) = std::sync::mpsc::channel();
+        let (client, handle) = (broker.clone(), runtime.handle().clone());
+        // Never returns: it ends with the test.
+        std::thread::spawn(move || client.run(path, Arc::new(Nobody(tell)), handle));
+        let peer = Packet::accept(listener.as_fd()).unwrap();
+        let mut buffer = vec![0; MAX_MESSAGE];
+        let (hello, _) = recv::<FromAgent>(&peer, &mut buffer).unwrap();
+        assert!(matches!(hello, FromAgent::Ask { id: 0, .. }));
+        let welcome = BrokerAnswer::Welcome { protocol: PROTOCOL, broker_version: String::new() };
+        send(&peer, &FromBroker::Answer { id: 0, body: Ok(welcome) }, &[]).unwrap();
+        connected.recv_timeout(Duration::from_secs(20)).unwrap();
+
+        let asking =
+            runtime.spawn(async move { broker.ask_within(BrokerRequest::Leaving, Vec::new()).await });
+        recv::<FromAgent>(&peer, &mut buffer).unwrap();
+        let died = Instant::now();
+        drop(peer);
+        let answer = runtime.block_on(asking).unwrap();
+        assert!(matches!(answer, Err(Refusal { kind: RefusalKind::Unavailable, .. })), "{answer:?}");
+        assert!(died.elapsed() < ANSWER_LIMIT / 2, "it waited for {:?}", died.elapsed());
+    }
 }

@@ -97,7 +97,7 @@ pub(crate) async fn enter(config: &Config) -> Result<Entry> {
     let owner = loop {
         match tokio::time::timeout(LOOK_EVERY, told.recv()).await {
             Ok(Some(Word::Succeed)) => {
-                failpoint::hit("candidate-called");
+                failpoint::hit("candidate.called");
                 match Owner::take_within(state_dir, LET_GO).await.with_context(failed)? {
                     Some(owner) => break owner,
                     None => bail!("the agent before has not let go of {}", state_dir.display()),
@@ -115,7 +115,7 @@ pub(crate) async fn enter(config: &Config) -> Result<Entry> {
         }
     };
     candidate.owns.store(true, Ordering::SeqCst);
-    failpoint::hit("candidate-owns");
+    failpoint::hit("candidate.owns");
     tracing::info!("this agent takes over");
     Ok(Entry { owner, prepared: Some(Prepared { broker, spawner, candidate }) })
 }
@@ -143,7 +143,7 @@ impl Candidate {
     async fn prepare(&self, adopt: Adopt, fds: Vec<OwnedFd>) -> Result<(), Refusal> {
         let [device, shared] = <[OwnedFd; 2]>::try_from(fds)
             .map_err(|_| Refusal::new(RefusalKind::Internal, "prepare must carry two descriptors"))?;
-        failpoint::hit("candidate-prepares");
+        failpoint::hit("candidate.prepares");
         let Adopt { publish, resume, .. } = adopt;
         publish::allowed(&self.config, &publish.spec)?;
         let scope = publish::scope_of(&resume)?;

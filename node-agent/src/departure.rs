@@ -44,9 +44,9 @@ pub(crate) async fn follow(app: &mut App, state_dir: &Path) -> io::Result<End> {
         let stepped_back = app.has_stepped_back();
         match order {
             Order::StepBack(done) => {
-                failpoint::hit("old-called");
+                failpoint::hit("old.called");
                 app.step_back().await;
-                failpoint::hit("old-stepped-back");
+                failpoint::hit("old.stepped-back");
                 let _ = done.send(()); // the connection is gone: the next broker will be shown the mounts
             }
             Order::StepForward if stepped_back => return Ok(End::Again),

@@ -28,6 +28,7 @@ impl Volumes {
         if self.mounts().iter().any(|m| m.id == id) {
             return Ok(());
         }
+        failpoint::hit("agent.adopt");
         let orphaned = Duration::from_millis(orphaned_ms);
         let since = Instant::now().checked_sub(orphaned).unwrap_or_else(Instant::now);
         self.may_serve(&spec)?;
@@ -39,6 +40,7 @@ impl Volumes {
             // It asks with newer keys than those that it is named after: see `rotate`.
             scope.rotate(scope.source(), credentials);
         }
+        failpoint::hit("agent.scope-opened");
         let roots = self.root_directories(&scope)?;
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
         let parts =
@@ -48,9 +50,7 @@ impl Volumes {
         let mount = Mount::adopt(parts, left).map_err(|why| {
             Refusal::new(RefusalKind::Conflict, format!("mount {id} cannot be taken over: {why}"))
         })?;
-        if handed_over {
-            failpoint::hit("candidate-adopts");
-        }
+        failpoint::hit("agent.memory-mapped");
         self.run(&mount)?;
         // The mount is ours from here on, whatever comes: if no worker comes up, its thread gives it up in time.
         let waiter = mount.clone();
@@ -61,6 +61,7 @@ impl Volumes {
             }
             Err(error) => tracing::error!(mount = %id, %error, "taken over, not served yet"),
         }
+        failpoint::hit("agent.adopted");
         Ok(())
     }
 

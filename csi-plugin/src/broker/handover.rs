@@ -6,7 +6,7 @@ use super::socket::{AgentIdentity, AgentLink, AskError};
 use super::{Broker, PROBE_LIMIT, primes};
 use crate::events::Subjects;
 use link::broker::{Adopt, AgentAnswer, AgentRequest, BrokerAnswer, Hold, MountId, Publish};
-use link::{Refusal, RefusalKind};
+use link::{Refusal, RefusalKind, failpoint};
 use mounts::{Connection, MountSource, Ours, Target, probe, stack_at};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -198,6 +198,7 @@ impl Broker {
         let [device, flight] = <[OwnedFd; 2]>::try_from(fds)
             .map_err(|_| invalid(&"Hold takes the device and the shared memory"))?;
         let credentials = Credentials::from_secrets(&publish.secrets).map_err(|e| invalid(&e))?;
+        failpoint::hit("broker.hold");
         let path = Path::new(&publish.target);
         let target = Target::resolve(&self.config.kubelet_dirs, path).map_err(|e| invalid(&e))?;
         let (connection, source) = self.mounted(&target, &publish.spec)?;
@@ -213,13 +214,16 @@ impl Broker {
             agent: agent.clone(),
             device,
         }));
+        failpoint::hit("broker.noted");
         mount.keep_prepared(flight, resume);
+        failpoint::hit("broker.prepared");
         backing.into_iter().for_each(|id| mount.record_backing(id));
         mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
         // Unpublished between our look and our note: whoever did it did not find it in the table.
         self.mounted(&mount.target, &mount.spec).inspect_err(|_| {
             self.table.remove(id);
         })?;
+        failpoint::hit("broker.held");
         Ok(BrokerAnswer::Done)
     }
 

@@ -57,7 +57,7 @@ impl Broker {
         if let Err(why) = self.prepare(successor) {
             return self.dismiss(successor, &why);
         }
-        failpoint::hit("succession-prepared");
+        failpoint::hit("succession.prepared");
         let quiet = NoPublishes::begin(&self.switching);
         self.await_publishes();
         let pause = Instant::now();
@@ -79,7 +79,7 @@ impl Broker {
             }
             _ => None,
         };
-        failpoint::hit("succession-stepped-back");
+        failpoint::hit("succession.stepped-back");
         let taken = self.take_over(successor, old.as_ref());
         drop(quiet);
         match (taken, old) {
@@ -168,7 +168,7 @@ impl Broker {
         successor
             .ask(AgentRequest::Succeed, &[], SUCCEED_LIMIT)
             .map_err(|e| format!("the new agent does not take over: {e}"))?;
-        failpoint::hit("succession-succeeded");
+        failpoint::hit("succession.succeeded");
         let adopted = self.hand_all_over(successor, old.map(|o| o.identity()));
         match (adopted, old) {
             (Ok(mounts), _) => Ok(mounts),

@@ -5,8 +5,10 @@ use clap::Parser;
 use e2e::node::{AgentOptions, Node};
 use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
-use e2e::scenario::{faults, listing};
+use e2e::scenario::torture::{self, Class, Length, Plan, TortureReport};
+use e2e::scenario::{cycles, faults, listing};
 use e2e::tree::{Shape, Tree};
+use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Parser)]
@@ -41,6 +43,36 @@ enum Command {
     Listing {
         #[arg(long, default_value_t = 1_000_000)]
         objects: u64,
+    },
+    /// Workers, agent and broker die at random, alone and together, while applications judge every call.
+    Torture {
+        #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
+        duration: Duration,
+        #[arg(long, default_value_t = 20)]
+        volumes: usize,
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Only these classes; repeat it for more.
+        #[arg(long = "class")]
+        classes: Vec<Class>,
+        /// What stands still for so long is replaced; with it, hangs are among the faults.
+        #[arg(long, value_parser = humantime::parse_duration)]
+        hang_limit: Option<Duration>,
+        /// Also writes the report here, for `torture-sum`.
+        #[arg(long)]
+        json: Option<PathBuf>,
+    },
+    /// Adds up the reports of several runs.
+    TortureSum {
+        #[arg(required = true)]
+        reports: Vec<PathBuf>,
+    },
+    /// Volumes are published, used, hurt and unpublished: nothing may be left, nothing may grow.
+    Cycles {
+        #[arg(long, default_value_t = 1000)]
+        rounds: usize,
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Everything that can differ between kernels, sized for a slow machine.
     Guest {
@@ -87,6 +119,34 @@ fn main() -> Result<()> {
         Command::Listing { objects } => {
             let mut node = Node::start(AgentOptions::default())?;
             println!("{}", listing::run(&mut node, objects)?);
+            node.finish()
+        }
+        Command::Torture { duration, volumes, seed: given, classes, hang_limit, json } => {
+            let options = AgentOptions { hang_limit, ..AgentOptions::default() };
+            let mut node = Node::start(options)?;
+            let classes = if classes.is_empty() { Plan::classes(hang_limit) } else { classes };
+            let plan = Plan { volumes, classes, ..Plan::long(seed(given), Length::Time(duration)) };
+            let report = torture::run(&mut node, &plan)?;
+            println!("{report}");
+            if let Some(path) = json {
+                std::fs::write(&path, serde_json::to_vec(&report)?)
+                    .with_context(|| path.display().to_string())?;
+            }
+            report.ensure_clean(&[])?;
+            node.finish()
+        }
+        Command::TortureSum { reports } => {
+            let mut total = TortureReport::default();
+            for path in reports {
+                let text = std::fs::read(&path).with_context(|| path.display().to_string())?;
+                total.add(serde_json::from_slice(&text).with_context(|| path.display().to_string())?);
+            }
+            println!("{total}");
+            total.ensure_clean(&[])
+        }
+        Command::Cycles { rounds, seed: given } => {
+            let mut node = Node::start(AgentOptions::default())?;
+            println!("{}", cycles::run(&mut node, rounds, seed(given))?);
             node.finish()
         }
         Command::Guest { kills } => guest(kills),

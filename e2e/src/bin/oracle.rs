@@ -25,6 +25,15 @@ enum Command {
         #[arg(long)]
         no_names: bool,
     },
+    /// Wait with very many reads of one file at once, from when stdin closes until they are answered.
+    Crowd {
+        #[arg(long)]
+        root: PathBuf,
+        #[arg(long)]
+        tree: PathBuf,
+        #[arg(long)]
+        threads: usize,
+    },
     /// Writes the files of a generated tree.
     Write {
         #[arg(long)]
@@ -40,6 +49,11 @@ fn main() -> Result<()> {
         Command::Verify { root, tree, threads, seed, no_names } => {
             let verified = oracle::verify(&root, &Tree::load(&tree)?, threads, seed, !no_names)?;
             println!("{}", serde_json::to_string(&verified)?);
+            Ok(())
+        }
+        Command::Crowd { root, tree, threads } => {
+            let crowd = oracle::crowd(&root, &Tree::load(&tree)?, threads)?;
+            println!("{}", serde_json::to_string(&crowd)?);
             Ok(())
         }
         Command::Write { tree, to } => Tree::load(&tree)?.write(&to),

@@ -5,7 +5,7 @@ use super::names::FILE_SYSTEM;
 use crate::mountinfo::Mount;
 use crate::processes;
 use anyhow::{Context, Result, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use std::fs;
 use std::path::PathBuf;
 
@@ -54,8 +54,7 @@ impl View<'_> {
     }
 
     pub fn signal(self, pid: u32, signal: Signal) -> Result<()> {
-        let pid = Pid::from_raw(i32::try_from(pid)?).context("pid 0")?;
-        Ok(kill_process(pid, signal)?)
+        processes::signal(pid, signal)
     }
 
     /// Millpond's mounts, each once though kubelet and the plugin's container see them both.

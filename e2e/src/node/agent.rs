@@ -35,8 +35,18 @@ pub struct AgentOptions {
     /// Credentials of the agent's own environment, which volumes without a secret may use.
     pub environment: Option<(&'static str, &'static str)>,
     pub version: Version,
-    /// At which step it shall crash.
-    pub failpoint: Option<&'static str>,
+    /// How long workers and agent may stand still; None: the programs' own limits.
+    pub hang_limit: Option<Duration>,
+    pub failpoints: Failpoints,
+}
+
+/// Steps at which processes of this node abort (`link::failpoint`), until they are taken away again.
+#[derive(Clone, Debug, Default)]
+pub struct Failpoints {
+    pub agent: Option<&'static str>,
+    pub plugin: Option<&'static str>,
+    /// One for each worker that an agent starts, in that order; "" lives.
+    pub workers: Vec<&'static str>,
 }
 
 #[derive(Clone, Debug)]
@@ -63,7 +73,8 @@ impl Default for AgentOptions {
             withhold: Vec::new(),
             environment: None,
             version: Version::This,
-            failpoint: None,
+            hang_limit: None,
+            failpoints: Failpoints::default(),
         }
     }
 }
@@ -124,6 +135,9 @@ impl AgentOptions {
         writeln!(text, "suspend_respawn_file = {}", path(places.suspend_file()))?;
         let withhold: Vec<_> = self.withhold.iter().map(|w| format!("{w:?}")).collect();
         writeln!(text, "withhold = {}", list(&withhold))?;
+        if let Some(limit) = self.hang_limit {
+            writeln!(text, "hang_limit = \"{}ms\"", limit.as_millis())?;
+        }
         Ok(text)
     }
 }
@@ -146,9 +160,8 @@ impl Agent {
         if let Some((id, secret)) = options.environment {
             command.env("AWS_ACCESS_KEY_ID", id).env("AWS_SECRET_ACCESS_KEY", secret);
         }
-        if let Some(step) = options.failpoint {
-            command.env("MILLPOND_FAILPOINT", step);
-        }
+        command.envs(options.failpoints.agent.map(|step| ("MILLPOND_FAILPOINT", step)));
+        command.env("MILLPOND_WORKER_FAILPOINTS", options.failpoints.workers.join(","));
         let process = spawn(&mut command, places, "node-agent")?;
         let client = AgentClient::new(super::channel(&places.agent_socket(), runtime)?);
         Ok(Self { process, client, runtime: runtime.clone() })

@@ -10,7 +10,7 @@ mod places;
 mod plugin;
 mod server;
 
-pub use agent::{Agent, AgentOptions, Tier};
+pub use agent::{Agent, AgentOptions, Failpoints, Tier};
 pub use disk::{FaultyDisk, small_disk};
 pub use handover::Outcome;
 pub use places::{OneAtATime, Places, Version, programs};
@@ -118,17 +118,31 @@ impl Node {
         self.agent = Some(Agent::start(&self.places, &self.options, self.runtime.handle())?);
         Ok(())
     }
-    pub fn start_plugin(&mut self) -> Result<()> {
-        self.start_plugin_with(None)
+    /// Without waiting for anything: it may be one that is going to die.
+    pub fn spawn_agent(&mut self) -> Result<()> {
+        self.agent = Some(Agent::spawn(&self.places, &self.options, self.runtime.handle())?);
+        Ok(())
     }
-    /// One that crashes at this step.
-    pub fn start_plugin_with(&mut self, failpoint: Option<&'static str>) -> Result<()> {
-        let cache_roots = self.options.roots(&self.places);
-        let options = PluginOptions { agent_uid: self.options.uid, cache_roots, failpoint };
+    pub fn start_plugin(&mut self) -> Result<()> {
+        let options = self.plugin_options();
         self.plugin = Some(Plugin::start(&self.places, &options, self.runtime.handle())?);
         Ok(())
     }
-    /// `kill -9`; its workers go with it.
+    /// Without waiting for anything: it may be one that is going to die.
+    pub fn spawn_plugin(&mut self) -> Result<()> {
+        let options = self.plugin_options();
+        self.plugin = Some(Plugin::spawn(&self.places, &options, self.runtime.handle())?);
+        Ok(())
+    }
+    fn plugin_options(&self) -> PluginOptions {
+        PluginOptions {
+            agent_uid: self.options.uid,
+            cache_roots: self.options.roots(&self.places),
+            hang_limit: self.options.hang_limit,
+            failpoint: self.options.failpoints.plugin,
+        }
+    }
+    /// `kill -9`, or the burial of one that has died; its workers go with it.
     pub fn kill_agent(&mut self) -> Result<()> {
         let agent = self.agent.take().context("the agent is down already")?;
         let workers = processes::children(agent.pid());
@@ -150,10 +164,9 @@ impl Node {
     }
 
     /// SIGTERM to both at the same instant; neither has ended when this returns.
-    pub fn ask_both_to_stop(&self) -> Result<()> {
+    fn ask_both_to_stop(&self) -> Result<()> {
         for pid in [self.agent().pid(), self.plugin().pid()] {
-            let pid = rustix::process::Pid::from_raw(pid as i32).context("no such process")?;
-            rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+            processes::signal(pid, rustix::process::Signal::TERM)?;
         }
         Ok(())
     }
@@ -166,13 +179,74 @@ impl Node {
     /// In place of one that has ended by itself. Does not wait for the broker, which may be on its way out.
     pub fn succeed_agent(&mut self) -> Result<()> {
         self.agent.take().context("the agent is down already")?.terminate(ORDERLY_END)?;
-        self.agent = Some(Agent::spawn(&self.places, &self.options, self.runtime.handle())?);
-        Ok(())
+        self.spawn_agent()
     }
     /// In place of one that has ended by itself.
     pub fn succeed_plugin(&mut self) -> Result<()> {
         self.plugin.take().context("the plugin is down already")?.terminate(ORDERLY_END)?;
         self.start_plugin()
+    }
+
+    /// Asks both to stop at the same instant. As DaemonSets do, a successor starts when the old one is gone, in whatever
+    /// order they go.
+    pub fn succeed_both(&mut self, limit: Duration) -> Result<()> {
+        self.ask_both_to_stop()?;
+        let (mut agent, mut plugin) = (true, true);
+        let end = std::time::Instant::now() + limit;
+        while agent || plugin {
+            if agent && self.agent_has_ended() {
+                agent = false;
+                self.succeed_agent().context("the agent's successor starts")?;
+            }
+            if plugin && self.plugin_has_ended() {
+                plugin = false;
+                self.succeed_plugin().context("the plugin's successor starts")?;
+            }
+            let late = std::time::Instant::now() >= end;
+            ensure!(!late, "asked to stop, still there: agent {agent}, plugin {plugin}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Waits until every mount is served by a worker, and held by agent and broker, so that either may die.
+    pub fn wait_whole(&self, limit: Duration) -> Result<()> {
+        let served = || {
+            self.agent().status().is_ok_and(|s| s.broker_connected)
+                && self.agent().serving().is_ok_and(|serving| serving.len() == self.published.len())
+        };
+        let whole = wait_until(limit, served);
+        ensure!(whole, "not every mount is served within {limit:?}: {:#?}", self.agent().volumes());
+        // Answered by the agent through the broker's table: the broker has the mount (back). One question at a time: a
+        // broker that has just started has better things to do.
+        let mut unknown: Vec<&Mounted> = self.published.iter().collect();
+        let held = wait_until(limit, || {
+            while let Some(m) = unknown.last() {
+                if self.plugin().stats(&m.id, &m.target).is_err() {
+                    return false;
+                }
+                unknown.pop();
+            }
+            true
+        });
+        ensure!(held, "the broker does not hold every mount within {limit:?}: {unknown:?}");
+        Ok(())
+    }
+
+    /// The worker of a volume; waits until it has one that serves.
+    pub fn worker_of(&self, volume: &str, limit: Duration) -> Result<u32> {
+        let mut worker = None;
+        wait_until(limit, || {
+            let serving = self.agent().serving().unwrap_or_default();
+            worker = serving.into_iter().find(|(id, _)| id == volume).map(|(_, pid)| pid);
+            worker.is_some()
+        });
+        worker.with_context(|| format!("nobody serves {volume} within {limit:?}"))
+    }
+
+    /// A signal to a worker of this node and to nothing else.
+    pub fn signal_worker(&self, pid: u32, signal: rustix::process::Signal) -> Result<()> {
+        processes::signal_child(pid, self.agent().pid(), signal)
     }
 
     /// StorageClass parameters for a prefix of this node's bucket, completed by `more`.
@@ -199,6 +273,12 @@ impl Node {
         let volume = self.plugin().create(name, parameters)?;
         self.volumes.push(volume.volume_id.clone());
         Ok(Volume { id: volume.volume_id, context: volume.volume_context.into_iter().collect() })
+    }
+
+    pub fn delete(&mut self, volume: &Volume) -> Result<(), Status> {
+        self.plugin().delete(&volume.id)?;
+        self.volumes.retain(|id| *id != volume.id);
+        Ok(())
     }
 
     /// The target path that kubelet would choose for this pod; its parent exists afterwards, itself not.

@@ -31,13 +31,13 @@ pub struct Plugin {
 pub(super) struct PluginOptions {
     pub(super) agent_uid: u32,
     pub(super) cache_roots: Vec<PathBuf>,
-    /// At which step it shall crash.
+    pub(super) hang_limit: Option<Duration>,
     pub(super) failpoint: Option<&'static str>,
 }
 
 impl Plugin {
-    /// Returns when the plugin answers.
-    pub(super) fn start(places: &Places, options: &PluginOptions, runtime: &Handle) -> Result<Self> {
+    /// Returns at once.
+    pub(super) fn spawn(places: &Places, options: &PluginOptions, runtime: &Handle) -> Result<Self> {
         let mut command = Command::new(places.bin("csi-plugin"));
         command.args(["--mode", "all", "--node-id", "e2e-node"]);
         command.arg("--endpoint").arg(format!("unix://{}", places.csi_socket().display()));
@@ -48,12 +48,18 @@ impl Plugin {
         for root in &options.cache_roots {
             command.arg("--cache-root").arg(root);
         }
-        if let Some(step) = options.failpoint {
-            command.env("MILLPOND_FAILPOINT", step);
+        if let Some(limit) = options.hang_limit {
+            command.arg("--agent-hang-limit").arg(format!("{}ms", limit.as_millis()));
         }
+        command.envs(options.failpoint.map(|step| ("MILLPOND_FAILPOINT", step)));
         let process = spawn(&mut command, places, "csi-plugin")?;
         let channel = super::channel(&places.csi_socket(), runtime)?;
-        let mut plugin = Self { process, channel, runtime: runtime.clone() };
+        Ok(Self { process, channel, runtime: runtime.clone() })
+    }
+
+    /// Returns when the plugin answers.
+    pub(super) fn start(places: &Places, options: &PluginOptions, runtime: &Handle) -> Result<Self> {
+        let mut plugin = Self::spawn(places, options, runtime)?;
         let ready = wait_until(Duration::from_secs(30), || plugin.probe().is_ok() || !plugin.is_alive());
         ensure!(ready && plugin.is_alive(), "the plugin did not become ready");
         Ok(plugin)

@@ -5,12 +5,14 @@
 //! logged with their times, so that the harness can tell how long a worker's death was felt.
 
 mod calls;
+mod crowd;
 mod kinds;
 mod record;
 mod report;
 mod signals;
 mod verify;
 
+pub use crowd::{Crowd, crowd};
 pub use kinds::Kind;
 pub use report::{Failure, Report, Slow, Stalls};
 pub use verify::{Verified, verify};

@@ -104,11 +104,15 @@ impl Report {
 
     /// The same, one number (ns) per moment.
     pub fn each_stall(&self, moments_ns: &[u64], window_ns: u64) -> Vec<u64> {
-        let felt = |&moment: &u64| {
-            let hit = |s: &&Slow| s.end_ns > moment && s.start_ns < moment + window_ns;
-            self.slow.iter().filter(hit).map(|s| s.end_ns - s.start_ns.max(moment)).max().unwrap_or(0)
-        };
+        let felt = |&moment: &u64| self.longest_stall(moment, window_ns).map_or(0, |(ns, _)| ns);
         moments_ns.iter().map(felt).collect()
+    }
+
+    /// The same for one moment, with the call that was kept waiting.
+    pub fn longest_stall(&self, moment_ns: u64, window_ns: u64) -> Option<(u64, &Slow)> {
+        let hit = |s: &&Slow| s.end_ns > moment_ns && s.start_ns < moment_ns + window_ns;
+        let waited = self.slow.iter().filter(hit).map(|s| (s.end_ns - s.start_ns.max(moment_ns), s));
+        waited.max_by_key(|(ns, _)| *ns)
     }
 }
 

@@ -1,7 +1,10 @@
 //! Runs that tests, `node-suite` and benchmarks share: short in a test, long on demand, the same code in a guest.
 
+pub mod cycles;
+mod deck;
 pub mod faults;
 pub mod handovers;
 pub mod kills;
 pub mod listing;
 pub mod resources;
+pub mod torture;

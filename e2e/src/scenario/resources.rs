@@ -51,19 +51,23 @@ const SLACK: usize = 8;
 
 /// Least-squares slope of a series against its index.
 pub fn slope(series: &[u64]) -> f64 {
-    let n = series.len() as f64;
-    if series.len() < 2 {
-        return 0.0;
-    }
-    let mean_x = (n - 1.0) / 2.0;
-    let mean_y = series.iter().map(|&y| y as f64).sum::<f64>() / n;
+    slope_within(&[series])
+}
+
+/// The slope that several series have in common, each at a level of its own: a process that is started anew begins one.
+pub fn slope_within(lives: &[&[u64]]) -> f64 {
     let (mut xy, mut xx) = (0.0, 0.0);
-    for (x, &y) in series.iter().enumerate() {
-        let dx = x as f64 - mean_x;
-        xy += dx * (y as f64 - mean_y);
-        xx += dx * dx;
+    for series in lives {
+        let n = series.len() as f64;
+        let mean_x = (n - 1.0) / 2.0;
+        let mean_y = series.iter().map(|&y| y as f64).sum::<f64>() / n;
+        for (x, &y) in series.iter().enumerate() {
+            let dx = x as f64 - mean_x;
+            xy += dx * (y as f64 - mean_y);
+            xx += dx * dx;
+        }
     }
-    xy / xx
+    if xx == 0.0 { 0.0 } else { xy / xx }
 }
 
 #[cfg(test)]
@@ -74,6 +78,7 @@ mod tests {
     fn slopes() {
         assert_eq!(slope(&[5, 5, 5]), 0.0);
         assert_eq!(slope(&[1, 3, 5, 7]), 2.0);
-        assert_eq!(slope(&[1]), 0.0);
+        assert_eq!((slope(&[1]), slope(&[])), (0.0, 0.0));
+        assert_eq!(slope_within(&[&[10, 12, 14], &[], &[1, 3]]), 2.0);
     }
 }

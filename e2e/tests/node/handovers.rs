@@ -4,7 +4,7 @@ use crate::{node_with, seed};
 use anyhow::{Context, Result, bail, ensure};
 use e2e::clock::wait_until;
 use e2e::mountinfo;
-use e2e::node::{AgentOptions, Mounted, Node, Outcome, Version};
+use e2e::node::{AgentOptions, Failpoints, Mounted, Node, Outcome, Version};
 use e2e::oracle::Report;
 use e2e::pod::{Pod, Running};
 use e2e::scenario::handovers::{self, HandoverPlan};
@@ -16,6 +16,11 @@ const PROFILES: [&str; 2] = ["large", "small"];
 
 fn of(version: Version) -> AgentOptions {
     AgentOptions { version, ..AgentOptions::default() }
+}
+
+fn crashing(step: &'static str, version: Version) -> AgentOptions {
+    let failpoints = Failpoints { agent: Some(step), ..Failpoints::default() };
+    AgentOptions { failpoints, ..of(version) }
 }
 
 fn volumes(node: &mut Node) -> Result<Vec<Mounted>> {
@@ -138,12 +143,18 @@ fn a_successor_that_crashes_at_any_step_leaves_the_old_agent_serving() -> Result
     let running = applications(&mut node, &tree, &mounted)?;
     let before = mountinfo::below(&node.places().kubelet())?.len();
     let pid = node.agent().pid();
-    let steps =
-        ["candidate-prepares", "candidate-called", "candidate-owns", "candidate-adopts", "candidate-adopted"];
+    let steps = [
+        "candidate.prepares",
+        "candidate.called",
+        "candidate.owns",
+        "agent.adopt",
+        "agent.collected",
+        "agent.adopted",
+    ];
     for step in steps {
         // And its successor at the same step, too.
         for _ in 0..2 {
-            node.start_candidate(&AgentOptions { failpoint: Some(step), ..of(Version::Next) })?;
+            node.start_candidate(&crashing(step, Version::Next))?;
             let outcome = node.decide().context(step)?;
             let Outcome::Failed(status) = outcome else { bail!("{step}: {outcome:?}") };
             ensure!(!status.success(), "{step}: it did not crash: {status}");
@@ -162,8 +173,8 @@ fn an_agent_that_crashes_while_it_steps_back_is_succeeded() -> Result<()> {
     let (mut node, tree) = node_with("set")?;
     let mounted = volumes(&mut node)?;
     let running = applications(&mut node, &tree, &mounted)?;
-    for step in ["old-called", "old-stepped-back"] {
-        node.hand_over(&AgentOptions { failpoint: Some(step), ..AgentOptions::default() })?;
+    for step in ["old.called", "old.stepped-back"] {
+        node.hand_over(&crashing(step, Version::This))?;
         node.start_candidate(&of(Version::Next))?;
         let outcome = node.decide().context(step)?;
         let Outcome::Succeeded(status) = outcome else { bail!("{step}: {outcome:?}") };
@@ -196,9 +207,11 @@ fn a_broker_that_crashes_in_the_middle_of_a_hand_over_leaves_one_agent_that_serv
     let (mut node, tree) = node_with("set")?;
     let mounted = volumes(&mut node)?;
     let running = applications(&mut node, &tree, &mounted)?;
-    for step in ["succession-prepared", "succession-stepped-back", "succession-succeeded"] {
+    for step in ["succession.prepared", "succession.stepped-back", "succession.succeeded"] {
         node.stop_plugin()?;
-        node.start_plugin_with(Some(step))?;
+        node.options().failpoints.plugin = Some(step);
+        node.start_plugin()?;
+        node.options().failpoints.plugin = None;
         served_by(&node, node.agent().pid())?;
         node.start_candidate(&of(Version::This))?;
         ensure!(wait_until(PATIENCE, || node.plugin_has_ended()), "{step}: the broker did not crash");

@@ -4,6 +4,7 @@ use crate::node_with;
 use anyhow::{Result, ensure};
 use e2e::clock::wait_until;
 use e2e::mountinfo;
+use e2e::node::{AgentOptions, Node};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -120,5 +121,12 @@ fn nothing_is_left_after_many_publishes() -> Result<()> {
         node.plugin().unpublish(&mounted.id, &mounted.target)?;
     }
     before.ensure_same(&node)?;
+    node.finish()
+}
+
+#[test]
+fn nothing_is_left_after_cycles_in_which_something_is_hurt() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    println!("{}", e2e::scenario::cycles::run(&mut node, 20, crate::seed())?);
     node.finish()
 }

@@ -4,6 +4,7 @@ mod bad_input;
 mod changes;
 mod deaths;
 mod disks;
+mod failpoints;
 mod faults;
 mod handovers;
 mod holders;
@@ -15,6 +16,7 @@ mod reading;
 mod sanity;
 mod successors;
 mod tenants;
+mod torture;
 
 use e2e::node::{AgentOptions, Node};
 use e2e::tree::{Shape, Tree};

@@ -6,20 +6,15 @@ use crate::promises::errno;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, FaultyDisk, Node};
-use e2e::processes;
+use e2e::processes::{self, signal};
 use e2e::random::Random;
 use e2e::tree::{Shape, Tree};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 use testkit::fault_fs::{Call, DiskFaults};
 use testkit::faults::{Fault, Rule, Script};
-
-fn signal(pid: u32, signal: Signal) -> Result<()> {
-    let pid = Pid::from_raw(i32::try_from(pid)?).context("pid 0")?;
-    Ok(kill_process(pid, signal)?)
-}
 
 fn worker_of(node: &Node, volume: &str) -> Option<u32> {
     node.agent().serving().ok()?.into_iter().find(|(id, _)| id == volume).map(|(_, pid)| pid)

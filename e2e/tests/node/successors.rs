@@ -108,21 +108,7 @@ fn agent_and_broker_asked_to_stop_at_once_lose_nothing() -> Result<()> {
     let pods = mounted.iter().map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
     let running = pods.iter().map(|p| p.oracle(&tree, &[])).collect::<Result<Vec<_>>>()?;
     for _ in 0..10 {
-        node.ask_both_to_stop()?;
-        // As DaemonSets do: a successor starts when the old one is gone, in whatever order they go.
-        let (mut agent, mut plugin) = (true, true);
-        let both = wait_until(PATIENCE, || {
-            if agent && node.agent_has_ended() {
-                agent = false;
-                node.succeed_agent().expect("the agent's successor starts");
-            }
-            if plugin && node.plugin_has_ended() {
-                plugin = false;
-                node.succeed_plugin().expect("the plugin's successor starts");
-            }
-            !agent && !plugin
-        });
-        ensure!(both, "asked to stop, still there: agent {agent}, plugin {plugin}");
+        node.succeed_both(PATIENCE)?;
         served(&node, 2)?;
     }
     for application in running {

@@ -2,7 +2,8 @@
 
 use super::{Interrupts, SESSION, TRANSPORT};
 use crate::reply::{Delivery, Sink};
-use link::flight::{Counter, Flight, Orphan, Probe, RequestHeader, STAGE_BYTES, STAGES, Slot};
+use link::failpoint;
+use link::flight::{Claim, Counter, Flight, Orphan, Probe, RequestHeader, STAGE_BYTES, STAGES, Slot};
 use std::cell::Cell;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -132,6 +133,7 @@ impl Transport {
         loop {
             match self.flight.next_orphan(buffer) {
                 Some(Orphan::Request(slot, header)) => {
+                    failpoint::hit("worker.orphan");
                     self.begin(slot, &header, buffer);
                     self.interrupts.wake(); // it may carry the predecessor's mark
                     return Ok(header.len as usize);
@@ -167,7 +169,9 @@ impl Transport {
                 // Nobody answers these, and this file system keeps nothing that they would free.
                 FORGET | BATCH_FORGET | NOTIFY_REPLY => {}
                 _ => {
+                    failpoint::hit("worker.read");
                     let slot = self.record(stage, &header);
+                    failpoint::hit("worker.recorded");
                     self.flight.stage_bytes(stage, &mut buffer[..len]);
                     self.flight.commit_stage(stage, header.unique);
                     self.begin(slot, &header, buffer);
@@ -201,14 +205,22 @@ impl Transport {
 
     /// Gives one answer, if it is the first.
     fn answer(&self, unique: u64, parts: &[IoSlice<'_>]) -> Result<Delivery, i32> {
-        let Some(claim) = self.flight.claim(unique) else {
-            self.flight.count(Counter::Dropped);
-            return Ok(Delivery::Dropped);
-        };
+        match self.flight.claim(unique) {
+            Some(claim) => self.deliver(claim, parts),
+            None => {
+                self.flight.count(Counter::Dropped);
+                Ok(Delivery::Dropped)
+            }
+        }
+    }
+
+    fn deliver(&self, claim: Claim, parts: &[IoSlice<'_>]) -> Result<Delivery, i32> {
+        failpoint::hit("worker.answering");
         // SAFETY: IoSlice has the layout of iovec, and the slices outlive the call.
         let written =
             unsafe { libc::syscall(libc::SYS_writev, self.device.as_raw_fd(), parts.as_ptr(), parts.len()) };
         if written >= 0 {
+            failpoint::hit("worker.answered");
             self.flight.answered(claim);
             return Ok(Delivery::Delivered);
         }
@@ -228,7 +240,10 @@ impl Transport {
 
     /// Answers EINTR to a caller that is being killed.
     pub fn give_up(&self, unique: u64) {
-        if self.send(unique, -libc::EINTR, &[]) == Delivery::Delivered {
+        // Somebody is about to answer it, or to tell what was done: that is as good.
+        let Some(claim) = self.flight.claim_to_interrupt(unique) else { return };
+        let header = out_header(16, -libc::EINTR, unique);
+        if self.deliver(claim, &[IoSlice::new(&header)]) == Ok(Delivery::Delivered) {
             self.flight.count(Counter::Interrupted);
         }
     }
@@ -332,9 +347,7 @@ impl Transport {
 
 impl Sink for Transport {
     fn notify(&self, code: i32, body: &[u8]) {
-        let mut message = vec![0; 16]; // fuse_out_header: length, code, unique 0
-        message[0..4].copy_from_slice(&((16 + body.len()) as u32).to_ne_bytes());
-        message[4..8].copy_from_slice(&code.to_ne_bytes());
+        let mut message = out_header(16 + body.len(), code, 0).to_vec();
         message.extend_from_slice(body);
         let parts = [IoSlice::new(&message)];
         // A node id that the kernel has forgotten is ENOENT: nothing to tell, then.
@@ -344,10 +357,7 @@ impl Sink for Transport {
 
     fn send(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> Delivery {
         let len = 16 + body.iter().map(|part| part.len()).sum::<usize>();
-        let mut header = [0; 16]; // fuse_out_header
-        header[0..4].copy_from_slice(&(len as u32).to_ne_bytes());
-        header[4..8].copy_from_slice(&error.to_ne_bytes());
-        header[8..16].copy_from_slice(&unique.to_ne_bytes());
+        let header = out_header(len, error, unique);
         let first = body.first().map_or(&[][..], |part| part);
         let parts = [IoSlice::new(&header), IoSlice::new(first)];
         let parts = if first.is_empty() { &parts[..1] } else { &parts };
@@ -360,6 +370,15 @@ impl Sink for Transport {
             }
         }
     }
+}
+
+/// fuse_out_header. `unique` 0: a notification, whose code is in `error`.
+fn out_header(len: usize, error: i32, unique: u64) -> [u8; 16] {
+    let mut header = [0; 16];
+    header[0..4].copy_from_slice(&(len as u32).to_ne_bytes());
+    header[4..8].copy_from_slice(&error.to_ne_bytes());
+    header[8..16].copy_from_slice(&unique.to_ne_bytes());
+    header
 }
 
 fn patch_init(mut reply: Vec<u8>) -> Vec<u8> {

@@ -8,9 +8,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 pub const VARIABLE: &str = "MILLPOND_TEST_APPLICATION";
+/// From the end of its input to the end of a task.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The bytes of an object at any offset.
 pub fn pattern(seed: u64, offset: u64, buffer: &mut [u8]) {
@@ -57,17 +60,31 @@ impl Application {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Closes its input, which ends the task, and reads what it did.
+    /// Closes its input, which ends the task, and reads what it did. One that hangs is a failure.
     pub fn finish(mut self) -> Report {
         drop(self.child.stdin.take());
-        let mut text = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        let mut out = self.child.stdout.take().unwrap();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            let read = out.read_to_string(&mut text);
+            let _ = tell.send(read.map(|_| text)); // nobody waits any more
+        });
+        let text =
+            told.recv_timeout(LIMIT).expect("the application ends: is it stuck in the kernel?").unwrap();
         self.child.wait().unwrap();
         let calls =
             text.lines().find_map(|line| line.split("CALLS ").nth(1)).map(|n| n.trim().parse().unwrap());
         let failures =
             text.lines().filter_map(|line| line.split("FAILED ").nth(1)).map(str::to_owned).collect();
         Report { calls: calls.unwrap_or_else(|| panic!("no report: {text}")), failures }
+    }
+}
+
+impl Drop for Application {
+    /// Of a test that failed. Not waited for: it may be stuck until its mount is gone.
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // ended: fine
     }
 }
 
@@ -81,38 +98,40 @@ pub fn main() {
         "tour" => tour(Path::new(words[1]), words[2].parse().unwrap()),
         "whole" => whole(Path::new(words[1]), words[2]),
         "held" => held(Path::new(words[1]), words[2]),
+        "calls" => super::mutating::calls(Path::new(words[1]), Path::new(words[2])),
+        "serve" => super::mutating::serve(Path::new(words[1]), words.get(2) == Some(&"naive")),
         "across" => across(Path::new(words[1]), words[2]),
         other => panic!("no task {other}"),
     }
     std::process::exit(0); // without the test harness's own words
 }
 
-struct Calls {
+pub struct Calls {
     count: AtomicU64,
     failures: Mutex<Vec<String>>,
-    stop: AtomicBool,
+    pub stop: AtomicBool,
 }
 
 impl Calls {
-    fn new() -> Arc<Self> {
+    pub fn new() -> Arc<Self> {
         Arc::new(Self { count: AtomicU64::new(0), failures: Mutex::default(), stop: AtomicBool::new(false) })
     }
-    fn call<T>(&self, what: &str, result: std::io::Result<T>) -> Option<T> {
+    pub fn call<T>(&self, what: &str, result: std::io::Result<T>) -> Option<T> {
         self.count.fetch_add(1, SeqCst);
         result.map_err(|error| self.fail(format!("{what}: {error}"))).ok()
     }
-    fn check(&self, what: &str, right: bool) {
+    pub fn check(&self, what: &str, right: bool) {
         if !right {
             self.fail(format!("{what}: wrong"));
         }
     }
-    fn fail(&self, text: String) {
+    pub fn fail(&self, text: String) {
         let mut failures = self.failures.lock().unwrap();
         if failures.len() < 50 {
             failures.push(text);
         }
     }
-    fn report(&self) {
+    pub fn report(&self) {
         let mut out = std::io::stdout().lock();
         for failure in self.failures.lock().unwrap().iter() {
             writeln!(out, "\nFAILED {failure}").unwrap();
@@ -309,7 +328,7 @@ fn across(root: &Path, name: &str) {
     calls.report();
 }
 
-fn wait_for_input() {
+pub fn wait_for_input() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 

@@ -2,6 +2,7 @@
 
 mod agent;
 pub mod load;
+pub mod mutating;
 
 pub use agent::{Agent, Object};
 
@@ -39,15 +40,8 @@ impl Mount {
     pub fn new(mode: Mode, show: Show, objects: Vec<Object>) -> Self {
         let home = tempfile::Builder::new().prefix("millpond-worker-").tempdir_in("/var/tmp").unwrap();
         let target = home.path().join("mnt");
-        std::fs::create_dir(&target).unwrap();
-        let device =
-            OwnedFd::from(std::fs::File::options().read(true).write(true).open("/dev/fuse").unwrap());
-        mount(&device, &target);
-        let mut init = [0; 8192];
-        let len = rustix::io::read(&device, &mut init).unwrap();
-        let memory = Flight::create().unwrap();
+        let (device, memory) = connect(&target, libc::MS_RDONLY);
         let flight = Flight::map(&memory).unwrap();
-        flight.set_init(&init[..len]).unwrap();
         let device = Arc::new(device);
         let agent = Agent::new(home.path(), device.clone(), objects);
         let assign = Assign {
@@ -147,23 +141,39 @@ impl Drop for Mount {
             let _ = worker.kill();
             let _ = worker.wait();
         }
-        let target = std::ffi::CString::new(self.target.as_os_str().as_encoded_bytes()).unwrap();
-        // SAFETY: a path of ours. MNT_FORCE aborts the connection, so that no caller hangs.
-        unsafe {
-            libc::umount2(target.as_ptr(), libc::MNT_FORCE);
-            libc::umount2(target.as_ptr(), libc::MNT_DETACH);
-        }
+        disconnect(&self.target);
     }
 }
 
-fn mount(device: &OwnedFd, target: &Path) {
+/// A new mount: its device, and its shared memory with the kernel's INIT.
+fn connect(target: &Path, flags: libc::c_ulong) -> (OwnedFd, OwnedFd) {
+    std::fs::create_dir(target).unwrap();
+    let device = OwnedFd::from(std::fs::File::options().read(true).write(true).open("/dev/fuse").unwrap());
+    mount(&device, target, flags);
+    let mut init = [0; 8192];
+    let len = rustix::io::read(&device, &mut init).unwrap();
+    let memory = Flight::create().unwrap();
+    Flight::map(&memory).unwrap().set_init(&init[..len]).unwrap();
+    (device, memory)
+}
+
+fn disconnect(target: &Path) {
+    let target = std::ffi::CString::new(target.as_os_str().as_encoded_bytes()).unwrap();
+    // SAFETY: a path of ours. MNT_FORCE aborts the connection, so that no caller hangs.
+    unsafe {
+        libc::umount2(target.as_ptr(), libc::MNT_FORCE);
+        libc::umount2(target.as_ptr(), libc::MNT_DETACH);
+    }
+}
+
+fn mount(device: &OwnedFd, target: &Path, flags: libc::c_ulong) {
     let options = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions",
         device.as_raw_fd()
     );
     let options = std::ffi::CString::new(options).unwrap();
     let target = std::ffi::CString::new(target.as_os_str().as_encoded_bytes()).unwrap();
-    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_RDONLY;
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | flags;
     // SAFETY: strings that live through the call.
     let mounted = unsafe {
         libc::mount(

@@ -1,6 +1,6 @@
 //! After a worker's death: find out which of its requests the kernel still waits for.
 
-use super::table::{ANSWERING, FREE, ORPHAN, WAITING, state_of, unique_of, word};
+use super::table::{ANSWERING, FREE, OPERATING, ORPHAN, WAITING, state_of, unique_of, word};
 use super::{Flight, RequestHeader, STAGE_BYTES, STAGES};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -118,12 +118,13 @@ impl Flight {
     pub(super) fn collect_with(&self, kernel: &mut dyn Kernel) -> io::Result<Collected> {
         let mut collected = Collected::default();
         self.orphans_word().store(0, Release);
+        let mut begun = 0;
         for slot in 0..self.high_slot() {
             let current = self.word(slot).load(Acquire);
             let unique = unique_of(current);
             match state_of(current) {
                 FREE => continue,
-                WAITING | ORPHAN | ANSWERING => {}
+                WAITING | ORPHAN | ANSWERING | OPERATING => {}
                 // FILLING: the request is still in its staging buffer. Anything else was not written by us.
                 _ => {
                     self.word(slot).store(FREE, Release);
@@ -152,6 +153,7 @@ impl Flight {
             }
             self.word(slot).store(word(unique, ORPHAN), Release);
             collected.orphans += 1;
+            begun += u32::from(self.has_begun(slot));
         }
         for stage in 0..STAGES {
             if let Some(committed) = self.stage_left(stage) {
@@ -159,6 +161,7 @@ impl Flight {
                 self.release_stage(stage);
             }
         }
+        self.begun_orphans_word().store(begun, Release);
         self.orphans_word().store(collected.orphans as u32, Release);
         Ok(collected)
     }

@@ -11,6 +11,7 @@
 //!  stages    64 staging buffers of 8 KiB, one per thread that reads the device
 //!  backing   passthrough: nodeid → backing id, references, cache file
 //!  given     nodeids whose OPEN has been answered ESTALE
+//!  operations  264 bytes per word: what is known of an operation that must not happen twice
 //! ```
 //!
 //! A slot's life:
@@ -24,11 +25,14 @@
 //!    └───────────────────── ORPHAN ◄──── collect: the worker died, the kernel still waits
 //! ```
 //!
+//! A request that changes something is OPERATING between WAITING and ANSWERING (`operations`): nobody answers it EINTR.
+//!
 //! Slots are given out lowest first, so that an idle volume touches a handful of pages.
 
 mod backing;
 mod collect;
 mod memory;
+mod operations;
 mod stage;
 mod table;
 #[cfg(test)]
@@ -36,6 +40,7 @@ mod tests;
 
 pub use backing::{BACKINGS, Backing};
 pub use collect::{Collected, LIMIT_DEATHS, Poisoned, Probe, answer_errno, probe, probe_works};
+pub use operations::{INTENT_BYTES, OUTCOME_BYTES, Operation, OperationError, Outcome};
 pub use stage::{STAGE_BYTES, STAGES};
 pub use table::{Claim, INLINE_BYTES, Interrupted, Orphan, RequestHeader, SLOTS, Slot};
 
@@ -64,6 +69,7 @@ const INIT_LEN_AT: usize = 128;
 const REPLY_LEN_AT: usize = 132;
 const HIGH_SLOT_AT: usize = 192;
 const ORPHANS_AT: usize = 196;
+const BEGUN_ORPHANS_AT: usize = 200;
 const HIGH_BACKING_AT: usize = 256;
 #[cfg(feature = "next-version")]
 const CREATED_BY_AT: usize = 320; // what only the next version writes; a build before it leaves it empty
@@ -77,7 +83,8 @@ const STAGE_WORDS_AT: usize = BODIES_AT + SLOTS * INLINE_BYTES;
 const STAGES_AT: usize = STAGE_WORDS_AT + STAGES * stage::WORD_BYTES;
 const BACKINGS_AT: usize = STAGES_AT + STAGES * STAGE_BYTES;
 const GIVEN_AT: usize = BACKINGS_AT + BACKINGS * backing::ENTRY_BYTES;
-const BYTES: usize = (GIVEN_AT + backing::GIVEN_SETS * 64).next_multiple_of(4096);
+const OPERATIONS_AT: usize = GIVEN_AT + backing::GIVEN_SETS * 64;
+const BYTES: usize = (OPERATIONS_AT + SLOTS * operations::RECORD_BYTES).next_multiple_of(4096);
 
 #[derive(Debug, thiserror::Error)]
 pub enum FlightError {
@@ -118,7 +125,7 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// A new connection's memory file: empty, of fixed size, mostly untouched (about 11 MB of address space).
+    /// A new connection's memory file: empty, of fixed size, mostly untouched (about 15 MB of address space).
     pub fn create() -> io::Result<OwnedFd> {
         let fd = memory::create(BYTES)?;
         let memory = Memory::map(&fd, BYTES)?;
@@ -223,5 +230,10 @@ impl Flight {
 
     fn orphans_word(&self) -> &AtomicU32 {
         self.memory.u32(ORPHANS_AT)
+    }
+
+    /// Not 0: some orphans are operations that had begun.
+    fn begun_orphans_word(&self) -> &AtomicU32 {
+        self.memory.u32(BEGUN_ORPHANS_AT)
     }
 }

@@ -20,6 +20,8 @@ pub(super) const FILLING: u64 = 1;
 pub(super) const WAITING: u64 = 2;
 pub(super) const ORPHAN: u64 = 3;
 pub(super) const ANSWERING: u64 = 4;
+/// As WAITING, and something is being done that its caller must be told of: no EINTR any more.
+pub(super) const OPERATING: u64 = 5;
 const STATE_BITS: u32 = 3;
 const STATE: u64 = (1 << STATE_BITS) - 1;
 
@@ -35,6 +37,7 @@ const DEATHS: usize = 36; // u32
 
 const INTERRUPTED: u32 = 1;
 const EFFECT: u32 = 2;
+const BEGUN: u32 = 4;
 
 /// A slot's index; always in bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,9 +152,18 @@ impl Flight {
 
     /// The right to answer `unique`; None: it has been answered, or is being answered.
     pub fn claim(&self, unique: u64) -> Option<Claim> {
+        self.claim_unless(unique, &[ANSWERING])
+    }
+
+    /// The same for somebody who has nothing to tell but EINTR; None also while an operation is brought about.
+    pub fn claim_to_interrupt(&self, unique: u64) -> Option<Claim> {
+        self.claim_unless(unique, &[ANSWERING, OPERATING])
+    }
+
+    fn claim_unless(&self, unique: u64, states: &[u64]) -> Option<Claim> {
         loop {
             let (Slot(slot), current) = self.find(unique)?;
-            if state_of(current) == ANSWERING {
+            if states.contains(&state_of(current)) {
                 return None;
             }
             let effect = self.note32(slot, FLAGS).load(Acquire) & EFFECT != 0;
@@ -159,6 +171,19 @@ impl Flight {
                 return Some(Claim { slot, unique, effect });
             }
         }
+    }
+
+    /// From here on `unique` is answered by nobody but whoever works on it, and keeps its slot. None: it is answered.
+    pub(super) fn begin_operation(&self, unique: u64) -> Option<Slot> {
+        let (Slot(slot), _) = self.find(unique)?;
+        let (waiting, operating) = (word(unique, WAITING), word(unique, OPERATING));
+        self.word(slot).compare_exchange(waiting, operating, AcqRel, Relaxed).ok()?;
+        self.note32(slot, FLAGS).fetch_or(BEGUN, AcqRel);
+        Some(Slot(slot))
+    }
+
+    pub(super) fn has_begun(&self, slot: usize) -> bool {
+        self.note32(slot, FLAGS).load(Acquire) & BEGUN != 0
     }
 
     /// The kernel has the answer, or does not want one any more.
@@ -171,14 +196,28 @@ impl Flight {
         self.word(claim.slot).store(word(claim.unique, WAITING), Release);
     }
 
-    /// Takes up one request that the predecessor left, into `buffer`.
+    /// Takes up one request that the predecessor left, into `buffer`; operations that had begun come first.
     pub fn next_orphan(&self, buffer: &mut [u8]) -> Option<Orphan> {
         if self.orphans_word().load(Acquire) == 0 {
             return None;
         }
+        if self.begun_orphans_word().load(Acquire) != 0 {
+            match self.take_orphan(buffer, true) {
+                Some(orphan) => return Some(orphan),
+                None => self.begun_orphans_word().store(0, Release),
+            }
+        }
+        let orphan = self.take_orphan(buffer, false);
+        if orphan.is_none() {
+            self.orphans_word().store(0, Release);
+        }
+        orphan
+    }
+
+    fn take_orphan(&self, buffer: &mut [u8], begun: bool) -> Option<Orphan> {
         for slot in 0..self.high_slot() {
             let current = self.word(slot).load(Acquire);
-            if state_of(current) != ORPHAN {
+            if state_of(current) != ORPHAN || (begun && !self.has_begun(slot)) {
                 continue;
             }
             let unique = unique_of(current);
@@ -192,7 +231,6 @@ impl Flight {
                 None => Orphan::Torn { unique },
             });
         }
-        self.orphans_word().store(0, Release);
         None
     }
 

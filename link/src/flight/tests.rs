@@ -4,6 +4,7 @@ use super::collect::Kernel;
 use super::memory::crash::within;
 use super::*;
 use proptest::prelude::*;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -261,6 +262,112 @@ fn effects_are_noted_once_and_survive_a_death() {
     assert!(flight.next_orphan(&mut [0; 64]).is_some());
     assert!(!flight.set_effect(unique));
     assert!(flight.claim(unique).unwrap().had_effect());
+}
+
+/// Adds one to a number that outlives every worker, and tells what it was.
+struct Addition<'a>(&'a Cell<u64>);
+
+impl Operation for Addition<'_> {
+    fn intend(&mut self) -> Vec<u8> {
+        self.0.get().to_le_bytes().to_vec()
+    }
+    fn resolve(&mut self, intent: &[u8]) -> Option<Outcome> {
+        let before = u64::from_le_bytes(intent.try_into().unwrap());
+        (self.0.get() == before + 1).then(|| outcome(before))
+    }
+    fn execute(&mut self) -> Outcome {
+        let before = self.0.replace(self.0.get() + 1);
+        outcome(before)
+    }
+}
+
+fn outcome(before: u64) -> Outcome {
+    Outcome { errno: 0, body: before.to_le_bytes().to_vec() }
+}
+
+#[test]
+fn an_operation_happens_once_wherever_two_workers_die_in_it() {
+    let mut deaths = 0;
+    for (first, second) in (0..60).flat_map(|a| (0..60).map(move |b| (a, b))) {
+        let (flight, mut model, number) = (flight(), Model::default(), Cell::new(40));
+        // The slot has had an operation before.
+        let earlier = take(&flight, &mut model, 60).unwrap();
+        assert_eq!(flight.once(earlier, &mut Addition(&number)), Ok(outcome(40)));
+        reply(&flight, &mut model, earlier);
+        // A bystander in a lower slot, which must not come between.
+        let bystander = take(&flight, &mut model, 60).unwrap();
+        let unique = take(&flight, &mut model, 60).unwrap();
+        for accesses in [first, second] {
+            if within(accesses, || flight.once(unique, &mut Addition(&number)).unwrap()).is_none() {
+                deaths += 1;
+            }
+            flight.collect_with(&mut model).unwrap();
+            let mut order = Vec::new();
+            while let Some(Orphan::Request(slot, header)) = flight.next_orphan(&mut [0; STAGE_BYTES]) {
+                flight.park(slot, header.unique);
+                order.push(header.unique);
+            }
+            assert_eq!(order.len(), 2);
+            assert!(number.get() == 41 || order[0] == unique, "one that has begun comes first");
+        }
+        assert_eq!(flight.once(unique, &mut Addition(&number)), Ok(outcome(41)));
+        assert_eq!(number.get(), 42);
+        reply(&flight, &mut model, unique);
+        assert_eq!(flight.once(bystander, &mut Addition(&number)), Ok(outcome(42)));
+        reply(&flight, &mut model, bystander);
+        assert_eq!(flight.in_flight(), 0);
+    }
+    assert!(deaths > 1000, "only {deaths} deaths");
+}
+
+#[test]
+fn an_operation_that_has_begun_is_not_answered_eintr() {
+    struct Look<'a>(&'a Flight, u64);
+    impl Operation for Look<'_> {
+        fn intend(&mut self) -> Vec<u8> {
+            Vec::new()
+        }
+        fn resolve(&mut self, _: &[u8]) -> Option<Outcome> {
+            None
+        }
+        fn execute(&mut self) -> Outcome {
+            assert!(self.0.mark_interrupted(self.1));
+            assert!(self.0.interrupted().is_empty() && self.0.claim_to_interrupt(self.1).is_none());
+            Outcome { errno: 17, body: Vec::new() }
+        }
+    }
+    let flight = flight();
+    let mut model = Model::default();
+    let unique = take(&flight, &mut model, 60).unwrap();
+    let done = flight.once(unique, &mut Look(&flight, unique));
+    assert_eq!(done, Ok(Outcome { errno: 17, body: Vec::new() }));
+    reply(&flight, &mut model, unique);
+    assert_eq!(flight.once(unique, &mut Look(&flight, unique)), Err(OperationError::Answered));
+    // One that has not begun is.
+    let other = take(&flight, &mut model, 60).unwrap();
+    flight.answered(flight.claim_to_interrupt(other).unwrap());
+    assert_eq!(flight.once(other, &mut Look(&flight, other)), Err(OperationError::Answered));
+}
+
+#[test]
+fn what_does_not_fit_into_a_record_is_refused_before_anything_is_done() {
+    struct Long<'a>(&'a Cell<u64>);
+    impl Operation for Long<'_> {
+        fn intend(&mut self) -> Vec<u8> {
+            vec![1; INTENT_BYTES + 1]
+        }
+        fn resolve(&mut self, _: &[u8]) -> Option<Outcome> {
+            None
+        }
+        fn execute(&mut self) -> Outcome {
+            self.0.set(1);
+            outcome(0)
+        }
+    }
+    let (flight, number) = (flight(), Cell::new(0));
+    let unique = take(&flight, &mut Model::default(), 60).unwrap();
+    let done = flight.once(unique, &mut Long(&number));
+    assert_eq!((done, number.get()), (Err(OperationError::Size(INTENT_BYTES + 1)), 0));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::scope::Scope;
 use link::broker::{BrokerAnswer, BrokerRequest, Claim, MountId, Pod, Report, Resume};
 use link::flight::{Collected, Flight, FlightError};
 use link::worker::{Assign, Counts, FromWorker, Mode, ToWorker, recv};
-use link::{MAX_MESSAGE, Packet, PacketError};
+use link::{MAX_MESSAGE, Packet, PacketError, failpoint};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -399,8 +399,10 @@ impl Mount {
             cause = end;
             deaths.died(since, true);
             self.wait_for_the_last_worker();
+            failpoint::hit("agent.workers-gone");
             let Some(left) = self.take_up(around, "its agent is gone", None) else { return };
             replayed = left;
+            failpoint::hit("agent.collected");
         }
         while !self.stopping() {
             if around.suspend.as_ref().is_some_and(|file| file.exists()) {
@@ -436,11 +438,17 @@ impl Mount {
                     continue;
                 }
             };
+            if takeover {
+                failpoint::hit("agent.worker-assigned");
+            }
             self.set_worker(Some(Current { pid: worker.pid(), socket: worker.socket.clone() }));
             around.spawner.refill();
             let mut served = false;
             let end = self.live(&worker, around, &mut |me| {
                 served = true;
+                if takeover {
+                    failpoint::hit("agent.worker-serving");
+                }
                 if let Some(since) = deaths.unserved_since() {
                     me.healed(around, cause, since.elapsed(), replayed);
                 }

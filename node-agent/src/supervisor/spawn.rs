@@ -4,7 +4,7 @@
 //! that spawned the child ends.
 
 use link::worker::{FromWorker, LINK_FD, ToWorker, recv};
-use link::{MAX_MESSAGE, Packet};
+use link::{MAX_MESSAGE, Packet, failpoint};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -234,6 +234,9 @@ fn spawn(options: &SpawnOptions) -> io::Result<Worker> {
     let memory = options.memory_bytes;
     let mut command = Command::new(&options.binary);
     command.env_clear().stdin(Stdio::null()).stdout(Stdio::null());
+    if let Some(step) = failpoint::of_next_worker() {
+        command.env(failpoint::VARIABLE, step);
+    }
     // SAFETY: the closure runs between fork and exec and makes only async-signal-safe system calls.
     unsafe {
         command.pre_exec(move || {

@@ -1,0 +1,74 @@
+//! What the killer can do, and how often it does it.
+
+/// A class of faults. Broker and agent are never killed together: that is another promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Class {
+    /// One worker, sometimes also the one that takes over.
+    Worker,
+    /// Several workers at once.
+    Workers,
+    Agent,
+    Broker,
+    /// The agent while a worker is being replaced.
+    AgentAndWorker,
+    /// A worker while the broker is away, or the broker while a worker is being replaced.
+    BrokerAndWorker,
+    /// SIGTERM, here and below: a successor starts when the process has exited.
+    AgentTerm,
+    BrokerTerm,
+    BothTerm,
+    /// A worker, again and again, while thousands of requests wait for a frozen store.
+    Crowd,
+    /// SIGSTOP. Only with a hang limit, here and below: the programs' own is longer than an oracle's patience.
+    WorkerHang,
+    AgentHang,
+}
+
+impl Class {
+    pub const ALL: [Self; 12] = [
+        Self::Worker,
+        Self::Workers,
+        Self::Agent,
+        Self::Broker,
+        Self::AgentAndWorker,
+        Self::BrokerAndWorker,
+        Self::AgentTerm,
+        Self::BrokerTerm,
+        Self::BothTerm,
+        Self::Crowd,
+        Self::WorkerHang,
+        Self::AgentHang,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Worker => "worker",
+            Self::Workers => "workers",
+            Self::Agent => "agent",
+            Self::Broker => "broker",
+            Self::AgentAndWorker => "agent+worker",
+            Self::BrokerAndWorker => "broker+worker",
+            Self::AgentTerm => "agent TERM",
+            Self::BrokerTerm => "broker TERM",
+            Self::BothTerm => "both TERM",
+            Self::Crowd => "worker, crowd",
+            Self::WorkerHang => "worker STOP",
+            Self::AgentHang => "agent STOP",
+        }
+    }
+
+    pub fn is_hang(self) -> bool {
+        matches!(self, Self::WorkerHang | Self::AgentHang)
+    }
+
+    /// Of a run without a fixed number of faults: how often, beside the others. A hang or a crowd takes seconds.
+    pub(super) fn weight(self) -> u64 {
+        match self {
+            Self::Worker => 16,
+            Self::Workers | Self::Agent | Self::Broker | Self::AgentAndWorker | Self::BrokerAndWorker => 8,
+            Self::AgentTerm | Self::BrokerTerm | Self::BothTerm => 4,
+            Self::WorkerHang | Self::AgentHang => 2,
+            Self::Crowd => 1,
+        }
+    }
+}

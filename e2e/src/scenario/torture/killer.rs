@@ -1,0 +1,193 @@
+//! Strikes, does what kubelet would do, and waits until the node is whole again.
+
+use super::crowd::CrowdVolume;
+use super::{Class, Plan};
+use crate::clock::{monotonic_ns, wait_until};
+use crate::node::{Mounted, Node};
+use crate::oracle::Crowd;
+use crate::processes;
+use crate::random::Random;
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Longest pause between the two deaths of a pair.
+const PAIR: Duration = Duration::from_millis(25);
+
+/// One fault, and how far it reached.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    pub(super) class: Class,
+    /// The volumes whose calls it could delay; empty: all.
+    pub(super) volumes: BTreeSet<String>,
+    /// CLOCK_MONOTONIC.
+    pub(super) at_ns: u64,
+    pub(super) whole_ns: u64,
+    /// Of [`Class::Crowd`].
+    pub(super) crowd: Option<Crowd>,
+}
+
+pub(super) struct Killer {
+    random: Random,
+    /// Volumes with an application come first.
+    volumes: Vec<String>,
+    applications: usize,
+    crowd: Option<CrowdVolume>,
+    gap: Duration,
+    cold_every: u64,
+    patience: Duration,
+}
+
+impl Killer {
+    pub(super) fn new(node: &mut Node, plan: &Plan, mounted: &[Mounted]) -> Result<Self> {
+        let crowd = plan.classes.contains(&Class::Crowd);
+        Ok(Self {
+            random: Random(plan.seed ^ 0x6b69_6c6c),
+            volumes: mounted.iter().map(|m| m.id.clone()).collect(),
+            applications: plan.applications,
+            crowd: crowd.then(|| CrowdVolume::publish(node, plan.crowd)).transpose()?,
+            gap: plan.gap,
+            cold_every: plan.cold_every,
+            patience: plan.patience,
+        })
+    }
+
+    pub(super) fn end(self, node: &mut Node) -> Result<()> {
+        self.crowd.map_or(Ok(()), |crowd| crowd.unpublish(node))
+    }
+
+    pub(super) fn strike(&mut self, node: &mut Node, class: Class) -> Result<Fault> {
+        if self.random.one_in(self.cold_every.max(1)) {
+            node.agent().evict_all()?;
+        }
+        self.pause(self.gap);
+        let mut fault =
+            Fault { class, volumes: BTreeSet::new(), at_ns: monotonic_ns(), whole_ns: 0, crowd: None };
+        match class {
+            Class::Worker => self.kill_workers(node, 1, &mut fault)?,
+            Class::Workers => {
+                let n = 2 + self.random.below(3) as usize;
+                self.kill_workers(node, n, &mut fault)?;
+            }
+            Class::Agent => Self::restart_agent(node)?,
+            Class::Broker => Self::restart_broker(node)?,
+            Class::AgentAndWorker => {
+                self.kill_a_worker(node)?;
+                self.pause(PAIR);
+                Self::restart_agent(node)?;
+            }
+            Class::BrokerAndWorker if self.random.one_in(2) => {
+                self.kill_a_worker(node)?;
+                self.pause(PAIR);
+                Self::restart_broker(node)?;
+            }
+            Class::BrokerAndWorker => {
+                node.kill_plugin()?;
+                self.kill_a_worker(node)?;
+                self.pause(PAIR);
+                node.start_plugin()?;
+            }
+            Class::AgentTerm => {
+                node.stop_agent()?;
+                node.start_agent()?;
+            }
+            Class::BrokerTerm => {
+                node.stop_plugin()?;
+                node.start_plugin()?;
+            }
+            Class::BothTerm => node.succeed_both(self.patience)?,
+            Class::Crowd => {
+                if let Some(crowd) = &self.crowd {
+                    fault.volumes.insert(crowd.volume().to_owned());
+                    fault.crowd = Some(crowd.strike(node, &mut self.random, self.patience)?);
+                }
+            }
+            Class::WorkerHang => self.stop_a_worker(node, &mut fault)?,
+            Class::AgentHang => {
+                processes::signal(node.agent().pid(), Signal::STOP)?;
+                let killed = wait_until(self.patience, || node.agent_has_ended());
+                ensure!(killed, "nobody ended an agent that stands still");
+                Self::restart_agent(node)?;
+            }
+        }
+        node.wait_whole(self.patience)?;
+        fault.whole_ns = monotonic_ns();
+        Ok(fault)
+    }
+
+    fn pause(&mut self, limit: Duration) {
+        std::thread::sleep(Duration::from_micros(self.random.below(limit.as_micros() as u64)));
+    }
+
+    fn restart_agent(node: &mut Node) -> Result<()> {
+        node.kill_agent()?;
+        node.start_agent()
+    }
+
+    fn restart_broker(node: &mut Node) -> Result<()> {
+        node.kill_plugin()?;
+        node.start_plugin()
+    }
+
+    /// How many of the volumes come into question: mostly those with an application, for somebody should notice.
+    fn reach(&mut self) -> usize {
+        if self.random.one_in(4) { self.volumes.len() } else { self.applications }
+    }
+
+    /// The serving worker of one of the first `among` volumes.
+    fn victim(&mut self, node: &Node, among: usize) -> Result<(String, u32)> {
+        let volume = self.volumes[self.random.below(among.max(1) as u64) as usize].clone();
+        let pid = node.worker_of(&volume, self.patience)?;
+        Ok((volume, pid))
+    }
+
+    fn kill_a_worker(&mut self, node: &Node) -> Result<()> {
+        let reach = self.reach();
+        let (_, pid) = self.victim(node, reach)?;
+        node.signal_worker(pid, Signal::KILL)
+    }
+
+    fn kill_workers(&mut self, node: &Node, n: usize, fault: &mut Fault) -> Result<()> {
+        let agent = node.agent().pid();
+        let mut victims = Vec::new();
+        for _ in 0..n {
+            let reach = self.reach();
+            victims.push(self.victim(node, reach)?);
+        }
+        victims.sort();
+        victims.dedup();
+        fault.at_ns = monotonic_ns();
+        for (volume, pid) in &victims {
+            node.signal_worker(*pid, Signal::KILL)?;
+            fault.volumes.insert(volume.clone());
+        }
+        // Now and then also whoever is taking over: children that hold a connection and were not there before.
+        if self.random.one_in(3) {
+            let old: BTreeSet<u32> = processes::fuse_children(agent).into_iter().collect();
+            self.pause(PAIR);
+            for pid in processes::fuse_children(agent).into_iter().filter(|pid| !old.contains(pid)) {
+                let _ = node.signal_worker(pid, Signal::KILL); // ended meanwhile
+            }
+        }
+        let killed = |serving: &(String, u32)| victims.contains(serving);
+        let replaced = wait_until(self.patience, || {
+            node.agent().serving().is_ok_and(|serving| !serving.iter().any(killed))
+        });
+        ensure!(replaced, "dead workers are still shown as serving: {victims:?}");
+        Ok(())
+    }
+
+    fn stop_a_worker(&mut self, node: &Node, fault: &mut Fault) -> Result<()> {
+        // One that is asked something, or nobody would miss it.
+        let (volume, pid) = self.victim(node, self.applications)?;
+        fault.at_ns = monotonic_ns();
+        node.signal_worker(pid, Signal::STOP)?;
+        fault.volumes.insert(volume);
+        let replaced = wait_until(self.patience, || {
+            node.agent().serving().is_ok_and(|serving| !serving.iter().any(|(_, p)| *p == pid))
+        });
+        ensure!(replaced, "nobody replaced a worker that stands still");
+        Ok(())
+    }
+}

@@ -1,0 +1,211 @@
+//! Processes of the node die, hang and are replaced at random while applications judge every call.
+//!
+//! ```text
+//!  legs:    applications start ── strike, whole again, strike, whole again, … ── applications tell what they saw
+//!  killer:  draws a class, strikes, restarts agent and broker as kubelet would, waits until the node is whole
+//! ```
+//!
+//! A node that does not become whole within the limit fails the run, and so does a leg in which a call failed.
+
+mod class;
+mod crowd;
+mod killer;
+mod table;
+
+pub use class::Class;
+pub use table::{ClassReport, TortureReport};
+
+use super::deck::Deck;
+use super::resources::Resources;
+use crate::clock::monotonic_ns;
+use crate::node::{Mounted, Node};
+use crate::oracle::Report;
+use crate::pod::{Pod, Running};
+use crate::tree::{Shape, Tree};
+use anyhow::{Context, Result};
+use killer::{Fault, Killer};
+use std::time::{Duration, Instant};
+
+/// Ordinary work of the applications after the last fault of a leg.
+const AFTERMATH: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, Debug)]
+pub enum Length {
+    /// One of each class, then as they are drawn.
+    Faults(usize),
+    Time(Duration),
+}
+
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub length: Length,
+    pub classes: Vec<Class>,
+    /// Mounted volumes; every second one has profile *small*. A crowd has one of its own besides.
+    pub volumes: usize,
+    /// How many of them an application works on (each profile in turn); the others are there to be killed as well.
+    pub applications: usize,
+    pub shape: Shape,
+    pub seed: u64,
+    /// Pause of each application thread between two rounds, microseconds.
+    pub pause_us: u64,
+    /// Longest pause before a fault.
+    pub gap: Duration,
+    /// Before about one in so many faults the cache is emptied, so that reads are cold again.
+    pub cold_every: u64,
+    /// Threads of a crowd.
+    pub crowd: usize,
+    /// After so much time the applications are asked what they saw, and started anew.
+    pub leg: Duration,
+    /// Longest wait until everything is whole again.
+    pub patience: Duration,
+}
+
+impl Plan {
+    /// Every class that can be had: hangs need a limit that is shorter than an oracle's patience.
+    pub fn classes(hang_limit: Option<Duration>) -> Vec<Class> {
+        Class::ALL.into_iter().filter(|class| hang_limit.is_some() || !class.is_hang()).collect()
+    }
+
+    pub fn short(seed: u64) -> Self {
+        Self {
+            length: Length::Faults(40),
+            classes: Self::classes(None),
+            volumes: 20,
+            applications: 4,
+            shape: Shape::LITTLE,
+            seed,
+            pause_us: 2000,
+            gap: Duration::from_millis(100),
+            cold_every: 8,
+            crowd: 5000,
+            leg: Duration::from_secs(300),
+            patience: Duration::from_secs(30),
+        }
+    }
+
+    pub fn long(seed: u64, length: Length) -> Self {
+        let shape =
+            Shape { directories: 10, files: 20, small_bytes: 100_000, large: 3, large_bytes: 24 << 20 };
+        Self { length, shape, applications: 6, cold_every: 25, ..Self::short(seed) }
+    }
+}
+
+/// Publishes, strikes, unpublishes. The report tells of failed calls: they are for the caller to judge.
+pub fn run(node: &mut Node, plan: &Plan) -> Result<TortureReport> {
+    eprintln!("torture: seed {}, classes {}", plan.seed, names(&plan.classes));
+    let begun = Instant::now();
+    let tree = Tree::generated("torture/", plan.shape);
+    node.server.add(&tree, "torture")?;
+    let mut mounted = Vec::new();
+    for k in 0..plan.volumes {
+        let profile = if k % 2 == 0 { "large" } else { "small" };
+        mounted.push(node.volume(&format!("torture{k}"), "torture", &[("profile", profile)])?);
+    }
+    let pods = mounted.iter().take(plan.applications).map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
+    let mut killer = Killer::new(node, plan, &mounted)?;
+    // What agent and broker hold depends a little on whether they mounted something or were given it.
+    killer.strike(node, Class::Agent)?;
+    killer.strike(node, Class::Broker)?;
+    let before = Resources::of(node)?;
+
+    let mut schedule = Schedule::new(plan);
+    let mut total = TortureReport::new(plan.seed, plan.volumes);
+    while let Some(first) = schedule.next(begun) {
+        let applications = start(plan, &tree, &mounted, &pods)?;
+        let faults = leg(node, &mut killer, &mut schedule, begun, first)?;
+        let mut seen = Vec::new();
+        for (volume, application) in applications {
+            let report = application.finish(Duration::from_secs(60)).context(volume.clone())?;
+            seen.push((volume, report));
+        }
+        total.add_leg(&faults, seen, begun.elapsed());
+        eprintln!(
+            "torture: {} faults in {:.0} s, {} calls failed",
+            total.faults(),
+            total.seconds,
+            total.failed
+        );
+        if !total.is_clean() {
+            break; // the report says what; the rest of the run would only bury the logs
+        }
+    }
+    before.ensure_same(node)?;
+    killer.end(node)?;
+    pods.into_iter().try_for_each(Pod::end)?;
+    for m in &mounted {
+        node.unpublish(m)?;
+    }
+    Ok(total)
+}
+
+fn names(classes: &[Class]) -> String {
+    classes.iter().map(|class| class.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// Strikes until the leg is over, at least once.
+fn leg(
+    node: &mut Node,
+    killer: &mut Killer,
+    schedule: &mut Schedule,
+    begun: Instant,
+    first: Class,
+) -> Result<Vec<Fault>> {
+    let leg = Instant::now();
+    let mut faults = Vec::new();
+    let mut next = Some(first);
+    while let Some(class) = next {
+        let at_ns = monotonic_ns();
+        let fault = killer
+            .strike(node, class)
+            .with_context(|| format!("fault {} ({}), begun at {at_ns} ns", schedule.drawn, class.name()))?;
+        faults.push(fault);
+        next = (leg.elapsed() < schedule.leg).then(|| schedule.next(begun)).flatten();
+    }
+    std::thread::sleep(AFTERMATH);
+    Ok(faults)
+}
+
+fn start(
+    plan: &Plan,
+    tree: &Tree,
+    mounted: &[Mounted],
+    pods: &[Pod],
+) -> Result<Vec<(String, Running<Report>)>> {
+    let mut all = Vec::new();
+    for (k, (m, pod)) in mounted.iter().zip(pods).enumerate() {
+        let (seed, pause) = ((plan.seed + k as u64).to_string(), plan.pause_us.to_string());
+        let kinds = match k % 2 {
+            0 => "pread,pread,open,stat,readdir,mmap,sequential,small,held",
+            _ => "small,small,open,stat,readdir,mmap,pread",
+        };
+        let arguments = ["--alarm", "--seed", &seed, "--pause-us", &pause, "--kinds", kinds];
+        all.push((m.id.clone(), pod.oracle(tree, &arguments)?));
+    }
+    Ok(all)
+}
+
+/// Which class comes next.
+struct Schedule {
+    length: Length,
+    deck: Deck<Class>,
+    drawn: usize,
+    leg: Duration,
+}
+
+impl Schedule {
+    fn new(plan: &Plan) -> Self {
+        let weighed = plan.classes.iter().map(|&class| (class, class.weight())).collect();
+        Self { length: plan.length, deck: Deck::new(weighed, plan.seed), drawn: 0, leg: plan.leg }
+    }
+
+    fn next(&mut self, begun: Instant) -> Option<Class> {
+        let more = match self.length {
+            Length::Faults(faults) => self.drawn < faults,
+            Length::Time(time) => begun.elapsed() < time,
+        };
+        more.then(|| {
+            self.drawn += 1;
+            self.deck.draw()
+        })
+    }
+}
