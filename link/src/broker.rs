@@ -213,6 +213,10 @@ pub struct Resume {
     /// The agent's name of the names and files that this connection's node ids speak of: derived from the credentials
     /// of the publish, which may have been rotated since.
     pub scope: String,
+    /// What only the next version says of a mount, and does without when a build before it has passed it on.
+    #[cfg(feature = "next-version")]
+    #[serde(default)]
+    pub published_by: Option<u32>,
 }
 
 /// Keys and values in clear, for the one message that carries them.

@@ -266,7 +266,7 @@ mod tests {
         let mut buffer = vec![0; MAX_MESSAGE];
         let (hello, _) = recv::<FromAgent>(&peer, &mut buffer).unwrap();
         assert!(matches!(hello, FromAgent::Ask { id: 0, .. }));
-        let welcome = BrokerAnswer::Welcome { protocol: PROTOCOL, broker_version: String::new() };
+        let welcome = BrokerAnswer::Welcome { protocol: version::LINK, broker_version: String::new() };
         send(&peer, &FromBroker::Answer { id: 0, body: Ok(welcome) }, &[]).unwrap();
         connected.recv_timeout(Duration::from_secs(20)).unwrap();
 

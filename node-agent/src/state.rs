@@ -21,7 +21,7 @@ const MARK: &str = "millpond-state";
 /// How many inode numbers one write of the file reserves.
 const RESERVE: u64 = 1 << 20;
 
-pub struct State {
+pub(crate) struct State {
     dir: PathBuf,
     numbers: Mutex<Numbers>,
 }
@@ -32,7 +32,7 @@ struct Numbers {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum StateError {
+pub(crate) enum StateError {
     #[error("state directory {dir}: {source}: it must exist and be writable by the agent's user")]
     Directory { dir: PathBuf, source: io::Error },
     #[error(
@@ -47,7 +47,7 @@ pub enum StateError {
 }
 
 impl State {
-    pub fn open(dir: &Path) -> Result<Self, StateError> {
+    pub(crate) fn open(dir: &Path) -> Result<Self, StateError> {
         let failed = |source| StateError::Directory { dir: dir.to_owned(), source };
         fs::create_dir_all(dir).map_err(failed)?;
         if Self::check_version(dir)? != Some(version::STATE) {
@@ -66,7 +66,7 @@ impl State {
     }
 
     /// Which version wrote here last, if any did; an error if this build must not touch it.
-    pub fn check_version(dir: &Path) -> Result<Option<u32>, StateError> {
+    pub(crate) fn check_version(dir: &Path) -> Result<Option<u32>, StateError> {
         let path = dir.join("version");
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
@@ -94,7 +94,7 @@ impl State {
     }
 
     /// A number that tells this run of the agent from every other, also across reboots.
-    pub fn generation() -> u64 {
+    pub(crate) fn generation() -> u64 {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         (now.as_nanos() as u64) ^ u64::from(std::process::id()).rotate_left(48)
     }
