@@ -163,13 +163,15 @@ impl Candidate {
 
     async fn succeed(&self) -> Result<(), Refusal> {
         let _ = self.tell.send(Word::Succeed); // ours is exiting: the broker sees it
+        self.agent().await.map(drop)
+    }
+
+    /// The agent that this one becomes.
+    async fn agent(&self) -> Result<&Arc<Volumes>, Refusal> {
         let mut up = self.up.subscribe();
-        match tokio::time::timeout(UP_LIMIT, up.wait_for(|up| *up)).await {
-            Ok(Ok(_)) => Ok(()),
-            _ => {
-                Err(Refusal::new(RefusalKind::Unavailable, format!("the agent is not up after {UP_LIMIT:?}")))
-            }
-        }
+        let _ = tokio::time::timeout(UP_LIMIT, up.wait_for(|up| *up)).await; // looked at below
+        let late = || format!("the agent is not up after {UP_LIMIT:?}");
+        self.volumes.get().ok_or_else(|| Refusal::new(RefusalKind::Unavailable, late()))
     }
 }
 
@@ -189,10 +191,12 @@ impl Serve for Candidate {
             AgentRequest::Dismiss { why } => {
                 let _ = self.tell.send(Word::Dismissed(why)); // ours is exiting
             }
-            _ => {
-                let why = "this agent does not serve yet";
+            _ if self.is_successor() => {
+                let why = "this agent does not serve: another one does";
                 return Err(Refusal::new(RefusalKind::Unavailable, why));
             }
+            // It came while this agent opens its cache.
+            request => return self.agent().await?.serve(request, fds).await,
         }
         Ok((AgentAnswer::Done, Vec::new()))
     }
