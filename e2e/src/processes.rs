@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use std::ops::AddAssign;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,11 +32,15 @@ pub fn children(of: u32) -> Vec<u32> {
     all().into_iter().filter(|&pid| alive(pid)).collect()
 }
 
+/// `/dev/fuse`: 10, 229 in every kernel.
+const FUSE_DEVICE: u64 = 10 << 8 | 229;
+
 /// Children that hold a FUSE connection: workers at work, unlike those that stand by.
 pub fn fuse_children(of: u32) -> Vec<u32> {
+    // By its number: the path that it was opened by is gone with the container of the broker that opened it.
     let holds = |pid: &u32| {
         let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-        entries.filter_map(|e| std::fs::read_link(e.ok()?.path()).ok()).any(|to| to == Path::new("/dev/fuse"))
+        entries.filter_map(|e| std::fs::metadata(e.ok()?.path()).ok()).any(|file| file.rdev() == FUSE_DEVICE)
     };
     children(of).into_iter().filter(holds).collect()
 }

@@ -84,6 +84,9 @@ fn main() -> Result<ExitCode> {
                     Ok(()) => println!("logs of all parts: {}", logs.display()),
                     Err(e) => println!("logs could not be collected: {e:#}"),
                 }
+                if let Err(e) = suite.clear() {
+                    println!("what it left could not be removed: {e:#}");
+                }
             }
         }
         std::io::stdout().flush()?;

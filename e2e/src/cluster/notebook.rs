@@ -1,6 +1,7 @@
 //! A pod that reads, maps and lists without end and judges every call: the oracle and a Python process, in two containers.
 
 use super::Suite;
+use super::kubectl::Kubectl;
 use super::names::*;
 use super::objects::Pod;
 use super::waits::{PATIENCE, uid};
@@ -41,12 +42,16 @@ impl Notebook {
         &self.uid
     }
 
-    /// Ends the Python process; kubelet starts its container again.
+    /// Ends the Python process; returns when kubelet has started its container again.
     pub fn restart_container(&mut self, suite: &Suite) -> Result<()> {
+        let k = &suite.kubectl;
         // The shell of an image has no better way: process 1 of the container is Python, which ends on SIGTERM.
-        suite.kubectl.exec(TENANT, self.name, "python", &["kill", "-TERM", "1"])?;
+        k.exec(TENANT, self.name, "python", &["kill", "-TERM", "1"])?;
         self.restarted();
-        Ok(())
+        // Whoever stops containerd before has the start fail, and counted.
+        k.wait("the container's next life", PATIENCE, |k| {
+            Ok((self.lives(k)?.1 >= Some(self.restarts)).then_some(()))
+        })
     }
 
     /// Somebody else ended the Python process.
@@ -97,13 +102,21 @@ impl Notebook {
         Ok(report)
     }
 
+    /// How often the containers of oracle and Python were started again; those that run.
+    fn lives(&self, k: &Kubectl) -> Result<(Option<u64>, Option<u64>)> {
+        let pod = k.get("pod", TENANT, self.name)?;
+        ensure!(uid(&pod)? == self.uid, "another pod");
+        let all = pod["status"]["containerStatuses"].as_array().context("container statuses")?;
+        let count = |name: &str| {
+            let container = all.iter().find(|c| c["name"] == name)?;
+            container["state"]["running"].is_object().then(|| container["restartCount"].as_u64())?
+        };
+        Ok((count("main"), count("python")))
+    }
+
     fn ensure_same_pod(&self, suite: &Suite) -> Result<()> {
         let restarts = suite.kubectl.wait("the restarts that were asked for", PATIENCE, |k| {
-            let pod = k.get("pod", TENANT, self.name)?;
-            ensure!(uid(&pod)? == self.uid, "another pod");
-            let all = pod["status"]["containerStatuses"].as_array().context("container statuses")?;
-            let count = |name: &str| all.iter().find(|c| c["name"] == name)?["restartCount"].as_u64();
-            let both = (count("main"), count("python"));
+            let both = self.lives(k)?;
             Ok((both.1 >= Some(self.restarts)).then_some(both))
         })?;
         println!(

@@ -91,15 +91,13 @@ fn serving(suite: &Suite) -> Result<()> {
     another_worker(suite, 0).map(drop)
 }
 
-/// A process that nothing can make the kernel kill fills the memory of the agent's container.
+/// A process fills the memory of the agent's container, whose first choice to kill is made the agent.
 fn out_of_memory(suite: &Suite) -> Result<()> {
     let agent = suite.view().only("node-agent")?;
+    std::fs::write(format!("/proc/{agent}/oom_score_adj"), "1000")?;
     let procs = memory_cgroup(agent)?.join("cgroup.procs");
     ensure!(procs.exists(), "{} is not there", procs.display());
-    let script = format!(
-        "echo $$ > {} && echo -1000 > /proc/self/oom_score_adj && exec tail /dev/zero",
-        procs.display()
-    );
+    let script = format!("echo $$ > {} && exec tail /dev/zero", procs.display());
     let mut hog = Command::new("sh");
     let hog = Process::spawn(hog.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::null()))?;
     replaced(suite, agent)?;
