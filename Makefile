@@ -6,13 +6,15 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 KILLS ?= 1000
+TIMES ?= 20
 FILES ?= 20000
 OBJECTS ?= 1000000
 DURATION ?= 60s
 SEED ?=
+ROUNDS ?=
 RELEASE := target/release
 
-.PHONY: help build release test e2e demo lint advisories bench kernels kills torture cycles faults handovers listing
+.PHONY: help build release test e2e demo lint advisories bench kernels kills torture cycles faults handovers memory listing renewals
 
 help: ## Show this list.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -42,22 +44,27 @@ kills: release ## KILLS=1000 deaths of workers under the oracle, 20 volumes.
 	$(RELEASE)/node-suite kills --kills $(KILLS)
 
 torture: release ## DURATION=60s (or 2h) of deaths of every part, SEED=; make torture TORTURE="--hang-limit 2s" for more.
+	scripts/versions --release
 	$(RELEASE)/node-suite torture --duration $(DURATION) $(if $(SEED),--seed $(SEED)) --json target/torture.json $(TORTURE)
 
-cycles: ROUNDS ?= 1000
 cycles: release ## ROUNDS=1000 of publish, use, hurt, unpublish: nothing is left, nothing grows.
-	$(RELEASE)/node-suite cycles --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+	$(RELEASE)/node-suite cycles $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
 
 faults: release ## FILES=20000 files through a store with 1 % each of 503, reset, truncation and stall.
 	$(RELEASE)/node-suite faults --files $(FILES)
 
-handovers: ROUNDS ?= 50
 handovers: release ## ROUNDS=50 hand-overs between agents of two versions under the oracle.
 	scripts/versions --release
-	$(RELEASE)/node-suite handovers --rounds $(ROUNDS)
+	$(RELEASE)/node-suite handovers --pause-p99 200ms $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
+
+memory: release ## TIMES=20 workers that take more memory than they may.
+	$(RELEASE)/node-suite memory --times $(TIMES)
 
 listing: release ## One directory of OBJECTS=1000000 objects, through a mount: times and memory.
 	$(RELEASE)/node-suite listing --objects $(OBJECTS)
+
+renewals: release ## ROUNDS=100 deaths of agent and broker at once: paths work again in every pod, mounts are counted.
+	$(RELEASE)/node-suite renewals $(if $(ROUNDS),--rounds $(ROUNDS))
 
 kernels: release ## The node on Debian's 5.10, 6.1 and 6.12 kernels, in QEMU.
 	scripts/kernels

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 use link::broker::{AgentAnswer, BrokerAnswer, BrokerRequest, MountId, Publish};
 use link::worker::Mode;
 use link::{Refusal, RefusalKind};
-use mounts::probe::{Helper, What};
-use mounts::{Connection, Kernel, Linux, LinuxPaths, MountSource, Ours, Target, stack_at};
+use mounts::probe::{Outcome, What};
+use mounts::{Connection, Helper, Kernel, Linux, LinuxPaths, MountSource, Ours, Target, stack_at};
 use node_agent::App;
 use node_agent::config::{Agent, Cache, Config, LogFormat, Size, Span, Store, Tier, TierKind, Workers};
 use node_agent::privileged::Privileged;
@@ -237,7 +237,8 @@ fn config(options: &MountOptions, spec: &VolumeSpec) -> Result<Config> {
             }],
         ),
         store: Store::default(),
-        workers: Workers::default(),
+        // Nobody here may make memory groups.
+        workers: Workers { memory_limit: Size(0), ..Workers::default() },
     };
     config.check()?;
     Ok(config)
@@ -273,15 +274,25 @@ impl Privileged for Direct {
             BrokerRequest::Waiting { .. } => {
                 Ok(BrokerAnswer::Waiting { count: self.kernel.waiting(*connection).map_err(failed)? })
             }
+            BrokerRequest::Probe { .. } => {
+                let (kernel, target) = (self.kernel.clone(), self.target.clone());
+                let look = move || kernel.probe(&target, What::Alive, PROBE_LIMIT);
+                let seen = tokio::task::spawn_blocking(look).await;
+                let serving = matches!(seen, Ok(Ok(Outcome::Primed | Outcome::Serving)));
+                Ok(BrokerAnswer::Probed { serving })
+            }
             BrokerRequest::Abort { .. } => {
                 self.kernel.abort(*connection, &self.target).map_err(failed)?;
                 Ok(BrokerAnswer::Done)
             }
             // For Events of Kubernetes, of which there are none here; the log has it.
             BrokerRequest::Report { .. } => Ok(BrokerAnswer::Done),
-            BrokerRequest::Hello(_) | BrokerRequest::Hold(_) | BrokerRequest::Leaving => {
-                Err(Refusal::new(RefusalKind::Invalid, "no broker here"))
-            }
+            BrokerRequest::Hello(_)
+            | BrokerRequest::Hold(_)
+            | BrokerRequest::Leaving
+            | BrokerRequest::Beat
+            | BrokerRequest::Confine { .. }
+            | BrokerRequest::Release { .. } => Err(Refusal::new(RefusalKind::Invalid, "no broker here")),
         }
     }
 

@@ -45,7 +45,7 @@ enum Command {
 
 fn main() -> ExitCode {
     // The helper process that looks through a new mount is this binary too.
-    mounts::probe::run_if_asked();
+    mounts::run_if_asked();
     let arguments = Arguments::parse();
     match run(arguments) {
         Ok(code) => code,

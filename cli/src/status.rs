@@ -77,11 +77,12 @@ fn as_tables(
     println!("{t}");
     if !heals.is_empty() {
         println!("\nLatest heals ({} in memory)", heals.len());
-        let mut t = table(&["when", "volume", "cause", "took", "requests taken over"]);
+        let mut t = table(&["when", "volume", "level", "cause", "took", "requests taken over"]);
         for h in heals.iter().take(HEALS_SHOWN) {
             t.add_row([
                 ago(h.at_ms),
                 h.volume_id.clone(),
+                h.level.to_string(),
                 h.cause.clone(),
                 format!("{:.1} ms", h.duration_us as f64 / 1e3),
                 h.replayed.to_string(),

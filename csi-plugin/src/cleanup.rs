@@ -204,10 +204,11 @@ mod tests {
             parent: 0,
             major: 0,
             minor: 1,
+            root: "/".into(),
             mount_point: at.into(),
             fs_type: fs_type.into(),
             source: source.into(),
-            read_only: true,
+            attributes: mounts::Attributes::default(),
         };
         let table = [
             entry("/var/lib/kubelet/pods/a/mount", "tmpfs", "millpond-guard:v"),

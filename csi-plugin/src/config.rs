@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use volume::AllowList;
 
+/// Twice what the agent's signs of life are apart.
+const AGENT_HANG_LIMIT_MIN: Duration = Duration::from_secs(2);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     Controller,
@@ -71,6 +74,9 @@ pub struct Arguments {
     /// Asked to stop (SIGTERM), wait at most so long for an agent that holds every mount. Below the pod's grace period.
     #[arg(long, env = "MILLPOND_HANDOVER_WAIT", default_value = "290s", value_parser = duration)]
     pub handover_wait: Duration,
+    /// A node agent that has given no sign of life for so long is killed: its successor takes its mounts over.
+    #[arg(long, env = "MILLPOND_AGENT_HANG_LIMIT", default_value = "15s", value_parser = duration)]
+    pub agent_hang_limit: Duration,
     /// TOML file whose table [allow] limits the sources that CreateVolume accepts; without it the node decides.
     #[arg(long, env = "MILLPOND_ALLOW_CONFIG")]
     pub allow_config: Option<PathBuf>,
@@ -137,6 +143,7 @@ pub struct NodeConfig {
     pub cache_roots: Vec<PathBuf>,
     pub agent_source_wait: Duration,
     pub handover_wait: Duration,
+    pub agent_hang_limit: Duration,
     pub fusectl_dir: PathBuf,
     pub mount_fusectl: bool,
     pub events: bool,
@@ -172,6 +179,8 @@ pub enum ConfigError {
     Relative { flag: &'static str, path: PathBuf },
     #[error("--agent-source-wait must be between 1s and 100s: kubelet itself gives up after 120s")]
     SourceWait,
+    #[error("--agent-hang-limit must be at least 2s: a busy machine looks like an agent that hangs")]
+    AgentHangLimit,
     #[error("--allow-config {}: {why}", path.display())]
     Allow { path: PathBuf, why: String },
 }
@@ -238,6 +247,9 @@ impl Arguments {
                 if !(1..=100).contains(&self.agent_source_wait.as_secs()) {
                     return Err(ConfigError::SourceWait);
                 }
+                if self.agent_hang_limit < AGENT_HANG_LIMIT_MIN {
+                    return Err(ConfigError::AgentHangLimit);
+                }
                 Some(NodeConfig {
                     node_id: self.node_id.filter(|id| !id.is_empty()).ok_or(ConfigError::NoNodeId)?,
                     state_dir: self.state_dir,
@@ -247,6 +259,7 @@ impl Arguments {
                     cache_roots: self.cache_roots,
                     agent_source_wait: self.agent_source_wait,
                     handover_wait: self.handover_wait,
+                    agent_hang_limit: self.agent_hang_limit,
                     fusectl_dir: self.fusectl_dir,
                     mount_fusectl: self.mount_fusectl,
                     events: self.events,
@@ -325,6 +338,7 @@ mod tests {
             Err(ConfigError::Relative { flag: "cache-root", .. })
         ));
         assert_eq!(with(&["--agent-source-wait", "10m"]).unwrap_err(), ConfigError::SourceWait);
+        assert_eq!(with(&["--agent-hang-limit", "1s"]).unwrap_err(), ConfigError::AgentHangLimit);
         assert!(matches!(with(&["--own-dir", "x"]), Err(ConfigError::Relative { flag: "own-dir", .. })));
         for wrong in ["/m", "/m=", "/m=0", "/m=lots"] {
             let parsed = Arguments::try_parse_from(["csi-plugin", "--memory-tier", wrong]);

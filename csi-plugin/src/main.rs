@@ -3,7 +3,7 @@
 use anyhow::Context;
 use clap::Parser;
 use csi_plugin::config::{Arguments, LogFormat};
-use mounts::{Kernel, Linux, LinuxPaths, probe};
+use mounts::{Helper, Kernel, Linux, LinuxPaths};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ const USAGE: u8 = 2;
 const LOG_DEFAULT: &str = "info,kube_client::client::builder=off";
 
 fn main() -> anyhow::Result<ExitCode> {
-    // The disposable process that looks into a mount is this binary too.
-    probe::run_if_asked();
+    // The disposable processes that touch a mount are this binary too.
+    mounts::run_if_asked();
 
     let config = match Arguments::parse().check() {
         Ok(config) => config,
@@ -31,7 +31,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match config.log_format {
         LogFormat::Json => log.json().init(),
-        LogFormat::Text => log.init(),
+        LogFormat::Text => log.with_ansi(false).init(),
     }
     if let Some(cleanup) = &config.cleanup {
         return Ok(csi_plugin::cleanup::run(cleanup));
@@ -52,9 +52,9 @@ fn main() -> anyhow::Result<ExitCode> {
                     "no FUSE control directory: load the fuse module and mount fusectl there, or waiting requests cannot be counted"
                 );
             }
-            Arc::new(Linux::new(paths, node.cache_roots.clone(), probe::Helper::own()))
+            Arc::new(Linux::new(paths, node.cache_roots.clone(), Helper::own()))
         }
-        None => Arc::new(Linux::new(LinuxPaths::default(), Vec::new(), probe::Helper::own())),
+        None => Arc::new(Linux::new(LinuxPaths::default(), Vec::new(), Helper::own())),
     };
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")?;

@@ -305,8 +305,12 @@ async fn what_happens_to_a_mount_is_told_on_its_pod_and_its_claim() {
     let why = "no worker comes up".to_owned();
     agent.ask(BrokerRequest::Report { mount: MountId(1), report: Report::Degraded { why } }, &[]).unwrap();
     agent.ask(BrokerRequest::Report { mount: MountId(1), report: Report::Recovered }, &[]).unwrap();
+    for _ in 0..10 {
+        let poisoned = Report::Poisoned { operation: "READ".into(), deaths: 5 };
+        agent.ask(BrokerRequest::Report { mount: MountId(1), report: poisoned }, &[]).unwrap();
+    }
     agent.ask(BrokerRequest::Abort { mount: MountId(1), why: "no worker".into() }, &[]).unwrap();
-    for reason in ["MountDegraded", "MountRecovered"] {
+    for reason in ["MountDegraded", "MountRecovered", "MountRequestFailed"] {
         until(reason, || api.events("PersistentVolumeClaim", reason).len() == 1).await;
     }
     // One object for each object and reason, whatever comes: a hundred heals are no flood.

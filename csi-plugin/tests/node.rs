@@ -168,6 +168,13 @@ async fn a_single_writer_volume_has_one_target() {
         ..driver.publish("v", target)
     };
     node.node_publish_volume(single("a")).await.unwrap();
+    // What kubelet binds for a container with a subPath is no second target.
+    let part = |state: &mut FakeState, at| {
+        let mut entry = state.table.last().unwrap().clone();
+        (entry.mount_point, entry.root) = (at, "/sub".into());
+        state.table.push(entry);
+    };
+    part(&mut driver.kernel.state(), driver.target("volume-subpaths"));
     node.node_publish_volume(single("a")).await.unwrap();
     assert_eq!(node.node_publish_volume(single("b")).await.unwrap_err().code(), Code::FailedPrecondition);
     node.node_publish_volume(driver.publish("v", "c")).await.unwrap();
@@ -249,15 +256,10 @@ async fn after_a_restart_mounts_are_known_from_the_mount_table() {
     assert_eq!(node.node_publish_volume(other).await.unwrap_err().code(), Code::Unavailable);
 
     // All holders of its device have died: mounted anew, once there is an agent.
-    driver.kernel.state().probe = Some(mounts::FakeProbe::Dead);
+    driver.kernel.state().kill_all_holders();
     assert_eq!(node.node_publish_volume(request.clone()).await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(driver.mounts(), 2);
     let agent = driver.agent();
-    let kernel = driver.kernel.clone();
-    agent.behave(move |request, fds| {
-        kernel.state().probe = None;
-        obliging(request, fds)
-    });
     node.node_publish_volume(request).await.unwrap();
     assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 1));
     let (dir, kernel) = driver.stop().await;
@@ -340,6 +342,22 @@ async fn the_agent_gets_passthrough_ids_and_the_truth_about_threads() {
 
     driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
     assert!(driver.kernel.state().backing_open.is_empty(), "nothing pins the blocks of evicted files");
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_is_looked_through_for_the_agent() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    let look = || agent.ask(BrokerRequest::Probe { mount: MountId(1) }, &[]);
+    assert!(matches!(look(), Ok(BrokerAnswer::Probed { serving: true })));
+    driver.kernel.state().probe = Some(mounts::FakeProbe::Dead);
+    assert!(matches!(look(), Ok(BrokerAnswer::Probed { serving: false })));
+    driver.kernel.state().probe = Some(mounts::FakeProbe::TimesOut);
+    assert!(matches!(look(), Err(Refusal { kind: RefusalKind::Unavailable, .. })));
+    let strange = agent.ask(BrokerRequest::Probe { mount: MountId(99) }, &[]);
+    assert!(matches!(strange, Err(Refusal { kind: RefusalKind::NotFound, .. })));
     let _ = driver.stop().await;
 }
 

@@ -1,5 +1,6 @@
 //! One clock for all processes of a run.
 
+use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 
 /// CLOCK_MONOTONIC in nanoseconds: comparable between processes of one machine, unlike `Instant`.
@@ -20,4 +21,12 @@ pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool 
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Does what may wait for a mount for ever on a thread of its own: in a test that fails, that thread is let go when the
+/// node is taken down.
+pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    let (tell, told) = std::sync::mpsc::sync_channel(1);
+    std::thread::spawn(move || tell.send(work()));
+    told.recv_timeout(limit).with_context(|| format!("no answer within {limit:?}"))
 }

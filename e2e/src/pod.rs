@@ -69,6 +69,17 @@ impl Pod {
         &self.data
     }
 
+    /// The volume as it is inside, by a path of this process.
+    pub fn reach(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{}", self.holder.id(), self.data.display()))
+    }
+
+    /// This node's mounts as they are inside; others of this machine come and go.
+    pub fn mounts(&self, node_dir: &Path) -> io::Result<Vec<mountinfo::Mount>> {
+        let all = mountinfo::read(&self.holder.id().to_string())?;
+        Ok(all.into_iter().filter(|m| m.point.starts_with(node_dir)).collect())
+    }
+
     /// A command that will run inside, as a user without rights.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
         let mut command = Command::new(program);

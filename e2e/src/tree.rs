@@ -145,6 +145,26 @@ impl Tree {
         Self { files: self.files.iter().filter(|f| keep(f)).cloned().collect(), truth: self.truth.clone() }
     }
 
+    /// What a mount of this directory of it shows; "" is all of it.
+    pub fn below(&self, directory: &str) -> Self {
+        if directory.is_empty() {
+            return self.clone();
+        }
+        let below = format!("{directory}/");
+        let file =
+            |f: &TreeFile| Some(TreeFile { path: f.path.strip_prefix(&below)?.to_owned(), size: f.size });
+        let truth = match &self.truth {
+            Truth::Generated { prefix } => Truth::Generated { prefix: format!("{prefix}{below}") },
+            Truth::Copy { root } => Truth::Copy { root: root.join(directory) },
+        };
+        Self { files: self.files.iter().filter_map(file).collect(), truth }
+    }
+
+    /// Are these all the bytes of this file?
+    pub fn is_whole(&self, file: &TreeFile, bytes: &[u8]) -> Result<bool> {
+        Ok(bytes.len() as u64 == file.size && self.reference(file)?.first_difference(0, bytes).is_none())
+    }
+
     pub fn reference(&self, file: &TreeFile) -> Result<Reference> {
         Ok(match &self.truth {
             Truth::Generated { prefix } => {
@@ -197,6 +217,13 @@ mod tests {
             let bytes = std::fs::read(dir.path().join(&file.path)).unwrap();
             assert_eq!(tree.reference(file).unwrap().first_difference(0, &bytes), None);
             assert_eq!(scanned.reference(file).unwrap().first_difference(0, &bytes), None);
+            assert!(tree.is_whole(file, &bytes).unwrap() && !tree.is_whole(file, &bytes[1..]).unwrap());
+        }
+        for whole in [tree, scanned] {
+            let part = whole.below("d001");
+            assert_eq!(part.files.len(), 3);
+            let bytes = std::fs::read(dir.path().join("d001").join(&part.files[0].path)).unwrap();
+            assert!(part.is_whole(&part.files[0], &bytes).unwrap());
         }
     }
 }

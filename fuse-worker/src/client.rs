@@ -22,6 +22,9 @@ pub trait Link: Send + Sync {
     fn tell(&self, message: FromWorker);
 }
 
+/// The thread that reads the link waits for a message at most so long.
+const TURN: Duration = Duration::from_millis(500);
+
 struct Parked {
     /// The request on whose behalf was asked.
     current: Current,
@@ -69,7 +72,7 @@ impl Client {
     pub fn run(&self, forget: impl Fn(u64)) -> PacketError {
         let mut buffer = vec![0; MAX_MESSAGE];
         // A turn now and then shows that this thread lives.
-        if let Err(error) = self.socket.set_recv_timeout(Some(Duration::from_millis(500))) {
+        if let Err(error) = self.socket.set_recv_timeout(Some(TURN)) {
             return error.into();
         }
         loop {
@@ -89,10 +92,10 @@ impl Client {
         }
     }
 
-    /// The thread that reads the link takes its turns.
-    pub fn is_live(&self) -> bool {
+    /// The thread that reads the link has taken a turn within `limit`, or within two of its pauses.
+    pub fn is_live(&self, limit: Duration) -> bool {
         let last = *self.last_turn.lock().unwrap_or_else(|e| e.into_inner());
-        self.alive.load(Relaxed) && last.elapsed() < Duration::from_secs(5)
+        self.alive.load(Relaxed) && last.elapsed() < limit.max(2 * TURN)
     }
 
     fn answer(&self, id: u64, answer: Answer) {
@@ -103,7 +106,7 @@ impl Client {
             set_current(Current::default());
         };
         if quick {
-            job();
+            self.pool.run_here(current.unique, job);
         } else {
             self.pool.submit(current.unique, Box::new(job));
         }

@@ -38,11 +38,21 @@ impl Pool {
         self.changed.notify_one();
     }
 
-    /// Not every thread has been at one job for longer than `limit` while others wait.
+    /// No thread has been at one job for longer than `limit`.
     pub fn is_live(&self, limit: Duration) -> bool {
-        let queue = self.lock();
-        let stuck = |since: &Option<Instant>| since.is_some_and(|since| since.elapsed() > limit);
-        queue.jobs.is_empty() || !queue.busy.iter().all(stuck)
+        !self.lock().busy.iter().any(|since| since.is_some_and(|since| since.elapsed() > limit))
+    }
+
+    /// As [`Self::submit`], on the calling thread.
+    pub fn run_here(&self, unique: u64, job: impl FnOnce()) {
+        let flight = self.flight.as_ref().filter(|_| unique != 0);
+        if let Some(flight) = flight {
+            flight.resume(unique);
+        }
+        job();
+        if let Some(flight) = flight {
+            flight.suspend(unique);
+        }
     }
 
     fn run(&self, thread: usize) {
@@ -58,13 +68,7 @@ impl Pool {
                     queue = self.changed.wait(queue).unwrap_or_else(|e| e.into_inner());
                 }
             };
-            if let Some(flight) = self.flight.as_ref().filter(|_| unique != 0) {
-                flight.resume(unique);
-            }
-            job();
-            if let Some(flight) = self.flight.as_ref().filter(|_| unique != 0) {
-                flight.suspend(unique);
-            }
+            self.run_here(unique, job);
         }
     }
 

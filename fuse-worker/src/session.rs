@@ -27,8 +27,6 @@ const READERS_MAX: u32 = 16;
 const BEAT: Duration = Duration::from_millis(100);
 const BEATS_PER_TOUCHED: u64 = 5;
 const BEATS_PER_COUNTED: u64 = 10;
-/// A thread that has been at one thing for this long is not live.
-const STUCK: Duration = Duration::from_secs(10);
 /// fuse_in_header, then major, minor and max_readahead of fuse_init_in.
 const OFFSET_OF_FLAGS: usize = 40 + 12;
 
@@ -147,7 +145,8 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     spawn("interrupts", move || crate::transport::run_interrupts(watched, asked))?;
     tell(socket, &FromWorker::Serving);
     failpoint::hit("worker.serving");
-    spawn("heartbeat", move || beat(&fs, &flight, &client, &pool, &transport))?;
+    let limit = assign.hang_limit / 2;
+    spawn("heartbeat", move || beat(&fs, &flight, &client, &pool, &transport, limit))?;
     session.run().map_err(|e| format!("the session ended: {e}"))
 }
 
@@ -163,6 +162,7 @@ fn settings(assign: &Assign, offer: Offer) -> Settings {
         files_max: (lockdown::FILES_MAX / 2) as usize,
         // A READ of the largest size for each thread, and one for those that finish what had to be fetched.
         buffer_bytes: (assign.threads.clamp(1, READERS_MAX) as usize + 1) << 20,
+        misdeeds: assign.misdeeds.clone(),
     }
 }
 
@@ -210,11 +210,19 @@ fn settle_reply(flight: &Flight, transport: &Transport, takeover: bool) -> Resul
     Ok(reply)
 }
 
-/// Shows that the worker lives, and tells what it did. Never returns.
-fn beat(fs: &Arc<Fs>, flight: &Flight, client: &Arc<Client>, pool: &Pool, transport: &Transport) {
+/// Shows that every thread lives that serves requests, and tells what they did. Never returns. A thread that has been at
+/// one thing for longer than `limit` is stuck: none of them waits for the store.
+fn beat(
+    fs: &Arc<Fs>,
+    flight: &Flight,
+    client: &Arc<Client>,
+    pool: &Pool,
+    transport: &Transport,
+    limit: Duration,
+) {
     for turn in 1u64.. {
         std::thread::sleep(BEAT);
-        if client.is_live() && pool.is_live(STUCK) && !transport.is_stuck(STUCK) {
+        if client.is_live(limit) && pool.is_live(limit) && !transport.is_stuck(limit) {
             flight.beat();
         }
         if turn.is_multiple_of(BEATS_PER_TOUCHED) {

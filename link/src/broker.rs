@@ -67,6 +67,20 @@ pub enum BrokerRequest {
     Hold(Box<Hold>),
     /// The agent is about to exit and its mounts shall wait for a successor. → `Holding`: those that will.
     Leaving,
+    /// Can anything be read through this mount? A process of the broker's looks, for a limited time. → `Probed`
+    Probe {
+        mount: MountId,
+    },
+    /// The agent's main loops turn. Said every second; an agent that has promised it and stops is killed. → `Done`
+    Beat,
+    /// Give this worker (attached: its process descriptor) at most so much memory, bytes. → `Confined`
+    Confine {
+        bytes: u64,
+    },
+    /// The worker of this group is dead. → `Released`
+    Release {
+        group: String,
+    },
     /// Something happened to this mount that its owner should read. → `Done`
     Report {
         mount: MountId,
@@ -90,6 +104,11 @@ pub enum Report {
     },
     /// They go on.
     Recovered,
+    /// A request killed worker after worker and was answered EIO.
+    Poisoned {
+        operation: String,
+        deaths: u32,
+    },
     /// The source did not answer for `storeTimeout`: what is not cached fails.
     SourceAway {
         why: String,
@@ -116,6 +135,9 @@ pub struct Hello {
     /// It has stepped back and does not serve: it comes to give its mounts to a broker that may not know them.
     #[serde(default)]
     pub stepped_back: bool,
+    /// It will say `Beat`.
+    #[serde(default)]
+    pub beats: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -135,6 +157,17 @@ pub enum BrokerAnswer {
     },
     Waiting {
         count: u64,
+    },
+    Probed {
+        serving: bool,
+    },
+    /// The name of its group.
+    Confined {
+        group: String,
+    },
+    /// How often the kernel has killed in it for want of memory.
+    Released {
+        oom_kills: u64,
     },
     Holding {
         mounts: Vec<MountId>,

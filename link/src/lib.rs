@@ -8,8 +8,10 @@ mod errors;
 pub mod failpoint;
 pub mod flight;
 mod packet;
+mod pulse;
 pub mod version;
 pub mod worker;
 
 pub use errors::{Cause, Refusal, RefusalKind};
 pub use packet::{MAX_FDS, MAX_MESSAGE, Packet, PacketError, PeerIdentity};
+pub use pulse::Pulse;

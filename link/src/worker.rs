@@ -58,6 +58,9 @@ pub struct Assign {
     /// What the mount shows.
     pub show: Show,
     pub withhold: Withhold,
+    pub misdeeds: Vec<Misdeed>,
+    /// A thread of the worker that is at one thing for half of this stops its heartbeat.
+    pub hang_limit: Duration,
     /// Pages that random readers get at once, bytes; a power of two ≥ 4096.
     pub block_bytes: u64,
     /// True for a successor: the INIT reply recorded in the shared memory must come out again.
@@ -96,6 +99,35 @@ pub struct Withhold {
     pub readdirplus: bool,
     pub landlock: bool,
     pub populate_write: bool,
+}
+
+/// Debug: what a worker does to itself at a file of this name, so that what kills workers can be tested.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Misdeed {
+    /// The last component of a path.
+    pub name: String,
+    #[serde(rename = "do")]
+    pub what: Deed,
+    /// Only while fewer misdeeds than this were done on the mount.
+    #[serde(default = "always")]
+    pub times: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Deed {
+    Abort,
+    /// Wait for what never comes.
+    Deadlock,
+    /// An endless loop.
+    Spin,
+    /// Take memory until somebody stops it.
+    Allocate,
+}
+
+fn always() -> u32 {
+    u32::MAX
 }
 
 /// Worker → agent.

@@ -3,7 +3,7 @@
 use crate::KernelError;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Device number of the FUSE superblock, taken from the mount table, because a stat would ask the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,8 +13,13 @@ pub struct Connection {
 }
 
 impl Connection {
+    /// A directory of sysfs that lives as long as the superblock.
+    pub(crate) fn directory(self, bdi: &Path) -> PathBuf {
+        bdi.join(format!("{}:{}", self.major, self.minor))
+    }
+
     pub(crate) fn set_read_ahead_kb(self, bdi: &Path, kb: u32) -> Result<(), KernelError> {
-        let file = bdi.join(format!("{}:{}", self.major, self.minor)).join("read_ahead_kb");
+        let file = self.directory(bdi).join("read_ahead_kb");
         fs::write(&file, kb.to_string())
             .map_err(|e| KernelError::call("write", file.display().to_string(), e))
     }
@@ -42,4 +47,9 @@ impl Connection {
             _ => KernelError::call(what, file.display().to_string(), error),
         }
     }
+}
+
+/// Is this what the kernel answers when a connection has ended?
+pub(crate) fn is_death(errno: i32) -> bool {
+    matches!(errno, libc::ENOTCONN | libc::ECONNABORTED)
 }

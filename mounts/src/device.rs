@@ -55,6 +55,13 @@ pub(crate) fn write_init_reply(device: BorrowedFd<'_>, reply: &[u8]) -> Result<(
     }
 }
 
+/// The kernel says so through poll; a read would say it too, but might take a request.
+pub(crate) fn has_ended(device: BorrowedFd<'_>) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut polled = [PollFd::new(&device, PollFlags::IN)];
+    poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(PollFlags::ERR)
+}
+
 pub(crate) fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, KernelError> {
     #[repr(C)]
     struct BackingMap {

@@ -1,8 +1,8 @@
 //! A kernel for tests: a mount table in memory, devices that are pipes, and failures on demand.
 
 use crate::{
-    Connection, FUSE_TYPE, Kernel, KernelError, MountEntry, MountOptions, MountSource, Target, probe,
-    sample_init, stack_at,
+    Attributes, Connection, Detached, FUSE_TYPE, Kernel, KernelError, MountEntry, MountOptions, MountSource,
+    Replaced, Replacement, Target, probe, sample_init, stack_at,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,6 +16,8 @@ pub struct FakeState {
     pub table: Vec<MountEntry>,
     /// Device numbers of aborted connections.
     pub aborted: BTreeSet<u32>,
+    /// And of those whose last holder is gone.
+    pub dead: BTreeSet<u32>,
     pub init_replies: Vec<Vec<u8>>,
     pub read_ahead_kb: BTreeMap<u32, u32>,
     pub backing_open: BTreeSet<u32>,
@@ -23,6 +25,10 @@ pub struct FakeState {
     pub waiting: u64,
     /// Of the last mount.
     pub options: Option<MountOptions>,
+    /// Mounts of ours in other mount namespaces, by device number.
+    pub elsewhere: Vec<u32>,
+    /// Those of them that cannot be replaced.
+    pub stuck: BTreeSet<u32>,
     /// What probes find; None: served.
     pub probe: Option<FakeProbe>,
     /// Name of the call that fails next, once.
@@ -62,35 +68,45 @@ impl Fake {
 }
 
 impl FakeState {
+    /// Everybody who holds a connection is killed at once.
+    pub fn kill_all_holders(&mut self) {
+        let fuse = self.table.iter().filter(|e| e.fs_type == FUSE_TYPE);
+        self.dead.extend(fuse.map(|e| e.minor));
+    }
+
     fn push(&mut self, at: &Path, source: &MountSource) -> Connection {
         let below = stack_at(&self.table, at).last().map_or(1, |e| e.id);
-        let add = |state: &mut Self, parent, fs_type: &str, source: String| {
-            state.last += 1;
-            let minor = state.last;
-            state.table.push(MountEntry {
-                id: 1000 + u64::from(minor),
-                parent,
-                major: 0,
-                minor,
-                mount_point: at.to_owned(),
-                fs_type: fs_type.to_owned(),
-                source,
-                read_only: true,
-            });
-            minor
-        };
-        let guard = add(self, below, "tmpfs", source.guard_text());
-        let minor = add(self, 1000 + u64::from(guard), FUSE_TYPE, source.fuse_text());
+        let guard = self.add(at, below, "tmpfs", source.guard_text());
+        let minor = self.add(at, 1000 + u64::from(guard), FUSE_TYPE, source.fuse_text());
         Connection { major: 0, minor }
+    }
+
+    fn add(&mut self, at: &Path, parent: u64, fs_type: &str, source: String) -> u32 {
+        let minor = self.next();
+        self.table.push(MountEntry {
+            id: 1000 + u64::from(minor),
+            parent,
+            major: 0,
+            minor,
+            root: "/".into(),
+            mount_point: at.to_owned(),
+            fs_type: fs_type.to_owned(),
+            source,
+            attributes: Attributes::default(),
+        });
+        minor
+    }
+
+    fn next(&mut self) -> u32 {
+        self.last += 1;
+        self.last
     }
 }
 
 impl Kernel for Fake {
     fn open_device(&self) -> Result<OwnedFd, KernelError> {
         drop(self.enter("open_device")?);
-        let (read, _write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-            .map_err(|e| KernelError::call("pipe", "", e))?;
-        Ok(read)
+        descriptor()
     }
 
     fn mount(
@@ -103,6 +119,44 @@ impl Kernel for Fake {
         let mut state = self.enter("mount")?;
         state.options = Some(options);
         Ok(state.push(target.path(), source))
+    }
+
+    fn mount_detached(
+        &self,
+        _device: BorrowedFd<'_>,
+        _source: &MountSource,
+        options: MountOptions,
+    ) -> Result<Detached, KernelError> {
+        let mut state = self.enter("mount_detached")?;
+        state.options = Some(options);
+        let connection = Connection { major: 0, minor: state.next() };
+        Ok(Detached { connection, mount: descriptor()? })
+    }
+
+    fn put(&self, mount: &Detached, target: &Target, dead: Connection) -> Result<(), KernelError> {
+        let mut state = self.enter("put")?;
+        let old = state.table.iter_mut().find(|e| e.mount_point == target.path() && e.connection() == dead);
+        let old = old.ok_or_else(|| KernelError::Vanished(target.path().to_owned()))?;
+        old.minor = mount.connection.minor;
+        Ok(())
+    }
+
+    fn replace(&self, replacement: &Replacement) -> Result<Replaced, KernelError> {
+        let mut state = self.enter("replace")?;
+        let stuck = state.stuck.clone();
+        let mut done = Replaced::default();
+        for minor in &mut state.elsewhere {
+            if !replacement.dead.iter().any(|dead| dead.minor == *minor) {
+                continue;
+            }
+            if stuck.contains(minor) {
+                done.left.push(format!("{minor} is stuck"));
+            } else {
+                *minor = replacement.new.minor;
+                done.mounts += 1;
+            }
+        }
+        Ok(done)
     }
 
     fn unmount(&self, target: &Target) -> Result<u32, KernelError> {
@@ -150,6 +204,14 @@ impl Kernel for Fake {
         Ok(self.enter("waiting")?.waiting)
     }
 
+    fn has_ended(&self, _device: BorrowedFd<'_>) -> bool {
+        false
+    }
+
+    fn remains(&self, connection: Connection) -> bool {
+        self.state().elsewhere.contains(&connection.minor)
+    }
+
     fn abort(&self, connection: Connection, _target: &Target) -> Result<(), KernelError> {
         self.enter("abort")?.aborted.insert(connection.minor);
         Ok(())
@@ -166,11 +228,20 @@ impl Kernel for Fake {
         limit: Duration,
     ) -> Result<probe::Outcome, KernelError> {
         let target = target.path().to_owned();
-        let probe = self.enter("probe")?.probe;
-        match probe {
+        let state = self.enter("probe")?;
+        let top = stack_at(&state.table, &target).last().map_or(0, |e| e.minor);
+        match state.probe {
+            None if state.dead.contains(&top) || state.aborted.contains(&top) => Ok(probe::Outcome::Dead),
             None => Ok(probe::Outcome::Primed),
             Some(FakeProbe::Dead) => Ok(probe::Outcome::Dead),
             Some(FakeProbe::TimesOut) => Err(KernelError::ProbeTimedOut { target, limit }),
         }
     }
+}
+
+/// One that nobody reads from.
+fn descriptor() -> Result<OwnedFd, KernelError> {
+    let (read, _write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+        .map_err(|e| KernelError::call("pipe", "", e))?;
+    Ok(read)
 }

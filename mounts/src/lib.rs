@@ -2,30 +2,41 @@
 //!
 //! The trait [`Kernel`] is the seam: [`Linux`] does it, [`Fake`] pretends to for tests. There is no policy here (who
 //! may mount what, when to give up) and nobody in this crate opens, stats or lists anything inside a FUSE mount:
-//! that is left to the disposable process of [`probe`].
+//! that is left to disposable processes ([`Helper`]).
 
+mod attributes;
 mod backing;
+mod cgroup;
 mod connection;
+mod detached;
 mod device;
 mod dying;
 mod fake;
 pub mod fusectl;
+mod helper;
 mod linux;
 mod memory_tier;
 mod mountinfo;
 mod own_dir;
+mod place;
 pub mod probe;
+mod replace;
 mod source;
 pub mod sysfs;
 mod target;
 
+pub use attributes::Attributes;
+pub use cgroup::{CgroupError, Cgroups};
 pub use connection::Connection;
+pub use detached::Detached;
 pub use device::sample_init;
 pub use fake::{Fake, FakeProbe, FakeState};
+pub use helper::{Helper, run_if_asked};
 pub use linux::{Linux, LinuxPaths};
 pub use memory_tier::MemoryTier;
 pub use mountinfo::{MountEntry, parse_mountinfo, stack_at};
 pub use own_dir::{OwnDirError, own_directory};
+pub use replace::{Replaced, Replacement};
 pub use source::{FUSE_TYPE, MountSource, Ours};
 pub use target::{Target, TargetError};
 
@@ -41,8 +52,9 @@ pub struct MountOptions {
     pub no_atime: bool,
 }
 
-/// What the broker needs of the kernel. Calls block; none of them waits for a FUSE worker except [`Kernel::probe`],
-/// which waits in another process and for a limited time.
+/// What the broker needs of the kernel. Calls block; none of them waits for a FUSE worker except [`Kernel::probe`] and
+/// [`Kernel::replace`],
+/// which wait in other processes and for a limited time.
 pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
     /// A fresh FUSE device, close-on-exec.
     fn open_device(&self) -> Result<OwnedFd, KernelError>;
@@ -56,6 +68,20 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
         source: &MountSource,
         options: MountOptions,
     ) -> Result<Connection, KernelError>;
+
+    /// Makes a FUSE mount that is nowhere yet.
+    fn mount_detached(
+        &self,
+        device: BorrowedFd<'_>,
+        source: &MountSource,
+        options: MountOptions,
+    ) -> Result<Detached, KernelError>;
+
+    /// Puts it at `target` in the place of the mount of the connection `dead`; the guard below stays.
+    fn put(&self, mount: &Detached, target: &Target, dead: Connection) -> Result<(), KernelError>;
+
+    /// Gives the mount at a target to whoever still has a dead one of it, in any mount namespace.
+    fn replace(&self, replacement: &Replacement) -> Result<Replaced, KernelError>;
 
     /// Takes FUSE mount and guard away, and whatever earlier runs stacked there, until nothing of ours is left.
     /// Returns how many mounts went; none is a success.
@@ -76,6 +102,10 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
 
     /// Requests that nobody has answered yet.
     fn waiting(&self, connection: Connection) -> Result<u64, KernelError>;
+    /// Has the connection of this device ended?
+    fn has_ended(&self, device: BorrowedFd<'_>) -> bool;
+    /// Is there something of it left? The last mount or open file, in whatever namespace, takes the superblock along.
+    fn remains(&self, connection: Connection) -> bool;
     /// Ends the connection: every waiting and later request fails with ENOTCONN or ECONNABORTED. A connection that
     /// is gone already is a success.
     fn abort(&self, connection: Connection, target: &Target) -> Result<(), KernelError>;

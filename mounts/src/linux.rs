@@ -1,8 +1,8 @@
 //! The real kernel.
 
 use crate::{
-    Connection, FUSE_TYPE, Kernel, KernelError, MountEntry, MountOptions, MountSource, Ours, Target, backing,
-    device, dying, parse_mountinfo, probe, stack_at,
+    Connection, Detached, FUSE_TYPE, Helper, Kernel, KernelError, MountEntry, MountOptions, MountSource,
+    Ours, Replaced, Replacement, Target, backing, device, dying, parse_mountinfo, probe, replace, stack_at,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -19,7 +19,7 @@ const STACK_MAX: u32 = 64;
 pub struct Linux {
     paths: LinuxPaths,
     cache_roots: Vec<PathBuf>,
-    probe: probe::Helper,
+    helper: Helper,
 }
 
 /// Where the kernel shows itself; another place in tests only.
@@ -44,8 +44,8 @@ impl Default for LinuxPaths {
 
 impl Linux {
     /// `cache_roots`: where files must lie to be passed through.
-    pub fn new(paths: LinuxPaths, cache_roots: Vec<PathBuf>, probe: probe::Helper) -> Self {
-        Self { paths, cache_roots, probe }
+    pub fn new(paths: LinuxPaths, cache_roots: Vec<PathBuf>, helper: Helper) -> Self {
+        Self { paths, cache_roots, helper }
     }
 
     fn mount_both(
@@ -83,9 +83,7 @@ impl Linux {
 
         let table = self.table()?;
         match stack_at(&table, target.path()).last() {
-            Some(top) if top.ours() == Some(Ours::Fuse(source.clone())) => {
-                Ok(Connection { major: top.major, minor: top.minor })
-            }
+            Some(top) if top.ours() == Some(Ours::Fuse(source.clone())) => Ok(top.connection()),
             _ => Err(KernelError::Vanished(target.path().to_owned())),
         }
     }
@@ -109,6 +107,23 @@ impl Kernel for Linux {
                 tracing::error!(target_path = %target.path().display(), %error, "a failed mount could not be taken back");
             }
         })
+    }
+
+    fn mount_detached(
+        &self,
+        device: BorrowedFd<'_>,
+        source: &MountSource,
+        options: MountOptions,
+    ) -> Result<Detached, KernelError> {
+        Detached::make(device, source, options)
+    }
+
+    fn put(&self, mount: &Detached, target: &Target, dead: Connection) -> Result<(), KernelError> {
+        mount.put(target, dead)
+    }
+
+    fn replace(&self, replacement: &Replacement) -> Result<Replaced, KernelError> {
+        replace::everywhere(&self.helper, replacement)
     }
 
     fn unmount(&self, target: &Target) -> Result<u32, KernelError> {
@@ -171,9 +186,17 @@ impl Kernel for Linux {
         connection.waiting(&self.paths.fusectl)
     }
 
+    fn has_ended(&self, device: BorrowedFd<'_>) -> bool {
+        device::has_ended(device)
+    }
+
+    fn remains(&self, connection: Connection) -> bool {
+        connection.directory(&self.paths.bdi).exists()
+    }
+
     fn abort(&self, connection: Connection, target: &Target) -> Result<(), KernelError> {
         let is_here = || -> Result<bool, KernelError> {
-            Ok(self.table()?.iter().any(|e| (e.major, e.minor) == (connection.major, connection.minor)))
+            Ok(self.table()?.iter().any(|e| e.connection() == connection))
         };
         match connection.abort(&self.paths.fusectl) {
             // No fusectl on this host. A forced unmount ends the connection first (`umount_begin`), whether or not
@@ -181,7 +204,7 @@ impl Kernel for Linux {
             Err(KernelError::NoFusectl { .. }) if is_here()? => {
                 let top_is_it = stack_at(&self.table()?, target.path())
                     .last()
-                    .is_some_and(|e| (e.major, e.minor) == (connection.major, connection.minor));
+                    .is_some_and(|e| e.connection() == connection);
                 if !top_is_it {
                     return connection.abort(&self.paths.fusectl);
                 }
@@ -208,6 +231,6 @@ impl Kernel for Linux {
         what: probe::What,
         limit: Duration,
     ) -> Result<probe::Outcome, KernelError> {
-        self.probe.run(target.path(), what, limit)
+        self.helper.probe(target.path(), what, limit)
     }
 }

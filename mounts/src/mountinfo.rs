@@ -1,6 +1,6 @@
 //! The kernel's mount table as text (`proc_pid_mountinfo(5)`), parsed: all we know of our mounts after a restart.
 
-use crate::Ours;
+use crate::{Attributes, Connection, Ours};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,21 @@ pub struct MountEntry {
     pub parent: u64,
     pub major: u32,
     pub minor: u32,
+    /// Which directory or file of the file system is mounted: `/` is all of it.
+    pub root: PathBuf,
     pub mount_point: PathBuf,
     pub fs_type: String,
     pub source: String,
-    pub read_only: bool,
+    pub attributes: Attributes,
 }
 
 impl MountEntry {
     pub fn ours(&self) -> Option<Ours> {
         Ours::recognise(&self.fs_type, &self.source)
+    }
+
+    pub fn connection(&self) -> Connection {
+        Connection { major: self.major, minor: self.minor }
     }
 }
 
@@ -36,10 +42,18 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let parent = text(fields.next()?)?.parse().ok()?;
     let device = text(fields.next()?)?;
     let (major, minor) = device.split_once(':')?;
-    let _root = fields.next()?;
+    let root = unescape(fields.next()?);
     let mount_point = unescape(fields.next()?);
     let options = fields.next()?;
-    fields.by_ref().find(|field| *field == b"-")?;
+    let mut separator = false;
+    let optional = fields.by_ref().take_while(|field| {
+        separator = *field == b"-";
+        !separator
+    });
+    let attributes = Attributes::parse(options, optional);
+    if !separator {
+        return None;
+    }
     let fs_type = String::from_utf8_lossy(&unescape(fields.next()?)).into_owned();
     let source = String::from_utf8_lossy(&unescape(fields.next().unwrap_or_default())).into_owned();
     Some(MountEntry {
@@ -47,15 +61,16 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
         parent,
         major: major.parse().ok()?,
         minor: minor.parse().ok()?,
+        root: PathBuf::from(OsString::from_vec(root)),
         mount_point: PathBuf::from(OsString::from_vec(mount_point)),
         fs_type,
         source,
-        read_only: options.split(|b| *b == b',').any(|o| o == b"ro"),
+        attributes,
     })
 }
 
 /// The kernel writes space, tab, newline, backslash and `#` as a backslash and three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
+pub(crate) fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&byte, tail)) = rest.split_first() {
@@ -119,7 +134,8 @@ mod tests {
                      41 36 0:58 / /none rw - tmpfs  rw\n";
         let table = parse_mountinfo(text);
         assert_eq!(table.len(), 3);
-        assert!(table[0].read_only);
+        assert!(table[0].attributes.is_read_only() && !table[1].attributes.is_read_only());
+        assert_eq!((table[0].root.as_path(), table[1].root.as_path()), (Path::new("/mnt1"), Path::new("/")));
         assert_eq!(table[1].mount_point, Path::new("/a b"));
         assert_eq!((table[1].major, table[1].minor), (0, 57));
         assert!(matches!(table[1].ours(), Some(Ours::Fuse(s)) if s.volume == "v" && s.digest == "d"));
@@ -132,10 +148,11 @@ mod tests {
             parent,
             major: 0,
             minor: 1,
+            root: "/".into(),
             mount_point: at.into(),
             fs_type: "tmpfs".into(),
             source: "x".into(),
-            read_only: false,
+            attributes: Attributes::default(),
         };
         let table = [entry(30, 20, "/t"), entry(20, 10, "/t"), entry(10, 1, "/t"), entry(5, 1, "/other")];
         let ids: Vec<u64> = stack_at(&table, Path::new("/t")).iter().map(|e| e.id).collect();

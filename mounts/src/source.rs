@@ -33,6 +33,12 @@ impl MountSource {
         Self { volume: volume.to_owned(), digest }
     }
 
+    /// What its user has chosen.
+    pub fn options(&self) -> MountOptions {
+        let chosen = |text| self.digest.split('+').skip(1).any(|option| option == text);
+        MountOptions { no_exec: chosen("noexec"), no_atime: chosen("noatime") }
+    }
+
     /// Of this volume and specification, whatever its options?
     pub fn is_of(&self, volume: &str, spec_digest: &str) -> bool {
         self.volume == volume && self.digest.split('+').next() == Some(spec_digest)
@@ -69,8 +75,10 @@ mod tests {
     #[test]
     fn options_make_another_mount_of_the_same_volume() {
         let plain = MountSource::new("v", "0123", MountOptions::default());
-        let chosen = MountSource::new("v", "0123", MountOptions { no_exec: true, no_atime: true });
+        let options = MountOptions { no_exec: true, no_atime: true };
+        let chosen = MountSource::new("v", "0123", options);
         assert_ne!(plain, chosen);
+        assert_eq!((plain.options(), chosen.options()), (MountOptions::default(), options));
         assert_eq!(Ours::recognise(FUSE_TYPE, &chosen.fuse_text()), Some(Ours::Fuse(chosen.clone())));
         for source in [plain, chosen] {
             assert!(source.is_of("v", "0123") && !source.is_of("w", "0123") && !source.is_of("v", "01"));

@@ -1,7 +1,10 @@
 //! The real kernel: mounts, guard, probe and abort. Needs root and `/dev/fuse`, and says so.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, unreachable_pub)]
 
+mod common;
+
+use common::init_reply;
 use mounts::{
     Connection, Kernel, KernelError, Linux, LinuxPaths, MountOptions, MountSource, Target, probe, stack_at,
 };
@@ -31,7 +34,7 @@ impl Bench {
         mounts::fusectl::ensure(&fusectl, Path::new("/dev/fuse"))
             .expect("these tests need root and /dev/fuse");
         let paths = LinuxPaths { fusectl, ..LinuxPaths::default() };
-        let helper = probe::Helper::new(
+        let helper = mounts::Helper::new(
             std::env::current_exe().expect("own path"),
             ["--exact", "probe_child", "--nocapture"].map(OsString::from),
         );
@@ -88,19 +91,7 @@ fn fusectl_is_mounted_once() {
 
 #[test]
 fn probe_child() {
-    probe::run_if_asked();
-}
-
-/// The reply of a server that offers nothing special: version 7.31, 128 KiB writes.
-fn init_reply(init: &[u8]) -> Vec<u8> {
-    let mut reply = vec![0; 16 + 64];
-    reply[0..4].copy_from_slice(&80u32.to_ne_bytes());
-    reply[8..16].copy_from_slice(&init[8..16]);
-    reply[16..20].copy_from_slice(&7u32.to_ne_bytes());
-    reply[20..24].copy_from_slice(&31u32.to_ne_bytes());
-    reply[24..28].copy_from_slice(&(1u32 << 20).to_ne_bytes());
-    reply[36..40].copy_from_slice(&(128u32 << 10).to_ne_bytes());
-    reply
+    mounts::run_if_asked();
 }
 
 /// Answers GETATTR of the root, OPENDIR and an empty READDIR, STATFS; ENOENT to LOOKUP; ENOSYS to the rest.
@@ -155,7 +146,7 @@ fn a_mount_is_recognised_guarded_and_leaves_nothing_behind() {
     let table = bench.kernel.table().unwrap();
     let stack = stack_at(&table, target.path());
     assert_eq!(stack.len(), 2);
-    assert!(stack.iter().all(|e| e.read_only));
+    assert!(stack.iter().all(|e| e.attributes.is_read_only()));
     assert_eq!(stack[1].ours(), Some(mounts::Ours::Fuse(source())));
     assert_eq!((stack[1].major, stack[1].minor), (connection.major, connection.minor));
     drop(stack);
@@ -259,7 +250,9 @@ fn a_served_mount_is_probed_and_an_aborted_one_is_dead() {
         assert!(Instant::now() < deadline, "the waiting request was never counted");
         std::thread::sleep(Duration::from_millis(5));
     }
+    assert!(!bench.kernel.has_ended(device.as_fd()));
     bench.kernel.abort(connection, &target).unwrap();
+    assert!(bench.kernel.has_ended(device.as_fd()));
     assert!(!caller.wait().unwrap().success());
     assert_eq!(bench.kernel.probe(&target, probe::What::Alive, limit).unwrap(), probe::Outcome::Dead);
 
@@ -276,7 +269,7 @@ fn without_fusectl_a_forced_unmount_ends_the_connection() {
     let target = bench.target("pod/forced");
     let empty = bench.path("empty");
     fs::create_dir(&empty).unwrap();
-    let helper = probe::Helper::new("/bin/false", []);
+    let helper = mounts::Helper::new("/bin/false", []);
     let blind = Linux::new(LinuxPaths { fusectl: empty, ..LinuxPaths::default() }, Vec::new(), helper);
     let (device, connection) = bench.mount(&target);
     bench.kernel.read_init(device.as_fd(), Duration::from_secs(5)).unwrap();

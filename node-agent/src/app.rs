@@ -106,6 +106,10 @@ impl App {
             privileged: privileged.clone(),
             answer: Arc::new(server),
             heals: heals.clone(),
+            metrics: metrics.clone(),
+            hang_limit: config.workers.hang_limit.0,
+            memory_limit: Some(config.workers.memory_limit.0).filter(|bytes| *bytes > 0),
+            unlimited: std::sync::Once::new(),
             runtime: runtime.clone(),
             suspend: config.workers.suspend_respawn_file.clone(),
             ended: tell_ended,
@@ -145,6 +149,17 @@ impl App {
             }
         });
 
+        // Who was a candidate first beats already.
+        if connect.is_some() && prepared.is_none() {
+            let beating = volumes.clone();
+            crate::beat::start(
+                move || Some(beating.clone()),
+                spawner.clone(),
+                privileged.clone(),
+                runtime.clone(),
+            )
+            .context("no thread for the sign of life")?;
+        }
         let api = Api {
             volumes: volumes.clone(),
             engine: engine.clone(),

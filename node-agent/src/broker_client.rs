@@ -159,6 +159,7 @@ impl Broker {
             life: self.life,
             successor: server.is_successor(),
             stepped_back: server.has_stepped_back(),
+            beats: true,
         });
         send(&connection.socket, &FromAgent::Ask { id: 0, body: hello }, &[])?;
         loop {

@@ -58,6 +58,7 @@ impl Prepared {
     pub(crate) fn appoint(&self, volumes: Arc<Volumes>) {
         self.spawner.expect_no_more();
         let _ = self.candidate.volumes.set(volumes); // called once
+        failpoint::hit("candidate.up");
         self.candidate.up.send_replace(true);
     }
 }
@@ -94,6 +95,14 @@ pub(crate) async fn enter(config: &Config) -> Result<Entry> {
         .name("broker".into())
         .spawn(move || client.run(path, server, runtime))
         .context("no thread for the broker connection")?;
+    let beating = candidate.clone();
+    crate::beat::start(
+        move || beating.volumes.get().cloned(),
+        spawner.clone(),
+        broker.clone(),
+        tokio::runtime::Handle::current(),
+    )
+    .context("no thread for the sign of life")?;
     let owner = loop {
         match tokio::time::timeout(LOOK_EVERY, told.recv()).await {
             Ok(Some(Word::Succeed)) => {

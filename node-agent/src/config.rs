@@ -1,5 +1,6 @@
 //! The agent's configuration file: TOML, parsed once, refused as a whole when any of it is wrong.
 
+use link::worker::Misdeed;
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -139,10 +140,16 @@ pub struct Workers {
     pub standby: usize,
     /// RLIMIT_DATA of one worker: a backstop for private memory, most of it reserved and never touched.
     pub memory: Size,
+    /// Most memory of one worker, its share of the page cache included; 0: no limit of its own.
+    pub memory_limit: Size,
+    /// A worker that stands still for this long while requests wait is replaced.
+    pub hang_limit: Span,
     /// Debug: while this file exists no worker is started again.
     pub suspend_respawn_file: Option<PathBuf>,
     /// Debug: kernel features that workers do without.
     pub withhold: Vec<Feature>,
+    /// Debug: what workers do to themselves at files of certain names.
+    pub misbehave: Vec<Misdeed>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -203,6 +210,13 @@ impl Cache {
     }
 }
 
+/// Shorter, and a busy machine looks like a worker that hangs; longer, and its readers might as well hang.
+const HANG_LIMIT_MIN: Duration = Duration::from_secs(2);
+const HANG_LIMIT_MAX: Duration = Duration::from_secs(600);
+
+/// A worker with four threads and their buffers needs this.
+const MEMORY_LIMIT_MIN: u64 = 32 << 20;
+
 fn twenty_seconds() -> Span {
     Span(Duration::from_secs(20))
 }
@@ -258,8 +272,11 @@ impl Default for Workers {
             threads: 4,
             standby: 1,
             memory: Size(256 << 20),
+            memory_limit: Size(512 << 20),
+            hang_limit: Span(Duration::from_secs(15)),
             suspend_respawn_file: None,
             withhold: Vec::new(),
+            misbehave: Vec::new(),
         }
     }
 }
@@ -306,6 +323,14 @@ impl Config {
             return wrong(
                 "cache.parallel_parts, store.max_requests and workers.threads must be at least 1".into(),
             );
+        }
+        if !(HANG_LIMIT_MIN..=HANG_LIMIT_MAX).contains(&self.workers.hang_limit.0) {
+            return wrong(format!(
+                "workers.hang_limit must be from {HANG_LIMIT_MIN:?} to {HANG_LIMIT_MAX:?}"
+            ));
+        }
+        if (1..MEMORY_LIMIT_MIN).contains(&self.workers.memory_limit.0) {
+            return wrong("workers.memory_limit must be 0 (none) or at least 32Mi".into());
         }
         for tier in &self.cache.tiers {
             if tier.paths.is_empty() {
@@ -373,6 +398,7 @@ mod tests {
         assert_eq!(config.cache.block, Size(128 << 10));
         assert_eq!(config.cache.tiers[0].min_free_bytes, 15);
         assert_eq!(config.store.max_requests, 64);
+        assert_eq!(config.workers.hang_limit, Span(Duration::from_secs(15)));
     }
 
     #[test]
@@ -383,6 +409,8 @@ mod tests {
             ("\"/cache\"", "\"cache\"", "absolute"),
             ("kind = \"ssd\"", "kind = \"tape\"", "tape"),
             ("paths = [\"/cache\"]", "paths = []", "no paths"),
+            ("[cache]", "[workers]\nhang_limit = \"1s\"\n[cache]", "hang_limit"),
+            ("[cache]", "[workers]\nmisbehave = [{name = \"a\", do = \"dance\"}]\n[cache]", "dance"),
         ] {
             let error = parse(&GOOD.replace(from, to)).unwrap_err();
             assert!(error.contains(says), "{from} → {to}: {error}");

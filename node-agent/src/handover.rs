@@ -73,6 +73,7 @@ impl Volumes {
     /// Shows every mount to a broker that may be new.
     pub(crate) async fn show_to_broker(self: Arc<Self>) {
         for mount in self.mounts().into_iter().filter(|m| m.is_started()) {
+            mount.confine(&self.around);
             let shown = async {
                 let fds = vec![mount.device()?, mount.shared()?];
                 Ok::<_, std::io::Error>(self.around.privileged.ask(hold(&mount), fds).await)

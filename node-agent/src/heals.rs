@@ -1,5 +1,6 @@
 //! The record of heals: what happened to which volume, how long it took. The newest are kept in memory.
 
+use crate::supervisor::End;
 use link::broker::MountId;
 use std::collections::VecDeque;
 use std::os::unix::process::ExitStatusExt;
@@ -16,7 +17,7 @@ pub struct Heal {
     pub volume: VolumeId,
     pub mount: MountId,
     pub cause: HealCause,
-    /// From the end of the old worker to the first request served by the new one.
+    /// From the end of the old worker until its successor serves.
     pub took: Duration,
     /// 1: a worker; higher levels are other parts.
     pub level: u32,
@@ -30,6 +31,8 @@ pub enum HealCause {
     Start,
     Exit,
     Signal,
+    /// Killed by the kernel for want of memory.
+    Oom,
     Hang,
     /// The agent itself was gone, and its workers with it.
     Agent,
@@ -38,11 +41,13 @@ pub enum HealCause {
 }
 
 impl HealCause {
-    pub fn of(status: Option<ExitStatus>) -> Self {
-        match status {
-            Some(s) if s.signal().is_some() => Self::Signal,
-            Some(_) => Self::Exit,
-            None => Self::Hang,
+    /// `oom`: the kernel has killed somebody for want of memory in this worker's time.
+    pub(crate) fn of(end: &End, status: Option<ExitStatus>, oom: bool) -> Self {
+        match (end, status) {
+            (End::Hung, _) | (_, None) => Self::Hang,
+            (_, Some(s)) if s.signal() == Some(libc::SIGKILL) && oom => Self::Oom,
+            (_, Some(s)) if s.signal().is_some() => Self::Signal,
+            (_, Some(_)) => Self::Exit,
         }
     }
     pub fn name(self) -> &'static str {
@@ -50,6 +55,7 @@ impl HealCause {
             Self::Start => "start",
             Self::Exit => "exit",
             Self::Signal => "signal",
+            Self::Oom => "oom",
             Self::Hang => "hang",
             Self::Agent => "agent",
             Self::Upgrade => "upgrade",
@@ -60,7 +66,7 @@ impl HealCause {
     pub fn level(self) -> u32 {
         match self {
             Self::Agent | Self::Upgrade => 2,
-            Self::Start | Self::Exit | Self::Signal | Self::Hang => 1,
+            Self::Start | Self::Exit | Self::Signal | Self::Oom | Self::Hang => 1,
         }
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod api;
 pub mod app;
+mod beat;
 mod broker_client;
 mod candidate;
 pub mod config;
@@ -17,6 +18,7 @@ mod http;
 mod memory;
 mod metrics;
 mod neighbours;
+mod oom;
 mod owner;
 pub mod privileged;
 mod profile;

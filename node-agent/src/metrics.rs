@@ -21,6 +21,12 @@ pub(crate) struct Label {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct HealLabel {
+    pub level: u32,
+    pub cause: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct RequestLabel {
     pub operation: &'static str,
     pub outcome: &'static str,
@@ -51,8 +57,10 @@ pub struct Metrics {
     cache_events: Counters,
     evicted_bytes: Counters,
     fetch_seconds: Histogram,
-    heals: Counters,
-    heal_seconds: Histogram,
+    heals: Family<HealLabel, Counter>,
+    heal_seconds: Family<HealLabel, Histogram>,
+    heal_requests: Family<HealLabel, Counter>,
+    poisoned: Counters,
     pub volumes: Gauge,
     pub standby: Gauge,
     pub anonymous_bytes: Gauge,
@@ -86,7 +94,9 @@ impl Metrics {
             evicted_bytes: Family::default(),
             fetch_seconds: seconds(),
             heals: Family::default(),
-            heal_seconds: seconds(),
+            heal_seconds: Family::new_with_constructor(seconds),
+            heal_requests: Family::default(),
+            poisoned: Family::default(),
             volumes: Gauge::default(),
             standby: Gauge::default(),
             anonymous_bytes: Gauge::default(),
@@ -145,12 +155,18 @@ impl Metrics {
                 Unit::Seconds,
                 m.fetch_seconds.clone(),
             );
-            r.register("heals", "Workers replaced, by cause", m.heals.clone());
+            r.register("heals", "Heals that a probe has seen, by level and cause", m.heals.clone());
             r.register_with_unit(
                 "heal_duration",
-                "From a worker's end to its successor serving",
+                "From a worker's end until its successor serves",
                 Unit::Seconds,
                 m.heal_seconds.clone(),
+            );
+            r.register("heal_requests", "Requests that successors took over", m.heal_requests.clone());
+            r.register(
+                "poisoned_requests",
+                "Requests answered EIO because they killed worker after worker",
+                m.poisoned.clone(),
             );
             r.register("volumes", "Mounted volumes", m.volumes.clone());
             r.register("standby_workers", "Workers that stand by", m.standby.clone());
@@ -210,8 +226,14 @@ impl Metrics {
     }
 
     pub fn healed(&self, heal: &Heal) {
-        self.heals.get_or_create(&Label { kind: heal.cause.name() }).inc();
-        self.heal_seconds.observe(heal.took.as_secs_f64());
+        let label = HealLabel { level: heal.level, cause: heal.cause.name() };
+        self.heals.get_or_create(&label).inc();
+        self.heal_seconds.get_or_create(&label).observe(heal.took.as_secs_f64());
+        self.heal_requests.get_or_create(&label).inc_by(heal.replayed);
+    }
+
+    pub fn poisoned(&self, operation: &'static str) {
+        self.poisoned.get_or_create(&Label { kind: operation }).inc();
     }
 }
 

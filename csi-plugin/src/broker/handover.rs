@@ -3,7 +3,8 @@
 
 use super::mounts_table::{Mount, Parts, State};
 use super::socket::{AgentIdentity, AgentLink, AskError};
-use super::{Broker, PROBE_LIMIT, primes};
+use super::targets::Recipe;
+use super::{Broker, GOODBYE_LIMIT, PROBE_LIMIT, primes};
 use crate::events::Subjects;
 use link::broker::{Adopt, AgentAnswer, AgentRequest, BrokerAnswer, Hold, MountId, Publish};
 use link::{Refusal, RefusalKind, failpoint};
@@ -111,8 +112,8 @@ impl Broker {
         // A process that executed itself anew has ended its earlier life with that.
         earlier.retain(|e| spare != Some(e) && !e.is_process_of(agent.identity()));
         earlier.iter().for_each(AgentIdentity::see_off);
+        // All of them first: a mount whose store hangs takes long to look through, and the others wait for their workers.
         let taken = for_each(&orphans, |mount| self.hand_over(agent, mount, spare.is_some()));
-        // After all of them: whoever waits for a mount should not wait for a look through another one.
         let adopted: Vec<_> =
             orphans.iter().zip(&taken).filter_map(|(m, t)| Some((m, (*t.as_ref().ok()?)?))).collect();
         for_each(&adopted, |(mount, since)| self.look_through(mount, *since));
@@ -154,6 +155,9 @@ impl Broker {
                 format!("the new agent refused it: {error}")
             }
         };
+        if mount.device().is_none() {
+            return Ok(None); // unpublished meanwhile
+        }
         self.enter(mount, State::Orphaned(since), &why);
         Err(format!("volume {} ({}): {why}", mount.spec.id, mount.id))
     }
@@ -201,6 +205,13 @@ impl Broker {
         failpoint::hit("broker.hold");
         let path = Path::new(&publish.target);
         let target = Target::resolve(&self.config.kubelet_dirs, path).map_err(|e| invalid(&e))?;
+        if self.kernel.has_ended(device.as_fd()) {
+            self.release_ended(agent, id);
+            return Err(Refusal::new(
+                RefusalKind::NotFound,
+                format!("the connection of mount {id} has ended"),
+            ));
+        }
         let (connection, source) = self.mounted(&target, &publish.spec)?;
         let mount = self.table.insert(Mount::new(Parts {
             id,
@@ -223,8 +234,27 @@ impl Broker {
         self.mounted(&mount.target, &mount.spec).inspect_err(|_| {
             self.table.remove(id);
         })?;
+        self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
+        mount.set_replaces(self.targets.dead(mount.target.path()));
+        if !mount.replaces().is_empty() {
+            self.renewals.wake();
+        }
         failpoint::hit("broker.held");
         Ok(BrokerAnswer::Done)
+    }
+
+    /// A mount that came to nothing (its broker died while it made it), or was taken away by somebody else: what is at
+    /// its target now is another one.
+    fn release_ended(&self, agent: &AgentIdentity, id: MountId) {
+        let Some(link) = self.agents.current().filter(|link| link.identity() == agent) else { return };
+        match link.ask(AgentRequest::Unpublish { mount: id }, &[], GOODBYE_LIMIT) {
+            Ok(_) => {
+                tracing::info!(mount = %id, "the agent has let go of a mount whose connection has ended")
+            }
+            Err(error) => {
+                tracing::warn!(mount = %id, %error, "the agent keeps a mount whose connection has ended")
+            }
+        }
     }
 
     /// The mount table knows the mount's options; the agent does not.
@@ -238,7 +268,7 @@ impl Broker {
         let top = stack.last().ok_or_else(absent)?;
         match top.ours() {
             Some(Ours::Fuse(source)) if source.is_of(spec.id.as_str(), &spec.digest()) => {
-                Ok((Connection { major: top.major, minor: top.minor }, source))
+                Ok((top.connection(), source))
             }
             _ => Err(absent()),
         }

@@ -4,25 +4,31 @@
 //! threads of their own.
 
 mod backing;
+mod confine;
 mod counter;
 pub mod expiry;
 mod handover;
+mod hangs;
 pub mod mounts_table;
 mod notices;
+mod renew;
+mod sight;
 mod slots;
 pub mod socket;
 mod succession;
 mod targets;
 
+use crate::busy::Busy;
 use crate::config::NodeConfig;
 use crate::events::{Events, Subjects};
 use crate::status::Failure;
 use counter::Counter;
-use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Publish};
+use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, MountId, Publish};
 use link::worker::Mode;
 use link::{Packet, Refusal, RefusalKind};
-use mounts::{Kernel, MountOptions, MountSource, Target, probe};
+use mounts::{Connection, Kernel, MountOptions, MountSource, Target, probe};
 use mounts_table::{Mount, Parts, State, Table};
+use renew::Renewals;
 use slots::AgentSlots;
 use socket::{AgentIdentity, AgentLink, AskError, Handler};
 use std::io;
@@ -32,7 +38,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
-use targets::Targets;
+use targets::{Recipe, Targets};
 use volume::{Credentials, VolumeSpec};
 
 const INIT_LIMIT: Duration = Duration::from_secs(2);
@@ -69,11 +75,17 @@ pub struct Broker {
     pub(crate) table: Table,
     pub(crate) config: NodeConfig,
     pub(crate) events: Events,
+    /// One at a time for each volume: calls of kubelet and what we do of our own accord.
+    pub(crate) busy: Arc<Busy>,
+    renewals: Arc<Renewals>,
     agents: AgentSlots,
     counter: Counter,
     targets: Targets,
     listener: OwnedFd,
     connections: AtomicUsize,
+    /// Mounts that are being looked through.
+    looks: AtomicUsize,
+    groups: confine::Groups,
     stopping: AtomicBool,
     /// An agent holds every mount for our successor: nothing is kept for an agent any more.
     going: AtomicBool,
@@ -96,11 +108,15 @@ impl Broker {
             table: Table::default(),
             config,
             events,
+            busy: Arc::default(),
+            renewals: Arc::default(),
             agents: AgentSlots::default(),
             counter,
             targets,
             listener,
             connections: AtomicUsize::new(0),
+            looks: AtomicUsize::new(0),
+            groups: confine::Groups::default(),
             stopping: AtomicBool::new(false),
             going: AtomicBool::new(false),
             switching: AtomicBool::new(false),
@@ -118,6 +134,10 @@ impl Broker {
         let watch = Arc::downgrade(&broker);
         let watcher = thread::Builder::new().name("expiry".into()).spawn(move || expiry::watch(watch))?;
         let _ = broker.watcher.set(watcher.thread().clone()); // set here only
+        let (weak, renewals) = (Arc::downgrade(&broker), broker.renewals.clone());
+        thread::Builder::new().name("renewals".into()).spawn(move || renew::watch(&weak, &renewals))?;
+        let watch = Arc::downgrade(&broker);
+        thread::Builder::new().name("agent-watch".into()).spawn(move || hangs::watch(&watch))?;
         let accepting = broker.clone();
         thread::Builder::new().name("broker".into()).spawn(move || accept(&accepting))?;
         Ok(broker)
@@ -128,6 +148,7 @@ impl Broker {
         self.stopping.store(true, Ordering::Release);
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both); // wakes accept
         self.agents.all().iter().for_each(|agent| agent.close());
+        self.renewals.end();
         self.wake_watcher();
     }
 
@@ -151,15 +172,21 @@ impl Broker {
         })
     }
 
+    /// The agent that a volume may be given to now.
+    fn publishing_agent(&self) -> Result<Arc<AgentLink>, Failure> {
+        match self.switching.load(Ordering::SeqCst) {
+            false => self.agent(),
+            true => Err(Failure::Unavailable(
+                "a node agent is taking over from another one: the publish will be repeated".into(),
+            )),
+        }
+    }
+
     /// Mounts at `target`, where nothing of ours is. After an error nothing is left that was not there before.
     pub fn bring_up(&self, order: Order, target: Target) -> Result<(), Failure> {
-        let agent = self.agent()?;
-        if self.switching.load(Ordering::SeqCst) {
-            let why = "a node agent is taking over from another one; the publish will be repeated";
-            return Err(Failure::Unavailable(why.into()));
-        }
+        let agent = self.publishing_agent()?;
         let target = Arc::new(target);
-        self.targets.add(&order.spec.id, target.path());
+        self.targets.add(target.path(), Recipe::of(&order));
         let made_directory = target.ensure_directory()?;
         self.mount(&agent, order, &target).inspect_err(|_| {
             if made_directory && let Err(error) = target.remove() {
@@ -173,36 +200,52 @@ impl Broker {
     /// The target is gone: nothing of it needs to be known any more.
     pub fn forget_target(&self, target: &Target) {
         self.targets.remove(target.path());
+        self.renewals.all_told(target.path());
     }
 
     fn mount(&self, agent: &AgentLink, order: Order, target: &Arc<Target>) -> Result<(), Failure> {
-        let source = order.source();
         let device = self.kernel.open_device()?;
-        let id = self.counter.next().map_err(|e| {
-            Failure::Internal(format!("no mount id from {}: {e}", self.config.state_dir.display()))
-        })?;
-        let connection = self.kernel.mount(target, device.as_fd(), &source, order.options)?;
-        let mount = self.table.insert(Mount::new(Parts {
-            id,
-            target: target.clone(),
-            connection,
-            source,
-            spec: order.spec,
-            credentials: order.credentials,
-            subjects: order.subjects,
-            environment: order.environment,
-            agent: agent.identity().clone(),
-            device,
-        }));
-        self.serve(agent, &mount).inspect_err(|_| {
+        let id = self.next_id()?;
+        let connection = self.kernel.mount(target, device.as_fd(), &order.source(), order.options)?;
+        let mount = self.enlist(id, agent, order, target, device, connection);
+        self.serve(agent, &mount).and_then(|mode| self.look_into(&mount, mode)).inspect_err(|_| {
             if let Err(error) = self.take_down(&mount) {
                 tracing::error!(mount = %mount.id, %error, "a failed mount could not be taken down");
             }
         })
     }
 
-    /// Device to agent, INIT back and forth, go, probe.
-    fn serve(&self, agent: &AgentLink, mount: &Mount) -> Result<(), Failure> {
+    fn next_id(&self) -> Result<MountId, Failure> {
+        self.counter.next().map_err(|e| {
+            Failure::Internal(format!("no mount id from {}: {e}", self.config.state_dir.display()))
+        })
+    }
+
+    fn enlist(
+        &self,
+        id: MountId,
+        agent: &AgentLink,
+        order: Order,
+        target: &Arc<Target>,
+        device: OwnedFd,
+        connection: Connection,
+    ) -> Arc<Mount> {
+        self.table.insert(Mount::new(Parts {
+            id,
+            target: target.clone(),
+            connection,
+            source: order.source(),
+            spec: order.spec,
+            credentials: order.credentials,
+            subjects: order.subjects,
+            environment: order.environment,
+            agent: agent.identity().clone(),
+            device,
+        }))
+    }
+
+    /// Device to agent, INIT back and forth, go.
+    fn serve(&self, agent: &AgentLink, mount: &Mount) -> Result<Mode, Failure> {
         let gone = || Failure::Unavailable("the mount was ended while it was set up".into());
         let device = mount.device().ok_or_else(gone)?;
         let init = self.kernel.read_init(device.as_fd(), INIT_LIMIT)?;
@@ -231,6 +274,11 @@ impl Broker {
         if self.agents.current().is_none_or(|a| !mount.is_of(a.identity())) {
             return Err(AskError::Gone.into());
         }
+        Ok(mode)
+    }
+
+    /// Success is what can be seen through the mount.
+    fn look_into(&self, mount: &Mount, mode: Mode) -> Result<(), Failure> {
         match self.kernel.probe(&mount.target, primes(mode), PROBE_LIMIT)? {
             probe::Outcome::Primed | probe::Outcome::Serving => Ok(()),
             probe::Outcome::Dead => Err(Failure::Unavailable("the mount's connection ended at once".into())),
@@ -239,6 +287,14 @@ impl Broker {
 
     /// Takes one known mount away: agent told, connection ended, unmounted, ids and descriptors given back.
     pub fn take_down(&self, mount: &Arc<Mount>) -> Result<(), Failure> {
+        self.let_go(mount);
+        self.kernel.unmount(&mount.target)?;
+        self.table.remove(mount.id);
+        Ok(())
+    }
+
+    /// Agent told, connection ended: nobody waits for it any more.
+    fn let_go(&self, mount: &Mount) {
         if let Some(agent) = self.agents.current()
             && mount.is_of(agent.identity())
         {
@@ -251,9 +307,6 @@ impl Broker {
         }
         // Nobody serves from here on, so whoever still waits must be let go before the unmount.
         self.abort(mount);
-        self.kernel.unmount(&mount.target)?;
-        self.table.remove(mount.id);
-        Ok(())
     }
 
     /// Ends a mount that stays mounted: its readers get ENOTCONN until it is unpublished or published anew.
@@ -325,6 +378,10 @@ impl Handler for Broker {
                 let count = count.map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?;
                 Ok(BrokerAnswer::Waiting { count })
             }
+            BrokerRequest::Probe { mount } => self.look(agent, mount),
+            BrokerRequest::Beat => Ok(BrokerAnswer::Done),
+            BrokerRequest::Confine { bytes } => self.confine(agent, fds, bytes),
+            BrokerRequest::Release { group } => self.release(agent, &group),
             BrokerRequest::Abort { mount, why } => {
                 let mount = self.owned(agent, mount)?;
                 self.end(&mount, &why);
@@ -341,20 +398,22 @@ impl Handler for Broker {
     }
 
     fn connected(&self, agent: &Arc<AgentLink>) {
+        self.note_groups_of(agent.identity());
         self.welcome_back(agent);
     }
 
     fn succeed(&self, agent: &Arc<AgentLink>) {
-        if agent.hello().successor {
-            return self.succession(agent);
+        match agent.hello() {
+            Hello { successor: true, .. } => self.succession(agent),
+            Hello { stepped_back: true, .. } => return,
+            _ => self.give_all(agent),
         }
-        if !agent.hello().stepped_back {
-            self.give_all(agent);
-        }
+        self.renewals.wake();
     }
 
     fn lost(&self, link: &AgentLink) {
         let agent = link.identity();
+        self.sweep_groups_of(agent);
         for mount in self.table.all() {
             // A mount that is being prepared fails with its publish.
             if mount.is_of(agent) && mount.state() == State::Serving {

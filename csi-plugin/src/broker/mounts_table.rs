@@ -5,8 +5,8 @@
 //!  Preparing ──────────────────────► Serving ────────────────────────────► Orphaned
 //!      │                             ▲  │  ◄── an agent is back, or adopts it ──  │ healTimeout
 //!      │ failed      Hold, by an agent │ abort asked, probe without answer      ▼
-//!      └────────► (removed)             └──────────────────────────────────►   Dead ──► (removed by unpublish
-//!                                                                                        or replaced by publish)
+//!      └────────► (removed)             └──────────────────────────────────►   Dead ──► (removed by unpublish,
+//!                                                                                 or replaced: see `renew`)
 //! ```
 
 use link::broker::{MountId, Resume};
@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use volume::{Credentials, VolumeSpec};
 
+use super::Order;
 use super::socket::AgentIdentity;
 use crate::events::Subjects;
 
@@ -58,6 +59,8 @@ struct Changing {
     prepared: Option<(Arc<OwnedFd>, Resume)>,
     /// Passthrough ids that the kernel holds for us.
     backing: BTreeSet<u32>,
+    /// Dead mounts in whose place it shall be, wherever they are found.
+    replaces: Vec<Connection>,
 }
 
 /// What a new mount starts with.
@@ -85,6 +88,7 @@ impl Mount {
             credentials,
             prepared: None,
             backing: BTreeSet::new(),
+            replaces: Vec::new(),
         };
         Self {
             id,
@@ -105,6 +109,25 @@ impl Mount {
 
     pub fn state(&self) -> State {
         self.changing().state
+    }
+
+    pub fn replaces(&self) -> Vec<Connection> {
+        self.changing().replaces.clone()
+    }
+
+    pub fn set_replaces(&self, dead: Vec<Connection>) {
+        self.changing().replaces = dead;
+    }
+
+    /// What would make it anew.
+    pub fn order(&self) -> Order {
+        Order {
+            spec: self.spec.clone(),
+            credentials: self.credentials(),
+            environment: self.environment,
+            options: self.source.options(),
+            subjects: self.subjects.clone(),
+        }
     }
 
     pub fn heal_timeout(&self) -> Duration {
@@ -212,8 +235,9 @@ impl Table {
         self.lock().remove(&id)
     }
 
+    /// The newest: a dead one stays until the one in its place serves.
     pub fn at(&self, path: &Path) -> Option<Arc<Mount>> {
-        self.lock().values().find(|m| m.target.path() == path).cloned()
+        self.lock().values().rev().find(|m| m.target.path() == path).cloned()
     }
 
     pub fn all(&self) -> Vec<Arc<Mount>> {

@@ -3,6 +3,7 @@
 use super::Broker;
 use super::mounts_table::{Mount, State};
 use super::socket::AskError;
+use super::targets::Recipe;
 use crate::events::{Reason, text};
 use link::RefusalKind;
 use link::broker::{AgentRequest, Report, Secrets};
@@ -40,6 +41,10 @@ impl Broker {
             Report::Recovered => {
                 self.events.note(&mount.subjects, Reason::Recovered, &text::recovered(volume));
             }
+            Report::Poisoned { operation, deaths } => {
+                let message = text::poisoned(volume, &operation, deaths, node);
+                self.events.note(&mount.subjects, Reason::RequestFailed, &message);
+            }
             Report::SourceAway { why } => {
                 let message = text::source_away(volume, &why);
                 self.events.note(&mount.subjects, Reason::Degraded, &message);
@@ -67,6 +72,7 @@ impl Broker {
             Ok(_) => {
                 tracing::info!(mount = %mount.id, volume = %mount.spec.id, "the changed secret is in use");
                 mount.rotated(credentials);
+                self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
             }
             Err(AskError::Refused(refusal)) if refusal.kind != RefusalKind::Unavailable => {
                 tracing::warn!(mount = %mount.id, volume = %mount.spec.id, why = %refusal, "a changed secret is not used");

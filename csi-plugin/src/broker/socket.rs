@@ -8,7 +8,7 @@ use link::version::{self, neighbours};
 use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,7 +20,7 @@ const SEND_LIMIT: Duration = Duration::from_secs(2);
 const SLOW_QUEUE: usize = 1024;
 
 /// One life of one agent process: a process id alone may be used again.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AgentIdentity {
     pub pid: i32,
     pub started: Option<u64>,
@@ -78,6 +78,10 @@ pub struct AgentLink {
     packet: Packet,
     identity: AgentIdentity,
     hello: Hello,
+    promised_to_beat: bool,
+    beats: AtomicU64,
+    /// A message of the agent is being dealt with: those behind it have not been looked at.
+    busy: AtomicBool,
     next: AtomicU64,
     /// None: the connection has ended.
     pending: Mutex<Option<HashMap<u64, SyncSender<Answered>>>>,
@@ -99,6 +103,16 @@ impl AgentLink {
 
     pub fn close(&self) {
         self.packet.shutdown();
+    }
+
+    /// It says `Beat`, and its process is known from the kernel.
+    pub fn promised_to_beat(&self) -> bool {
+        self.promised_to_beat
+    }
+
+    /// Signs of life so far; None: we are busy ourselves, and do not know.
+    pub fn beats(&self) -> Option<u64> {
+        (!self.busy.load(Ordering::Relaxed)).then(|| self.beats.load(Ordering::Relaxed))
     }
 
     fn pending(&self) -> MutexGuard<'_, Option<HashMap<u64, SyncSender<Answered>>>> {
@@ -166,7 +180,7 @@ pub fn serve(packet: Packet, agent_uid: u32, slots: &AgentSlots, handler: &Arc<d
     };
     match worker {
         Ok(worker) => {
-            receive(&link, &**handler, &slow);
+            receive(&link, handler, &slow);
             drop(slow);
             // Waiting askers see the end of the connection at once.
             *link.pending() = None;
@@ -206,7 +220,10 @@ fn greet(packet: Packet, agent_uid: u32, slots: &AgentSlots) -> Result<Arc<Agent
     let link = Arc::new(AgentLink {
         packet,
         identity: AgentIdentity::of(pid, hello.life),
+        promised_to_beat: hello.beats && peer.pid > 0,
         hello,
+        beats: AtomicU64::new(0),
+        busy: AtomicBool::new(false),
         next: AtomicU64::new(1),
         pending: Mutex::new(Some(HashMap::new())),
     });
@@ -234,10 +251,13 @@ fn greet(packet: Packet, agent_uid: u32, slots: &AgentSlots) -> Result<Arc<Agent
 
 type Question = (u64, BrokerRequest, Vec<OwnedFd>);
 
-fn receive(link: &AgentLink, handler: &dyn Handler, slow: &SyncSender<Question>) {
+fn receive(link: &Arc<AgentLink>, handler: &Arc<dyn Handler>, slow: &SyncSender<Question>) {
     let mut buffer = vec![0; MAX_MESSAGE];
     loop {
-        let (frame, fds) = match link::broker::recv::<FromAgent>(&link.packet, &mut buffer) {
+        link.busy.store(false, Ordering::Relaxed);
+        let received = link::broker::recv::<FromAgent>(&link.packet, &mut buffer);
+        link.busy.store(true, Ordering::Relaxed);
+        let (frame, fds) = match received {
             Ok(received) => received,
             Err(error @ (PacketError::Malformed(_) | PacketError::TooLarge(..))) => {
                 tracing::warn!(%error, "a message of the node agent was dropped");
@@ -258,28 +278,54 @@ fn receive(link: &AgentLink, handler: &dyn Handler, slow: &SyncSender<Question>)
                     let _ = waiting.try_send(body.map(|answer| (answer, fds)));
                 }
             }
-            // Cache files may lie on a disk that hangs: that must not hold up who is dying.
-            Frame::Ask { id, body } if is_slow(&body) => {
-                if slow.send((id, body, fds)).is_err() {
-                    return;
+            Frame::Ask { id, body } => match pace(&body) {
+                Pace::AtOnce => {
+                    if matches!(body, BrokerRequest::Beat) {
+                        link.beats.fetch_add(1, Ordering::Relaxed);
+                    }
+                    link.reply(id, handler.answer(&link.identity, body, fds));
                 }
-            }
-            Frame::Ask { id, body } => link.reply(id, handler.answer(&link.identity, body, fds)),
+                Pace::InOrder => {
+                    if slow.send((id, body, fds)).is_err() {
+                        return;
+                    }
+                }
+                Pace::Apart => {
+                    let (to, handler) = (link.clone(), handler.clone());
+                    let answer = move || to.reply(id, handler.answer(&to.identity, body, fds));
+                    if let Err(error) = std::thread::Builder::new().name("agent-apart".into()).spawn(answer) {
+                        link.reply(id, Err(Refusal::new(RefusalKind::Unavailable, error.to_string())));
+                    }
+                }
+            },
         }
     }
 }
 
-fn is_slow(request: &BrokerRequest) -> bool {
+/// How a question is answered without holding up the others.
+enum Pace {
+    AtOnce,
+    /// Cache files may lie on a disk that hangs: that must not hold up who is dying.
+    InOrder,
+    /// On a thread of its own: it waits for a mount. Few at once.
+    Apart,
+}
+
+fn pace(request: &BrokerRequest) -> Pace {
     match request {
         BrokerRequest::BackingOpen { .. }
         | BrokerRequest::BackingClose { .. }
         | BrokerRequest::Hold(_)
-        | BrokerRequest::Abort { .. } => true,
+        | BrokerRequest::Abort { .. } => Pace::InOrder,
+        BrokerRequest::Probe { .. } => Pace::Apart,
         BrokerRequest::Hello(_)
+        | BrokerRequest::Beat
+        | BrokerRequest::Confine { .. }
+        | BrokerRequest::Release { .. }
         | BrokerRequest::Dying { .. }
         | BrokerRequest::Waiting { .. }
         | BrokerRequest::Leaving
-        | BrokerRequest::Report { .. } => false,
+        | BrokerRequest::Report { .. } => Pace::AtOnce,
     }
 }
 

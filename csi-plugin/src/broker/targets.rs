@@ -1,29 +1,82 @@
 //! The targets that were mounted in this boot, on disk: after a reboot their directories are left behind and nobody
-//! else knows which are ours.
+//! else knows which are ours, and after the death of all who held a mount nobody else knows what it was made from.
 
-use mounts::{Kernel, Target, TargetError, stack_at};
+use super::Order;
+use crate::events::Subjects;
+use link::broker::{Claim, Pod};
+use mounts::{Connection, Kernel, MountOptions, Target, TargetError, stack_at};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use volume::VolumeId;
+use std::sync::{Mutex, PoisonError};
+use volume::{Credentials, VolumeId, VolumeSpec};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const FORMAT: u32 = 1;
+/// Dead mounts of one target that are still looked for; the oldest are given up.
+const DEAD_MAX: usize = 16;
 
 /// One file for each target, named by its digest.
 #[derive(Debug)]
 pub(super) struct Targets {
     directory: PathBuf,
     boot: String,
+    /// Held while a record is changed.
+    changing: Mutex<()>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+/// What a mount is made from, but for its secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Recipe {
+    pub(super) spec: VolumeSpec,
+    /// Does it need one?
+    secret: bool,
+    environment: bool,
+    pod: Option<Pod>,
+    claim: Option<Claim>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
     format: u32,
     boot: String,
     volume: VolumeId,
     target: PathBuf,
+    /// None: written by a version that did not know how to mount anew.
+    #[serde(default)]
+    recipe: Option<Recipe>,
+    /// Device numbers of dead mounts of this target that containers may still have.
+    #[serde(default)]
+    dead: Vec<(u32, u32)>,
+}
+
+impl Recipe {
+    pub(super) fn of(order: &Order) -> Self {
+        Self {
+            spec: order.spec.clone(),
+            secret: !order.credentials.is_anonymous(),
+            environment: order.environment,
+            pod: order.subjects.pod.clone(),
+            claim: order.subjects.claim.clone(),
+        }
+    }
+
+    pub(super) fn subjects(&self) -> Subjects {
+        Subjects { pod: self.pod.clone(), claim: self.claim.clone() }
+    }
+
+    /// None: only whoever knows the secret can order it.
+    pub(super) fn order(self, options: MountOptions) -> Option<Order> {
+        let subjects = self.subjects();
+        (!self.secret).then(|| Order {
+            spec: self.spec,
+            credentials: Credentials::anonymous(),
+            environment: self.environment,
+            options,
+            subjects,
+        })
+    }
 }
 
 impl Targets {
@@ -35,7 +88,7 @@ impl Targets {
     fn of_boot(state_dir: &Path, boot: String) -> io::Result<Self> {
         let directory = state_dir.join("targets");
         fs::create_dir_all(&directory)?;
-        Ok(Self { directory, boot })
+        Ok(Self { directory, boot, changing: Mutex::default() })
     }
 
     fn file(&self, target: &Path) -> PathBuf {
@@ -45,15 +98,28 @@ impl Targets {
         self.directory.join(hex::encode(&digest[..16])).with_extension("json")
     }
 
-    /// Before the mount. A record that cannot be written costs a directory that stays behind after a reboot, not a
-    /// publish.
-    pub(super) fn add(&self, volume: &VolumeId, target: &Path) {
-        let entry = Entry {
+    fn read(&self, target: &Path) -> Option<Entry> {
+        let entry = read(&self.file(target))?;
+        (entry.boot == self.boot && entry.target == target).then_some(entry)
+    }
+
+    /// A record that cannot be written costs a directory that stays behind after a reboot and a mount that waits for
+    /// its republish, not a publish.
+    fn change(&self, target: &Path, volume: &VolumeId, change: impl FnOnce(&mut Entry)) {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.read(target);
+        let mut entry = before.clone().unwrap_or_else(|| Entry {
             format: FORMAT,
             boot: self.boot.clone(),
             volume: volume.clone(),
             target: target.to_owned(),
-        };
+            recipe: None,
+            dead: Vec::new(),
+        });
+        change(&mut entry);
+        if before.as_ref() == Some(&entry) {
+            return;
+        }
         let file = self.file(target);
         let write = || -> io::Result<()> {
             let draft = file.with_extension("new");
@@ -65,7 +131,43 @@ impl Targets {
         }
     }
 
+    /// Before the mount.
+    pub(super) fn add(&self, target: &Path, recipe: Recipe) {
+        let volume = recipe.spec.id.clone();
+        self.change(target, &volume.clone(), |entry| {
+            entry.volume = volume;
+            entry.recipe = Some(recipe);
+        });
+    }
+
+    pub(super) fn recipe(&self, target: &Path) -> Option<Recipe> {
+        self.read(target)?.recipe
+    }
+
+    /// Before a dead mount is replaced: should we die on the way, the next broker goes on.
+    pub(super) fn add_dead(&self, target: &Path, volume: &VolumeId, dead: Connection) -> Vec<Connection> {
+        self.change(target, volume, |entry| {
+            let dead = (dead.major, dead.minor);
+            entry.dead.retain(|earlier| *earlier != dead);
+            entry.dead.push(dead);
+            let surplus = entry.dead.len().saturating_sub(DEAD_MAX);
+            entry.dead.drain(..surplus);
+        });
+        self.dead(target)
+    }
+
+    pub(super) fn dead(&self, target: &Path) -> Vec<Connection> {
+        let dead = self.read(target).map(|entry| entry.dead).unwrap_or_default();
+        dead.into_iter().map(|(major, minor)| Connection { major, minor }).collect()
+    }
+
+    /// None of them is anywhere any more.
+    pub(super) fn forget_dead(&self, target: &Path, volume: &VolumeId) {
+        self.change(target, volume, |entry| entry.dead.clear());
+    }
+
     pub(super) fn remove(&self, target: &Path) {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let file = self.file(target);
         match fs::remove_file(&file) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -85,9 +187,7 @@ impl Targets {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         let mut cleaned = 0;
         for file in entries.map(|e| e.path()) {
-            let entry: Option<Entry> =
-                fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
-            match entry.filter(|e| e.format == FORMAT) {
+            match read(&file) {
                 Some(entry) if entry.boot == self.boot => continue,
                 // In use again already: its record is written anew by the next publish.
                 Some(entry) if !stack_at(&table, &entry.target).is_empty() => continue,
@@ -103,6 +203,11 @@ impl Targets {
             tracing::info!(directories = cleaned, "targets of an earlier boot were removed");
         }
     }
+}
+
+fn read(file: &Path) -> Option<Entry> {
+    let entry: Entry = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
+    (entry.format == FORMAT).then_some(entry)
 }
 
 fn remove(kubelet_dirs: &[PathBuf], entry: &Entry) -> bool {
@@ -122,17 +227,73 @@ mod tests {
     use super::*;
     use mounts::{Fake, MountSource};
 
+    fn recipe(volume: &str, secrets: &[(&str, &str)]) -> Recipe {
+        Recipe::of(&Order {
+            spec: VolumeSpec {
+                id: VolumeId::parse(volume).unwrap(),
+                source: volume::SourceUrl::parse("s3://bucket/a").unwrap(),
+                parameters: volume::Parameters::default(),
+            },
+            credentials: Credentials::from_secrets(secrets.iter().copied()).unwrap(),
+            environment: true,
+            options: MountOptions::default(),
+            subjects: Subjects::default(),
+        })
+    }
+
+    #[test]
+    fn what_a_mount_was_made_from_is_known_but_for_its_secret() {
+        let dir = tempfile::tempdir().unwrap();
+        let targets = Targets::of_boot(dir.path(), "boot".into()).unwrap();
+        let (plain, secret) = (Path::new("/plain"), Path::new("/secret"));
+        targets.add(plain, recipe("v", &[]));
+        targets.add(secret, recipe("w", &[("accessKeyId", "id"), ("secretAccessKey", "hunter2")]));
+        let options = MountOptions { no_exec: true, no_atime: false };
+        let order = targets.recipe(plain).unwrap().order(options).unwrap();
+        assert_eq!((order.spec.id.as_str(), order.environment, order.options), ("v", true, options));
+        assert!(targets.recipe(secret).unwrap().order(options).is_none());
+        for file in fs::read_dir(dir.path().join("targets")).unwrap() {
+            assert!(!fs::read_to_string(file.unwrap().path()).unwrap().contains("hunter2"));
+        }
+        // A record of the version before this one.
+        let file = targets.file(plain);
+        let mut old: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        old.as_object_mut().unwrap().retain(|key, _| !["recipe", "dead"].contains(&key.as_str()));
+        fs::write(&file, old.to_string()).unwrap();
+        assert!(targets.read(plain).is_some() && targets.recipe(plain).is_none());
+        assert!(Targets::of_boot(dir.path(), "other".into()).unwrap().recipe(secret).is_none());
+    }
+
+    #[test]
+    fn dead_mounts_are_remembered_until_they_are_gone_and_not_without_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let targets = Targets::of_boot(dir.path(), "boot".into()).unwrap();
+        let (at, id) = (Path::new("/t"), VolumeId::parse("v").unwrap());
+        targets.add(at, recipe("v", &[]));
+        let dead = |minor| Connection { major: 0, minor };
+        for minor in [1, 2, 1] {
+            targets.add_dead(at, &id, dead(minor));
+        }
+        targets.add(at, recipe("v", &[]));
+        assert_eq!(targets.dead(at), [dead(2), dead(1)]);
+        for minor in 10..100 {
+            targets.add_dead(at, &id, dead(minor));
+        }
+        assert_eq!((targets.dead(at).len(), targets.dead(at).last()), (DEAD_MAX, Some(&dead(99))));
+        targets.forget_dead(at, &id);
+        assert!(targets.dead(at).is_empty() && targets.recipe(at).is_some());
+    }
+
     #[test]
     fn after_a_reboot_empty_targets_go_and_others_stay() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         let kubelet = root.join("kubelet");
-        let id = VolumeId::parse("v").unwrap();
         let before = Targets::of_boot(&root, "first".into()).unwrap();
         let target = |name: &str| kubelet.join(name);
         for name in ["empty", "full", "mounted", "gone", "unpublished"] {
             fs::create_dir_all(target(name)).unwrap();
-            before.add(&id, &target(name));
+            before.add(&target(name), recipe("v", &[]));
         }
         fs::write(target("full").join("file"), b"x").unwrap();
         fs::remove_dir(target("gone")).unwrap();

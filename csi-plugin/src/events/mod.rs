@@ -24,6 +24,8 @@ pub enum Reason {
     /// The mount waits for something.
     Degraded,
     Recovered,
+    /// One call failed that no worker survived.
+    RequestFailed,
     /// It could not be published, or has ended.
     Failed,
 }
@@ -34,6 +36,7 @@ impl Reason {
             Self::Healed => "MountHealed",
             Self::Degraded => "MountDegraded",
             Self::Recovered => "MountRecovered",
+            Self::RequestFailed => "MountRequestFailed",
             Self::Failed => "MountFailed",
         }
     }
@@ -41,7 +44,7 @@ impl Reason {
     fn kind(self) -> &'static str {
         match self {
             Self::Healed | Self::Recovered => "Normal",
-            Self::Degraded | Self::Failed => "Warning",
+            Self::Degraded | Self::RequestFailed | Self::Failed => "Warning",
         }
     }
 }

@@ -19,6 +19,30 @@ pub fn recovered(volume: &VolumeId) -> String {
     format!("Volume {volume}: the mount is served again; waiting calls go on. Nothing to do.")
 }
 
+pub fn renewed(volume: &VolumeId) -> String {
+    format!(
+        "Volume {volume}: all who held the mount had died, and it was made anew. Files that were open before fail (ENOTCONN) and must be opened again; paths work."
+    )
+}
+
+pub fn not_renewed(volume: &str, why: &str) -> String {
+    format!(
+        "Volume {volume}: all who held the mount have died, and it is not made anew yet ({why}). Programs get ENOTCONN. It is tried again by itself; a missing secret comes with kubelet's next republish, within minutes."
+    )
+}
+
+pub fn left_behind(volume: &VolumeId, why: &str) -> String {
+    format!(
+        "Volume {volume}: the mount was made anew, but a container still has the dead one ({why}). Programs in it get ENOTCONN: restart that container or delete the pod."
+    )
+}
+
+pub fn poisoned(volume: &VolumeId, operation: &str, deaths: u32, node: &str) -> String {
+    format!(
+        "Volume {volume}: a request ({operation}) ended {deaths} processes that tried to serve it, one after the other, and was answered EIO. All else goes on. This is a defect of Millpond: please report it with the log of the agent's pod on node {node}."
+    )
+}
+
 pub fn source_away(volume: &VolumeId, why: &str) -> String {
     format!(
         "Volume {volume}: its source does not answer ({why}). What is cached goes on; other calls wait up to storeTimeout and fail with EIO. Check the store, its endpoint and the network; calls are tried again."
@@ -31,7 +55,7 @@ pub fn source_back(volume: &VolumeId) -> String {
 
 pub fn ended(volume: &VolumeId, why: &str) -> String {
     format!(
-        "Volume {volume}: the mount has ended ({why}). Programs get ENOTCONN: delete the pod, so that it is made anew."
+        "Volume {volume}: the mount has ended ({why}). Programs get ENOTCONN until an agent is there again, which makes the mount anew; what is open must then be opened again. Look at the Millpond agent's pod."
     )
 }
 

@@ -6,7 +6,6 @@ mod stats;
 mod unpublish;
 
 use crate::broker::Broker;
-use crate::busy::Busy;
 use crate::calls;
 use crate::request::not_offered;
 use proto::csi::v1::node_server::Node;
@@ -23,12 +22,11 @@ pub struct NodeService {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) broker: Arc<Broker>,
-    pub(crate) busy: Arc<Busy>,
 }
 
 impl NodeService {
     pub fn new(broker: Arc<Broker>) -> Self {
-        Self { inner: Arc::new(Inner { broker, busy: Arc::default() }) }
+        Self { inner: Arc::new(Inner { broker }) }
     }
 }
 

@@ -47,6 +47,8 @@ pub enum Step {
     Mount,
     /// Take away what is there, then mount.
     Replace,
+    /// Mount anew in the place of the dead mount, here and in every container that has it.
+    Renew,
     AlreadyThere,
     /// Ask the mount itself, in another process, then decide again.
     Ask,
@@ -61,6 +63,7 @@ pub fn decide(found: &Found, wanted: &MountSource, target: &Path) -> Step {
         Found::Foreign(what) => Step::Refuse(Failure::Precondition(format!(
             "something else is mounted at {target} ({what}): unmount it first"
         ))),
+        Found::Fuse { source, standing: Standing::Dead } if source.volume == wanted.volume => Step::Renew,
         Found::Fuse { standing: Standing::Dead, .. } => Step::Replace,
         Found::Fuse { standing: Standing::Unknown, .. } => Step::Ask,
         Found::Fuse { source, .. } if source.volume != wanted.volume => Step::Refuse(Failure::Precondition(
@@ -116,7 +119,7 @@ impl Inner {
     fn try_publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Failure> {
         let Parsed { order, target, single_target } = parse(request)?;
         let keys = [format!("volume {}", order.spec.id), format!("target {}", target.display())];
-        let _turn = self.busy.enter(&keys, PATIENCE)?;
+        let _turn = self.broker.busy.enter(&keys, PATIENCE)?;
         let target = Target::resolve(&self.broker.config.kubelet_dirs, &target)?;
         let wanted = order.source();
 
@@ -138,6 +141,7 @@ impl Inner {
                     return Ok(());
                 }
                 Step::Mount => return self.broker.bring_up(order, target),
+                Step::Renew => return self.broker.renew(order, target),
                 Step::Replace => {
                     // Not before the agent is there: a dead mount is still better than a missing one.
                     self.broker.agent()?;
@@ -193,20 +197,20 @@ impl Inner {
     fn abort_strays(&self, target: &Target) -> Result<(), Failure> {
         let table = self.broker.kernel.table()?;
         for entry in stack_at(&table, target.path()) {
-            if let Some(Ours::Fuse(source)) = entry.ours() {
-                let connection = mounts::Connection { major: entry.major, minor: entry.minor };
-                if let Err(error) = self.broker.kernel.abort(connection, target) {
-                    tracing::warn!(volume = %source.volume, %error, "connection of an earlier broker not aborted");
-                }
+            if let Some(Ours::Fuse(source)) = entry.ours()
+                && let Err(error) = self.broker.kernel.abort(entry.connection(), target)
+            {
+                tracing::warn!(volume = %source.volume, %error, "connection of an earlier broker not aborted");
             }
         }
         Ok(())
     }
 }
 
-/// Another place where this volume is mounted.
+/// Another place where this volume is mounted. A bind of a part of it is kubelet's, for a subPath.
 fn elsewhere(table: &[MountEntry], volume: &str, here: &Path) -> Option<PathBuf> {
-    let ours = |e: &&MountEntry| matches!(e.ours(), Some(Ours::Fuse(s)) if s.volume == volume);
+    let whole = |e: &MountEntry| e.root == Path::new("/");
+    let ours = |e: &&MountEntry| matches!(e.ours(), Some(Ours::Fuse(s)) if s.volume == volume) && whole(e);
     table.iter().filter(ours).map(|e| e.mount_point.clone()).find(|at| at != here)
 }
 
@@ -262,9 +266,10 @@ mod tests {
         assert!(matches!(decide(fuse(&wanted, Standing::Serving)), Step::AlreadyThere));
         assert!(matches!(decide(fuse(&wanted, Standing::Orphaned)), Step::Refuse(Failure::Unavailable(_))));
         assert!(matches!(decide(fuse(&wanted, Standing::Unknown)), Step::Ask));
-        for other in [source("v", "2"), source("w", "1"), wanted.clone()] {
-            assert!(matches!(decide(fuse(&other, Standing::Dead)), Step::Replace));
+        for same in [source("v", "2"), wanted.clone()] {
+            assert!(matches!(decide(fuse(&same, Standing::Dead)), Step::Renew));
         }
+        assert!(matches!(decide(fuse(&source("w", "1"), Standing::Dead)), Step::Replace));
         assert!(matches!(
             decide(fuse(&source("v", "2"), Standing::Serving)),
             Step::Refuse(Failure::Conflict(_))

@@ -4,7 +4,7 @@ use super::Inner;
 use super::publish::Found;
 use crate::busy::PATIENCE;
 use crate::status::Failure;
-use mounts::{Target, TargetError};
+use mounts::{MountEntry, Ours, Target, TargetError, stack_at};
 use proto::csi::v1::NodeUnpublishVolumeRequest;
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ impl Inner {
         }
         let asked = PathBuf::from(&request.target_path);
         let keys = [format!("volume {}", request.volume_id), format!("target {}", asked.display())];
-        let _turn = self.busy.enter(&keys, PATIENCE)?;
+        let _turn = self.broker.busy.enter(&keys, PATIENCE)?;
         let target = match Target::resolve(&self.broker.config.kubelet_dirs, &asked) {
             Ok(target) => target,
             Err(TargetError::NoParent(_)) => return Ok(()), // gone with the pod's directory
@@ -43,6 +43,7 @@ impl Inner {
             Found::Fuse { .. } | Found::Guard => {
                 self.clear(&target)?;
                 tracing::info!(volume = request.volume_id, target_path = %target.path().display(), "unpublished");
+                self.tell_of_holders(request, stack_at(&table, target.path()));
             }
             Found::Nothing => {
                 // Somebody else unmounted it: the agent still serves it.
@@ -60,6 +61,18 @@ impl Inner {
                 Ok(())
             }
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Nobody waits for them: their calls get ENOTCONN.
+    fn tell_of_holders(&self, request: &NodeUnpublishVolumeRequest, unmounted: Vec<&MountEntry>) {
+        let fuse = |entry: &&MountEntry| matches!(entry.ours(), Some(Ours::Fuse(_)));
+        if unmounted.into_iter().filter(fuse).any(|entry| self.broker.kernel.remains(entry.connection())) {
+            tracing::warn!(
+                volume = request.volume_id,
+                target_path = request.target_path,
+                "processes still have this volume or a file of it: the kernel keeps what is left of the mount until they end"
+            );
         }
     }
 }

@@ -134,6 +134,7 @@ async fn serve(
             cache_roots: Vec::new(),
             agent_source_wait: Duration::from_secs(1),
             handover_wait: Duration::ZERO,
+            agent_hang_limit: Duration::from_secs(15),
             fusectl_dir: "/sys/fs/fuse/connections".into(),
             mount_fusectl: false,
             events: setup.events.is_some(),

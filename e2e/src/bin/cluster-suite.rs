@@ -60,7 +60,8 @@ fn main() -> Result<ExitCode> {
         None => Suite::start(&options.source, &cache, options.image.clone(), &options.logs)?,
     };
     println!("cluster ready in {:.0} s", begun.elapsed().as_secs_f64());
-    let (mut passed, mut failed, mut not_run) = (0, 0, 0);
+    let (mut passed, mut not_run) = (0, 0);
+    let mut failed = Vec::new();
     for check in chosen {
         if let (false, Some(why)) = (suite.is_ours(), check.own_cluster) {
             not_run += 1;
@@ -75,10 +76,10 @@ fn main() -> Result<ExitCode> {
                 println!("{} ... ok ({:.0} s)", check.name, begun.elapsed().as_secs_f64());
             }
             Err(e) => {
-                failed += 1;
                 println!("{} ... FAILED ({:.0} s)", check.name, begun.elapsed().as_secs_f64());
                 // Without a backtrace: the causes say what was seen.
                 e.chain().for_each(|cause| println!("    {cause}"));
+                failed.push(format!("{}: {e:#}", check.name));
                 let logs = options.logs.join(check.name);
                 match suite.collect_logs(&logs) {
                     Ok(()) => println!("logs of all parts: {}", logs.display()),
@@ -95,14 +96,14 @@ fn main() -> Result<ExitCode> {
         keep(&suite)?;
     }
     if let Err(e) = suite.finish() {
-        failed += 1;
-        println!("the end ... FAILED: {e:#}");
+        failed.push(format!("the end: {e:#}"));
     }
+    failed.iter().for_each(|why| println!("FAILED {why}"));
     if not_run > 0 {
         println!("{not_run} not run (named above)");
     }
-    println!("{passed} passed, {failed} failed ({:.0} s)", begun.elapsed().as_secs_f64());
-    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    println!("{passed} passed, {} failed ({:.0} s)", failed.len(), begun.elapsed().as_secs_f64());
+    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn chosen(only: &[String]) -> Result<Vec<&'static Check>> {

@@ -6,7 +6,7 @@ use e2e::node::{AgentOptions, Node};
 use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
 use e2e::scenario::torture::{self, Class, Length, Plan, TortureReport};
-use e2e::scenario::{cycles, faults, listing};
+use e2e::scenario::{cycles, faults, listing, memory, renewals};
 use e2e::tree::{Shape, Tree};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -38,11 +38,24 @@ enum Command {
         volumes: usize,
         #[arg(long)]
         seed: Option<u64>,
+        /// Fails if more than one in a hundred pauses is longer.
+        #[arg(long, value_parser = humantime::parse_duration)]
+        pause_p99: Option<Duration>,
     },
     /// One directory of very many objects: times and memory.
     Listing {
         #[arg(long, default_value_t = 1_000_000)]
         objects: u64,
+    },
+    /// Agent and broker are killed at once, again and again, under pods with mount namespaces of their own.
+    Renewals {
+        #[arg(long, default_value_t = 100)]
+        rounds: usize,
+    },
+    /// Workers that take more memory than they may.
+    Memory {
+        #[arg(long, default_value_t = 20)]
+        times: usize,
     },
     /// Workers, agent and broker die at random, alone and together, while applications judge every call.
     Torture {
@@ -78,6 +91,9 @@ enum Command {
     Guest {
         #[arg(long, default_value_t = 200)]
         kills: usize,
+        /// Workers that take more memory than they may.
+        #[arg(long, default_value_t = 5)]
+        greedy: usize,
     },
 }
 
@@ -107,19 +123,32 @@ fn main() -> Result<()> {
             }
             node.finish()
         }
-        Command::Handovers { rounds, volumes, seed: given } => {
+        Command::Handovers { rounds, volumes, seed: given, pause_p99 } => {
             let mut node = Node::start(AgentOptions::default())?;
             let KillPlan { shape, .. } = KillPlan::long(0, 0);
             let plan = HandoverPlan { rounds, volumes, shape, alarm: true, seed: seed(given) };
             let report = handovers::run(&mut node, &plan)?;
             println!("{report}");
             report.report.ensure_clean()?;
+            if let Some(limit) = pause_p99 {
+                let p99 = report.pauses.p99_ms;
+                ensure!(p99 <= limit.as_secs_f64() * 1e3, "pause p99 {p99:.1} ms, above {limit:?}");
+            }
             node.finish()
         }
         Command::Listing { objects } => {
             let mut node = Node::start(AgentOptions::default())?;
             println!("{}", listing::run(&mut node, objects)?);
             node.finish()
+        }
+        Command::Renewals { rounds } => {
+            let mut node = renewals::node()?;
+            println!("{}", renewals::run(&mut node, rounds)?);
+            node.finish()
+        }
+        Command::Memory { times } => {
+            println!("{}", memory::run(times)?);
+            Ok(())
         }
         Command::Torture { duration, volumes, seed: given, classes, hang_limit, json } => {
             let options = AgentOptions { hang_limit, ..AgentOptions::default() };
@@ -149,11 +178,11 @@ fn main() -> Result<()> {
             println!("{}", cycles::run(&mut node, rounds, seed(given))?);
             node.finish()
         }
-        Command::Guest { kills } => guest(kills),
+        Command::Guest { kills, greedy } => guest(kills, greedy),
     }
 }
 
-fn guest(kills: usize) -> Result<()> {
+fn guest(kills: usize, greedy: usize) -> Result<()> {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("the kernel's release")?;
     let kernel = kernel.trim();
     let mut node = Node::start(AgentOptions::default())?;
@@ -185,6 +214,10 @@ fn guest(kills: usize) -> Result<()> {
     report.report.ensure_clean()?;
     ensure!(report.kills >= kills, "only {} deaths", report.kills);
     node.finish()?;
-    println!("kernel {kernel}: {}; checksums right; {report}; unpublished, nothing left", modes.join(", "));
+    let memory = memory::run(greedy)?;
+    println!(
+        "kernel {kernel}: {}; checksums right; {report}; {memory}; unpublished, nothing left",
+        modes.join(", ")
+    );
     Ok(())
 }

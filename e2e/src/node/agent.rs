@@ -32,6 +32,11 @@ pub struct AgentOptions {
     pub source_wait: &'static str,
     /// Kernel features that workers shall do without.
     pub withhold: Vec<&'static str>,
+    /// Private memory of one worker, and all of its memory.
+    pub worker_memory: &'static str,
+    pub memory_limit: &'static str,
+    /// What workers do to themselves.
+    pub misbehave: Vec<Misdeed>,
     /// Credentials of the agent's own environment, which volumes without a secret may use.
     pub environment: Option<(&'static str, &'static str)>,
     pub version: Version,
@@ -47,6 +52,20 @@ pub struct Failpoints {
     pub plugin: Option<&'static str>,
     /// One for each worker that an agent starts, in that order; "" lives.
     pub workers: Vec<&'static str>,
+}
+
+/// At files of this name, at most so often on one mount.
+#[derive(Clone, Debug)]
+pub struct Misdeed {
+    pub name: String,
+    pub what: &'static str,
+    pub times: u32,
+}
+
+impl Misdeed {
+    pub fn new(name: impl Into<String>, what: &'static str, times: u32) -> Self {
+        Self { name: name.into(), what, times }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -71,6 +90,9 @@ impl Default for AgentOptions {
             standby: 1,
             source_wait: "20s",
             withhold: Vec::new(),
+            worker_memory: "256Mi",
+            memory_limit: "512Mi",
+            misbehave: Vec::new(),
             environment: None,
             version: Version::This,
             hang_limit: None,
@@ -135,6 +157,11 @@ impl AgentOptions {
         writeln!(text, "suspend_respawn_file = {}", path(places.suspend_file()))?;
         let withhold: Vec<_> = self.withhold.iter().map(|w| format!("{w:?}")).collect();
         writeln!(text, "withhold = {}", list(&withhold))?;
+        writeln!(text, "memory = {:?}\nmemory_limit = {:?}", self.worker_memory, self.memory_limit)?;
+        let misdeed =
+            |m: &Misdeed| format!("{{ name = {:?}, do = {:?}, times = {} }}", m.name, m.what, m.times);
+        let misbehave: Vec<_> = self.misbehave.iter().map(misdeed).collect();
+        writeln!(text, "misbehave = {}", list(&misbehave))?;
         if let Some(limit) = self.hang_limit {
             writeln!(text, "hang_limit = \"{}ms\"", limit.as_millis())?;
         }
@@ -144,6 +171,7 @@ impl AgentOptions {
 
 #[derive(Debug)]
 pub struct Agent {
+    version: Version,
     process: Process,
     client: AgentClient<Channel>,
     runtime: Handle,
@@ -164,7 +192,7 @@ impl Agent {
         command.env("MILLPOND_WORKER_FAILPOINTS", options.failpoints.workers.join(","));
         let process = spawn(&mut command, places, "node-agent")?;
         let client = AgentClient::new(super::channel(&places.agent_socket(), runtime)?);
-        Ok(Self { process, client, runtime: runtime.clone() })
+        Ok(Self { version: options.version, process, client, runtime: runtime.clone() })
     }
 
     /// Returns when the agent has found the broker.
@@ -185,6 +213,9 @@ impl Agent {
         Ok(agent)
     }
 
+    pub fn version(&self) -> Version {
+        self.version
+    }
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }

@@ -2,7 +2,9 @@
 
 use super::{Agent, AgentOptions, Node, ORDERLY_END};
 use crate::clock::wait_until;
+use crate::processes;
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -15,6 +17,8 @@ pub enum Outcome {
     Succeeded(ExitStatus),
     /// The candidate has ended, like this, and the agent before is still there.
     Failed(ExitStatus),
+    /// The agent before and the candidate.
+    BothEnded(ExitStatus, ExitStatus),
 }
 
 impl Node {
@@ -27,8 +31,12 @@ impl Node {
 
     /// `kill -9` of the agent that serves, while there is a candidate.
     pub fn kill_old_agent(&self) -> Result<()> {
-        let pid = rustix::process::Pid::from_raw(self.agent().pid() as i32).context("no such process")?;
-        Ok(rustix::process::kill_process(pid, rustix::process::Signal::KILL)?)
+        processes::signal(self.agent().pid(), Signal::KILL)
+    }
+    /// `kill -9` of the one that would take its place.
+    pub fn kill_candidate(&self) -> Result<()> {
+        let candidate = self.candidate.as_ref().context("there is no candidate")?;
+        processes::signal(candidate.pid(), Signal::KILL)
     }
 
     /// Waits until one of the two agents has ended.
@@ -52,7 +60,8 @@ impl Node {
             }
             (None, None) => bail!("neither agent has ended within {LIMIT:?}"),
             (Some(old), Some(new)) => {
-                bail!("both agents have ended: the old one with {old}, the new one with {new}")
+                self.candidate = None;
+                Ok(Outcome::BothEnded(old, new))
             }
         }
     }

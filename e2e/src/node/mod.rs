@@ -10,7 +10,7 @@ mod places;
 mod plugin;
 mod server;
 
-pub use agent::{Agent, AgentOptions, Failpoints, Tier};
+pub use agent::{Agent, AgentOptions, Failpoints, Misdeed, Tier};
 pub use disk::{FaultyDisk, small_disk};
 pub use handover::Outcome;
 pub use places::{OneAtATime, Places, Version, programs};
@@ -23,6 +23,7 @@ use crate::{mountinfo, processes};
 use anyhow::{Context, Result, bail, ensure};
 use plugin::PluginOptions;
 use proto::csi::v1 as csi;
+use rustix::process::Signal;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -165,8 +166,17 @@ impl Node {
 
     /// SIGTERM to both at the same instant; neither has ended when this returns.
     fn ask_both_to_stop(&self) -> Result<()> {
+        self.signal_both(Signal::TERM)
+    }
+    /// SIGKILL to both at the same instant: nobody holds the mounts any more.
+    pub fn kill_both(&mut self) -> Result<()> {
+        self.signal_both(Signal::KILL)?;
+        self.kill_agent()?;
+        self.kill_plugin()
+    }
+    fn signal_both(&self, signal: Signal) -> Result<()> {
         for pid in [self.agent().pid(), self.plugin().pid()] {
-            processes::signal(pid, rustix::process::Signal::TERM)?;
+            processes::signal(pid, signal)?;
         }
         Ok(())
     }
@@ -176,9 +186,15 @@ impl Node {
     pub fn plugin_has_ended(&mut self) -> bool {
         self.plugin.as_mut().is_some_and(|plugin| !plugin.is_alive())
     }
+    /// In place of one that the broker has killed.
+    pub fn replace_killed_agent(&mut self) -> Result<()> {
+        ensure!(self.agent_has_ended(), "the agent has not ended");
+        self.agent = None;
+        self.start_agent()
+    }
     /// In place of one that has ended by itself. Does not wait for the broker, which may be on its way out.
     pub fn succeed_agent(&mut self) -> Result<()> {
-        self.agent.take().context("the agent is down already")?.terminate(ORDERLY_END)?;
+        self.stop_agent()?;
         self.spawn_agent()
     }
     /// In place of one that has ended by itself.
@@ -211,11 +227,7 @@ impl Node {
 
     /// Waits until every mount is served by a worker, and held by agent and broker, so that either may die.
     pub fn wait_whole(&self, limit: Duration) -> Result<()> {
-        let served = || {
-            self.agent().status().is_ok_and(|s| s.broker_connected)
-                && self.agent().serving().is_ok_and(|serving| serving.len() == self.published.len())
-        };
-        let whole = wait_until(limit, served);
+        let whole = wait_until(limit, || self.agent_serves_all());
         ensure!(whole, "not every mount is served within {limit:?}: {:#?}", self.agent().volumes());
         // Answered by the agent through the broker's table: the broker has the mount (back). One question at a time: a
         // broker that has just started has better things to do.
@@ -231,6 +243,11 @@ impl Node {
         });
         ensure!(held, "the broker does not hold every mount within {limit:?}: {unknown:?}");
         Ok(())
+    }
+
+    pub fn agent_serves_all(&self) -> bool {
+        self.agent().status().is_ok_and(|s| s.broker_connected)
+            && self.agent().serving().is_ok_and(|serving| serving.len() == self.published.len())
     }
 
     /// The worker of a volume; waits until it has one that serves.
@@ -302,8 +319,20 @@ impl Node {
     }
 
     pub fn publish(&mut self, volume: &Volume, pod: &str) -> Result<Mounted, Status> {
+        self.publish_with(volume, pod, &secrets())
+    }
+
+    /// Without a secret the agent's environment must have one.
+    pub fn publish_with(
+        &mut self,
+        volume: &Volume,
+        pod: &str,
+        secrets: &[(&str, &str)],
+    ) -> Result<Mounted, Status> {
         let target = self.target(volume, pod).map_err(|e| Status::internal(e.to_string()))?;
-        self.plugin().publish(self.publish_request(volume, &target))?;
+        let mut request = self.publish_request(volume, &target);
+        request.secrets = secrets.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        self.plugin().publish(request)?;
         let mounted = Mounted { id: volume.id.clone(), target };
         if !self.published.contains(&mounted) {
             self.published.push(mounted.clone());

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Longest unpublish, whatever became of the worker.
 const UNPUBLISH_LIMIT: Duration = Duration::from_secs(5);
 /// Rounds after its start in which a process takes memory that it keeps.
-const WARM_UP: usize = 5;
+const WARM_UP: usize = 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Hurt {
@@ -38,13 +38,13 @@ enum Hurt {
 impl Hurt {
     fn weighed() -> Vec<(Self, u64)> {
         let all = [
-            (Self::Nothing, 10),
-            (Self::Worker, 50),
+            (Self::Nothing, 20),
+            (Self::Worker, 100),
             // Seldom: growth is seen in those that live for long.
-            (Self::Agent, 2),
-            (Self::Broker, 2),
-            (Self::LastWorker, 18),
-            (Self::StoppedWorker, 18),
+            (Self::Agent, 1),
+            (Self::Broker, 1),
+            (Self::LastWorker, 40),
+            (Self::StoppedWorker, 38),
         ];
         all.to_vec()
     }

@@ -6,5 +6,7 @@ pub mod faults;
 pub mod handovers;
 pub mod kills;
 pub mod listing;
+pub mod memory;
+pub mod renewals;
 pub mod resources;
 pub mod torture;

@@ -147,8 +147,14 @@ fn a_successor_that_crashes_at_any_step_leaves_the_old_agent_serving() -> Result
         "candidate.prepares",
         "candidate.called",
         "candidate.owns",
+        "candidate.up",
         "agent.adopt",
+        "agent.scope-opened",
+        "agent.memory-mapped",
+        "agent.workers-gone",
         "agent.collected",
+        "agent.worker-assigned",
+        "agent.worker-serving",
         "agent.adopted",
     ];
     for step in steps {

@@ -14,46 +14,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 use testkit::fault_fs::{Call, DiskFaults};
-use testkit::faults::{Fault, Rule, Script};
 
-fn worker_of(node: &Node, volume: &str) -> Option<u32> {
+pub(crate) fn worker_of(node: &Node, volume: &str) -> Option<u32> {
     node.agent().serving().ok()?.into_iter().find(|(id, _)| id == volume).map(|(_, pid)| pid)
-}
-
-#[test]
-fn a_worker_that_stands_still_is_replaced_and_no_call_fails() -> Result<()> {
-    let (mut node, tree) = node_with("set")?;
-    for profile in ["large", "small"] {
-        let mounted = node.volume(profile, "set", &[("profile", profile), ("metadataTtl", "1s")])?;
-        let pod = node.pod(&mounted)?;
-        let stopped = worker_of(&node, &mounted.id).context("nobody serves")?;
-        signal(stopped, Signal::STOP)?;
-        // Everything is cold: all of these wait for the one that stands still.
-        let readers: Vec<_> = (0..3).map(|k| pod.start_verify(&tree, 2, k)).collect::<Result<_>>()?;
-        let replaced = || worker_of(&node, &mounted.id).is_some_and(|pid| pid != stopped);
-        assert!(wait_until(Duration::from_secs(40), replaced), "{:?}", node.agent().volumes()?);
-        for reader in readers {
-            reader.finish(Duration::from_secs(60))?.ensure_all(&tree)?;
-        }
-        let heals = node.agent().heals()?;
-        let causes: Vec<_> = heals.iter().filter(|h| h.volume_id == mounted.id).map(|h| &h.cause).collect();
-        assert_eq!(causes, ["hang"], "{heals:?}");
-    }
-    node.finish()
-}
-
-#[test]
-fn a_worker_that_waits_for_the_store_is_not_replaced() -> Result<()> {
-    let (mut node, tree) = node_with("set")?;
-    let mounted = node.volume("v", "set", &[])?;
-    let pod = node.pod(&mounted)?;
-    let worker = worker_of(&node, &mounted.id);
-    // Longer than a worker may stand still.
-    let rule = Rule::always(Fault::Stall { ms: Some(9000) }).op("GetObject").times(1);
-    node.server.set_faults(&Script { seed: 0, rules: vec![rule] })?;
-    pod.verify(&tree, 1)?.ensure_all(&tree)?;
-    assert_eq!((worker_of(&node, &mounted.id), node.agent().heals()?.len()), (worker, 0));
-    node.finish()
 }
 
 #[test]

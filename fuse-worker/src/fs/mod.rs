@@ -8,6 +8,7 @@ mod backing;
 mod counters;
 mod files;
 mod freshness;
+mod misdeeds;
 mod names;
 mod node;
 mod open;
@@ -27,7 +28,7 @@ use backing::Backings;
 use cache::meta::{Attributes, Kind, View};
 use files::Files;
 use link::flight::Flight;
-use link::worker::{Ask, FromWorker, Mode, Show};
+use link::worker::{Ask, FromWorker, Misdeed, Mode, Show};
 use space::Buffers;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -51,6 +52,8 @@ pub struct Settings {
     pub files_max: usize,
     /// Bytes on their way to the kernel at most.
     pub buffer_bytes: usize,
+    /// Debug.
+    pub misdeeds: Vec<Misdeed>,
 }
 
 pub struct Fs {

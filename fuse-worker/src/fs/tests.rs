@@ -139,6 +139,7 @@ fn settings(mode: Mode, ttl: Option<Duration>) -> Settings {
         no_opendir: true,
         files_max: 16,
         buffer_bytes: 4 << 20,
+        misdeeds: Vec::new(),
     }
 }
 

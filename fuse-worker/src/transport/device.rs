@@ -11,6 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, O
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// Reader threads that are watched; there are never so many.
+const SEATS: usize = 64;
+/// Between two looks whether a suspect has been answered.
+const SUSPECT_PAUSE: Duration = Duration::from_millis(2);
+
 const FORGET: u32 = 2;
 const READDIR: u32 = 28;
 const INTERRUPT: u32 = 36;
@@ -36,6 +41,7 @@ thread_local! {
     static CURRENT: Cell<Current> = const { Cell::new(Current { unique: 0, listing_bytes: 0 }) };
     static TAKEN: Cell<Option<(Slot, u64)>> = const { Cell::new(None) };
     static STAGE: Cell<Option<usize>> = const { Cell::new(None) };
+    static SEAT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 pub fn current() -> Current {
@@ -54,10 +60,11 @@ pub struct Transport {
     populated: [AtomicBool; STAGES],
     populate_with_madvise: bool,
     started: Instant,
-    /// Threads that wait in the kernel for a request.
-    readers: AtomicUsize,
-    /// Since when (ms after `started`, plus one) the thread that owns a staging buffer executes a request; 0: it reads.
-    executing: [AtomicU64; STAGES],
+    /// For each reader thread: since when (ms after `started`, plus one) it executes a request; 0: it reads.
+    executing: [AtomicU64; SEATS],
+    seats: AtomicUsize,
+    /// A thread waits for the suspect that is being executed, to take the next one.
+    waits_for_suspect: AtomicBool,
 }
 
 /// What fuser gets for a device.
@@ -79,8 +86,9 @@ impl Transport {
             populated: [const { AtomicBool::new(false) }; STAGES],
             populate_with_madvise,
             started: Instant::now(),
-            readers: AtomicUsize::new(0),
-            executing: [const { AtomicU64::new(0) }; STAGES],
+            executing: [const { AtomicU64::new(0) }; SEATS],
+            seats: AtomicUsize::new(0),
+            waits_for_suspect: AtomicBool::new(false),
         });
         TRANSPORT
             .set(transport.clone())
@@ -104,14 +112,11 @@ impl Transport {
         self.init_given.load(SeqCst).then(|| self.captured().clone())?
     }
 
-    /// No thread reads the device, and each has been at one request for longer than `limit`.
+    /// A thread has been at one request for longer than `limit`. None of them ever waits for the store.
     pub fn is_stuck(&self, limit: Duration) -> bool {
         let (now, limit) = (self.stamp(), limit.as_millis() as u64);
-        let mut busy =
-            self.executing.iter().map(|since| since.load(Relaxed)).filter(|since| *since != 0).peekable();
-        self.readers.load(Relaxed) == 0
-            && busy.peek().is_some()
-            && busy.all(|since| now.saturating_sub(since) > limit)
+        let busy = self.executing.iter().map(|since| since.load(Relaxed)).filter(|since| *since != 0);
+        busy.into_iter().any(|since| now.saturating_sub(since) > limit)
     }
 
     fn stamp(&self) -> u64 {
@@ -130,29 +135,16 @@ impl Transport {
             return Ok(init.len());
         }
         self.park_previous();
-        loop {
-            match self.flight.next_orphan(buffer) {
-                Some(Orphan::Request(slot, header)) => {
-                    failpoint::hit("worker.orphan");
-                    self.begin(slot, &header, buffer);
-                    self.interrupts.wake(); // it may carry the predecessor's mark
-                    return Ok(header.len as usize);
-                }
-                Some(Orphan::Torn { unique }) => {
-                    self.send(unique, -libc::EIO, &[]);
-                }
-                None => break,
-            }
+        if let Some(len) = self.read_orphan(buffer) {
+            return Ok(len);
         }
         loop {
             let stage = self.stage();
             let into = self.flight.stage_pointer(stage);
             let wanted = STAGE_BYTES.min(buffer.len());
-            self.readers.fetch_add(1, Relaxed);
             // SAFETY: the pointer is valid for STAGE_BYTES bytes as long as the flight, and this thread owns the buffer.
             let read = unsafe { libc::syscall(libc::SYS_read, self.device.as_raw_fd(), into, wanted) };
             let errno = last_errno();
-            self.readers.fetch_sub(1, Relaxed);
             if read < 0 {
                 return Err(errno);
             }
@@ -180,6 +172,34 @@ impl Transport {
             }
             self.flight.commit_stage(stage, header.unique);
         }
+    }
+
+    /// What a predecessor took and did not answer.
+    fn read_orphan(&self, buffer: &mut [u8]) -> Option<usize> {
+        let mut waits = false;
+        let found = loop {
+            match self.flight.next_orphan(buffer) {
+                Some(Orphan::Request(slot, header)) => {
+                    failpoint::hit("worker.orphan");
+                    self.begin(slot, &header, buffer);
+                    self.interrupts.wake(); // it may carry the predecessor's mark
+                    break Some(header.len as usize);
+                }
+                Some(Orphan::Torn { unique }) => {
+                    self.send(unique, -libc::EIO, &[]);
+                }
+                // One thread waits for its turn; the others serve the device meanwhile.
+                Some(Orphan::Later) if waits || !self.waits_for_suspect.swap(true, SeqCst) => {
+                    waits = true;
+                    std::thread::sleep(SUSPECT_PAUSE);
+                }
+                Some(Orphan::Later) | None => break None,
+            }
+        };
+        if waits {
+            self.waits_for_suspect.store(false, SeqCst);
+        }
+        found
     }
 
     /// The session's `writev`: fuser's answer. The errno is the kernel's.
@@ -261,9 +281,7 @@ impl Transport {
 
     fn begin(&self, slot: Slot, header: &RequestHeader, request: &[u8]) {
         TAKEN.set(Some((slot, header.unique)));
-        if let Some(stage) = STAGE.get() {
-            self.executing[stage].store(self.stamp(), Relaxed);
-        }
+        self.executing[self.seat()].store(self.stamp(), Relaxed);
         let listing_bytes = match header.opcode {
             // fuse_read_in: fh, offset, size
             READDIR | READDIRPLUS => {
@@ -279,10 +297,17 @@ impl Transport {
         if let Some((slot, unique)) = TAKEN.take() {
             self.flight.park(slot, unique);
         }
-        if let Some(stage) = STAGE.get() {
-            self.executing[stage].store(0, Relaxed);
-        }
+        self.executing[self.seat()].store(0, Relaxed);
         CURRENT.set(Current::default());
+    }
+
+    /// This thread's place among the readers, of whom there are fewer than seats.
+    fn seat(&self) -> usize {
+        SEAT.get().unwrap_or_else(|| {
+            let seat = self.seats.fetch_add(1, Relaxed) % SEATS;
+            SEAT.set(Some(seat));
+            seat
+        })
     }
 
     /// This thread's staging buffer; another one while a large request occupies it.

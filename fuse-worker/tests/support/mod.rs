@@ -7,7 +7,7 @@ pub mod mutating;
 pub use agent::{Agent, Object};
 
 use link::Packet;
-use link::flight::{Collected, Flight};
+use link::flight::{Blame, Collected, Flight};
 use link::worker::{Assign, FromWorker, Mode, Show, ToWorker, Withhold};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -54,6 +54,8 @@ impl Mount {
             mode,
             show,
             withhold: Withhold::default(),
+            misdeeds: Vec::new(),
+            hang_limit: Duration::from_secs(15),
             block_bytes: BLOCK,
             takeover: false,
         };
@@ -126,7 +128,7 @@ impl Mount {
         let mut worker = self.worker.take().unwrap();
         worker.kill().unwrap();
         worker.wait().unwrap();
-        self.flight.collect(&*self.device).unwrap()
+        self.flight.collect(&*self.device, Blame::Executing).unwrap()
     }
 
     /// Every answer that the volume owes is given.

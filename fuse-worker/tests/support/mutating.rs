@@ -6,7 +6,7 @@ use super::{connect, disconnect, wait_for};
 use fuse_worker::reply::{FOPEN_DIRECT_IO, Sink};
 use fuse_worker::transport::Transport;
 use link::failpoint;
-use link::flight::{Collected, Flight, Operation, Outcome, RequestHeader, STAGE_BYTES};
+use link::flight::{Blame, Collected, Flight, Operation, Outcome, RequestHeader, STAGE_BYTES};
 use std::fs;
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -104,7 +104,7 @@ impl Mutating {
         worker.wait().unwrap();
         let fine = status.is_none_or(|status| status.signal() == Some(libc::SIGABRT));
         assert!(fine, "the worker ended otherwise than at a failpoint: {status:?}");
-        let collected = self.flight.collect(&self.device).unwrap();
+        let collected = self.flight.collect(&self.device, Blame::Executing).unwrap();
         assert_eq!(collected, Collected { poisoned: vec![], lost: 0, ended: false, ..collected.clone() });
         status.is_some()
     }

@@ -1,6 +1,6 @@
 //! After a worker's death: find out which of its requests the kernel still waits for.
 
-use super::table::{ANSWERING, FREE, OPERATING, ORPHAN, WAITING, state_of, unique_of, word};
+use super::table::{ANSWERING, FREE, OPERATING, ORPHAN, SUSPECT_DEATHS, WAITING, state_of, unique_of, word};
 use super::{Flight, RequestHeader, STAGE_BYTES, STAGES};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -66,6 +66,36 @@ pub struct Poisoned {
     pub deaths: u32,
 }
 
+impl Poisoned {
+    /// For people, as the kernel's `fuse.h` calls it.
+    pub fn operation(&self) -> &'static str {
+        match self.opcode {
+            1 => "LOOKUP",
+            3 => "GETATTR",
+            5 => "READLINK",
+            14 => "OPEN",
+            15 => "READ",
+            17 => "STATFS",
+            18 => "RELEASE",
+            22 => "GETXATTR",
+            23 => "LISTXATTR",
+            27 => "OPENDIR",
+            28 => "READDIR",
+            44 => "READDIRPLUS",
+            _ => "other",
+        }
+    }
+}
+
+/// Who is to blame for a worker's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    /// Whatever it was executing.
+    Executing,
+    /// Somebody else ended it.
+    Nobody,
+}
+
 /// What a dead worker left.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
@@ -111,13 +141,15 @@ impl Kernel for Device<'_> {
 impl Flight {
     /// To be run by whoever reaped the worker, while no worker serves the connection, and before the next one does.
     /// Running it twice does no harm; being killed inside it neither.
-    pub fn collect(&self, device: impl AsFd) -> io::Result<Collected> {
-        self.collect_with(&mut Device(device.as_fd()))
+    pub fn collect(&self, device: impl AsFd, blame: Blame) -> io::Result<Collected> {
+        self.collect_with(&mut Device(device.as_fd()), blame)
     }
 
-    pub(super) fn collect_with(&self, kernel: &mut dyn Kernel) -> io::Result<Collected> {
+    pub(super) fn collect_with(&self, kernel: &mut dyn Kernel, blame: Blame) -> io::Result<Collected> {
         let mut collected = Collected::default();
         self.orphans_word().store(0, Release);
+        self.suspect_word().store(0, Release);
+        self.acquit(blame);
         let mut begun = 0;
         for slot in 0..self.high_slot() {
             let current = self.word(slot).load(Acquire);
@@ -164,6 +196,23 @@ impl Flight {
         self.begun_orphans_word().store(begun, Release);
         self.orphans_word().store(collected.orphans as u32, Release);
         Ok(collected)
+    }
+
+    /// Clears those that are not to blame, before anybody is blamed: a collector that is killed between the two, and run
+    /// again, must not find the bystanders alone.
+    fn acquit(&self, blame: Blame) {
+        let executing = (0..self.high_slot()).filter(|&slot| {
+            let current = self.word(slot).load(Acquire);
+            state_of(current) >= WAITING && self.is_active(slot, unique_of(current))
+        });
+        let (suspects, others): (Vec<_>, Vec<_>) =
+            executing.partition(|&slot| self.deaths_at(slot) >= SUSPECT_DEATHS);
+        if blame == Blame::Nobody || !suspects.is_empty() {
+            others.into_iter().for_each(|slot| self.exonerate(slot));
+        }
+        if blame == Blame::Nobody {
+            suspects.into_iter().for_each(|slot| self.exonerate(slot));
+        }
     }
 
     /// A buffer whose owner died: it may hold a request that was read but not recorded.

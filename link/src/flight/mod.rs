@@ -25,6 +25,9 @@
 //!    └───────────────────── ORPHAN ◄──── collect: the worker died, the kernel still waits
 //! ```
 //!
+//! A request in whose execution two workers died is a *suspect*: suspects are executed again one at a time, after all
+//! others, and while one of them is being executed a death is blamed on nobody else.
+//!
 //! A request that changes something is OPERATING between WAITING and ANSWERING (`operations`): nobody answers it EINTR.
 //!
 //! Slots are given out lowest first, so that an idle volume touches a handful of pages.
@@ -39,7 +42,7 @@ mod table;
 mod tests;
 
 pub use backing::{BACKINGS, Backing};
-pub use collect::{Collected, LIMIT_DEATHS, Poisoned, Probe, answer_errno, probe, probe_works};
+pub use collect::{Blame, Collected, LIMIT_DEATHS, Poisoned, Probe, answer_errno, probe, probe_works};
 pub use operations::{INTENT_BYTES, OUTCOME_BYTES, Operation, OperationError, Outcome};
 pub use stage::{STAGE_BYTES, STAGES};
 pub use table::{Claim, INLINE_BYTES, Interrupted, Orphan, RequestHeader, SLOTS, Slot};
@@ -70,6 +73,7 @@ const REPLY_LEN_AT: usize = 132;
 const HIGH_SLOT_AT: usize = 192;
 const ORPHANS_AT: usize = 196;
 const BEGUN_ORPHANS_AT: usize = 200;
+const SUSPECT_AT: usize = 208;
 const HIGH_BACKING_AT: usize = 256;
 #[cfg(feature = "next-version")]
 const CREATED_BY_AT: usize = 320; // what only the next version writes; a build before it leaves it empty
@@ -114,6 +118,8 @@ pub enum Counter {
     Requeued,
     /// Replies swallowed because the request had been answered already, or refused because its caller was gone.
     Dropped,
+    /// Debug: times that a worker harmed itself as it was told.
+    Misdeeds,
 }
 
 /// One connection's shared memory, mapped.
@@ -235,5 +241,10 @@ impl Flight {
     /// Not 0: some orphans are operations that had begun.
     fn begun_orphans_word(&self) -> &AtomicU32 {
         self.memory.u32(BEGUN_ORPHANS_AT)
+    }
+
+    /// Unique of the suspect that is being executed again; 0: none.
+    fn suspect_word(&self) -> &AtomicU64 {
+        self.memory.u64(SUSPECT_AT)
     }
 }

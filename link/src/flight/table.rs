@@ -14,6 +14,8 @@ pub const SLOTS: usize = 16_384;
 /// Longest request that is copied into its slot, bytes.
 pub const INLINE_BYTES: usize = 512;
 pub(super) const NOTE_BYTES: usize = 64;
+/// One death may be anybody's; whoever was there again at the second is a suspect.
+pub(super) const SUSPECT_DEATHS: u32 = 2;
 
 pub(super) const FREE: u64 = 0;
 pub(super) const FILLING: u64 = 1;
@@ -70,6 +72,8 @@ pub enum Orphan {
     Torn {
         unique: u64,
     },
+    /// Only suspects are left, and one of them is being executed: ask again.
+    Later,
 }
 
 /// The fixed part of a request: `fuse_in_header`.
@@ -196,42 +200,67 @@ impl Flight {
         self.word(claim.slot).store(word(claim.unique, WAITING), Release);
     }
 
-    /// Takes up one request that the predecessor left, into `buffer`; operations that had begun come first.
+    /// Takes up one request that the predecessor left, into `buffer`; operations that had begun come first, suspects last.
     pub fn next_orphan(&self, buffer: &mut [u8]) -> Option<Orphan> {
         if self.orphans_word().load(Acquire) == 0 {
             return None;
         }
         if self.begun_orphans_word().load(Acquire) != 0 {
-            match self.take_orphan(buffer, true) {
+            match self.take_first(buffer, true) {
                 Some(orphan) => return Some(orphan),
                 None => self.begun_orphans_word().store(0, Release),
             }
         }
-        let orphan = self.take_orphan(buffer, false);
+        let orphan = self.take_first(buffer, false).or_else(|| self.take_suspect(buffer));
         if orphan.is_none() {
             self.orphans_word().store(0, Release);
         }
         orphan
     }
 
-    fn take_orphan(&self, buffer: &mut [u8], begun: bool) -> Option<Orphan> {
-        for slot in 0..self.high_slot() {
+    /// `begun`: of the operations that had, suspects or not, for nothing may come between.
+    fn take_first(&self, buffer: &mut [u8], begun: bool) -> Option<Orphan> {
+        (0..self.high_slot()).find_map(|slot| {
             let current = self.word(slot).load(Acquire);
-            if state_of(current) != ORPHAN || (begun && !self.has_begun(slot)) {
-                continue;
+            let due = if begun { self.has_begun(slot) } else { self.deaths_at(slot) < SUSPECT_DEATHS };
+            let wanted = state_of(current) == ORPHAN && due;
+            if wanted { self.take_orphan(slot, current, buffer) } else { None }
+        })
+    }
+
+    fn take_suspect(&self, buffer: &mut [u8]) -> Option<Orphan> {
+        (0..self.high_slot()).find_map(|slot| {
+            let current = self.word(slot).load(Acquire);
+            if state_of(current) != ORPHAN {
+                return None;
             }
-            let unique = unique_of(current);
-            if self.word(slot).compare_exchange(current, word(unique, WAITING), AcqRel, Relaxed).is_err() {
-                continue; // answered EINTR, or another thread was faster
+            match self.is_next_suspect(unique_of(current)) {
+                true => self.take_orphan(slot, current, buffer),
+                false => Some(Orphan::Later),
             }
-            self.note64(slot, ACTIVE).store(unique, Release);
-            self.count(Counter::Replayed);
-            return Some(match self.body(Slot(slot), buffer).filter(|h| h.unique == unique) {
-                Some(header) => Orphan::Request(Slot(slot), header),
-                None => Orphan::Torn { unique },
-            });
+        })
+    }
+
+    /// None: answered EINTR, or another thread was faster.
+    fn take_orphan(&self, slot: usize, current: u64, buffer: &mut [u8]) -> Option<Orphan> {
+        let unique = unique_of(current);
+        self.word(slot).compare_exchange(current, word(unique, WAITING), AcqRel, Relaxed).ok()?;
+        self.note64(slot, ACTIVE).store(unique, Release);
+        self.count(Counter::Replayed);
+        Some(match self.body(Slot(slot), buffer).filter(|h| h.unique == unique) {
+            Some(header) => Orphan::Request(Slot(slot), header),
+            None => Orphan::Torn { unique },
+        })
+    }
+
+    /// Makes this suspect the one that is executed, unless another one has not been answered yet.
+    fn is_next_suspect(&self, unique: u64) -> bool {
+        let suspect = self.suspect_word();
+        let before = suspect.load(Acquire);
+        if before != 0 && before != unique && self.find(before).is_some() {
+            return false;
         }
-        None
+        suspect.compare_exchange(before, unique, AcqRel, Relaxed).is_ok()
     }
 
     /// Copies a request's bytes to the front of `buffer`; None if the note makes no sense or the buffer is too small.
@@ -335,6 +364,16 @@ impl Flight {
     }
     pub(super) fn note_opcode(&self, slot: usize) -> u32 {
         self.note32(slot, OPCODE).load(Acquire)
+    }
+    pub(super) fn deaths_at(&self, slot: usize) -> u32 {
+        self.note32(slot, DEATHS).load(Acquire)
+    }
+    pub(super) fn is_active(&self, slot: usize, unique: u64) -> bool {
+        self.note64(slot, ACTIVE).load(Acquire) == unique
+    }
+    /// Nobody executes it any more, and it is not to blame for that.
+    pub(super) fn exonerate(&self, slot: usize) {
+        self.note64(slot, ACTIVE).store(0, Release);
     }
     /// Blames the request if it was being executed. Returns how many workers have died in it.
     pub(super) fn blame(&self, slot: usize, unique: u64) -> u32 {

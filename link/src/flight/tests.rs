@@ -64,6 +64,10 @@ fn take(flight: &Flight, model: &mut Model, len: usize) -> Option<u64> {
     Some(header.unique)
 }
 
+fn deaths_of(flight: &Flight, unique: u64) -> u32 {
+    flight.find(unique).map_or(0, |(Slot(slot), _)| flight.deaths_at(slot))
+}
+
 fn reply(flight: &Flight, model: &mut Model, unique: u64) {
     if let Some(claim) = flight.claim(unique) {
         assert!(model.waiting.remove(&claim.unique()).is_some(), "answered twice");
@@ -150,20 +154,20 @@ proptest! {
                 continue;
             }
             if let Some(accesses) = collector_dies {
-                within(accesses, || flight.collect_with(&mut model).unwrap());
+                within(accesses, || flight.collect_with(&mut model, Blame::Executing).unwrap());
             }
             // A request that was not yet copied out of the kernel stays in the kernel's queue.
             let read: BTreeSet<u64> = (0..STAGES).map(|s| flight.stage_header(s).unique).collect();
             let recorded: Vec<u64> =
                 model.waiting.keys().copied().filter(|u| read.contains(u) || flight.is_in_flight(*u)).collect();
             model.waiting.retain(|unique, _| recorded.contains(unique));
-            let collected = flight.collect_with(&mut model).unwrap();
+            let collected = flight.collect_with(&mut model, Blame::Executing).unwrap();
             prop_assert_eq!(collected.lost, 0);
             prop_assert_eq!(collected.orphans, model.waiting.len());
             prop_assert!(collected.poisoned.is_empty() || !model.failed.is_empty());
             successor_finishes(&flight, &mut model);
         }
-        flight.collect_with(&mut model).unwrap();
+        flight.collect_with(&mut model, Blame::Executing).unwrap();
         successor_finishes(&flight, &mut model);
     }
 
@@ -188,13 +192,13 @@ proptest! {
             }
             fn fail(&mut self, _: u64) {}
         }
-        flight.collect_with(&mut Deaf).unwrap();
+        flight.collect_with(&mut Deaf, Blame::Executing).unwrap();
         flight.init();
         flight.init_reply();
         flight.interrupted();
         flight.backings();
         let mut buffer = [0; STAGE_BYTES];
-        while flight.next_orphan(&mut buffer).is_some() {}
+        while !matches!(flight.next_orphan(&mut buffer), None | Some(Orphan::Later)) {}
     }
 }
 
@@ -210,7 +214,7 @@ fn a_request_that_kills_worker_after_worker_is_failed_and_the_bystander_is_not()
     flight.put(stage, &header).unwrap();
     flight.commit_stage(stage, header.unique);
     for death in 1..LIMIT_DEATHS {
-        let collected = flight.collect_with(&mut model).unwrap();
+        let collected = flight.collect_with(&mut model, Blame::Executing).unwrap();
         assert_eq!((collected.orphans, collected.poisoned.len()), (2, 0), "death {death}");
         let mut buffer = [0; STAGE_BYTES];
         while let Some(Orphan::Request(slot, taken)) = flight.next_orphan(&mut buffer) {
@@ -219,10 +223,67 @@ fn a_request_that_kills_worker_after_worker_is_failed_and_the_bystander_is_not()
             }
         }
     }
-    let collected = flight.collect_with(&mut model).unwrap();
+    let collected = flight.collect_with(&mut model, Blame::Executing).unwrap();
     let poisoned = Poisoned { unique: header.unique, opcode: 15, nodeid: 77, deaths: LIMIT_DEATHS };
     assert_eq!((collected.orphans, collected.poisoned), (1, vec![poisoned]));
     assert_eq!(model.failed, BTreeSet::from([header.unique]));
+}
+
+#[test]
+fn whoever_is_executed_beside_a_poisonous_request_is_not_failed_with_it() {
+    let flight = flight();
+    let mut model = Model::default();
+    let bystanders: Vec<u64> = (0..3).map(|_| take(&flight, &mut model, 80).unwrap()).collect();
+    let poison = take(&flight, &mut model, 90).unwrap();
+    // Every request that a worker takes up is under execution when the poison kills it.
+    bystanders.iter().chain([&poison]).for_each(|unique| flight.resume(*unique));
+    let mut answered = BTreeSet::new();
+    let mut deaths = 0;
+    loop {
+        let collected = flight.collect_with(&mut model, Blame::Executing).unwrap();
+        deaths += 1;
+        assert!(deaths < 20, "the poison is never found out");
+        if let [found] = &collected.poisoned[..] {
+            assert_eq!((found.unique, found.deaths), (poison, LIMIT_DEATHS));
+            break;
+        }
+        // A worker: its threads take what they are given, and answer what does not kill them.
+        let mut buffer = [0; STAGE_BYTES];
+        let mut dead = false;
+        while !dead {
+            let mut taken = Vec::new();
+            while let Some(Orphan::Request(_, header)) = flight.next_orphan(&mut buffer) {
+                taken.push(header.unique);
+            }
+            let suspects = taken.iter().filter(|unique| deaths_of(&flight, **unique) >= 2).count();
+            assert!(suspects <= 1, "{suspects} suspects at once");
+            dead = taken.is_empty() || taken.contains(&poison);
+            if !dead {
+                for unique in taken {
+                    reply(&flight, &mut model, unique);
+                    answered.insert(unique);
+                }
+            }
+        }
+    }
+    successor_finishes(&flight, &mut model);
+    assert_eq!(model.failed, BTreeSet::from([poison]));
+    assert!(answered.is_subset(&bystanders.into_iter().collect()));
+}
+
+#[test]
+fn a_worker_that_somebody_else_ended_makes_no_request_a_suspect() {
+    let flight = flight();
+    let mut model = Model::default();
+    let unique = take(&flight, &mut model, 80).unwrap();
+    let mut buffer = [0; STAGE_BYTES];
+    for _ in 0..3 * LIMIT_DEATHS {
+        flight.resume(unique);
+        let collected = flight.collect_with(&mut model, Blame::Nobody).unwrap();
+        assert_eq!((collected.orphans, collected.poisoned.len()), (1, 0));
+        assert!(matches!(flight.next_orphan(&mut buffer), Some(Orphan::Request(..))));
+    }
+    assert_eq!(deaths_of(&flight, unique), 0);
 }
 
 #[test]
@@ -258,7 +319,7 @@ fn effects_are_noted_once_and_survive_a_death() {
     let mut model = Model::default();
     let unique = take(&flight, &mut model, 60).unwrap();
     assert!(flight.set_effect(unique));
-    flight.collect_with(&mut model).unwrap();
+    flight.collect_with(&mut model, Blame::Executing).unwrap();
     assert!(flight.next_orphan(&mut [0; 64]).is_some());
     assert!(!flight.set_effect(unique));
     assert!(flight.claim(unique).unwrap().had_effect());
@@ -301,7 +362,7 @@ fn an_operation_happens_once_wherever_two_workers_die_in_it() {
             if within(accesses, || flight.once(unique, &mut Addition(&number)).unwrap()).is_none() {
                 deaths += 1;
             }
-            flight.collect_with(&mut model).unwrap();
+            flight.collect_with(&mut model, Blame::Executing).unwrap();
             let mut order = Vec::new();
             while let Some(Orphan::Request(slot, header)) = flight.next_orphan(&mut [0; STAGE_BYTES]) {
                 flight.park(slot, header.unique);

@@ -410,6 +410,8 @@ pub(crate) fn assign(
             revalidate_on_open,
         },
         withhold: config.withhold(),
+        misdeeds: config.workers.misbehave.clone(),
+        hang_limit: config.workers.hang_limit.0,
         block_bytes: config.cache.block.0,
         takeover: false,
     }

@@ -17,5 +17,6 @@ mod rehearsal;
 mod spawn;
 
 pub(crate) use mount::{Answer, Left, Mount, MountState, Parts, Phase, Surroundings};
+pub(crate) use policy::End;
 pub(crate) use rehearsal::rehearse;
 pub(crate) use spawn::{SpawnOptions, Spawner};

@@ -1,5 +1,8 @@
-//! When to start a successor: pure decisions over the history of deaths.
+//! When to start a successor, and who is to blame: pure decisions over the history of deaths.
 
+use link::flight::Blame;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 /// A worker that got as far as serving may be replaced at once, however often: whoever kills it, kills it. One that
@@ -8,12 +11,39 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Immediate deaths that are still taken for bad luck.
 const FREE_FAILURES: u32 = 3;
+/// Workers that serve and then die of themselves: as many as a few poisonous requests take. After that a crash loop must
+/// not take the machine; what is asked meanwhile is served between two crashes, or failed as poisonous.
+const FREE_CRASHES: u32 = 40;
+const LONGEST_CRASH_PAUSE: Duration = Duration::from_secs(1);
+/// After this long without a crash the slate is clean.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// How a worker's time ended, as its mount's thread saw it.
+#[derive(Debug)]
+pub(crate) enum End {
+    Closed,
+    Failed(#[allow(dead_code, reason = "shown through Debug")] String),
+    Hung,
+    Stopped,
+}
+
+/// A SIGKILL that did not come from the kernel for want of memory, nor from us, says nothing of what was executed.
+pub(super) fn blame(end: &End, status: Option<ExitStatus>, oom: bool) -> Blame {
+    let killed = status.is_some_and(|s| s.signal() == Some(libc::SIGKILL));
+    match end {
+        End::Closed | End::Stopped if killed && !oom => Blame::Nobody,
+        End::Closed | End::Stopped | End::Failed(_) | End::Hung => Blame::Executing,
+    }
+}
 
 /// What happened since somebody last served.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Deaths {
     unserved_since: Option<Instant>,
     failures: u32,
+    /// Of workers that served, one soon after the other.
+    crashes: u32,
+    last_crash: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,15 +54,22 @@ pub(super) enum Verdict {
 }
 
 impl Deaths {
-    /// A worker serves: the slate is clean.
+    /// A worker serves: the slate is clean, but for crashes.
     pub(super) fn serving(&mut self) {
-        *self = Self::default();
+        *self = Self { crashes: self.crashes, last_crash: self.last_crash, ..Self::default() };
     }
 
     /// A worker is gone, or could not be brought up.
     pub(super) fn died(&mut self, now: Instant, had_served: bool) {
         self.unserved_since.get_or_insert(now);
         self.failures = if had_served { 0 } else { self.failures.saturating_add(1) };
+    }
+
+    /// A worker that served is gone, and nobody else has ended it.
+    pub(super) fn crashed(&mut self, now: Instant) {
+        let soon = self.last_crash.is_some_and(|last| now.duration_since(last) < QUIET);
+        self.crashes = if soon { self.crashes.saturating_add(1) } else { 1 };
+        self.last_crash = Some(now);
     }
 
     pub(super) fn unserved_since(&self) -> Option<Instant> {
@@ -48,10 +85,12 @@ impl Deaths {
         if self.unserved_since.is_some_and(|since| now.duration_since(since) >= heal_timeout) {
             return Verdict::GiveUp;
         }
-        match self.failures.checked_sub(FREE_FAILURES) {
-            None | Some(0) => Verdict::StartAfter(Duration::ZERO),
-            Some(n) => Verdict::StartAfter((FIRST_PAUSE * 2u32.pow(n.min(10))).min(LONGEST_PAUSE)),
-        }
+        let pause = |count: u32, free: u32, longest: Duration| match count.checked_sub(free) {
+            None | Some(0) => Duration::ZERO,
+            Some(n) => (FIRST_PAUSE * 2u32.pow(n.min(10))).min(longest),
+        };
+        let failed = pause(self.failures, FREE_FAILURES, LONGEST_PAUSE);
+        Verdict::StartAfter(failed.max(pause(self.crashes, FREE_CRASHES, LONGEST_CRASH_PAUSE)))
     }
 }
 
@@ -60,6 +99,18 @@ mod tests {
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn only_a_worker_that_somebody_else_killed_has_no_request_to_blame() {
+        let signal = |number| Some(ExitStatus::from_raw(number));
+        let (abort, kill) = (signal(libc::SIGABRT), signal(libc::SIGKILL));
+        assert_eq!(blame(&End::Closed, kill, false), Blame::Nobody);
+        assert_eq!(blame(&End::Closed, kill, true), Blame::Executing, "for want of memory");
+        assert_eq!(blame(&End::Closed, abort, false), Blame::Executing);
+        assert_eq!(blame(&End::Closed, signal(256), false), Blame::Executing, "exit status 1");
+        assert_eq!(blame(&End::Hung, kill, false), Blame::Executing, "that was us");
+        assert_eq!(blame(&End::Closed, None, false), Blame::Executing);
+    }
 
     #[test]
     fn a_worker_that_served_is_replaced_at_once_however_often_it_dies() {
@@ -71,6 +122,31 @@ mod tests {
             assert!(!deaths.is_stuck());
             deaths.serving();
         }
+    }
+
+    #[test]
+    fn a_crash_loop_slows_down_and_is_forgotten_when_it_is_over() {
+        let mut deaths = Deaths::default();
+        let mut now = Instant::now();
+        let mut crash = |deaths: &mut Deaths, after: Duration| {
+            now += after;
+            deaths.died(now, true);
+            deaths.crashed(now);
+            let verdict = deaths.decide(now, LIMIT);
+            deaths.serving();
+            verdict
+        };
+        let soon = Duration::from_millis(100);
+        for _ in 0..FREE_CRASHES {
+            assert_eq!(crash(&mut deaths, soon), Verdict::StartAfter(Duration::ZERO));
+        }
+        assert_eq!(crash(&mut deaths, soon), Verdict::StartAfter(2 * FIRST_PAUSE));
+        let mut last = Verdict::GiveUp;
+        for _ in 0..20 {
+            last = crash(&mut deaths, soon);
+        }
+        assert_eq!(last, Verdict::StartAfter(LONGEST_CRASH_PAUSE));
+        assert_eq!(crash(&mut deaths, QUIET), Verdict::StartAfter(Duration::ZERO));
     }
 
     #[test]

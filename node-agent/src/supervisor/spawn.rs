@@ -5,12 +5,13 @@
 
 use link::worker::{FromWorker, LINK_FD, ToWorker, recv};
 use link::{MAX_MESSAGE, Packet, failpoint};
+use rustix::fs::{Mode, OFlags};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ pub struct SpawnOptions {
     pub memory_bytes: u64,
 }
 
-/// A started worker. Dropping it kills and reaps the process.
+/// A started worker. Dropping it kills the process.
 pub struct Worker {
     pub socket: Arc<Packet>,
     child: Child,
@@ -38,12 +39,32 @@ impl Worker {
         self.child.id()
     }
 
-    pub fn kill(&mut self) {
+    fn kill(&mut self) {
         let _ = self.child.kill(); // fails only if it is reaped already
     }
 
-    /// How it ended, waiting at most `limit`: a thread that is stuck in the kernel must not hold up the successor.
-    pub fn reap(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
+    /// Kills it and says how it ended, waiting at most `limit`. A thread that is stuck in the kernel must not hold up the
+    /// successor: such a worker is waited for elsewhere, and its end is not known.
+    pub fn bury(mut self, limit: Duration) -> Option<ExitStatus> {
+        self.kill();
+        let status = self.reap(limit);
+        if status.is_none() {
+            tracing::warn!(
+                pid = self.pid(),
+                "a killed worker is stuck in the kernel: its successor goes ahead without it"
+            );
+            let late = move || {
+                let _ = self.child.wait(); // whatever it says now, its successor serves
+                self.reaped = true;
+            };
+            if let Err(error) = std::thread::Builder::new().name("late-reaper".into()).spawn(late) {
+                tracing::error!(%error, "no thread to wait for it");
+            }
+        }
+        status
+    }
+
+    fn reap(&mut self, limit: Duration) -> Option<ExitStatus> {
         let end = Instant::now() + limit;
         let mut pause = Duration::from_micros(50);
         loop {
@@ -247,6 +268,12 @@ fn spawn(options: &SpawnOptions) -> io::Result<Worker> {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
             rustix::thread::set_no_new_privs(true)?;
+            // The kernel's first choice when memory is short: a worker is disposable. Raising it needs no rights; where it
+            // is forbidden nevertheless, the agent's own score holds.
+            let score = c"/proc/self/oom_score_adj";
+            if let Ok(file) = rustix::fs::open(score, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
+                let _ = rustix::io::write(&file, b"1000");
+            }
             let data = rustix::process::Rlimit { current: Some(memory), maximum: Some(memory) };
             rustix::process::setrlimit(rustix::process::Resource::Data, data)?;
             let core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };

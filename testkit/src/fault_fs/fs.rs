@@ -61,6 +61,21 @@ impl FaultFs {
         Ok(())
     }
 
+    /// Waits for other faults, if it is this read's turn to hang.
+    fn hang(&self) {
+        let began = {
+            let mut state = self.control.lock();
+            if state.hung >= state.faults.hang {
+                return;
+            }
+            state.hung += 1;
+            state.generation
+        };
+        while self.control.lock().generation == began {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn handles(&self) -> MutexGuard<'_, HashMap<u64, Handle>> {
         self.handles.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -299,7 +314,9 @@ impl Filesystem for FaultFs {
 
     fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         answer!(reply, self.open_node(ino, flags), file => {
-            reply.opened(self.keep(Handle::File(Arc::new(file))), FopenFlags::empty());
+            let hangs = self.control.lock().faults.hang > 0;
+            let flags = if hangs { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() };
+            reply.opened(self.keep(Handle::File(Arc::new(file))), flags);
         })
     }
 
@@ -337,6 +354,7 @@ impl Filesystem for FaultFs {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        self.hang();
         let data = self.ask(Call::Read, false).and_then(|()| {
             let file = self.file(handle)?;
             let mut buffer = Vec::with_capacity(size as usize);

@@ -3,7 +3,7 @@
 //! Faults are set while it runs, by [`Mounted::set`] or as JSON lines over a unix socket:
 //!
 //! ```text
-//! {"eio":["read","write","open","fsync","metadata"],"every":3,"budget":67108864,"readonly":true}
+//! {"eio":["read","write","open","fsync","metadata"],"every":3,"budget":67108864,"readonly":true,"hang":1}
 //! ```
 //!
 //! Each line replaces all faults (`{}` mends the disk) and is answered by one line: the [`Status`], or `error: …`.
@@ -30,6 +30,9 @@ pub struct DiskFaults {
     pub budget: Option<u64>,
     /// Everything that would change something fails with EROFS.
     pub readonly: bool,
+    /// So many reads are not answered before the faults are replaced. Files opened meanwhile are read past the page
+    /// cache: whoever waits for such a read cannot be killed.
+    pub hang: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +64,9 @@ struct Control(Arc<Mutex<State>>);
 struct State {
     faults: DiskFaults,
     candidates: u64,
+    /// Reads that hang, or have hung, since the faults were set; and how often those were set.
+    hung: u64,
+    generation: u64,
     status: Status,
 }
 
@@ -140,6 +146,8 @@ fn set(control: &Control, nodes: &nodes::Nodes, notifier: &Notifier, faults: Dis
         let mut state = control.lock();
         state.faults = faults;
         state.candidates = 0;
+        state.hung = 0;
+        state.generation += 1;
         state.status.failed = 0;
     }
     // Not under the lock: the kernel may have to write dirty pages to us first.

@@ -55,35 +55,53 @@ fn under_the_notebook(suite: &Suite, notebook: &mut Notebook) -> Result<()> {
 
 /// Replaces the pods of these components and waits for all of Millpond.
 fn delete_pods(suite: &Suite, components: &[&str]) -> Result<()> {
-    let before = holders(suite)?;
+    let holders: Vec<_> =
+        components.iter().map(|&c| if c == "agent" { Holder::Agent } else { Holder::Broker }).collect();
     let labels = format!("app.kubernetes.io/component in ({})", components.join(","));
-    suite.kubectl.run(&["delete", "pods", "-n", SYSTEM, "-l", &labels, "--wait=false"])?;
-    for &component in components {
-        replaced(suite, if component == "agent" { before.0 } else { before.1 })?;
-    }
-    serving(suite)
+    replaced(suite, &holders, || {
+        suite.kubectl.run(&["delete", "pods", "-n", SYSTEM, "-l", &labels, "--wait=false"]).map(drop)
+    })
 }
 
 fn roll(suite: &Suite, daemon_sets: &[&str]) -> Result<()> {
-    let before = holders(suite)?;
-    for name in daemon_sets {
-        suite.kubectl.run(&["rollout", "restart", "-n", SYSTEM, &format!("daemonset/{name}")])?;
+    let holders: Vec<_> =
+        daemon_sets.iter().map(|&n| if n == AGENT { Holder::Agent } else { Holder::Broker }).collect();
+    replaced(suite, &holders, || {
+        for name in daemon_sets {
+            suite.kubectl.run(&["rollout", "restart", "-n", SYSTEM, &format!("daemonset/{name}")])?;
+        }
+        Ok(())
+    })
+}
+
+/// A process that holds the mounts' descriptors.
+#[derive(Clone, Copy, Debug)]
+enum Holder {
+    Agent,
+    Broker,
+}
+
+impl Holder {
+    /// Waits until one that is not `other` runs. Ready pods alone say less: one that ends counts as ready for a moment.
+    fn wait(self, suite: &Suite, other: Option<u32>) -> Result<u32> {
+        suite.kubectl.wait(&format!("one {self:?}, not {other:?}"), PATIENCE, |_| {
+            let pid = match self {
+                Self::Agent => suite.view().only("node-agent"),
+                Self::Broker => node_process(suite),
+            }?;
+            Ok((Some(pid) != other).then_some(pid))
+        })
     }
-    for &name in daemon_sets {
-        replaced(suite, if name == AGENT { before.0 } else { before.1 })?;
+}
+
+/// Does what ends these holders; returns when others serve in their place.
+fn replaced(suite: &Suite, holders: &[Holder], end: impl FnOnce() -> Result<()>) -> Result<()> {
+    let before = holders.iter().map(|h| h.wait(suite, None)).collect::<Result<Vec<_>>>()?;
+    end()?;
+    for (holder, before) in holders.iter().zip(before) {
+        holder.wait(suite, Some(before))?;
     }
     serving(suite)
-}
-
-/// The processes: agent, broker.
-fn holders(suite: &Suite) -> Result<(u32, u32)> {
-    Ok((suite.view().only("node-agent")?, node_process(suite)?))
-}
-
-fn replaced(suite: &Suite, pid: u32) -> Result<()> {
-    suite.kubectl.wait(&format!("process {pid} to end"), PATIENCE, |_| {
-        Ok((!std::path::Path::new(&format!("/proc/{pid}")).exists()).then_some(()))
-    })
 }
 
 fn serving(suite: &Suite) -> Result<()> {
@@ -93,16 +111,16 @@ fn serving(suite: &Suite) -> Result<()> {
 
 /// A process fills the memory of the agent's container, whose first choice to kill is made the agent.
 fn out_of_memory(suite: &Suite) -> Result<()> {
-    let agent = suite.view().only("node-agent")?;
+    let agent = Holder::Agent.wait(suite, None)?;
     std::fs::write(format!("/proc/{agent}/oom_score_adj"), "1000")?;
     let procs = memory_cgroup(agent)?.join("cgroup.procs");
     ensure!(procs.exists(), "{} is not there", procs.display());
     let script = format!("echo $$ > {} && exec tail /dev/zero", procs.display());
-    let mut hog = Command::new("sh");
-    let hog = Process::spawn(hog.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::null()))?;
-    replaced(suite, agent)?;
-    drop(hog);
-    serving(suite)
+    let mut hog = None;
+    replaced(suite, &[Holder::Agent], || {
+        hog = Some(Process::spawn(Command::new("sh").args(["-c", &script]).stdout(Stdio::null()))?);
+        Ok(())
+    })
 }
 
 /// Where the kernel counts the memory of a process, cgroup v1 or v2.
@@ -132,14 +150,10 @@ fn without_api(suite: &Suite, notebook: &mut Notebook) -> Result<()> {
     let k = &suite.kubectl;
     suite.machine().stop_part("kube-apiserver", "KILL")?;
     let outcome = (|| {
-        for program in ["node-agent", "csi-plugin"] {
-            let (agent, node) = holders(suite)?;
-            let pid = if program == "node-agent" { agent } else { node };
+        for holder in [Holder::Agent, Holder::Broker] {
+            let pid = holder.wait(suite, None)?;
             suite.view().kill(pid)?;
-            k.wait(&format!("another {program}"), PATIENCE, |_| {
-                let (agent, node) = holders(suite)?;
-                Ok((agent != pid && node != pid).then_some(()))
-            })?;
+            holder.wait(suite, Some(pid))?;
             another_worker(suite, 0)?;
         }
         hung_worker(suite)?;

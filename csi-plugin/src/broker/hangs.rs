@@ -1,0 +1,41 @@
+//! An agent that hangs: it promised a sign of life every second, and none comes. It is killed, so that its DaemonSet
+//! starts the one that takes its mounts over.
+
+use super::Broker;
+use super::socket::AgentLink;
+use link::Pulse;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How often the agent is looked at. A broker that did not run itself for longer blames nobody for it.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// Runs until the broker is dropped or stopped.
+pub(super) fn watch(broker: &Weak<Broker>) {
+    let mut watched: Option<(Arc<AgentLink>, Pulse)> = None;
+    loop {
+        std::thread::sleep(EVERY);
+        let Some(broker) = broker.upgrade().filter(|broker| !broker.stopped()) else { return };
+        let now = Instant::now();
+        let agent = broker.agents.current().filter(|agent| agent.promised_to_beat());
+        let Some((agent, beats)) = agent.and_then(|agent| Some((agent.clone(), agent.beats()?))) else {
+            watched = None;
+            continue;
+        };
+        let (_, pulse) = match watched.take() {
+            Some((link, pulse)) if Arc::ptr_eq(&link, &agent) => watched.insert((link, pulse)),
+            _ => watched.insert((agent.clone(), Pulse::new(beats, EVERY, now))),
+        };
+        let still = pulse.look(beats, now);
+        if still >= broker.config.agent_hang_limit {
+            tracing::error!(
+                pid = agent.identity().pid,
+                ?still,
+                "the node agent hangs: killed, so that its successor takes its mounts over"
+            );
+            agent.identity().kill();
+            // Its connection ends with it, and whoever holds that hears of it. A new one is watched anew.
+            watched = None;
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Makes one mount anew: served first, then put in the dead one's place, then given to whoever has the dead one.
+
+use crate::broker::mounts_table::Mount;
+use crate::broker::targets::Recipe;
+use crate::broker::{Broker, Order};
+use crate::events::{Reason, text};
+use crate::status::Failure;
+use link::failpoint;
+use mounts::{Connection, Ours, Replacement, Target, stack_at};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+impl Broker {
+    /// At `target` is a dead mount of the same volume. After an error it is still there; the caller holds the
+    /// volume's turn.
+    pub fn renew(&self, order: Order, target: Target) -> Result<(), Failure> {
+        let begun = Instant::now();
+        // A dead mount is still better than a missing one.
+        let agent = self.publishing_agent()?;
+        let dead = self.dead_at(&target)?;
+        let target = Arc::new(target);
+        let (path, volume) = (target.path(), order.spec.id.clone());
+        self.targets.add(path, Recipe::of(&order));
+        let replaces = self.targets.add_dead(path, &volume, dead);
+        failpoint::hit("broker.renewal-noted");
+        let predecessor = self.table.at(path);
+        // Another connection's number may be somebody else's by now.
+        if let Some(it) = predecessor.as_ref().filter(|mount| mount.connection == dead) {
+            self.abort(it);
+        }
+
+        let device = self.kernel.open_device()?;
+        let id = self.next_id()?;
+        let new = self.kernel.mount_detached(device.as_fd(), &order.source(), order.options)?;
+        let mount = self.enlist(id, &agent, order, &target, device, new.connection);
+        let works = self.serve(&agent, &mount).and_then(|mode| {
+            failpoint::hit("broker.renewal-served");
+            self.kernel.put(&new, &target, dead)?;
+            failpoint::hit("broker.renewal-put");
+            self.look_into(&mount, mode)
+        });
+        if let Err(failure) = works {
+            self.let_go(&mount);
+            self.table.remove(mount.id);
+            return Err(failure);
+        }
+        if let Some(predecessor) = predecessor {
+            self.table.remove(predecessor.id);
+        }
+        self.renewals.all_told(path);
+        mount.set_replaces(replaces);
+        let complete = self.replace_elsewhere(&mount);
+        failpoint::hit("broker.renewed");
+        tracing::info!(
+            mount = %mount.id, %volume, target_path = %path.display(), level = 4, complete,
+            duration_ms = begun.elapsed().as_millis() as u64,
+            "healed: mounted anew in the place of a dead mount"
+        );
+        self.events.note(&mount.subjects, Reason::Recovered, &text::renewed(&volume));
+        self.renewals.wake();
+        Ok(())
+    }
+
+    fn dead_at(&self, target: &Target) -> Result<Connection, Failure> {
+        let table = self.kernel.table()?;
+        match stack_at(&table, target.path()).last() {
+            Some(top) if matches!(top.ours(), Some(Ours::Fuse(_))) => Ok(top.connection()),
+            _ => Err(Failure::Unavailable(format!("the mount at {} is gone", target.path().display()))),
+        }
+    }
+
+    /// False: somebody has a dead mount that could not be replaced.
+    pub(super) fn replace_elsewhere(&self, mount: &Mount) -> bool {
+        let (path, volume) = (mount.target.path(), &mount.spec.id);
+        let replacement = Replacement {
+            target: path.to_owned(),
+            new: mount.connection,
+            dead: mount.replaces(),
+            volume: volume.as_str().to_owned(),
+        };
+        let left = match self.kernel.replace(&replacement) {
+            Ok(replaced) => {
+                if replaced.mounts > 0 {
+                    tracing::info!(mount = %mount.id, %volume, mounts = replaced.mounts, "dead mounts in containers were replaced");
+                }
+                replaced.left
+            }
+            Err(error) => vec![error.to_string()],
+        };
+        if left.is_empty() {
+            return true;
+        }
+        let why = left.join("; ");
+        if self.renewals.tell(path, &why) {
+            tracing::warn!(mount = %mount.id, %volume, why, "a dead mount was not replaced in every container");
+            self.events.note(&mount.subjects, Reason::Degraded, &text::left_behind(volume, &why));
+        }
+        false
+    }
+}

@@ -1,0 +1,166 @@
+//! Processes that stand still instead of dying: found within their limit, killed and succeeded. Waiting is no hang.
+
+use crate::disks::node_on;
+use crate::outages::worker_of;
+use anyhow::{Context, Result, ensure};
+use e2e::clock::wait_until;
+use e2e::node::{AgentOptions, FaultyDisk, Misdeed, Node};
+use e2e::processes::signal;
+use e2e::tree::{Shape, Tree};
+use rustix::process::Signal;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use testkit::fault_fs::DiskFaults;
+use testkit::faults::{Fault, Rule, Script};
+
+const LIMIT: Duration = Duration::from_secs(4);
+/// For what a busy machine needs besides.
+const SLACK: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn node_with(misbehave: Vec<Misdeed>) -> Result<(Node, Tree)> {
+    let options = AgentOptions { hang_limit: Some(LIMIT), misbehave, ..AgentOptions::default() };
+    let node = Node::start(options)?;
+    let tree = Tree::generated("", Shape::LITTLE);
+    node.server.add(&tree, "set")?;
+    Ok((node, tree))
+}
+
+/// Causes of the heals of one volume, as soon as there are any.
+fn causes(node: &Node, volume: &str, limit: Duration) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let any = || {
+        let heals = node.agent().heals().unwrap_or_default();
+        found = heals.into_iter().filter(|h| h.volume_id == volume).map(|h| h.cause).collect();
+        !found.is_empty()
+    };
+    ensure!(wait_until(limit, any), "no heal within {limit:?}: {:?}", node.agent().volumes()?);
+    Ok(found)
+}
+
+#[test]
+fn a_worker_that_stands_still_is_replaced_and_no_call_fails() -> Result<()> {
+    let (mut node, tree) = node_with(Vec::new())?;
+    for profile in ["large", "small"] {
+        let mounted = node.volume(profile, "set", &[("profile", profile), ("metadataTtl", "1s")])?;
+        let pod = node.pod(&mounted)?;
+        let stopped = worker_of(&node, &mounted.id).context("nobody serves")?;
+        signal(stopped, Signal::STOP)?;
+        // Everything is cold: all of these wait for the one that stands still.
+        let readers: Vec<_> = (0..3).map(|k| pod.start_verify(&tree, 2, k)).collect::<Result<_>>()?;
+        assert_eq!(causes(&node, &mounted.id, LIMIT + SLACK)?, ["hang"]);
+        assert_ne!(worker_of(&node, &mounted.id), Some(stopped));
+        for reader in readers {
+            reader.finish(PATIENCE)?.ensure_all(&tree)?;
+        }
+    }
+    node.finish()
+}
+
+/// The other threads go on: only the one that is stuck, and whoever waits for it, could tell.
+#[test]
+fn a_worker_of_which_one_thread_is_stuck_is_replaced_and_no_call_fails() -> Result<()> {
+    for what in ["deadlock", "spin"] {
+        let (mut node, tree) = node_with(vec![Misdeed::new("large1", what, 1)])?;
+        for profile in ["large", "small"] {
+            let mounted = node.volume(profile, "set", &[("profile", profile)])?;
+            let pod = node.pod(&mounted)?;
+            let begun = Instant::now();
+            let reader = pod.start_verify(&tree, 2, 0)?;
+            assert_eq!(causes(&node, &mounted.id, LIMIT + SLACK)?, ["hang"], "{what}");
+            println!("{what}, profile {profile}: replaced {:?} after the first read", begun.elapsed());
+            reader.finish(PATIENCE)?.ensure_all(&tree)?;
+        }
+        node.finish()?;
+    }
+    Ok(())
+}
+
+/// Not even a SIGKILL ends a thread that waits for such a disk: its successor passes it by.
+#[test]
+fn a_worker_that_is_stuck_in_the_kernel_does_not_hold_up_its_successor() -> Result<()> {
+    let mut disk = None;
+    let mut node = node_on(|node, uid| {
+        node.options().hang_limit = Some(LIMIT);
+        node.options().withhold = vec!["passthrough", "no_open"];
+        let faulty = disk.insert(FaultyDisk::start(node.places(), uid)?);
+        Ok(faulty.path().to_owned())
+    })?;
+    let disk = disk.context("node_on makes the disk")?;
+    let tree = Tree::generated("", Shape::LITTLE);
+    node.server.add(&tree, "set")?;
+    // The first pod fills the cache; the second has nothing in the kernel's, and its worker reads the disk.
+    let (first, second) = (node.volume("first", "set", &[])?, node.volume("second", "set", &[])?);
+    node.pod(&first)?.verify(&tree, 2)?.ensure_all(&tree)?;
+    let pod = node.pod(&second)?;
+    disk.set(&DiskFaults { hang: 1, ..DiskFaults::default() })?;
+    let stuck = worker_of(&node, &second.id).context("nobody serves")?;
+    pod.start_verify(&tree, 2, 0)?.finish(PATIENCE)?.ensure_all(&tree)?;
+    assert_eq!(causes(&node, &second.id, PATIENCE)?, ["hang"]);
+    let is_there = || Path::new(&format!("/proc/{stuck}")).exists();
+    assert!(is_there(), "the disk hangs, and whoever reads it was killed: this shows nothing");
+    disk.set(&DiskFaults::default())?;
+    assert!(wait_until(PATIENCE, || !is_there()), "a worker that is stuck no more is not reaped");
+    drop(pod);
+    node.finish()
+}
+
+#[test]
+fn a_worker_that_waits_for_the_store_is_not_replaced() -> Result<()> {
+    let (mut node, tree) = node_with(Vec::new())?;
+    let mounted = node.volume("v", "set", &[])?;
+    let pod = node.pod(&mounted)?;
+    let worker = worker_of(&node, &mounted.id);
+    // Longer than a worker, or an agent, may stand still.
+    let rule = Rule::always(Fault::Stall { ms: Some(12_000) }).op("GetObject").times(1);
+    node.server.set_faults(&Script { seed: 0, rules: vec![rule] })?;
+    let agent = node.agent().pid();
+    pod.verify(&tree, 1)?.ensure_all(&tree)?;
+    assert_eq!((worker_of(&node, &mounted.id), node.agent().heals()?.len()), (worker, 0));
+    assert!(!node.agent_has_ended() && node.agent().pid() == agent);
+    node.finish()
+}
+
+#[test]
+fn an_agent_that_stands_still_is_killed_by_the_broker_and_its_successor_takes_over() -> Result<()> {
+    let (mut node, tree) = node_with(Vec::new())?;
+    let mounted = ["large", "small"].map(|p| node.volume(p, "set", &[("profile", p)]));
+    let pods = mounted.into_iter().map(|m| node.pod(&m?)).collect::<Result<Vec<_>>>()?;
+    let running = pods.iter().map(|p| p.oracle(&tree, &["--alarm"])).collect::<Result<Vec<_>>>()?;
+    for _ in 0..2 {
+        signal(node.agent().pid(), Signal::STOP)?;
+        let begun = Instant::now();
+        let killed = wait_until(LIMIT + SLACK, || node.agent_has_ended());
+        ensure!(killed, "the broker leaves an agent that stands still alone");
+        println!("killed after {:?}", begun.elapsed());
+        node.replace_killed_agent()?;
+        let all = || node.agent().serving().is_ok_and(|serving| serving.len() == 2);
+        ensure!(wait_until(PATIENCE, all), "not every mount is served: {:?}", node.agent().volumes());
+    }
+    for application in running {
+        let report = application.finish(PATIENCE)?;
+        println!("{}", report.summary());
+        report.ensure_clean()?;
+    }
+    drop(pods);
+    node.finish()
+}
+
+/// A broker that stood still itself has not seen anything, and blames nobody for it.
+#[test]
+fn a_broker_that_stood_still_kills_no_agent() -> Result<()> {
+    let (mut node, tree) = node_with(Vec::new())?;
+    let mounted = node.volume("v", "set", &[])?;
+    let pod = node.pod(&mounted)?;
+    let agent = node.agent().pid();
+    signal(node.plugin().pid(), Signal::STOP)?;
+    // Longer than the limit: what a condition could wait for is what must not happen.
+    let ended = wait_until(LIMIT + LIMIT / 2, || node.agent_has_ended());
+    signal(node.plugin().pid(), Signal::CONT)?;
+    assert!(!ended);
+    assert!(!wait_until(LIMIT, || node.agent_has_ended()), "the agent was killed for the broker's sleep");
+    assert_eq!(node.agent().pid(), agent);
+    pod.verify(&tree, 2)?.ensure_all(&tree)?;
+    drop(pod);
+    node.finish()
+}

@@ -1,0 +1,46 @@
+//! Debug: a worker that harms itself at files of a certain name, to show what becomes of its mount.
+
+use super::{Fs, ino_of};
+use link::flight::Counter;
+use link::worker::{Deed, Misdeed};
+
+impl Fs {
+    /// At every request for a name.
+    pub(super) fn misbehave_at_name(&self, name: &[u8]) {
+        let done = self.flight.counter(Counter::Misdeeds);
+        let due = |m: &&Misdeed| m.name.as_bytes() == name && done < u64::from(m.times);
+        if let Some(misdeed) = self.settings.misdeeds.iter().find(due) {
+            self.flight.count(Counter::Misdeeds);
+            eprintln!("fuse-worker: misdeed {:?} at {:?}", misdeed.what, misdeed.name);
+            commit(misdeed.what);
+        }
+    }
+
+    /// At every request for bytes.
+    pub(super) fn misbehave_at_node(&self, nodeid: u64) {
+        if self.settings.misdeeds.is_empty() {
+            return;
+        }
+        if let Ok(Some(path)) = self.view.path(ino_of(nodeid)) {
+            self.misbehave_at_name(path.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
+        }
+    }
+}
+
+fn commit(deed: Deed) -> ! {
+    match deed {
+        Deed::Abort => std::process::abort(),
+        Deed::Deadlock => loop {
+            std::thread::park();
+        },
+        Deed::Spin => loop {
+            std::hint::spin_loop();
+        },
+        Deed::Allocate => {
+            let mut taken = Vec::new();
+            loop {
+                taken.push(std::hint::black_box(vec![1u8; 1 << 20]));
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! A mount is healed when somebody has read through it: the broker has a process for that. Nobody waits for the proof.
+
+use super::confine::Verdict;
+use super::{Mount, Phase, Surroundings};
+use crate::heals::{Heal, HealCause};
+use link::broker::{BrokerAnswer, BrokerRequest};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// The broker may be away, or busy with the mounts of others.
+const PAUSE: Duration = Duration::from_millis(250);
+/// A mount that serves answers long before.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a successor finds.
+#[derive(Clone, Debug)]
+pub(super) struct Heir {
+    cause: HealCause,
+    /// Requests that it executes in the dead one's place.
+    replayed: u64,
+    /// What the dead one's memory group says.
+    memory: Option<Verdict>,
+}
+
+impl Heir {
+    pub(super) fn of(cause: HealCause, replayed: u64, memory: Option<Verdict>) -> Self {
+        Self { cause, replayed, memory }
+    }
+
+    /// Its group knows better than the machine's count, in which others may have died.
+    async fn cause(&self) -> HealCause {
+        match (self.cause, &self.memory) {
+            (HealCause::Signal | HealCause::Oom, Some(memory)) => match memory.clone().await {
+                Some(true) => HealCause::Oom,
+                Some(false) => HealCause::Signal,
+                None => self.cause,
+            },
+            (cause, _) => cause,
+        }
+    }
+}
+
+impl Mount {
+    /// Records a heal as soon as it can be seen from outside that `worker` serves.
+    pub(super) fn prove(self: &Arc<Self>, around: &Surroundings, worker: u32, heir: Heir, took: Duration) {
+        // Not the mount itself: one that is unpublished meanwhile must let its scope go at once.
+        let (me, id, volume) = (Arc::downgrade(self), self.id, self.spec.id.clone());
+        let (privileged, heals) = (around.privileged.clone(), around.heals.clone());
+        around.runtime.spawn(async move {
+            let end = Instant::now() + LIMIT;
+            loop {
+                let asked = privileged.ask(BrokerRequest::Probe { mount: id }, Vec::new()).await;
+                let is_it = me.upgrade().is_some_and(|me| me.is_served_by(worker));
+                match asked {
+                    Ok(BrokerAnswer::Probed { serving: true }) if is_it => break,
+                    _ if !is_it => {
+                        tracing::debug!(mount = %id, worker, "a successor went before it was seen to serve");
+                        return;
+                    }
+                    other if Instant::now() >= end => {
+                        tracing::error!(
+                            mount = %id, %volume, cause = heir.cause.name(), ?other,
+                            "a successor serves, but nothing could be read through the mount"
+                        );
+                        return;
+                    }
+                    _ => tokio::time::sleep(PAUSE).await,
+                }
+            }
+            let (cause, replayed) = (heir.cause().await, heir.replayed);
+            if let Some(me) = me.upgrade() {
+                me.lock().heals += 1;
+            }
+            tracing::info!(
+                mount = %id, %volume, level = cause.level(), cause = cause.name(), replayed,
+                duration_us = took.as_micros() as u64, "healed: a successor serves the mount"
+            );
+            heals.record(Heal {
+                at: SystemTime::now(),
+                volume,
+                mount: id,
+                cause,
+                took,
+                level: cause.level(),
+                replayed,
+            });
+        });
+    }
+
+    fn is_served_by(&self, worker: u32) -> bool {
+        let state = self.lock();
+        state.phase == Phase::Serving && state.worker.as_ref().is_some_and(|w| w.pid == worker)
+    }
+}
