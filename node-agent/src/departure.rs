@@ -26,7 +26,7 @@ pub(crate) enum Order {
     StepBack(oneshot::Sender<()>),
     StepForward,
     Depart,
-    /// A broker is there, perhaps a new one, and has been shown every mount.
+    /// Of an agent that has stepped back: a broker is there, perhaps a new one, and holds every mount.
     Shown,
 }
 

@@ -399,7 +399,9 @@ impl Handler for Broker {
 
     fn connected(&self, agent: &Arc<AgentLink>) {
         self.note_groups_of(agent.identity());
-        self.welcome_back(agent);
+        if !agent.hello().stepped_back {
+            self.welcome_back(agent);
+        }
     }
 
     fn succeed(&self, agent: &Arc<AgentLink>) {

@@ -230,6 +230,7 @@ pub fn hello() -> Hello {
         life: 1,
         successor: false,
         stepped_back: false,
+        beats: false,
     }
 }
 

@@ -7,8 +7,10 @@ use e2e::mountinfo;
 use e2e::node::{AgentOptions, Failpoints, Mounted, Node, Outcome, Version};
 use e2e::oracle::Report;
 use e2e::pod::{Pod, Running};
+use e2e::processes;
 use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::tree::{Shape, Tree};
+use rustix::process::Signal;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -188,6 +190,24 @@ fn an_agent_that_crashes_while_it_steps_back_is_succeeded() -> Result<()> {
         served_by(&node, node.agent().pid()).context(step)?;
     }
     judge(running)?;
+    node.finish()
+}
+
+#[test]
+fn an_agent_that_hangs_is_succeeded_by_one_that_comes() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let pods = mounted.iter().map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
+    processes::signal(node.agent().pid(), Signal::STOP)?;
+    node.start_candidate(&of(Version::Next))?;
+    let outcome = node.decide()?;
+    let Outcome::Succeeded(status) = outcome else { bail!("{outcome:?}") };
+    ensure!(!status.success(), "it was not killed: {status}");
+    served_by(&node, node.agent().pid())?;
+    for pod in &pods {
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+    }
+    drop(pods);
     node.finish()
 }
 

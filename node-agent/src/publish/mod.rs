@@ -504,8 +504,13 @@ impl crate::broker_client::Serve for Volumes {
     }
 
     async fn connected(self: Arc<Self>) {
+        let stepped_back = self.has_stepped_back();
         self.clone().show_to_broker().await;
-        self.order(Order::Shown);
+        if stepped_back {
+            // Its descriptors are closed next.
+            self.leave().await;
+            self.order(Order::Shown);
+        }
     }
 
     fn has_stepped_back(&self) -> bool {
