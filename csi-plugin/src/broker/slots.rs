@@ -63,12 +63,12 @@ impl AgentSlots {
         Ok(())
     }
 
-    /// The successor becomes the agent that serves in place of `old`; false if it is gone, or if somebody else has taken
-    /// that place.
-    pub(super) fn promote(&self, link: &Arc<AgentLink>, old: Option<&Arc<AgentLink>>) -> bool {
+    /// The successor becomes the agent that serves in place of `before`, whose end may not have been noted yet; false if
+    /// it is gone, or if somebody else has taken that place.
+    pub(super) fn promote(&self, link: &Arc<AgentLink>, before: Option<&Arc<AgentLink>>) -> bool {
         let mut slots = self.lock();
         let here = slots.successor.as_ref().is_some_and(|s| Arc::ptr_eq(s, link));
-        let free = slots.current.as_ref().is_none_or(|c| old.is_some_and(|old| Arc::ptr_eq(c, old)));
+        let free = slots.current.as_ref().is_none_or(|c| before.is_some_and(|b| Arc::ptr_eq(c, b)));
         if !here || !free {
             return false;
         }

@@ -53,7 +53,7 @@ impl Broker {
     /// All of it; blocks until it is decided. `successor` has just connected.
     pub(super) fn succession(&self, successor: &Arc<AgentLink>) {
         let begun = Instant::now();
-        let old = self.agents.current();
+        let before = self.agents.current();
         if let Err(why) = self.prepare(successor) {
             return self.dismiss(successor, &why);
         }
@@ -61,26 +61,30 @@ impl Broker {
         let quiet = NoPublishes::begin(&self.switching);
         self.await_publishes();
         let pause = Instant::now();
-        let stepped_back = old.as_ref().map(|old| self.step_back(old));
+        let stepped_back = before.as_ref().map(|old| (old, self.step_back(old)));
         // None: gone or killed, there is nothing to go back to.
-        let old = match (stepped_back, old) {
-            (Some(Ok(())), old) => old,
-            (Some(Err(AskError::Refused(refusal))), _) => {
+        let old = match stepped_back {
+            Some((old, Ok(()))) => Some(old),
+            Some((_, Err(AskError::Refused(refusal)))) => {
                 return self.dismiss(successor, &format!("the running agent goes on: {refusal}"));
             }
-            (Some(Err(AskError::Gone)), Some(old)) => {
+            Some((old, Err(AskError::Gone))) => {
                 old.identity().see_off();
                 None
             }
-            (Some(Err(error)), Some(old)) => {
+            Some((old, Err(error))) => {
                 tracing::warn!(pid = old.identity().pid, %error, "the old agent does not step back: it is killed");
                 old.identity().kill();
+                old.identity().see_off();
                 None
             }
-            _ => None,
+            None => None,
         };
         failpoint::hit("succession.stepped-back");
-        let taken = self.take_over(successor, old.as_ref());
+        let taken = match self.agents.promote(successor, before.as_ref()) {
+            true => self.take_over(successor, old),
+            false => Err("it is gone, or another agent has come".into()),
+        };
         drop(quiet);
         match (taken, old) {
             (Ok(mounts), old) => {
@@ -109,8 +113,10 @@ impl Broker {
                 }
             }
             (Err(why), None) => {
-                tracing::error!(why, "mounts wait for the next agent");
-                self.dismiss(successor, &why);
+                tracing::error!(pid = successor.identity().pid, why, "mounts wait for an agent");
+                // Not sent away: where nobody else works it comes back as the node's agent.
+                successor.close();
+                self.agents.clear(successor);
             }
         }
     }
@@ -162,9 +168,6 @@ impl Broker {
 
     /// How many mounts the successor has now; an error if the old agent has to serve again.
     fn take_over(&self, successor: &Arc<AgentLink>, old: Option<&Arc<AgentLink>>) -> Result<usize, String> {
-        if !self.agents.promote(successor, old) {
-            return Err("the new agent is gone".into());
-        }
         successor
             .ask(AgentRequest::Succeed, &[], SUCCEED_LIMIT)
             .map_err(|e| format!("the new agent does not take over: {e}"))?;
