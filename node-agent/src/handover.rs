@@ -90,21 +90,26 @@ impl Volumes {
         }
     }
 
+    /// Is every mount where a successor gets it from?
+    pub(crate) async fn is_held(&self) -> bool {
+        let ours: BTreeSet<MountId> = self.holding().into_iter().collect();
+        if ours.is_empty() {
+            return true;
+        }
+        match self.around.privileged.ask(BrokerRequest::Leaving, Vec::new()).await {
+            Ok(BrokerAnswer::Holding { mounts }) => ours.is_subset(&mounts.into_iter().collect()),
+            _ => false,
+        }
+    }
+
     /// Waits until every mount is where a successor gets it from; takes no new ones from now on.
     pub(crate) async fn leave(&self) {
         self.stop_taking();
         let end = Instant::now() + LEAVE_LIMIT;
         let mut told = false;
         loop {
-            let ours: BTreeSet<MountId> = self.holding().into_iter().collect();
-            if ours.is_empty() {
-                return;
-            }
-            let answer = self.around.privileged.ask(BrokerRequest::Leaving, Vec::new()).await;
-            if let Ok(BrokerAnswer::Holding { mounts }) = answer
-                && ours.is_subset(&mounts.into_iter().collect())
-            {
-                tracing::info!(mounts = ours.len(), "the broker holds every mount for the next agent");
+            if self.is_held().await {
+                tracing::info!("the broker holds every mount for the next agent");
                 return;
             }
             if Instant::now() >= end {

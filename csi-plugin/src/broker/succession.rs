@@ -16,8 +16,8 @@ use super::Broker;
 use super::handover::{AdoptFailed, Adoption, adoption, for_each};
 use super::mounts_table::{Mount, State};
 use super::socket::{AgentLink, AskError};
-use link::broker::AgentRequest;
-use link::failpoint;
+use link::broker::{AgentAnswer, AgentRequest};
+use link::{RefusalKind, failpoint};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +32,9 @@ const STEP_BACK_LIMIT: Duration = Duration::from_secs(5);
 /// A successor opens cache and state.
 const SUCCEED_LIMIT: Duration = Duration::from_secs(20);
 const WORD_LIMIT: Duration = Duration::from_secs(2);
+/// An agent shows its mounts to a broker that is new.
+const SHOWN_LIMIT: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// While one of these lives no volume is published: neither agent could take it.
 struct NoPublishes<'b>(&'b AtomicBool);
@@ -54,6 +57,10 @@ impl Broker {
     pub(super) fn succession(&self, successor: &Arc<AgentLink>) {
         let begun = Instant::now();
         let before = self.agents.current();
+        if !before.as_ref().is_none_or(|old| self.await_shown(old)) {
+            return self
+                .postpone(successor, "the running agent has not shown every mount to this broker yet");
+        }
         if let Err(why) = self.prepare(successor) {
             return self.dismiss(successor, &why);
         }
@@ -65,6 +72,9 @@ impl Broker {
         // None: gone or killed, there is nothing to go back to.
         let old = match stepped_back {
             Some((old, Ok(()))) => Some(old),
+            Some((_, Err(AskError::Refused(refusal)))) if refusal.kind == RefusalKind::Unavailable => {
+                return self.postpone(successor, &refusal.message);
+            }
             Some((_, Err(AskError::Refused(refusal)))) => {
                 return self.dismiss(successor, &format!("the running agent goes on: {refusal}"));
             }
@@ -113,10 +123,8 @@ impl Broker {
                 }
             }
             (Err(why), None) => {
-                tracing::error!(pid = successor.identity().pid, why, "mounts wait for an agent");
-                // Not sent away: where nobody else works it comes back as the node's agent.
-                successor.close();
-                self.agents.clear(successor);
+                tracing::error!(why, "mounts wait for an agent");
+                self.postpone(successor, &why); // where nobody else works it comes back as the node's agent
             }
         }
     }
@@ -147,11 +155,29 @@ impl Broker {
         }
     }
 
+    /// A broker that has just started knows only the mounts that it was shown, and could hand over no other. False: it
+    /// still does not know them all.
+    fn await_shown(&self, old: &AgentLink) -> bool {
+        let end = Instant::now() + SHOWN_LIMIT;
+        loop {
+            let unknown = match old.ask(AgentRequest::Holding, &[], WORD_LIMIT) {
+                Ok((AgentAnswer::Holding { mounts }, _)) => {
+                    mounts.iter().any(|id| self.table.get(*id).is_none())
+                }
+                _ => false, // it is gone, or hangs: what it has not shown cannot be had from it
+            };
+            if !unknown || Instant::now() >= end {
+                return !unknown;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
     fn await_publishes(&self) {
         let end = Instant::now() + PUBLISH_LIMIT;
         let under_way = || self.table.all().iter().any(|m| m.state() == State::Preparing);
         while under_way() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(LOOK_EVERY);
         }
     }
 
@@ -181,6 +207,13 @@ impl Broker {
             }
             (Err(AdoptFailed { why, .. }), _) => Err(why),
         }
+    }
+
+    /// It connects anew, and is tried again.
+    fn postpone(&self, successor: &Arc<AgentLink>, why: &str) {
+        tracing::warn!(pid = successor.identity().pid, why, "an agent does not take over yet");
+        successor.close();
+        self.agents.clear(successor);
     }
 
     fn dismiss(&self, successor: &Arc<AgentLink>, why: &str) {

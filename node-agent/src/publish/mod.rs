@@ -482,11 +482,18 @@ impl crate::broker_client::Serve for Volumes {
                 self.rotate(mount, &secrets.0).await.map(|()| (AgentAnswer::Done, Vec::new()))
             }
             AgentRequest::StepBack => {
+                let not_now = |why| Err(Refusal::new(RefusalKind::Unavailable, why));
+                if self.leaving.load(Ordering::Acquire) {
+                    return not_now("this agent is exiting");
+                }
+                if !self.is_held().await {
+                    return not_now("the broker does not hold every mount of this agent yet");
+                }
                 let (done, stepped_back) = oneshot::channel();
                 self.order(Order::StepBack(done));
                 match stepped_back.await {
                     Ok(()) => Ok((AgentAnswer::Done, Vec::new())),
-                    Err(_) => Err(Refusal::new(RefusalKind::Unavailable, "this agent is exiting")),
+                    Err(_) => not_now("this agent is exiting"),
                 }
             }
             AgentRequest::StepForward => {
