@@ -162,6 +162,7 @@ fn settings(assign: &Assign, offer: Offer) -> Settings {
         files_max: (lockdown::FILES_MAX / 2) as usize,
         // A READ of the largest size for each thread, and one for those that finish what had to be fetched.
         buffer_bytes: (assign.threads.clamp(1, READERS_MAX) as usize + 1) << 20,
+        successor: assign.takeover,
         misdeeds: assign.misdeeds.clone(),
     }
 }

@@ -127,8 +127,9 @@ impl Notebook {
         Ok(())
     }
 
-    /// Every reason has one Event or a few on the pod and on its claim, with a count, not one for each heal.
-    pub fn ensure_told(&self, suite: &Suite, reason: &str) -> Result<()> {
+    /// A reason has one Event on the pod and one on its claim for each life of the broker, with a count, not one for each
+    /// heal.
+    pub fn ensure_told(&self, suite: &Suite, reason: &str, lives: usize) -> Result<()> {
         for kind in ["Pod", "PersistentVolumeClaim"] {
             let told = suite.kubectl.wait("an Event for the heals", PATIENCE, |k| {
                 let mut all = k.events(TENANT, kind, self.name)?;
@@ -138,7 +139,7 @@ impl Notebook {
             let counted: u64 = told.iter().map(|e| e.count).sum();
             println!("    {kind}/{}: {reason}: {}", self.name, told[0].message);
             println!("    {kind}: {} Event objects for {counted} heals", told.len());
-            ensure!(told.len() <= 3, "not aggregated: {told:#?}");
+            ensure!(told.len() <= lives, "not aggregated: {told:#?}");
         }
         Ok(())
     }

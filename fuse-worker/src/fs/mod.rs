@@ -52,6 +52,8 @@ pub struct Settings {
     pub files_max: usize,
     /// Bytes on their way to the kernel at most.
     pub buffer_bytes: usize,
+    /// Another worker served this connection before.
+    pub successor: bool,
     /// Debug.
     pub misdeeds: Vec<Misdeed>,
 }
@@ -86,7 +88,7 @@ impl Fs {
         Arc::new(Self {
             files: Files::new(settings.files_max),
             known: node::Known::default(),
-            switched: node::Switched::default(),
+            switched: node::Switched::new(settings.successor.then(|| clock())),
             backings: Backings::recall(&flight),
             buffers: Buffers::new(settings.buffer_bytes),
             touched: Mutex::default(),

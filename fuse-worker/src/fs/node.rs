@@ -63,8 +63,8 @@ pub(super) struct Opened {
     pub(super) mtime_ns: i64,
 }
 
-/// The contents of superseded node ids that are still open. A help, not state: without it fstat and a reopen of such
-/// a file are ESTALE, reads go on (the handle tells the version).
+/// The contents of node ids that are still open although the source has another by now. A help, not state: without it
+/// fstat and a reopen of such a file are ESTALE, and reads within it go on (the handle tells the version).
 #[derive(Default)]
 pub(super) struct Known {
     opened: Mutex<HashMap<u64, Opened>>,
@@ -123,10 +123,19 @@ const SETTLE_MS: u64 = 2000;
 const SWITCHED_MAX: usize = 4096;
 
 /// Inodes whose node id changed under an open lately, with the moment.
-#[derive(Default)]
-pub(super) struct Switched(Mutex<HashMap<u64, u64>>);
+pub(super) struct Switched {
+    at: Mutex<HashMap<u64, u64>>,
+    /// Until then any inode may be one: opens that this worker's predecessor sent to look again come back to this one.
+    inherited_until_ms: u64,
+}
 
 impl Switched {
+    /// `successor_since_ms`: when this worker took over from another, if it did.
+    pub(super) fn new(successor_since_ms: Option<u64>) -> Self {
+        let inherited_until_ms = successor_since_ms.map_or(0, |since| since.saturating_add(SETTLE_MS));
+        Self { at: Mutex::default(), inherited_until_ms }
+    }
+
     pub(super) fn note(&self, ino: u64, now_ms: u64) {
         let mut map = self.lock();
         if map.len() >= SWITCHED_MAX {
@@ -138,6 +147,9 @@ impl Switched {
     }
 
     pub(super) fn recently(&self, ino: u64, now_ms: u64) -> bool {
+        if now_ms < self.inherited_until_ms {
+            return true;
+        }
         let mut map = self.lock();
         let recent = map.get(&ino).is_some_and(|at| now_ms.saturating_sub(*at) < SETTLE_MS);
         if !recent {
@@ -147,7 +159,7 @@ impl Switched {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        self.at.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 

@@ -20,18 +20,19 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     let told = under_the_notebook(suite, &mut notebook);
     // What the oracle saw explains a failure of the steps, too.
     let judged = notebook.end(suite);
-    told?;
+    let lives = told?;
     let report = judged?;
     let longest = report.slow.iter().map(|call| call.end_ns - call.start_ns).max().unwrap_or(0);
     println!("    longest call {:.1} s", longest as f64 / 1e9);
-    notebook.ensure_told(suite, "MountHealed")?;
+    notebook.ensure_told(suite, "MountHealed", lives)?;
     notebook.delete(suite)
 }
 
-fn under_the_notebook(suite: &Suite, notebook: &mut Notebook) -> Result<()> {
-    for components in [&["agent"][..], &["node"], &["agent", "node"]] {
-        delete_pods(suite, components)?;
-        println!("    pods deleted and replaced: {}", components.join(" and "));
+/// Returns how many lives the broker has had.
+fn under_the_notebook(suite: &Suite, notebook: &mut Notebook) -> Result<usize> {
+    for holders in CHOICES {
+        replaced(suite, holders, || delete_pods(suite, holders))?;
+        println!("    pods deleted and replaced: {holders:?}");
     }
     out_of_memory(suite).context("the agent runs out of memory")?;
     println!("    agent ran out of memory");
@@ -45,33 +46,15 @@ fn under_the_notebook(suite: &Suite, notebook: &mut Notebook) -> Result<()> {
     let rounds =
         std::env::var("MILLPOND_ROLLS").ok().map_or(Ok(ROLLS), |n| n.parse()).context("MILLPOND_ROLLS")?;
     for round in 1..=rounds {
-        for daemon_sets in [&[AGENT][..], &[NODE], &[AGENT, NODE]] {
-            roll(suite, daemon_sets)?;
+        for holders in CHOICES {
+            replaced(suite, holders, || roll(suite, holders))?;
         }
         println!("    both DaemonSets rolled apart and together, round {round} of {rounds}");
     }
-    without_api(suite, notebook)
-}
-
-/// Replaces the pods of these components and waits for all of Millpond.
-fn delete_pods(suite: &Suite, components: &[&str]) -> Result<()> {
-    let holders: Vec<_> =
-        components.iter().map(|&c| if c == "agent" { Holder::Agent } else { Holder::Broker }).collect();
-    let labels = format!("app.kubernetes.io/component in ({})", components.join(","));
-    replaced(suite, &holders, || {
-        suite.kubectl.run(&["delete", "pods", "-n", SYSTEM, "-l", &labels, "--wait=false"]).map(drop)
-    })
-}
-
-fn roll(suite: &Suite, daemon_sets: &[&str]) -> Result<()> {
-    let holders: Vec<_> =
-        daemon_sets.iter().map(|&n| if n == AGENT { Holder::Agent } else { Holder::Broker }).collect();
-    replaced(suite, &holders, || {
-        for name in daemon_sets {
-            suite.kubectl.run(&["rollout", "restart", "-n", SYSTEM, &format!("daemonset/{name}")])?;
-        }
-        Ok(())
-    })
+    without_api(suite, notebook)?;
+    let with_broker =
+        CHOICES.iter().flat_map(|holders| holders.iter()).filter(|h| matches!(h, Holder::Broker)).count();
+    Ok(1 + with_broker * (1 + rounds) + 1)
 }
 
 /// A process that holds the mounts' descriptors.
@@ -81,7 +64,24 @@ enum Holder {
     Broker,
 }
 
+/// Apart and at once.
+const CHOICES: [&[Holder]; 3] = [&[Holder::Agent], &[Holder::Broker], &[Holder::Agent, Holder::Broker]];
+
 impl Holder {
+    fn daemon_set(self) -> &'static str {
+        match self {
+            Self::Agent => AGENT,
+            Self::Broker => NODE,
+        }
+    }
+
+    fn component(self) -> &'static str {
+        match self {
+            Self::Agent => "agent",
+            Self::Broker => "node",
+        }
+    }
+
     /// Waits until one that is not `other` runs. Ready pods alone say less: one that ends counts as ready for a moment.
     fn wait(self, suite: &Suite, other: Option<u32>) -> Result<u32> {
         suite.kubectl.wait(&format!("one {self:?}, not {other:?}"), PATIENCE, |_| {
@@ -92,6 +92,20 @@ impl Holder {
             Ok((Some(pid) != other).then_some(pid))
         })
     }
+}
+
+fn delete_pods(suite: &Suite, holders: &[Holder]) -> Result<()> {
+    let components: Vec<_> = holders.iter().map(|h| h.component()).collect();
+    let labels = format!("app.kubernetes.io/component in ({})", components.join(","));
+    suite.kubectl.run(&["delete", "pods", "-n", SYSTEM, "-l", &labels, "--wait=false"]).map(drop)
+}
+
+fn roll(suite: &Suite, holders: &[Holder]) -> Result<()> {
+    for holder in holders {
+        let name = format!("daemonset/{}", holder.daemon_set());
+        suite.kubectl.run(&["rollout", "restart", "-n", SYSTEM, &name])?;
+    }
+    Ok(())
 }
 
 /// Does what ends these holders; returns when others serve in their place.

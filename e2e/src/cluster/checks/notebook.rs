@@ -31,7 +31,7 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     let report = notebook.end(suite)?;
     let stalls = report.stalls(&moments, 50_000_000);
     println!("    a death was felt for {:.1} ms (p50), {:.1} ms (max)", stalls.p50_ms, stalls.max_ms);
-    notebook.ensure_told(suite, "MountHealed")?;
+    notebook.ensure_told(suite, "MountHealed", 1)?;
     notebook.delete(suite)
 }
 
