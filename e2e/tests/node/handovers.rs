@@ -9,6 +9,7 @@ use e2e::oracle::Report;
 use e2e::pod::{Pod, Running};
 use e2e::processes;
 use e2e::scenario::handovers::{self, HandoverPlan};
+use e2e::scenario::memory;
 use e2e::tree::{Shape, Tree};
 use rustix::process::Signal;
 use std::time::Duration;
@@ -87,6 +88,11 @@ fn a_hand_over_fetches_nothing_again_and_needs_no_store() -> Result<()> {
         served_by(&node, node.agent().pid())?;
         for pod in &pods {
             pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        }
+        if memory::is_writable()? {
+            let confined = |s: Vec<(String, u32)>| s.iter().all(|(_, worker)| memory::is_confined(*worker));
+            let all = wait_until(PATIENCE, || node.agent().serving().is_ok_and(confined));
+            ensure!(all, "workers of the new agent have no limit of memory");
         }
     }
     // They are written down a moment after a worker serves.
