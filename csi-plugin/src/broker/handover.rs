@@ -53,10 +53,13 @@ pub(super) fn adoption(mount: &Mount, since: Instant, handed_over: bool) -> Opti
     Some(Adoption { adopt, device, flight })
 }
 
-/// A successor that did not take every mount.
-pub(super) struct AdoptFailed {
-    pub(super) adopted: usize,
-    pub(super) why: String,
+/// What has become of the mounts that were to be given to an agent.
+#[derive(Default)]
+pub(super) struct Given {
+    /// It serves them now, and since when nobody had.
+    pub(super) mounts: Vec<(Arc<Mount>, Instant)>,
+    /// Why it did not take the first of the others.
+    pub(super) refused: Option<String>,
 }
 
 /// Does it for some of them at a time; the results are in the order of the items.
@@ -90,18 +93,16 @@ impl Broker {
 
     /// As [`Self::hand_all_over`], with nobody to go back to.
     pub(super) fn give_all(&self, agent: &AgentLink) {
-        if let Err(AdoptFailed { adopted, why }) = self.hand_all_over(agent, None) {
-            tracing::error!(adopted, why, "not every mount has an agent again");
+        let given = self.hand_all_over(agent, None);
+        if let Some(why) = given.refused {
+            tracing::error!(given = given.mounts.len(), why, "not every mount has an agent again");
         }
+        self.look_through_all(&given.mounts);
     }
 
-    /// An agent is there: the mounts of its predecessor become its own. Blocks until it has them all; returns how many
-    /// there were. `spare` has stepped back for it: it lives, and serves nothing.
-    pub(super) fn hand_all_over(
-        &self,
-        agent: &AgentLink,
-        spare: Option<&AgentIdentity>,
-    ) -> Result<usize, AdoptFailed> {
+    /// An agent is there: the mounts of its predecessor become its own. Blocks until it has them all. `spare` has stepped
+    /// back for it: it lives, and serves nothing.
+    pub(super) fn hand_all_over(&self, agent: &AgentLink, spare: Option<&AgentIdentity>) -> Given {
         let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         let mut orphans = self.table.all();
         // Serving: the predecessor's connection has ended, and nobody has noted it yet.
@@ -112,15 +113,24 @@ impl Broker {
         // A process that executed itself anew has ended its earlier life with that.
         earlier.retain(|e| spare != Some(e) && !e.is_process_of(agent.identity()));
         earlier.iter().for_each(AgentIdentity::see_off);
-        // All of them first: a mount whose store hangs takes long to look through, and the others wait for their workers.
         let taken = for_each(&orphans, |mount| self.hand_over(agent, mount, spare.is_some()));
-        let adopted: Vec<_> =
-            orphans.iter().zip(&taken).filter_map(|(m, t)| Some((m, (*t.as_ref().ok()?)?))).collect();
-        for_each(&adopted, |(mount, since)| self.look_through(mount, *since));
-        match taken.into_iter().filter_map(Result::err).next() {
-            None => Ok(adopted.len()),
-            Some(why) => Err(AdoptFailed { adopted: adopted.len(), why }),
+        let mut given = Given::default();
+        for (mount, taken) in orphans.into_iter().zip(taken) {
+            match taken {
+                Ok(Some(since)) => given.mounts.push((mount, since)),
+                Ok(None) => {}
+                Err(why) => {
+                    given.refused.get_or_insert(why);
+                }
+            }
         }
+        given
+    }
+
+    /// After all of them were given: a mount whose store hangs takes long to look through, and the others wait for their
+    /// workers.
+    pub(super) fn look_through_all(&self, given: &[(Arc<Mount>, Instant)]) {
+        for_each(given, |(mount, since)| self.look_through(mount, *since));
     }
 
     /// Since when nobody had served it; None: there was nothing to hand over any more.

@@ -13,7 +13,7 @@
 //! may die at any moment: the other one serves. Should both be gone, the mounts wait for whoever comes.
 
 use super::Broker;
-use super::handover::{AdoptFailed, Adoption, adoption, for_each};
+use super::handover::{Adoption, Given, adoption, for_each};
 use super::mounts_table::{Mount, State};
 use super::socket::{AgentLink, AskError};
 use link::broker::{AgentAnswer, AgentRequest};
@@ -100,7 +100,7 @@ impl Broker {
             (Ok(mounts), old) => {
                 tracing::info!(
                     pid = successor.identity().pid,
-                    mounts,
+                    mounts = mounts.len(),
                     pause_ms = pause.elapsed().as_millis() as u64,
                     all_ms = begun.elapsed().as_millis() as u64,
                     "an agent has taken over from the one before"
@@ -110,6 +110,7 @@ impl Broker {
                     let _ = old.ask(AgentRequest::Depart, &[], WORD_LIMIT);
                     old.identity().see_off();
                 }
+                self.look_through_all(&mounts);
             }
             (Err(why), Some(old)) => {
                 tracing::error!(why, "the old agent serves again");
@@ -192,20 +193,24 @@ impl Broker {
         Ok(())
     }
 
-    /// How many mounts the successor has now; an error if the old agent has to serve again.
-    fn take_over(&self, successor: &Arc<AgentLink>, old: Option<&Arc<AgentLink>>) -> Result<usize, String> {
+    /// What the successor serves now; an error if the old agent has to serve again.
+    fn take_over(
+        &self,
+        successor: &Arc<AgentLink>,
+        old: Option<&Arc<AgentLink>>,
+    ) -> Result<Vec<(Arc<Mount>, Instant)>, String> {
         successor
             .ask(AgentRequest::Succeed, &[], SUCCEED_LIMIT)
             .map_err(|e| format!("the new agent does not take over: {e}"))?;
         failpoint::hit("succession.succeeded");
-        let adopted = self.hand_all_over(successor, old.map(|o| o.identity()));
-        match (adopted, old) {
-            (Ok(mounts), _) => Ok(mounts),
-            (Err(AdoptFailed { adopted, why }), None) if successor.is_connected() => {
+        let Given { mounts, refused } = self.hand_all_over(successor, old.map(|o| o.identity()));
+        match (refused, old) {
+            (None, _) => Ok(mounts),
+            (Some(why), None) if successor.is_connected() => {
                 tracing::error!(why, "not every mount is served by the new agent, and the old one is gone");
-                Ok(adopted)
+                Ok(mounts)
             }
-            (Err(AdoptFailed { why, .. }), _) => Err(why),
+            (Some(why), _) => Err(why),
         }
     }
 
