@@ -14,7 +14,7 @@ SEED ?=
 ROUNDS ?=
 RELEASE := target/release
 
-.PHONY: help build release test e2e demo lint advisories bench kernels kills torture cycles faults memory listing renewals
+.PHONY: help build release test e2e demo lint advisories bench kernels kills torture cycles faults handovers memory listing renewals
 
 help: ## Show this list.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -44,6 +44,7 @@ kills: release ## KILLS=1000 deaths of workers under the oracle, 20 volumes.
 	$(RELEASE)/node-suite kills --kills $(KILLS)
 
 torture: release ## DURATION=60s (or 2h) of deaths of every part, SEED=; make torture TORTURE="--hang-limit 2s" for more.
+	scripts/versions --release
 	$(RELEASE)/node-suite torture --duration $(DURATION) $(if $(SEED),--seed $(SEED)) --json target/torture.json $(TORTURE)
 
 cycles: release ## ROUNDS=1000 of publish, use, hurt, unpublish: nothing is left, nothing grows.
@@ -51,6 +52,10 @@ cycles: release ## ROUNDS=1000 of publish, use, hurt, unpublish: nothing is left
 
 faults: release ## FILES=20000 files through a store with 1 % each of 503, reset, truncation and stall.
 	$(RELEASE)/node-suite faults --files $(FILES)
+
+handovers: release ## ROUNDS=50 hand-overs between agents of two versions under the oracle.
+	scripts/versions --release
+	$(RELEASE)/node-suite handovers --pause-p99 200ms $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
 
 memory: release ## TIMES=20 workers that take more memory than they may.
 	$(RELEASE)/node-suite memory --times $(TIMES)

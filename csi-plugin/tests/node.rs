@@ -5,13 +5,15 @@
 #[allow(dead_code)]
 mod common;
 
-use common::{Agent, Driver, LIMIT, capability, context, obliging, until};
-use link::broker::{AgentRequest, BrokerAnswer, BrokerRequest, MountId};
+use common::{Agent, Driver, LIMIT, capability, context, hello, obliging, until};
+use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, MountId};
 use link::{Refusal, RefusalKind};
 use mounts::{FakeState, MountSource};
 use proto::csi::v1::volume_capability::access_mode::Mode;
 use proto::csi::v1::*;
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tonic::Code;
 
@@ -370,5 +372,75 @@ async fn a_mount_that_the_agent_gives_up_is_ended_at_once() {
     assert_eq!(driver.kernel.state().aborted.len(), 1);
     driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
     assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 2));
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_successor_is_of_a_neighbouring_version_and_its_place_is_free_when_it_is_gone() {
+    let driver = Driver::start().await;
+    let socket = driver.dir.path().join("broker.sock");
+    let introduce = |hello: Hello| Agent::introduce(&socket, hello);
+    let successor = || Hello { successor: true, life: 2, ..hello() };
+    let refusal = |hello: Hello| introduce(hello).err().expect("it is refused");
+
+    assert_eq!(refusal(successor()).kind, RefusalKind::Unavailable, "there is nobody to succeed");
+    let far = Hello { protocol: hello().protocol + 2, ..hello() };
+    assert!(refusal(far).message.contains("in steps"));
+    let old = introduce(hello()).unwrap();
+    old.behave(|request, fds| match request {
+        AgentRequest::StepBack => Some(Err(Refusal::new(RefusalKind::Conflict, "I go on"))),
+        _ => obliging(request, fds),
+    });
+    driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
+
+    assert!(refusal(Hello { life: 2, ..hello() }).message.contains("stop it first"));
+    let far = refusal(Hello { state: hello().state + 2, ..successor() });
+    assert_eq!(far.kind, RefusalKind::Conflict, "{far}");
+    assert!(far.message.contains("install a version between them first"), "{far}");
+    for neighbour in [hello().state - 1, hello().state + 1] {
+        let mut next = None;
+        until("the place is free", || {
+            next = introduce(Hello { state: neighbour, protocol: neighbour, ..successor() }).ok();
+            next.is_some()
+        })
+        .await;
+        let next = next.unwrap();
+        until("its mount was tried, and it was told that nothing comes of it", || {
+            next.saw("Prepare") == 1 && next.saw("Dismiss") == 1
+        })
+        .await;
+        assert_eq!((next.saw("Succeed"), next.saw("Adopt")), (0, 0));
+    }
+    // The one before serves, and is asked.
+    assert_eq!((old.saw("StepBack"), old.saw("StepForward"), old.saw("Depart")), (2, 0, 0));
+    driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    assert_eq!(old.saw("Unpublish"), 1);
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_handed_over_before_the_broker_knows_every_mount() {
+    let driver = Driver::start().await;
+    let socket = driver.dir.path().join("broker.sock");
+    let successor = || Agent::introduce(&socket, Hello { successor: true, life: 2, ..hello() });
+    let old = Agent::introduce(&socket, hello()).unwrap();
+    let shown = Arc::new(AtomicBool::new(false));
+    let has_shown = shown.clone();
+    old.behave(move |request, fds| match request {
+        AgentRequest::Holding if !has_shown.load(Ordering::SeqCst) => {
+            Some(Ok((AgentAnswer::Holding { mounts: vec![MountId(77)] }, vec![])))
+        }
+        AgentRequest::StepBack => Some(Err(Refusal::new(RefusalKind::Unavailable, "not yet"))),
+        _ => obliging(request, fds),
+    });
+    driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
+
+    let next = successor().unwrap();
+    until("it was asked more than once what it holds", || old.saw("Holding") > 2).await;
+    assert_eq!((next.saw("Prepare"), old.saw("StepBack")), (0, 0));
+    shown.store(true, Ordering::SeqCst);
+    until("the old one was asked to step back, and did not", || old.saw("StepBack") == 1).await;
+    until("the new one may try again", || successor().is_ok()).await;
+    assert_eq!((next.saw("Prepare"), next.saw("Succeed"), next.saw("Dismiss")), (1, 0, 0));
     let _ = driver.stop().await;
 }

@@ -10,9 +10,6 @@ use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use volume::VolumeSpec;
 
-/// Raised when an old peer could misunderstand a new one.
-pub const PROTOCOL: u32 = 1;
-
 /// One mounted FUSE connection, named by the broker: never reused in the life of a broker's state directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -122,9 +119,22 @@ pub enum Report {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hello {
+    /// [`crate::version::LINK`] of the agent.
     pub protocol: u32,
     pub agent_version: String,
     pub pid: u32,
+    /// [`crate::version::STATE`] of the agent; 0: it is of a time before hand-overs.
+    #[serde(default)]
+    pub state: u32,
+    /// Tells this life of the process from others: one that executes itself anew keeps its id.
+    #[serde(default)]
+    pub life: u64,
+    /// Another agent serves this node, and this one would take its place.
+    #[serde(default)]
+    pub successor: bool,
+    /// It has stepped back and does not serve: it comes to give its mounts to a broker that may not know them.
+    #[serde(default)]
+    pub stepped_back: bool,
     /// It will say `Beat`.
     #[serde(default)]
     pub beats: bool,
@@ -184,6 +194,20 @@ pub enum AgentRequest {
     Usage { mount: MountId },
     /// The volume's secret has changed: use this one from now on, if it works. `Done`: it is in force.
     Rotate { mount: MountId, secrets: Secrets },
+    /// To a successor: could it serve this mount, which another agent serves now? Attached as for `Adopt`. Tried
+    /// without touching the connection. → `Done`, or a refusal that says why not
+    Prepare(Box<Adopt>),
+    /// To the agent that serves: stop reading requests, let go of cache and state, keep the descriptors, answer, and
+    /// wait. → `Done`
+    StepBack,
+    /// To a successor: cache and state are free. → `Done` when mounts can be given to it
+    Succeed,
+    /// To a successor: nothing comes of it, and why; for people. → `Done`
+    Dismiss { why: String },
+    /// To an agent that has stepped back: nobody took its place: serve again. → `Done`
+    StepForward,
+    /// To an agent that has stepped back: its successor serves everything. → `Done`, and it exits.
+    Depart,
 }
 
 /// A mount that was published by another process of the agent.
@@ -198,6 +222,9 @@ pub struct Adopt {
     /// How long nobody has served it, as far as the broker knows.
     #[serde(default)]
     pub orphaned_ms: u64,
+    /// The agent that served it has stepped back for this one.
+    #[serde(default)]
+    pub handed_over: bool,
 }
 
 /// What a broker needs to be as if it had mounted this itself.
@@ -219,6 +246,10 @@ pub struct Resume {
     /// The agent's name of the names and files that this connection's node ids speak of: derived from the credentials
     /// of the publish, which may have been rotated since.
     pub scope: String,
+    /// What only the next version says of a mount, and does without when a build before it has passed it on.
+    #[cfg(feature = "next-version")]
+    #[serde(default)]
+    pub published_by: Option<u32>,
 }
 
 /// Keys and values in clear, for the one message that carries them.

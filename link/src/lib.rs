@@ -9,6 +9,7 @@ pub mod failpoint;
 pub mod flight;
 mod packet;
 mod pulse;
+pub mod version;
 pub mod worker;
 
 pub use errors::{Cause, Refusal, RefusalKind};

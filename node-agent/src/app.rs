@@ -2,12 +2,15 @@
 
 use crate::api::Api;
 use crate::broker_client::Broker;
+use crate::candidate::{self, Entry, Prepared};
 use crate::config::{Config, TierKind};
+use crate::departure::{self, End, Order};
 use crate::directories;
 use crate::heals::Heals;
 use crate::memory;
 use crate::metrics::{Metrics, TierLabel};
 use crate::neighbours::Neighbours;
+use crate::owner::Owner;
 use crate::privileged::{self, Privileged};
 use crate::publish::Volumes;
 use crate::serve::Server;
@@ -21,6 +24,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::net::UnixListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 
 /// A running agent. `shutdown` ends it in order; dropping it leaves that to the process's end.
@@ -31,7 +36,11 @@ pub struct App {
     /// Where the metrics page really listens (the configured port may be 0).
     pub metrics_address: Option<std::net::SocketAddr>,
     api_socket: PathBuf,
-    server: tokio::task::JoinHandle<()>,
+    /// The operator API, and the metrics page if there is one.
+    servers: Vec<JoinHandle<()>>,
+    orders: mpsc::UnboundedReceiver<Order>,
+    /// Of this agent until it steps back.
+    owner: Option<Owner>,
 }
 
 impl App {
@@ -39,6 +48,17 @@ impl App {
     pub async fn start(config: Config, privileged: Option<Arc<dyn Privileged>>) -> Result<Self> {
         raise_descriptor_limit();
         directories::wait(&config).await?;
+        let state_dir = &config.agent.state_dir;
+        match Owner::try_take(state_dir)
+            .with_context(|| format!("state directory {}", state_dir.display()))?
+        {
+            Some(owner) => Self::launch(config, privileged, Entry { owner, prepared: None }).await,
+            None => anyhow::bail!("another agent works in {}: stop it first", state_dir.display()),
+        }
+    }
+
+    async fn launch(config: Config, privileged: Option<Arc<dyn Privileged>>, entry: Entry) -> Result<Self> {
+        let Entry { owner, prepared } = entry;
         let runtime = tokio::runtime::Handle::current();
         let metrics = Metrics::new();
         let numbers = Arc::new(State::open(&config.agent.state_dir)?);
@@ -53,18 +73,16 @@ impl App {
             .context("the cache cannot be opened")?;
         tracing::info!(?recovery, "cache opened");
 
-        let broker = Broker::new();
+        let broker = prepared.as_ref().map_or_else(Broker::new, |p| p.broker.clone());
         let (privileged, connect) = match (privileged, &config.agent.broker_socket) {
             (Some(privileged), _) => (privileged, None),
             (None, Some(path)) => (broker.clone() as Arc<dyn Privileged>, Some(path.clone())),
             (None, None) => anyhow::bail!("agent.broker_socket is missing from the configuration"),
         };
-        let spawner = Spawner::start(SpawnOptions {
-            binary: worker_binary(&config)?,
-            standby: config.workers.standby,
-            memory_bytes: config.workers.memory.0,
-        })
-        .context("the worker supervisor cannot start")?;
+        let spawner = match &prepared {
+            Some(Prepared { spawner, .. }) => spawner.clone(),
+            None => Spawner::start(spawn_options(&config)?).context("the worker supervisor cannot start")?,
+        };
         let counting = metrics.clone();
         let (telling, on) = (privileged.clone(), runtime.clone());
         let heals = Heals::new(Box::new(move |heal| {
@@ -102,6 +120,7 @@ impl App {
             bytes_per_second: Some(config.store.bandwidth.0).filter(|b| *b > 0),
             ..store::LimitsConfig::default()
         }));
+        let (give_order, orders) = mpsc::unbounded_channel();
         let volumes = Volumes::new(
             config.clone(),
             engine.clone(),
@@ -110,6 +129,7 @@ impl App {
             limits,
             metrics.clone(),
             around,
+            give_order,
         );
         follow_events(engine.clone(), volumes.clone())?;
         // A broker that was restarted does not know the mounts of its predecessor, and cannot tell us of their end.
@@ -129,9 +149,16 @@ impl App {
             }
         });
 
-        if connect.is_some() {
-            crate::beat::start(volumes.clone(), spawner.clone(), privileged.clone(), runtime.clone())
-                .context("no thread for the sign of life")?;
+        // Who was a candidate first beats already.
+        if connect.is_some() && prepared.is_none() {
+            let beating = volumes.clone();
+            crate::beat::start(
+                move || Some(beating.clone()),
+                spawner.clone(),
+                privileged.clone(),
+                runtime.clone(),
+            )
+            .context("no thread for the sign of life")?;
         }
         let api = Api {
             volumes: volumes.clone(),
@@ -154,6 +181,7 @@ impl App {
                 tracing::error!(%error, "the operator API ended");
             }
         });
+        let mut servers = vec![serving];
         let metrics_address = match config.agent.metrics {
             None => None,
             Some(address) => {
@@ -163,11 +191,13 @@ impl App {
                 let bound = listener.local_addr()?;
                 tracing::info!(address = %bound, "metrics page");
                 let refresh = gauges(metrics.clone(), volumes.clone(), engine.clone(), spawner.clone());
-                tokio::spawn(crate::http::serve(listener, metrics, refresh));
+                servers.push(tokio::spawn(crate::http::serve(listener, metrics, refresh)));
                 Some(bound)
             }
         };
-        if let Some(path) = connect {
+        if let Some(prepared) = prepared {
+            prepared.appoint(volumes.clone());
+        } else if let Some(path) = connect {
             let volumes = volumes.clone();
             std::thread::Builder::new()
                 .name("broker".into())
@@ -175,12 +205,34 @@ impl App {
                 .context("no thread for the broker connection")?;
         }
         let api_socket = config.agent.api_socket;
-        Ok(Self { volumes, engine, spawner, metrics_address, api_socket, server: serving })
+        let owner = Some(owner);
+        Ok(Self { volumes, engine, spawner, metrics_address, api_socket, servers, orders, owner })
+    }
+
+    /// Lets go of everything that has one owner, as fast as it can: applications wait.
+    pub(crate) async fn step_back(&mut self) {
+        tracing::info!("stepping back for a successor");
+        self.volumes.step_back().await;
+        for server in self.servers.drain(..) {
+            server.abort();
+            let _ = server.await; // aborted: its listener is closed now
+        }
+        self.engine.shutdown().await;
+        self.volumes.release_stores();
+        self.owner = None;
+    }
+
+    pub(crate) fn has_stepped_back(&self) -> bool {
+        self.owner.is_none()
+    }
+
+    pub(crate) async fn next_order(&mut self) -> Option<Order> {
+        self.orders.recv().await
     }
 
     /// Stops the workers and writes down what the cache knows.
     pub async fn shutdown(self) {
-        self.server.abort();
+        self.servers.iter().for_each(JoinHandle::abort);
         self.volumes.stop_all().await;
         self.engine.shutdown().await;
         let _ = std::fs::remove_file(&self.api_socket); // a stale socket is replaced at the next start anyway
@@ -222,6 +274,14 @@ fn engine_config(config: &Config) -> cache::data::Config {
         part_bytes: c.part.0,
         parallel_parts: c.parallel_parts,
     }
+}
+
+pub(crate) fn spawn_options(config: &Config) -> Result<SpawnOptions> {
+    Ok(SpawnOptions {
+        binary: worker_binary(config)?,
+        standby: config.workers.standby,
+        memory_bytes: config.workers.memory.0,
+    })
 }
 
 /// The configured worker, or the one that was installed beside us.
@@ -312,18 +372,51 @@ fn listen(path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs until SIGTERM or SIGINT, or until a successor has taken over.
 pub async fn run(config: Config) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let app = App::start(config, None).await?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    tokio::pin!(stop);
+    raise_descriptor_limit();
+    let state_dir = config.agent.state_dir.clone();
+    let enter = async {
+        directories::wait(&config).await?;
+        candidate::enter(&config).await
+    };
+    let entry = tokio::select! {
+        entry = enter => entry?,
+        () = &mut stop => return Ok(()),
+    };
+    let mut app = App::launch(config, None, entry).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "agent is up");
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    let end = tokio::select! {
+        end = departure::follow(&mut app, &state_dir) => Some(end?),
+        () = &mut stop => None,
+    };
+    match end {
+        Some(End::Departed) => {
+            tracing::info!("the successor serves every mount: leaving");
+            return Ok(());
+        }
+        Some(End::Again) => {
+            tracing::warn!("no successor took over: serving again");
+            app.spawner.end_standby();
+            return Err(departure::execute_anew()).context("the agent cannot execute itself anew");
+        }
+        None => {}
     }
     tracing::info!("asked to stop");
+    if app.has_stepped_back() {
+        // Nothing is open; the mounts are the successor's, or wait for one.
+        return Ok(());
+    }
     app.volumes.leave().await;
     if tokio::time::timeout(Duration::from_secs(20), app.shutdown()).await.is_err() {
         tracing::warn!("shutdown took too long and was cut short: nothing that matters is lost");

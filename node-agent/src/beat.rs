@@ -11,9 +11,9 @@ use tokio::runtime::Handle;
 
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The thread ends with the process.
+/// The thread ends with the process. `volumes`: None as long as another agent serves them.
 pub(crate) fn start(
-    volumes: Arc<Volumes>,
+    volumes: impl Fn() -> Option<Arc<Volumes>> + Send + 'static,
     spawner: Arc<Spawner>,
     privileged: Arc<dyn Privileged>,
     runtime: Handle,
@@ -21,7 +21,7 @@ pub(crate) fn start(
     let beat = move || {
         loop {
             std::thread::sleep(EVERY);
-            for mount in volumes.mounts() {
+            for mount in volumes().iter().flat_map(|volumes| volumes.mounts()) {
                 mount.state();
             }
             spawner.standing_by();

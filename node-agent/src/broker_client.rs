@@ -1,9 +1,10 @@
 //! The agent's end of the connection to the mount broker: questions in both directions, reconnected for ever.
 
+use crate::state::State;
 use link::broker::{
-    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, FromAgent, FromBroker, Hello, PROTOCOL, recv,
-    send,
+    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, FromAgent, FromBroker, Hello, recv, send,
 };
+use link::version;
 use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,11 +29,22 @@ pub(crate) trait Serve: Send + Sync {
     async fn connected(self: Arc<Self>);
     /// The connection was lost; the broker holds its own copies and acts on its own limits.
     fn lost(&self);
+    /// Does another agent serve, whose place this one would take?
+    fn is_successor(&self) -> bool {
+        false
+    }
+    /// Has this agent let go of everything but its mounts' descriptors?
+    fn has_stepped_back(&self) -> bool {
+        false
+    }
+    /// The broker wants no connection with us now.
+    fn refused(&self, _: &Refusal) {}
 }
 
 /// Cheap to clone through `Arc`; usable from every thread.
 pub(crate) struct Broker {
     connection: RwLock<Option<Arc<Connection>>>,
+    life: u64,
 }
 
 struct Connection {
@@ -51,7 +63,11 @@ impl Connection {
 
 impl Broker {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { connection: RwLock::new(None) })
+        Arc::new(Self { connection: RwLock::new(None), life: State::generation() })
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.current().is_some()
     }
 
     fn current(&self) -> Option<Arc<Connection>> {
@@ -136,9 +152,13 @@ impl Broker {
     ) -> Result<(), PacketError> {
         let mut buffer = vec![0; MAX_MESSAGE];
         let hello = BrokerRequest::Hello(Hello {
-            protocol: PROTOCOL,
+            protocol: version::LINK,
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
+            state: version::STATE,
+            life: self.life,
+            successor: server.is_successor(),
+            stepped_back: server.has_stepped_back(),
             beats: true,
         });
         send(&connection.socket, &FromAgent::Ask { id: 0, body: hello }, &[])?;
@@ -167,6 +187,7 @@ impl Broker {
                         return Err(PacketError::Malformed(format!("Hello answered with {other:?}")));
                     }
                     Err(refusal) => {
+                        server.refused(&refusal);
                         return Err(PacketError::Malformed(format!("refused by the broker: {refusal}")));
                     }
                 },
@@ -201,7 +222,7 @@ impl crate::privileged::Privileged for Broker {
         self.ask_within(request, fds).await
     }
     fn connected(&self) -> bool {
-        self.current().is_some()
+        self.is_connected()
     }
 }
 
@@ -246,7 +267,7 @@ mod tests {
         let mut buffer = vec![0; MAX_MESSAGE];
         let (hello, _) = recv::<FromAgent>(&peer, &mut buffer).unwrap();
         assert!(matches!(hello, FromAgent::Ask { id: 0, .. }));
-        let welcome = BrokerAnswer::Welcome { protocol: PROTOCOL, broker_version: String::new() };
+        let welcome = BrokerAnswer::Welcome { protocol: version::LINK, broker_version: String::new() };
         send(&peer, &FromBroker::Answer { id: 0, body: Ok(welcome) }, &[]).unwrap();
         connected.recv_timeout(Duration::from_secs(20)).unwrap();
 

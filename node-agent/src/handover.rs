@@ -1,15 +1,15 @@
 //! What outlives a process of the agent or of the broker: mounts are taken over from an agent that is gone, shown to a
 //! broker that is new, and left behind in good order.
 
-use crate::publish::Volumes;
+use crate::heals::HealCause;
+use crate::publish::{self, Volumes};
 use crate::supervisor::{Left, Mount, Parts};
-use link::broker::{Adopt, BrokerAnswer, BrokerRequest, Hold, MountId, Publish, Resume};
+use link::broker::{Adopt, BrokerAnswer, BrokerRequest, Hold, MountId, Publish};
 use link::{Refusal, RefusalKind, failpoint};
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use volume::ScopeId;
 
 /// A successor's worker is there long before; a broker that waits for it longer would hold up its other mounts.
 const SERVING_LIMIT: Duration = Duration::from_secs(10);
@@ -22,7 +22,8 @@ impl Volumes {
     pub(crate) async fn adopt(&self, adopt: Adopt, fds: Vec<OwnedFd>) -> Result<(), Refusal> {
         let [device, shared] = <[OwnedFd; 2]>::try_from(fds)
             .map_err(|_| Refusal::new(RefusalKind::Internal, "adopt must carry two descriptors"))?;
-        let Adopt { publish, resume: Resume { mode, scope }, backing, orphaned_ms } = adopt;
+        let Adopt { publish, resume, backing, orphaned_ms, handed_over } = adopt;
+        let mode = resume.mode;
         let Publish { mount: id, spec, secrets, environment, init: _, target, pod, claim } = publish;
         if self.mounts().iter().any(|m| m.id == id) {
             return Ok(());
@@ -30,10 +31,9 @@ impl Volumes {
         failpoint::hit("agent.adopt");
         let orphaned = Duration::from_millis(orphaned_ms);
         let since = Instant::now().checked_sub(orphaned).unwrap_or_else(Instant::now);
-        self.allowed(&spec)?;
+        self.may_serve(&spec)?;
         let credentials = self.credentials(&secrets, environment)?;
-        let scope = ScopeId::parse(&scope)
-            .ok_or_else(|| Refusal::new(RefusalKind::Internal, "the broker's copy names no scope"))?;
+        let scope = publish::scope_of(&resume)?;
         let rotated = spec.scope(&credentials) != scope;
         let scope = self.open_scope(scope, &spec, &credentials, false).await?;
         if rotated {
@@ -45,7 +45,8 @@ impl Volumes {
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
         let parts =
             Parts { id, spec, secrets, environment, target, pod, claim, scope, assign, device, roots };
-        let left = Left { shared, mode, backing, since };
+        let cause = if handed_over { HealCause::Upgrade } else { HealCause::Agent };
+        let left = Left { shared, mode, backing, since, cause };
         let mount = Mount::adopt(parts, left).map_err(|why| {
             Refusal::new(RefusalKind::Conflict, format!("mount {id} cannot be taken over: {why}"))
         })?;
@@ -89,21 +90,26 @@ impl Volumes {
         }
     }
 
+    /// Is every mount where a successor gets it from?
+    pub(crate) async fn is_held(&self) -> bool {
+        let ours: BTreeSet<MountId> = self.holding().into_iter().collect();
+        if ours.is_empty() {
+            return true;
+        }
+        match self.around.privileged.ask(BrokerRequest::Leaving, Vec::new()).await {
+            Ok(BrokerAnswer::Holding { mounts }) => ours.is_subset(&mounts.into_iter().collect()),
+            _ => false,
+        }
+    }
+
     /// Waits until every mount is where a successor gets it from; takes no new ones from now on.
     pub(crate) async fn leave(&self) {
         self.stop_taking();
         let end = Instant::now() + LEAVE_LIMIT;
         let mut told = false;
         loop {
-            let ours: BTreeSet<MountId> = self.holding().into_iter().collect();
-            if ours.is_empty() {
-                return;
-            }
-            let answer = self.around.privileged.ask(BrokerRequest::Leaving, Vec::new()).await;
-            if let Ok(BrokerAnswer::Holding { mounts }) = answer
-                && ours.is_subset(&mounts.into_iter().collect())
-            {
-                tracing::info!(mounts = ours.len(), "the broker holds every mount for the next agent");
+            if self.is_held().await {
+                tracing::info!("the broker holds every mount for the next agent");
                 return;
             }
             if Instant::now() >= end {

@@ -36,6 +36,8 @@ pub enum HealCause {
     Hang,
     /// The agent itself was gone, and its workers with it.
     Agent,
+    /// The agent has stepped back for its successor.
+    Upgrade,
 }
 
 impl HealCause {
@@ -56,13 +58,14 @@ impl HealCause {
             Self::Oom => "oom",
             Self::Hang => "hang",
             Self::Agent => "agent",
+            Self::Upgrade => "upgrade",
         }
     }
 
     /// 1: a worker was replaced; 2: the agent.
     pub fn level(self) -> u32 {
         match self {
-            Self::Agent => 2,
+            Self::Agent | Self::Upgrade => 2,
             Self::Start | Self::Exit | Self::Signal | Self::Oom | Self::Hang => 1,
         }
     }

@@ -136,6 +136,11 @@ impl Scope {
         })
     }
 
+    /// Leaves the metadata store to the agent's successor.
+    pub fn release(&self) {
+        self.metadata.release();
+    }
+
     pub fn known(&self) -> Known {
         let names = self.metadata.stats().map(|s| s.inodes).unwrap_or_default();
         Known { bytes: lock(&self.listed_bytes).values().sum(), names }

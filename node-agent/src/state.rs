@@ -2,17 +2,26 @@
 //!
 //! Today that is one number: the inode high-water mark. A block of numbers is reserved on disk before any of it is
 //! given out, so that a number is never given out twice, whenever the agent dies.
+//!
+//! ```text
+//! version    "millpond-state 1": who wrote here last; its direct neighbours read and write what it wrote
+//! inodes     the high-water mark; what follows it on the line is a later version's
+//! owner      locked by the agent that works here, see `owner`
+//! ```
 
 use cache::meta::{FIRST_INO, INO_LIMIT, InodeNumbers, MetaError};
+use link::version;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+/// First word of the file that names the version.
+const MARK: &str = "millpond-state";
 /// How many inode numbers one write of the file reserves.
 const RESERVE: u64 = 1 << 20;
 
-pub struct State {
+pub(crate) struct State {
     dir: PathBuf,
     numbers: Mutex<Numbers>,
 }
@@ -23,23 +32,31 @@ struct Numbers {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum StateError {
+pub(crate) enum StateError {
     #[error("state directory {dir}: {source}: it must exist and be writable by the agent's user")]
     Directory { dir: PathBuf, source: io::Error },
     #[error(
         "state file {path} cannot be understood ({text:?}): restore it, or remove it together with the metadata directory"
     )]
     Corrupt { path: PathBuf, text: String },
+    #[error(
+        "the state directory {dir} is of version {found}, this build reads {} and its direct neighbours: install a version between them first",
+        version::STATE
+    )]
+    Version { dir: PathBuf, found: u32 },
 }
 
 impl State {
-    pub fn open(dir: &Path) -> Result<Self, StateError> {
+    pub(crate) fn open(dir: &Path) -> Result<Self, StateError> {
         let failed = |source| StateError::Directory { dir: dir.to_owned(), source };
         fs::create_dir_all(dir).map_err(failed)?;
+        if Self::check_version(dir)? != Some(version::STATE) {
+            replace(dir, "version", &format!("{MARK} {}", version::STATE)).map_err(failed)?;
+        }
         let path = dir.join("inodes");
         let next = match fs::read_to_string(&path) {
-            Ok(text) => match text.trim().parse::<u64>() {
-                Ok(n) if n >= FIRST_INO => n,
+            Ok(text) => match text.split_whitespace().next().and_then(|word| word.parse::<u64>().ok()) {
+                Some(n) if n >= FIRST_INO => n,
                 _ => return Err(StateError::Corrupt { path, text: text.chars().take(40).collect() }),
             },
             Err(e) if e.kind() == io::ErrorKind::NotFound => FIRST_INO,
@@ -48,21 +65,49 @@ impl State {
         Ok(Self { dir: dir.to_owned(), numbers: Mutex::new(Numbers { next, reserved_until: next }) })
     }
 
+    /// Which version wrote here last, if any did; an error if this build must not touch it.
+    pub(crate) fn check_version(dir: &Path) -> Result<Option<u32>, StateError> {
+        let path = dir.join("version");
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(StateError::Directory { dir: dir.to_owned(), source }),
+        };
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let found = match words[..] {
+            [MARK, number, ..] => number.parse().ok(),
+            _ => None,
+        };
+        match found {
+            Some(found) if version::neighbours(found, version::STATE) => Ok(Some(found)),
+            Some(found) => Err(StateError::Version { dir: dir.to_owned(), found }),
+            None => Err(StateError::Corrupt { path, text: text.chars().take(40).collect() }),
+        }
+    }
+
     /// Intent before effect: the file says that numbers below `until` may be in use.
     fn reserve(&self, until: u64) -> io::Result<()> {
-        let temporary = self.dir.join("inodes.new");
-        let mut file = File::create(&temporary)?;
-        writeln!(file, "{until}")?;
-        file.sync_all()?;
-        fs::rename(&temporary, self.dir.join("inodes"))?;
-        File::open(&self.dir)?.sync_all()
+        #[cfg(feature = "next-version")]
+        return replace(&self.dir, "inodes", &format!("{until} {}", version::STATE));
+        #[cfg(not(feature = "next-version"))]
+        replace(&self.dir, "inodes", &until.to_string())
     }
 
     /// A number that tells this run of the agent from every other, also across reboots.
-    pub fn generation() -> u64 {
+    pub(crate) fn generation() -> u64 {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         (now.as_nanos() as u64) ^ u64::from(std::process::id()).rotate_left(48)
     }
+}
+
+/// A file of one line, whole at every moment.
+fn replace(dir: &Path, name: &str, line: &str) -> io::Result<()> {
+    let temporary = dir.join(format!("{name}.new"));
+    let mut file = File::create(&temporary)?;
+    writeln!(file, "{line}")?;
+    file.sync_all()?;
+    fs::rename(&temporary, dir.join(name))?;
+    File::open(dir)?.sync_all()
 }
 
 impl InodeNumbers for State {
@@ -94,6 +139,26 @@ mod tests {
         drop(first); // as by kill -9: nothing is written at the end
         let again = State::open(dir.path()).unwrap().next().unwrap();
         assert!(again > given[2], "{again}");
+    }
+
+    #[test]
+    fn state_of_a_neighbour_is_taken_over_and_of_a_far_version_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let says =
+            |number: u32| fs::write(dir.path().join("version"), format!("{MARK} {number} more\n")).unwrap();
+        drop(State::open(dir.path()).unwrap());
+        assert_eq!(State::check_version(dir.path()).unwrap(), Some(version::STATE));
+        for neighbour in [version::STATE - 1, version::STATE + 1] {
+            says(neighbour);
+            fs::write(dir.path().join("inodes"), "4711 added by a later version\n").unwrap();
+            assert_eq!(State::open(dir.path()).unwrap().next().unwrap(), 4711);
+            assert_eq!(State::check_version(dir.path()).unwrap(), Some(version::STATE));
+        }
+        says(version::STATE + 2);
+        let far = State::open(dir.path()).err().unwrap().to_string();
+        assert!(far.contains("install a version between"), "{far}");
+        let left = fs::read_to_string(dir.path().join("version")).unwrap();
+        assert!(left.ends_with("more\n"), "{left}");
     }
 
     #[test]

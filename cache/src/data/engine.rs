@@ -40,6 +40,8 @@ pub struct Engine {
     subscribers: Mutex<Vec<mpsc::UnboundedSender<Event>>>,
     written: AtomicU64,
     keeper: Arc<Bell>,
+    /// Held by the keeper while it works. True: the directories may be another process's by now.
+    closed: Mutex<bool>,
 }
 
 #[derive(Clone, Debug)]
@@ -103,6 +105,7 @@ impl Engine {
             subscribers: Mutex::default(),
             written: AtomicU64::new(0),
             keeper: Arc::default(),
+            closed: Mutex::new(false),
             config,
         });
         let (keeper, bell) = (Arc::downgrade(&engine), engine.keeper.clone());
@@ -267,6 +270,7 @@ impl Engine {
             let index = self.lock_index();
             index.live.values().filter_map(|l| l.file.upgrade()).collect()
         };
+        *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = true;
         for file in &files {
             if let Some(root) = file.placed() {
                 let file = file.clone();
@@ -419,6 +423,10 @@ fn keep_house(engine: &Weak<Engine>, bell: &Bell) {
             *wait.unwrap_or_else(PoisonError::into_inner).0 = false;
         }
         let Some(engine) = engine.upgrade() else { return };
+        let closed = engine.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        if *closed {
+            return;
+        }
         engine.bury();
         engine.keep();
         engine.unpark();
@@ -427,6 +435,7 @@ fn keep_house(engine: &Weak<Engine>, bell: &Bell) {
             engine.save_partial_files();
             engine.compact_journals();
         }
+        drop(closed);
     }
 }
 

@@ -136,11 +136,23 @@ impl Home {
         })
     }
 
+    /// Another process may take the directory.
+    pub(super) fn unlock(&self) {
+        // Closing is not enough: a child forked a moment ago has a copy of the handle until it executes its program.
+        // Failure leaves what closing leaves.
+        let _ = rustix::fs::flock(&self.handle, FlockOperation::Unlock);
+    }
+
     /// Rewrites the marker in place: on a full disk that needs no room, and half a marker is one that nobody believes.
+    /// One that says the same already (of an agent that was killed, or has stepped back) is left: syncing takes time, and
+    /// applications may be waiting.
     pub(super) fn mark(&self, state: State) -> Result<(), MetaError> {
         let text = format!("millpond-meta {FORMAT} {} {}", state.word(), boot_id()?);
+        let path = self.dir.join(MARKER);
+        if fs::read(&path).is_ok_and(|found| found.trim_ascii_end() == text.as_bytes()) {
+            return Ok(());
+        }
         let write = || {
-            let path = self.dir.join(MARKER);
             let mut file =
                 OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
             // Always as long as it ever was, so that nothing of an older one shows behind it.
@@ -273,9 +285,7 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // Closing is not enough: a child forked a moment ago has a copy of the handle until it executes its program.
-        // Failure leaves what closing leaves.
-        let _ = rustix::fs::flock(&self.handle, FlockOperation::Unlock);
+        self.unlock();
     }
 }
 

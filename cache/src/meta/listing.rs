@@ -2,7 +2,7 @@
 
 use super::store::{BATCH, Store, under_way};
 use super::types::{Incoming, Kind, ListingState, MetaError};
-use super::write::{Listed, Pending, Write, is_name};
+use super::write::{Listed, Pending, is_name};
 
 /// Most files that wait for the end of the listing to learn whether a directory takes their name. They are names
 /// that were directories before; beyond this many they are stored at once, at worst for one version too many.
@@ -71,7 +71,7 @@ impl<'s> ListingWriter<'s> {
         self.flush(true)?;
 
         let mut pending = self.store.pending();
-        let mut write = Write::begin(self.store)?;
+        let mut write = self.store.begin_write()?;
         let mut directory = write.directory_to_fill(self.dir)?;
         let listing = self.mine(under_way(&pending, self.dir, &directory))?;
         directory.in_force = listing.number;
@@ -111,7 +111,7 @@ impl<'s> ListingWriter<'s> {
         let now_ms = self.store.now_ms();
         self.store.keep_reserve();
         let mut pending = self.store.pending();
-        let mut write = Write::begin(self.store)?;
+        let mut write = self.store.begin_write()?;
         let mut directory = write.directory_to_fill(self.dir)?;
         let mut listing = self.mine(under_way(&pending, self.dir, &directory))?;
         listing.hidden += self.hidden;

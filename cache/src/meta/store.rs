@@ -29,6 +29,8 @@ pub struct Store {
     opened: Opened,
     /// The marker is final: dropping must not write it again.
     settled: AtomicBool,
+    /// Another process may have the store by now.
+    released: AtomicBool,
     /// Listings that are being stored, by directory. Lock order: this, then LMDB's writer lock, then `numbers`.
     pending: Mutex<HashMap<u64, Pending>>,
     reserve_bytes: u64,
@@ -58,6 +60,7 @@ impl Store {
             now_ms,
             opened,
             settled: AtomicBool::new(false),
+            released: AtomicBool::new(false),
             pending: Mutex::default(),
             reserve_bytes: options.reserve_bytes,
             reserved_to: AtomicU64::new(0),
@@ -82,7 +85,7 @@ impl Store {
         // listing is when that would make the file grow, and beside it this costs nothing.
         self.reader_check()?;
         let mut pending = self.pending();
-        let mut write = Write::begin(&self.view)?;
+        let mut write = self.begin_write()?;
         let mut directory = write.directory_to_fill(dir)?;
         if under_way(&pending, dir, &directory).is_some() {
             return Err(MetaError::ListingInProgress(dir));
@@ -105,7 +108,7 @@ impl Store {
         self.keep_reserve();
         let seen_ms = (self.now_ms)();
         let mut pending = self.pending();
-        let mut write = Write::begin(&self.view)?;
+        let mut write = self.begin_write()?;
         let mut directory = write.directory_to_fill(parent)?;
         let mut listing = under_way(&pending, parent, &directory);
         let origin = Origin::Asked { seen_ms };
@@ -127,7 +130,7 @@ impl Store {
         self.keep_reserve();
         let seen_ms = (self.now_ms)();
         let mut pending = self.pending();
-        let mut write = Write::begin(&self.view)?;
+        let mut write = self.begin_write()?;
         let mut directory = write.directory_to_fill(parent)?;
         let mut listing = under_way(&pending, parent, &directory);
         if directory.negatives >= NEGATIVES_MAX {
@@ -151,7 +154,7 @@ impl Store {
         cached: Option<Cached>,
     ) -> Result<Option<Attributes>, MetaError> {
         let _order = self.pending();
-        let mut write = Write::begin(&self.view)?;
+        let mut write = self.begin_write()?;
         let Some((key, mut known)) = write.known_of(ino)? else { return Ok(None) };
         let Some(attributes) =
             known.attributes.as_mut().filter(|a| a.version == version && a.kind == Kind::File)
@@ -171,7 +174,7 @@ impl Store {
     /// Makes a directory unknown again, as if it had never been listed nor a name in it asked for. Inode numbers stay.
     pub fn forget(&self, dir: u64) -> Result<(), MetaError> {
         let _order = self.pending();
-        let mut write = Write::begin(&self.view)?;
+        let mut write = self.begin_write()?;
         let Some(mut directory) = write.directory(dir)? else { return Ok(()) };
         write.forget_names(dir, &mut directory)?;
         write.put_directory(dir, &directory)?;
@@ -229,6 +232,23 @@ impl Store {
         self.write_out()
     }
 
+    /// Leaves the store to another process as it is, at once: nothing is written out, nothing can be written from here
+    /// on. What is read still is what the other process writes.
+    pub fn release(&self) {
+        let _order = self.pending(); // no write is under way
+        self.released.store(true, Ordering::Relaxed);
+        self.settled.store(true, Ordering::Relaxed);
+        self.home.unlock();
+    }
+
+    /// To be called with `pending` locked.
+    pub(super) fn begin_write(&self) -> Result<Write<'_>, MetaError> {
+        match self.released.load(Ordering::Relaxed) {
+            false => Write::begin(&self.view),
+            true => Err(MetaError::Released),
+        }
+    }
+
     fn write_out(&self) -> Result<(), MetaError> {
         if self.settled.load(Ordering::Relaxed) {
             return Ok(());
@@ -256,7 +276,7 @@ impl Store {
     pub(super) fn prune_negatives(&self, dir: u64, seen_ms: u64) -> Result<(), MetaError> {
         loop {
             let _order = self.pending();
-            let mut write = Write::begin(&self.view)?;
+            let mut write = self.begin_write()?;
             let Some(mut directory) = write.directory(dir)?.filter(|d| d.negatives > 0) else {
                 return Ok(());
             };

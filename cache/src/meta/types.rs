@@ -165,6 +165,8 @@ pub enum MetaError {
     NotReady(std::path::PathBuf),
     #[error("the metadata store in {0} is in use by another process or already open in this one")]
     InUse(std::path::PathBuf),
+    #[error("the metadata store has been left to this agent's successor")]
+    Released,
     #[error("inode {0} is not known")]
     UnknownInode(u64),
     #[error("not a name of a path segment (1 to 255 bytes, neither . nor .., no slash, no NUL)")]

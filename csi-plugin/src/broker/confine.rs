@@ -8,7 +8,7 @@ use mounts::{CgroupError, Cgroups};
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,7 @@ impl Broker {
         let [worker] = <[OwnedFd; 1]>::try_from(fds)
             .map_err(|_| Refusal::new(RefusalKind::Invalid, "Confine takes one process descriptor"))?;
         let pid = agent.pid.unsigned_abs();
+        let _whole = self.groups.lock();
         let group = Cgroups::find().and_then(|groups| groups.confine(pid, worker.as_fd(), bytes));
         Ok(BrokerAnswer::Confined { group: group.map_err(refusal)? })
     }
@@ -40,23 +41,29 @@ impl Broker {
         let Ok(base) = Cgroups::find().and_then(|groups| groups.base(agent.pid.unsigned_abs())) else {
             return;
         };
+        let mut groups = self.groups.lock();
         for group in Cgroups::workers_below(&base) {
             let _ = std::fs::remove_dir(group); // somebody lives in it
         }
-        self.groups.lock().insert(agent.clone(), base);
+        groups.insert(agent.clone(), base);
     }
 
     /// Its workers end with it, a moment later. Does not wait for them.
     pub(super) fn sweep_groups_of(&self, agent: &AgentIdentity) {
-        let Some(base) = self.groups.lock().remove(agent) else { return };
-        let sweeper = std::thread::Builder::new().name("sweep".into()).spawn(move || sweep(&base));
+        let left = {
+            let mut groups = self.groups.lock();
+            let Some(base) = groups.remove(agent) else { return };
+            Cgroups::workers_below(&base)
+        };
+        let sweeper = std::thread::Builder::new().name("sweep".into()).spawn(move || sweep(left));
         if let Err(error) = sweeper {
             tracing::warn!(%error, "no thread to remove the groups of the agent's workers: the next agent's coming does");
         }
     }
 }
 
-/// Where the groups of each agent's workers are.
+/// Where the groups of each agent's workers are. Locked while one is made and while those that exist are listed: two
+/// agents may have theirs in the same place, and a group that nobody lives in yet looks like one that was left.
 #[derive(Debug, Default)]
 pub(super) struct Groups(Mutex<HashMap<AgentIdentity, PathBuf>>);
 
@@ -66,9 +73,8 @@ impl Groups {
     }
 }
 
-/// Those that exist now: a successor's workers may have theirs in the same place.
-fn sweep(base: &Path) {
-    let mut left = Cgroups::workers_below(base);
+/// Those that there were: a successor's workers may have theirs in the same place.
+fn sweep(mut left: Vec<PathBuf>) {
     let end = Instant::now() + SWEEP_LIMIT;
     while !left.is_empty() && Instant::now() < end {
         left.retain(|group| std::fs::remove_dir(group).is_err_and(|e| e.kind() != ErrorKind::NotFound));

@@ -12,15 +12,15 @@ use mounts::{Connection, MountSource, Ours, Target, probe, stack_at};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use volume::{Credentials, VolumeSpec};
 
 /// The agent takes a mount over without asking its source: this is for starting a worker on a busy machine.
 const ADOPT_LIMIT: Duration = Duration::from_secs(20);
-/// Mounts that are given to a new agent at the same time.
-const ADOPTERS: usize = 4;
-/// An agent that has lost its connection gets so long to exit before it is killed: two agents must not serve one mount.
+/// Mounts that are given to a new agent at the same time: most of the time each waits for the start of its worker.
+const ADOPTERS: usize = 8;
+/// An agent that is to end gets so long to exit before it is killed: two agents must not serve one mount.
 const EXIT_LIMIT: Duration = Duration::from_secs(2);
 const HOLDING_LIMIT: Duration = Duration::from_secs(2);
 
@@ -38,6 +38,49 @@ pub(super) fn publish(mount: &Mount) -> Publish {
     }
 }
 
+/// What an agent is given to serve a mount that another one has served.
+pub(super) struct Adoption {
+    pub(super) adopt: Adopt,
+    pub(super) device: Arc<OwnedFd>,
+    pub(super) flight: Arc<OwnedFd>,
+}
+
+/// None: the mount has ended, or was never prepared.
+pub(super) fn adoption(mount: &Mount, since: Instant, handed_over: bool) -> Option<Adoption> {
+    let (device, (flight, resume)) = (mount.device()?, mount.prepared()?);
+    let orphaned_ms = since.elapsed().as_millis() as u64;
+    let adopt = Adopt { publish: publish(mount), resume, backing: mount.backing(), orphaned_ms, handed_over };
+    Some(Adoption { adopt, device, flight })
+}
+
+/// What has become of the mounts that were to be given to an agent.
+#[derive(Default)]
+pub(super) struct Given {
+    /// It serves them now, and since when nobody had.
+    pub(super) mounts: Vec<(Arc<Mount>, Instant)>,
+    /// Why it did not take the first of the others.
+    pub(super) refused: Option<String>,
+}
+
+/// Does it for some of them at a time; the results are in the order of the items.
+pub(super) fn for_each<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(index) else { return done };
+            done.push((index, each(item)));
+        }
+    };
+    let mut all: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..ADOPTERS.min(items.len())).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|w| w.join().unwrap_or_default()).collect()
+    });
+    all.sort_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, result)| result).collect()
+}
+
 impl Broker {
     /// The same agent as before, after a broken connection.
     pub(super) fn welcome_back(&self, agent: &AgentLink) {
@@ -48,62 +91,85 @@ impl Broker {
         }
     }
 
-    /// An agent is there: the mounts of its predecessor become its own. Blocks until it has them all.
-    pub(super) fn hand_all_over(&self, agent: &AgentLink) {
+    /// As [`Self::hand_all_over`], with nobody to go back to.
+    pub(super) fn give_all(&self, agent: &AgentLink) {
+        let given = self.hand_all_over(agent, None);
+        if let Some(why) = given.refused {
+            tracing::error!(given = given.mounts.len(), why, "not every mount has an agent again");
+        }
+        self.look_through_all(&given.mounts);
+    }
+
+    /// An agent is there: the mounts of its predecessor become its own. Blocks until it has them all. `spare` has stepped
+    /// back for it: it lives, and serves nothing.
+    pub(super) fn hand_all_over(&self, agent: &AgentLink, spare: Option<&AgentIdentity>) -> Given {
+        let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         let mut orphans = self.table.all();
         // Serving: the predecessor's connection has ended, and nobody has noted it yet.
         let live = |state| matches!(state, State::Orphaned(_) | State::Serving);
         orphans.retain(|mount| live(mount.state()) && !mount.is_of(agent.identity()));
-        if orphans.is_empty() {
-            return;
-        }
         let mut earlier: Vec<AgentIdentity> = orphans.iter().map(|m| m.agent()).collect();
         earlier.dedup();
+        // A process that executed itself anew has ended its earlier life with that.
+        earlier.retain(|e| spare != Some(e) && !e.is_process_of(agent.identity()));
         earlier.iter().for_each(AgentIdentity::see_off);
-        // All of them first: a mount whose store hangs takes long to look through, and the others wait for their workers.
-        let served = Mutex::new(Vec::new());
-        side_by_side(&orphans, |mount| {
-            if let Some(since) = self.hand_over(agent, mount) {
-                served.lock().unwrap_or_else(PoisonError::into_inner).push((mount.clone(), since));
+        let taken = for_each(&orphans, |mount| self.hand_over(agent, mount, spare.is_some()));
+        let mut given = Given::default();
+        for (mount, taken) in orphans.into_iter().zip(taken) {
+            match taken {
+                Ok(Some(since)) => given.mounts.push((mount, since)),
+                Ok(None) => {}
+                Err(why) => {
+                    given.refused.get_or_insert(why);
+                }
             }
-        });
-        let served = served.into_inner().unwrap_or_else(PoisonError::into_inner);
-        side_by_side(&served, |(mount, since)| self.look_through(mount, *since));
+        }
+        given
     }
 
-    /// Since when nobody had served it; None: the agent does not serve it now.
-    fn hand_over(&self, agent: &AgentLink, mount: &Mount) -> Option<Instant> {
+    /// After all of them were given: a mount whose store hangs takes long to look through, and the others wait for their
+    /// workers.
+    pub(super) fn look_through_all(&self, given: &[(Arc<Mount>, Instant)]) {
+        for_each(given, |(mount, since)| self.look_through(mount, *since));
+    }
+
+    /// Since when nobody had served it; None: there was nothing to hand over any more.
+    fn hand_over(
+        &self,
+        agent: &AgentLink,
+        mount: &Mount,
+        handed_over: bool,
+    ) -> Result<Option<Instant>, String> {
         let since = match mount.state() {
             State::Orphaned(since) => since,
             State::Serving => Instant::now(),
-            State::Preparing | State::Dead => return None,
+            State::Preparing | State::Dead => return Ok(None),
         };
-        let (device, (flight, resume)) = (mount.device()?, mount.prepared()?);
+        let Some(Adoption { adopt, device, flight }) = adoption(mount, since, handed_over) else {
+            return Ok(None);
+        };
         // It may ask about the mount before it answers.
         mount.give_to(agent.identity());
-        let adopt = AgentRequest::Adopt(Box::new(Adopt {
-            publish: publish(mount),
-            resume,
-            backing: mount.backing(),
-            orphaned_ms: since.elapsed().as_millis() as u64,
-        }));
+        let adopt = AgentRequest::Adopt(Box::new(adopt));
         let adopted = agent.ask(adopt, &[device.as_fd(), flight.as_fd()], ADOPT_LIMIT);
-        match adopted {
+        // Nobody serves it in the cases below: it ends with its healTimeout, unless another agent comes.
+        let why = match adopted {
             Ok((AgentAnswer::Done, _)) => {
                 self.enter(mount, State::Serving, "a new agent serves it");
-                return Some(since);
+                return Ok(Some(since));
             }
-            // Nobody serves it: it ends with its healTimeout, unless another agent comes.
-            Ok(_) => {
-                self.enter(mount, State::Orphaned(since), "the new agent answered with something else");
-            }
-            Err(AskError::Gone) => self.enter(mount, State::Orphaned(since), "the new agent is gone, too"),
+            Ok(_) => "the new agent answered with something else".to_owned(),
+            Err(AskError::Gone) => "the new agent is gone, too".to_owned(),
             Err(error) => {
                 tracing::error!(mount = %mount.id, volume = %mount.spec.id, %error, "the new agent does not take this mount: it ends after healTimeout");
-                self.enter(mount, State::Orphaned(since), "the new agent refused it");
+                format!("the new agent refused it: {error}")
             }
+        };
+        if mount.device().is_none() {
+            return Ok(None); // unpublished meanwhile
         }
-        None
+        self.enter(mount, State::Orphaned(since), &why);
+        Err(format!("volume {} ({}): {why}", mount.spec.id, mount.id))
     }
 
     /// Success is what can be seen through the mount.
@@ -261,27 +327,13 @@ impl Broker {
     }
 }
 
-/// A few at a time.
-fn side_by_side<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..ADOPTERS.min(all.len()) {
-            scope.spawn(|| {
-                while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    work(one);
-                }
-            });
-        }
-    });
-}
-
 impl AgentIdentity {
-    /// Makes sure that this process is gone: it has lost its connection, and its mounts go to another.
-    fn see_off(&self) {
+    /// Makes sure that this process is gone: its mounts go to another.
+    pub(super) fn see_off(&self) {
         let end = Instant::now() + EXIT_LIMIT;
         while self.is_alive() {
             if Instant::now() >= end {
-                tracing::warn!(pid = self.pid, "an agent that lost its connection to the broker is killed");
+                tracing::warn!(pid = self.pid, "an agent that should have ended is killed");
                 self.kill();
                 return;
             }
@@ -290,7 +342,7 @@ impl AgentIdentity {
     }
 
     fn is_alive(&self) -> bool {
-        self.started.is_some() && Self::of(self.pid) == *self && !is_zombie(self.pid)
+        self.started.is_some() && Self::of(self.pid, self.life) == *self && !is_zombie(self.pid)
     }
 
     pub(super) fn kill(&self) {

@@ -13,7 +13,9 @@ pub mod mounts_table;
 mod notices;
 mod renew;
 mod sight;
+mod slots;
 pub mod socket;
+mod succession;
 mod targets;
 
 use crate::busy::Busy;
@@ -21,18 +23,19 @@ use crate::config::NodeConfig;
 use crate::events::{Events, Subjects};
 use crate::status::Failure;
 use counter::Counter;
-use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, MountId, Publish};
+use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, MountId, Publish};
 use link::worker::Mode;
 use link::{Packet, Refusal, RefusalKind};
 use mounts::{Connection, Kernel, MountOptions, MountSource, Target, probe};
 use mounts_table::{Mount, Parts, State, Table};
 use renew::Renewals;
-use socket::{AgentIdentity, AgentLink, AgentSlot, AskError, Handler};
+use slots::AgentSlots;
+use socket::{AgentIdentity, AgentLink, AskError, Handler};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 use targets::{Recipe, Targets};
@@ -75,7 +78,7 @@ pub struct Broker {
     /// One at a time for each volume: calls of kubelet and what we do of our own accord.
     pub(crate) busy: Arc<Busy>,
     renewals: Arc<Renewals>,
-    agents: AgentSlot,
+    agents: AgentSlots,
     counter: Counter,
     targets: Targets,
     listener: OwnedFd,
@@ -86,6 +89,10 @@ pub struct Broker {
     stopping: AtomicBool,
     /// An agent holds every mount for our successor: nothing is kept for an agent any more.
     going: AtomicBool,
+    /// One agent takes over from another: a publish would be neither's.
+    switching: AtomicBool,
+    /// Held while mounts are given to an agent: two who do that would give it one mount twice.
+    giving: Mutex<()>,
     watcher: OnceLock<thread::Thread>,
 }
 
@@ -103,7 +110,7 @@ impl Broker {
             events,
             busy: Arc::default(),
             renewals: Arc::default(),
-            agents: AgentSlot::default(),
+            agents: AgentSlots::default(),
             counter,
             targets,
             listener,
@@ -112,6 +119,8 @@ impl Broker {
             groups: confine::Groups::default(),
             stopping: AtomicBool::new(false),
             going: AtomicBool::new(false),
+            switching: AtomicBool::new(false),
+            giving: Mutex::default(),
             watcher: OnceLock::new(),
         });
         let earlier = broker.kernel.table().map_err(io::Error::other)?;
@@ -138,9 +147,7 @@ impl Broker {
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both); // wakes accept
-        if let Some(agent) = self.agents.current() {
-            agent.close();
-        }
+        self.agents.all().iter().for_each(|agent| agent.close());
         self.renewals.end();
         self.wake_watcher();
     }
@@ -165,9 +172,19 @@ impl Broker {
         })
     }
 
+    /// The agent that a volume may be given to now.
+    fn publishing_agent(&self) -> Result<Arc<AgentLink>, Failure> {
+        match self.switching.load(Ordering::SeqCst) {
+            false => self.agent(),
+            true => Err(Failure::Unavailable(
+                "a node agent is taking over from another one: the publish will be repeated".into(),
+            )),
+        }
+    }
+
     /// Mounts at `target`, where nothing of ours is. After an error nothing is left that was not there before.
     pub fn bring_up(&self, order: Order, target: Target) -> Result<(), Failure> {
-        let agent = self.agent()?;
+        let agent = self.publishing_agent()?;
         let target = Arc::new(target);
         self.targets.add(target.path(), Recipe::of(&order));
         let made_directory = target.ensure_directory()?;
@@ -382,15 +399,22 @@ impl Handler for Broker {
 
     fn connected(&self, agent: &Arc<AgentLink>) {
         self.note_groups_of(agent.identity());
-        self.welcome_back(agent);
+        if !agent.hello().stepped_back {
+            self.welcome_back(agent);
+        }
     }
 
     fn succeed(&self, agent: &Arc<AgentLink>) {
-        self.hand_all_over(agent);
+        match agent.hello() {
+            Hello { successor: true, .. } => self.succession(agent),
+            Hello { stepped_back: true, .. } => return,
+            _ => self.give_all(agent),
+        }
         self.renewals.wake();
     }
 
-    fn lost(&self, agent: &AgentIdentity) {
+    fn lost(&self, link: &AgentLink) {
+        let agent = link.identity();
         self.sweep_groups_of(agent);
         for mount in self.table.all() {
             // A mount that is being prepared fails with its publish.
@@ -399,6 +423,12 @@ impl Handler for Broker {
             }
         }
         self.wake_watcher();
+        // What it has left here is for the agent that is there already.
+        if link.hello().stepped_back
+            && let Some(current) = self.agents.current()
+        {
+            self.give_all(&current);
+        }
     }
 }
 

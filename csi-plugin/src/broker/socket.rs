@@ -1,8 +1,10 @@
-//! The agent's connection: who may connect, one at a time, questions and answers in both directions.
+//! The agent's connection: who may connect, questions and answers in both directions.
 
+use super::slots::AgentSlots;
 use link::broker::{
-    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, PROTOCOL,
+    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello,
 };
+use link::version::{self, neighbours};
 use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -17,16 +19,22 @@ const SEND_LIMIT: Duration = Duration::from_secs(2);
 /// Questions about cache files that may wait for a disk; more make the agent wait.
 const SLOW_QUEUE: usize = 1024;
 
-/// One agent process: a process id alone may be used again.
+/// One life of one agent process: a process id alone may be used again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AgentIdentity {
     pub pid: i32,
     pub started: Option<u64>,
+    /// A process that executes itself anew is another agent, which knows nothing of what it served before.
+    pub life: u64,
 }
 
 impl AgentIdentity {
-    pub fn of(pid: i32) -> Self {
-        Self { pid, started: start_time(pid) }
+    pub fn of(pid: i32, life: u64) -> Self {
+        Self { pid, started: start_time(pid), life }
+    }
+
+    pub fn is_process_of(&self, other: &Self) -> bool {
+        (self.pid, self.started) == (other.pid, other.started)
     }
 }
 
@@ -62,13 +70,14 @@ pub trait Handler: Send + Sync {
     fn connected(&self, agent: &Arc<AgentLink>);
     /// On a thread of its own: the agent may be given what another one left.
     fn succeed(&self, agent: &Arc<AgentLink>);
-    fn lost(&self, agent: &AgentIdentity);
+    fn lost(&self, agent: &AgentLink);
 }
 
 #[derive(Debug)]
 pub struct AgentLink {
     packet: Packet,
     identity: AgentIdentity,
+    hello: Hello,
     promised_to_beat: bool,
     beats: AtomicU64,
     /// A message of the agent is being dealt with: those behind it have not been looked at.
@@ -81,6 +90,15 @@ pub struct AgentLink {
 impl AgentLink {
     pub fn identity(&self) -> &AgentIdentity {
         &self.identity
+    }
+
+    /// What it said of itself.
+    pub fn hello(&self) -> &Hello {
+        &self.hello
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.pending().is_some()
     }
 
     pub fn close(&self) {
@@ -135,15 +153,16 @@ impl AgentLink {
 }
 
 /// Serves one connection until it ends.
-pub fn serve(packet: Packet, agent_uid: u32, slot: &AgentSlot, handler: &Arc<dyn Handler>) {
-    let link = match greet(packet, agent_uid, slot) {
+pub fn serve(packet: Packet, agent_uid: u32, slots: &AgentSlots, handler: &Arc<dyn Handler>) {
+    let link = match greet(packet, agent_uid, slots) {
         Ok(link) => link,
         Err(why) => {
             tracing::warn!(%why, "a connection to the broker was refused");
             return;
         }
     };
-    tracing::info!(pid = link.identity.pid, "the node agent is connected");
+    let Hello { agent_version, successor, .. } = &link.hello;
+    tracing::info!(pid = link.identity.pid, agent_version, successor, "the node agent is connected");
     handler.connected(&link);
     let (newcomer, told) = (link.clone(), handler.clone());
     let greeter = std::thread::Builder::new().name("agent-new".into()).spawn(move || told.succeed(&newcomer));
@@ -165,22 +184,22 @@ pub fn serve(packet: Packet, agent_uid: u32, slot: &AgentSlot, handler: &Arc<dyn
             drop(slow);
             // Waiting askers see the end of the connection at once.
             *link.pending() = None;
-            slot.clear(&link);
-            handler.lost(&link.identity);
+            slots.clear(&link);
+            handler.lost(&link);
             let _ = worker.join(); // a panic of it has been reported by its thread
         }
         Err(error) => {
             tracing::error!(%error, "no thread for the node agent's questions");
             *link.pending() = None;
-            slot.clear(&link);
-            handler.lost(&link.identity);
+            slots.clear(&link);
+            handler.lost(&link);
         }
     }
     tracing::warn!(pid = link.identity.pid, "the node agent is gone");
 }
 
 /// Checks the peer, exchanges Hello and Welcome, takes the slot.
-fn greet(packet: Packet, agent_uid: u32, slot: &AgentSlot) -> Result<Arc<AgentLink>, String> {
+fn greet(packet: Packet, agent_uid: u32, slots: &AgentSlots) -> Result<Arc<AgentLink>, String> {
     let peer = packet.peer().map_err(|e| format!("cannot see who connects: {e}"))?;
     if peer.uid != 0 && peer.uid != agent_uid {
         return Err(format!(
@@ -200,26 +219,33 @@ fn greet(packet: Packet, agent_uid: u32, slot: &AgentSlot) -> Result<Arc<AgentLi
     let pid = if peer.pid > 0 { peer.pid } else { i32::try_from(hello.pid).unwrap_or_default() };
     let link = Arc::new(AgentLink {
         packet,
-        identity: AgentIdentity::of(pid),
+        identity: AgentIdentity::of(pid, hello.life),
         promised_to_beat: hello.beats && peer.pid > 0,
+        hello,
         beats: AtomicU64::new(0),
         busy: AtomicBool::new(false),
         next: AtomicU64::new(1),
         pending: Mutex::new(Some(HashMap::new())),
     });
-    let refuse = |why: String| {
-        link.reply(id, Err(Refusal::new(RefusalKind::Conflict, why.clone())));
+    let refuse = |refusal: Refusal| {
+        let why = refusal.message.clone();
+        link.reply(id, Err(refusal));
         why
     };
-    if hello.protocol != PROTOCOL {
-        return Err(refuse(format!("agent speaks protocol {} and this broker {PROTOCOL}", hello.protocol)));
+    if !neighbours(link.hello.protocol, version::LINK) {
+        let why = format!(
+            "the agent speaks version {} of the link and this csi-plugin version {}: upgrade in steps, one version at a time",
+            link.hello.protocol,
+            version::LINK
+        );
+        return Err(refuse(Refusal::new(RefusalKind::Conflict, why)));
     }
     // Welcome goes out before anybody else can see the link and ask something over it.
     let welcome = || {
         let broker_version = env!("CARGO_PKG_VERSION").into();
-        link.reply(id, Ok(BrokerAnswer::Welcome { protocol: PROTOCOL, broker_version }));
+        link.reply(id, Ok(BrokerAnswer::Welcome { protocol: version::LINK, broker_version }));
     };
-    slot.take(&link, welcome).map_err(refuse)?;
+    slots.take(&link, welcome).map_err(refuse)?;
     Ok(link)
 }
 
@@ -306,35 +332,5 @@ fn pace(request: &BrokerRequest) -> Pace {
 fn answer_slowly(link: &AgentLink, handler: &dyn Handler, queue: Receiver<Question>) {
     for (id, body, fds) in queue {
         link.reply(id, handler.answer(&link.identity, body, fds));
-    }
-}
-
-/// Holds the one live agent.
-#[derive(Debug, Default)]
-pub struct AgentSlot {
-    current: Mutex<Option<Arc<AgentLink>>>,
-}
-
-impl AgentSlot {
-    pub fn current(&self) -> Option<Arc<AgentLink>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// `greet` sends one packet into an empty socket, which does not block.
-    fn take(&self, link: &Arc<AgentLink>, greet: impl FnOnce()) -> Result<(), String> {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(other) = &*current {
-            return Err(format!("another agent (pid {}) is connected: stop it first", other.identity.pid));
-        }
-        greet();
-        *current = Some(link.clone());
-        Ok(())
-    }
-
-    fn clear(&self, link: &Arc<AgentLink>) {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if current.as_ref().is_some_and(|c| Arc::ptr_eq(c, link)) {
-            *current = None;
-        }
     }
 }

@@ -4,8 +4,8 @@ pub mod api;
 
 use csi_plugin::config::{Config, ControllerConfig, LogFormat, NodeConfig, RecordsPlace};
 use link::broker::{
-    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello, PROTOCOL,
-    Resume, Usage,
+    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello, Resume,
+    Usage,
 };
 use link::{MAX_MESSAGE, Packet, Refusal};
 use mounts::{Fake, Kernel};
@@ -209,13 +209,38 @@ pub fn obliging(request: &AgentRequest, _fds: &[OwnedFd]) -> Option<Answer> {
         AgentRequest::Usage { .. } => {
             (AgentAnswer::Usage(Usage { total_bytes: 4096, total_inodes: 3, cached_bytes: 1 }), vec![])
         }
-        AgentRequest::Adopt(_) => (AgentAnswer::Done, vec![]),
+        AgentRequest::Adopt(_)
+        | AgentRequest::Prepare(_)
+        | AgentRequest::StepBack
+        | AgentRequest::Succeed
+        | AgentRequest::Dismiss { .. }
+        | AgentRequest::StepForward
+        | AgentRequest::Depart => (AgentAnswer::Done, vec![]),
         AgentRequest::Holding => (AgentAnswer::Holding { mounts: vec![] }, vec![]),
     }))
 }
 
+/// Of an agent of this build.
+pub fn hello() -> Hello {
+    Hello {
+        protocol: link::version::LINK,
+        agent_version: "test".into(),
+        pid: std::process::id(),
+        state: link::version::STATE,
+        life: 1,
+        successor: false,
+        stepped_back: false,
+        beats: false,
+    }
+}
+
 impl Agent {
     pub fn connect(socket: &Path) -> Self {
+        Self::introduce(socket, hello()).unwrap()
+    }
+
+    /// As whoever it says it is.
+    pub fn introduce(socket: &Path, hello: Hello) -> Result<Self, Refusal> {
         let packet = Arc::new(Packet::connect(socket).unwrap());
         let (send, answers) = mpsc::channel();
         let agent = Self {
@@ -245,11 +270,12 @@ impl Agent {
                 }
             }
         });
-        let hello =
-            Hello { protocol: PROTOCOL, agent_version: "test".into(), pid: std::process::id(), beats: false };
         let welcome = agent.ask(BrokerRequest::Hello(hello), &[]);
-        assert!(matches!(welcome, Ok(BrokerAnswer::Welcome { .. })), "{welcome:?}");
-        agent
+        match welcome {
+            Ok(BrokerAnswer::Welcome { .. }) => Ok(agent),
+            Ok(other) => panic!("Hello answered with {other:?}"),
+            Err(refusal) => Err(refusal),
+        }
     }
 
     pub fn ask(&self, body: BrokerRequest, fds: &[BorrowedFd<'_>]) -> Result<BrokerAnswer, Refusal> {

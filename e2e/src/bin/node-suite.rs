@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use e2e::node::{AgentOptions, Node};
+use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
 use e2e::scenario::torture::{self, Class, Length, Plan, TortureReport};
 use e2e::scenario::{cycles, faults, listing, memory, renewals};
@@ -28,6 +29,18 @@ enum Command {
         files: usize,
         #[arg(long)]
         seed: Option<u64>,
+    },
+    /// Agents of two versions hand over to each other while applications judge every call.
+    Handovers {
+        #[arg(long, default_value_t = 50)]
+        rounds: usize,
+        #[arg(long, default_value_t = 4)]
+        volumes: usize,
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Fails if more than one in a hundred pauses is longer.
+        #[arg(long, value_parser = humantime::parse_duration)]
+        pause_p99: Option<Duration>,
     },
     /// One directory of very many objects: times and memory.
     Listing {
@@ -107,6 +120,19 @@ fn main() -> Result<()> {
                     v.seconds,
                     report.server
                 );
+            }
+            node.finish()
+        }
+        Command::Handovers { rounds, volumes, seed: given, pause_p99 } => {
+            let mut node = Node::start(AgentOptions::default())?;
+            let KillPlan { shape, .. } = KillPlan::long(0, 0);
+            let plan = HandoverPlan { rounds, volumes, shape, alarm: true, seed: seed(given) };
+            let report = handovers::run(&mut node, &plan)?;
+            println!("{report}");
+            report.report.ensure_clean()?;
+            if let Some(limit) = pause_p99 {
+                let p99 = report.pauses.p99_ms;
+                ensure!(p99 <= limit.as_secs_f64() * 1e3, "pause p99 {p99:.1} ms, above {limit:?}");
             }
             node.finish()
         }

@@ -1,6 +1,6 @@
 //! The node agent of a test: its configuration, its process and its operator API.
 
-use super::places::Places;
+use super::places::{Places, Version};
 use super::server::spawn;
 use crate::clock::wait_until;
 use crate::processes::{self, Memory};
@@ -10,7 +10,7 @@ use proto::agent::v1::agent_client::AgentClient;
 use std::fmt::Write as _;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 use testkit::process::Process;
 use tokio::runtime::Handle;
@@ -39,6 +39,7 @@ pub struct AgentOptions {
     pub misbehave: Vec<Misdeed>,
     /// Credentials of the agent's own environment, which volumes without a secret may use.
     pub environment: Option<(&'static str, &'static str)>,
+    pub version: Version,
     /// How long workers and agent may stand still; None: the programs' own limits.
     pub hang_limit: Option<Duration>,
     pub failpoints: Failpoints,
@@ -93,6 +94,7 @@ impl Default for AgentOptions {
             memory_limit: "512Mi",
             misbehave: Vec::new(),
             environment: None,
+            version: Version::This,
             hang_limit: None,
             failpoints: Failpoints::default(),
         }
@@ -127,7 +129,7 @@ impl AgentOptions {
         writeln!(text, "broker_socket = {}", path(places.broker_socket()))?;
         writeln!(text, "api_socket = {}", path(places.agent_socket()))?;
         writeln!(text, "state_dir = {}", path(places.state("agent")))?;
-        writeln!(text, "worker = {}", path(places.bin("fuse-worker")))?;
+        writeln!(text, "worker = {}", path(places.bin_of(self.version, "fuse-worker")?))?;
         writeln!(text, "metrics = \"127.0.0.1:0\"\nlog_format = \"text\"")?;
         writeln!(text, "source_wait = {:?}", self.source_wait)?;
         writeln!(text, "environment_credentials = {}", self.environment.is_some())?;
@@ -169,6 +171,7 @@ impl AgentOptions {
 
 #[derive(Debug)]
 pub struct Agent {
+    version: Version,
     process: Process,
     client: AgentClient<Channel>,
     runtime: Handle,
@@ -178,9 +181,9 @@ impl Agent {
     /// Returns at once.
     pub fn spawn(places: &Places, options: &AgentOptions, runtime: &Handle) -> Result<Self> {
         ensure!(options.uid != 0, "the agent must not run as root");
-        let config = places.agent_config();
+        let config = places.agent_config(options.version);
         std::fs::write(&config, options.toml(places)?)?;
-        let mut command = Command::new(places.bin("node-agent"));
+        let mut command = Command::new(places.bin_of(options.version, "node-agent")?);
         command.arg("--config").arg(&config).uid(options.uid).gid(options.uid).current_dir("/");
         if let Some((id, secret)) = options.environment {
             command.env("AWS_ACCESS_KEY_ID", id).env("AWS_SECRET_ACCESS_KEY", secret);
@@ -189,7 +192,7 @@ impl Agent {
         command.env("MILLPOND_WORKER_FAILPOINTS", options.failpoints.workers.join(","));
         let process = spawn(&mut command, places, "node-agent")?;
         let client = AgentClient::new(super::channel(&places.agent_socket(), runtime)?);
-        Ok(Self { process, client, runtime: runtime.clone() })
+        Ok(Self { version: options.version, process, client, runtime: runtime.clone() })
     }
 
     /// Returns when the agent has found the broker.
@@ -210,11 +213,18 @@ impl Agent {
         Ok(agent)
     }
 
+    pub fn version(&self) -> Version {
+        self.version
+    }
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
     pub fn is_alive(&mut self) -> bool {
         matches!(self.process.child().try_wait(), Ok(None))
+    }
+    /// None: it lives.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.process.child().try_wait()?)
     }
     pub fn kill(mut self) -> Result<()> {
         self.process.kill().map(drop)

@@ -5,13 +5,15 @@
 
 mod agent;
 mod disk;
+mod handover;
 mod places;
 mod plugin;
 mod server;
 
 pub use agent::{Agent, AgentOptions, Failpoints, Misdeed, Tier};
 pub use disk::{FaultyDisk, small_disk};
-pub use places::{OneAtATime, Places, programs};
+pub use handover::Outcome;
+pub use places::{OneAtATime, Places, Version, programs};
 pub use plugin::{Plugin, capability};
 pub use server::{BUCKET, Proxy, Server, secrets};
 
@@ -34,6 +36,8 @@ const ORDERLY_END: Duration = Duration::from_secs(30);
 pub struct Node {
     // Dropped in this order: first those that use the others.
     agent: Option<Agent>,
+    /// Would take the agent's place.
+    candidate: Option<Agent>,
     plugin: Option<Plugin>,
     pub server: Server,
     runtime: Runtime,
@@ -75,6 +79,7 @@ impl Node {
         let server = Server::start(&places, "s3")?;
         let mut node = Self {
             agent: None,
+            candidate: None,
             plugin: None,
             server,
             runtime,
@@ -222,11 +227,7 @@ impl Node {
 
     /// Waits until every mount is served by a worker, and held by agent and broker, so that either may die.
     pub fn wait_whole(&self, limit: Duration) -> Result<()> {
-        let served = || {
-            self.agent().status().is_ok_and(|s| s.broker_connected)
-                && self.agent().serving().is_ok_and(|serving| serving.len() == self.published.len())
-        };
-        let whole = wait_until(limit, served);
+        let whole = wait_until(limit, || self.agent_serves_all());
         ensure!(whole, "not every mount is served within {limit:?}: {:#?}", self.agent().volumes());
         // Answered by the agent through the broker's table: the broker has the mount (back). One question at a time: a
         // broker that has just started has better things to do.
@@ -242,6 +243,11 @@ impl Node {
         });
         ensure!(held, "the broker does not hold every mount within {limit:?}: {unknown:?}");
         Ok(())
+    }
+
+    pub fn agent_serves_all(&self) -> bool {
+        self.agent().status().is_ok_and(|s| s.broker_connected)
+            && self.agent().serving().is_ok_and(|serving| serving.len() == self.published.len())
     }
 
     /// The worker of a volume; waits until it has one that serves.
@@ -378,6 +384,7 @@ impl Node {
         for volume in std::mem::take(&mut self.volumes) {
             self.plugin().delete(&volume)?;
         }
+        ensure!(self.candidate.is_none(), "the test has not seen to the end of a candidate");
         let mounts = mountinfo::below(&self.places.kubelet())?;
         ensure!(mounts.is_empty(), "mounts left after the last unpublish: {mounts:#?}");
         if self.agent.is_some() {
@@ -411,7 +418,7 @@ impl Drop for Node {
             eprintln!("{}", self.places.logs());
         }
         // Killed rather than asked: by now it is either a failed test or only the servers are left.
-        if let Some(agent) = self.agent.take() {
+        for agent in self.agent.take().into_iter().chain(self.candidate.take()) {
             let _ = agent.kill();
         }
         if let Some(plugin) = self.plugin.take() {

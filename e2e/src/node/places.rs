@@ -20,6 +20,27 @@ const PROGRAMS: &[&str] = &[
     "oracle",
 ];
 
+/// Which build of the agent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Version {
+    #[default]
+    This,
+    /// One further in everything that two builds share.
+    Next,
+    /// Two further.
+    Far,
+}
+
+impl Version {
+    fn word(self) -> Option<&'static str> {
+        match self {
+            Self::This => None,
+            Self::Next => Some("next"),
+            Self::Far => Some("far"),
+        }
+    }
+}
+
 /// Only one node at a time per machine: kill tests and timings would disturb each other.
 #[derive(Debug)]
 pub struct OneAtATime(#[allow(dead_code, reason = "the lock ends when the file is closed")] File);
@@ -63,11 +84,26 @@ impl Places {
         let from = programs()?;
         for name in PROGRAMS {
             let (source, copy) = (from.join(name), self.bin(name));
-            if source.is_file() && fs::hard_link(&source, &copy).is_err() {
-                fs::copy(&source, &copy).with_context(|| source.display().to_string())?;
+            if source.is_file() {
+                copy_program(&source, &copy)?;
             }
         }
         Ok(())
+    }
+
+    /// As [`Self::bin`], of a version that `scripts/versions` has built.
+    pub fn bin_of(&self, version: Version, name: &str) -> Result<PathBuf> {
+        let Some(word) = version.word() else { return Ok(self.bin(name)) };
+        let source = programs()?.join("versions").join(word).join(name);
+        if !source.is_file() {
+            bail!("no {}: run `scripts/versions` (or `scripts/versions --release`)", source.display());
+        }
+        let copy = self.bin(word).join(name);
+        if !copy.is_file() {
+            fs::create_dir_all(self.bin(word))?;
+            copy_program(&source, &copy)?;
+        }
+        Ok(copy)
     }
 
     pub fn root(&self) -> &Path {
@@ -101,8 +137,9 @@ impl Places {
     pub fn agent_socket(&self) -> PathBuf {
         self.root.join("run/agent/api.sock")
     }
-    pub fn agent_config(&self) -> PathBuf {
-        self.root.join("run/agent.toml")
+    /// One for each version: a process that executes itself anew reads it again.
+    pub fn agent_config(&self, version: Version) -> PathBuf {
+        self.root.join(format!("run/agent-{}.toml", version.word().unwrap_or("this")))
     }
     /// While this file exists the agent starts no worker.
     pub fn suspend_file(&self) -> PathBuf {
@@ -132,6 +169,13 @@ impl Places {
     pub fn clean(&self) -> Vec<String> {
         clean(&self.root)
     }
+}
+
+fn copy_program(source: &Path, copy: &Path) -> Result<()> {
+    if fs::hard_link(source, copy).is_err() {
+        fs::copy(source, copy).with_context(|| source.display().to_string())?;
+    }
+    Ok(())
 }
 
 /// The directory with the built programs.

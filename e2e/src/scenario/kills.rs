@@ -90,9 +90,9 @@ struct Death {
     at_ns: u64,
 }
 
-struct Application {
-    volume: String,
-    running: Running<Report>,
+pub(super) struct Application {
+    pub(super) volume: String,
+    pub(super) running: Running<Report>,
     _pod: Pod,
 }
 
@@ -151,7 +151,7 @@ pub fn run(node: &mut Node, plan: &KillPlan) -> Result<KillReport> {
     })
 }
 
-fn start_applications(
+pub(super) fn start_applications(
     node: &mut Node,
     plan: &KillPlan,
     tree: &Tree,

@@ -97,6 +97,11 @@ pub fn run(times: usize) -> Result<MemoryReport> {
     Ok(MemoryReport { limits: Limits::Own, deaths: heals.len(), reads: Stalls::of(reads) })
 }
 
+/// Has this process a limit of memory for itself?
+pub fn is_confined(pid: u32) -> bool {
+    group_of(pid).is_some()
+}
+
 /// The directory of the memory group that this process has for itself.
 fn group_of(pid: u32) -> Option<PathBuf> {
     memory_group(pid).filter(|dir| dir.file_name().is_some_and(|n| n.to_string_lossy().starts_with(GROUP)))
@@ -120,7 +125,7 @@ fn memory_group(pid: u32) -> Option<PathBuf> {
 }
 
 /// Could a group with a limit be made beside this process? Leaves nothing.
-fn is_writable() -> Result<bool> {
+pub fn is_writable() -> Result<bool> {
     let Some(own) = memory_group(std::process::id()) else { return Ok(false) };
     let trial = own.join(format!("millpond-trial-{}", std::process::id()));
     if std::fs::create_dir(&trial).is_err() {

@@ -7,6 +7,7 @@ mod disks;
 mod endings;
 mod failpoints;
 mod faults;
+mod handovers;
 mod hangs;
 mod holders;
 mod memory;

@@ -47,6 +47,7 @@ pub use operations::{INTENT_BYTES, OUTCOME_BYTES, Operation, OperationError, Out
 pub use stage::{STAGE_BYTES, STAGES};
 pub use table::{Claim, INLINE_BYTES, Interrupted, Orphan, RequestHeader, SLOTS, Slot};
 
+use crate::version::{FLIGHT, neighbours};
 use memory::Memory;
 use rustix::fs::FlockOperation;
 use std::io;
@@ -56,8 +57,10 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-/// Raised whenever the layout or the meaning of a field changes. A map of another format is refused.
-pub const FORMAT: u64 = u64::from_be_bytes(*b"MPFLT\0\0\x02");
+/// What a map begins with: a mark, and the version of the layout, which only grows where it was empty from one version
+/// to the next. So a map of a neighbour's is used as it is, and one of any other is refused.
+const MARK: u64 = u64::from_be_bytes(*b"MPFLT\0\0\0");
+const VERSION_MASK: u64 = 0xff;
 
 /// Longest INIT request or reply that is kept, bytes. Today's are 104 and 80.
 pub const INIT_BYTES: usize = 512;
@@ -72,6 +75,8 @@ const ORPHANS_AT: usize = 196;
 const BEGUN_ORPHANS_AT: usize = 200;
 const SUSPECT_AT: usize = 208;
 const HIGH_BACKING_AT: usize = 256;
+#[cfg(feature = "next-version")]
+const CREATED_BY_AT: usize = 320; // what only the next version writes; a build before it leaves it empty
 const COUNTERS_AT: usize = 512;
 const INIT_AT: usize = 1024;
 const REPLY_AT: usize = INIT_AT + INIT_BYTES;
@@ -89,7 +94,9 @@ const BYTES: usize = (OPERATIONS_AT + SLOTS * operations::RECORD_BYTES).next_mul
 pub enum FlightError {
     #[error("the connection's shared memory cannot be mapped: {0}")]
     Map(#[from] io::Error),
-    #[error("the connection's shared memory has format {found:#x}, this build reads {FORMAT:#x}")]
+    #[error(
+        "the connection's shared memory has format {found:#x}, this build reads version {FLIGHT} and its neighbours"
+    )]
     Format { found: u64 },
     #[error("an INIT message of {0} bytes does not fit")]
     InitSize(usize),
@@ -127,14 +134,17 @@ impl Flight {
     /// A new connection's memory file: empty, of fixed size, mostly untouched (about 15 MB of address space).
     pub fn create() -> io::Result<OwnedFd> {
         let fd = memory::create(BYTES)?;
-        Memory::map(&fd, BYTES)?.u64(FORMAT_AT).store(FORMAT, Release);
+        let memory = Memory::map(&fd, BYTES)?;
+        #[cfg(feature = "next-version")]
+        memory.u64(CREATED_BY_AT).store(u64::from(FLIGHT), Relaxed);
+        memory.u64(FORMAT_AT).store(MARK | u64::from(FLIGHT), Release);
         Ok(fd)
     }
 
     pub fn map(fd: impl AsFd) -> Result<Self, FlightError> {
         let memory = Memory::map(fd, BYTES)?;
         let found = memory.u64(FORMAT_AT).load(Acquire);
-        if found != FORMAT {
+        if found & !VERSION_MASK != MARK || !neighbours((found & VERSION_MASK) as u32, FLIGHT) {
             return Err(FlightError::Format { found });
         }
         Ok(Self { memory, held: None })

@@ -180,7 +180,7 @@ proptest! {
     fn a_map_full_of_garbage_neither_panics_nor_loops(garbage in proptest::collection::vec(any::<u8>(), 64..4096)) {
         let fd = Flight::create().unwrap();
         let mut file = std::fs::File::from(fd.as_fd().try_clone_to_owned().unwrap());
-        file.write_all(&FORMAT.to_ne_bytes()).unwrap();
+        file.write_all(&(MARK | u64::from(FLIGHT)).to_ne_bytes()).unwrap();
         for _ in 0..400 {
             file.write_all(&garbage).unwrap();
         }
@@ -459,12 +459,21 @@ fn estale_is_given_once_per_nodeid() {
 }
 
 #[test]
-fn other_formats_sizes_and_unsealed_files_are_refused() {
+fn far_versions_other_sizes_and_unsealed_files_are_refused() {
     let fd = Flight::create().unwrap();
     Flight::map(&fd).unwrap();
-    let mut file = std::fs::File::from(fd.as_fd().try_clone_to_owned().unwrap());
-    file.write_all(&(FORMAT + 1).to_ne_bytes()).unwrap();
-    assert!(matches!(Flight::map(&fd), Err(FlightError::Format { .. })));
+    let file = std::fs::File::from(fd.as_fd().try_clone_to_owned().unwrap());
+    let says = |format: u64| {
+        std::os::unix::fs::FileExt::write_all_at(&file, &format.to_ne_bytes(), 0).unwrap();
+        Flight::map(&fd)
+    };
+    let version = u64::from(FLIGHT);
+    for neighbour in [version - 1, version + 1] {
+        assert!(says(MARK | neighbour).is_ok());
+    }
+    for other in [MARK | (version + 2), version, u64::MAX] {
+        assert!(matches!(says(other), Err(FlightError::Format { found }) if found == other));
+    }
     assert!(rustix::fs::ftruncate(&fd, 4096).is_err(), "nobody may shrink it under the agent");
     let other = tempfile::tempfile().unwrap();
     other.set_len(BYTES as u64).unwrap();

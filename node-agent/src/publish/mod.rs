@@ -3,20 +3,23 @@
 mod rotate;
 
 use crate::config::Config;
+use crate::departure::Order;
 use crate::health::Health;
 use crate::profile;
 use crate::scope::{Scope, now_ms, store_cause};
 use crate::supervisor::{Mount, Parts, Surroundings};
 use cache::data::Engine;
 use cache::meta;
-use link::broker::{AgentAnswer, AgentRequest, MountId, Publish, Usage};
+use link::broker::{AgentAnswer, AgentRequest, MountId, Publish, Resume, Usage};
 use link::worker::{Assign, Mode, Show};
 use link::{Cause, Refusal, RefusalKind};
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
 use volume::{Credentials, Freshness, Profile, ScopeId, VolumeSpec};
 
 /// From the fds to a worker's INIT answer, and from Go to Serving.
@@ -35,6 +38,10 @@ pub struct Volumes {
     scopes: Mutex<HashMap<ScopeId, ScopeSlot>>,
     /// This agent was asked to stop: the next one takes new mounts.
     leaving: AtomicBool,
+    /// No mount has a worker any more.
+    stepped_back: AtomicBool,
+    /// What concerns the agent as a whole.
+    orders: mpsc::UnboundedSender<Order>,
 }
 
 /// Held while a scope is being opened, so that a second publish of it waits for the first.
@@ -47,7 +54,7 @@ struct Entry {
 
 impl Volumes {
     #[allow(clippy::too_many_arguments)] // composition: each is one part of the agent
-    pub fn new(
+    pub(crate) fn new(
         config: Config,
         engine: Arc<Engine>,
         numbers: Arc<crate::state::State>,
@@ -55,6 +62,7 @@ impl Volumes {
         limits: Arc<store::Limits>,
         observer: Arc<dyn store::Observer>,
         around: Arc<Surroundings>,
+        orders: mpsc::UnboundedSender<Order>,
     ) -> Arc<Self> {
         Arc::new(Self {
             config,
@@ -67,7 +75,13 @@ impl Volumes {
             mounts: Mutex::default(),
             scopes: Mutex::default(),
             leaving: AtomicBool::new(false),
+            stepped_back: AtomicBool::new(false),
+            orders,
         })
+    }
+
+    fn order(&self, order: Order) {
+        let _ = self.orders.send(order); // nobody follows them: the agent is exiting, or a laptop's
     }
 
     pub(crate) fn stop_taking(&self) {
@@ -115,7 +129,7 @@ impl Volumes {
             let why = "the node agent is being stopped; its successor will publish this volume";
             return Err(Refusal::new(RefusalKind::Unavailable, why));
         }
-        self.allowed(&spec)?;
+        self.may_serve(&spec)?;
         let credentials = self.credentials(&secrets, environment)?;
         let scope = self.open_scope(spec.scope(&credentials), &spec, &credentials, true).await?;
         let mode = self.mode(&spec, &scope).await?;
@@ -163,9 +177,8 @@ impl Volumes {
         Ok(())
     }
 
-    pub(crate) fn allowed(&self, spec: &VolumeSpec) -> Result<(), Refusal> {
-        let refuse = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Denied, e.to_string());
-        self.config.allow.check(&spec.source, &spec.parameters).map_err(|e| refuse(&e))
+    pub(crate) fn may_serve(&self, spec: &VolumeSpec) -> Result<(), Refusal> {
+        allowed(&self.config, spec)
     }
 
     pub async fn start(&self, id: MountId) -> Result<(), Refusal> {
@@ -194,6 +207,30 @@ impl Volumes {
         for id in ids {
             self.unpublish(id).await;
         }
+    }
+
+    /// Ends every worker and leaves every metadata store to the successor; keeps the mounts' descriptors, in case there
+    /// is none.
+    pub(crate) async fn step_back(&self) {
+        self.stop_taking();
+        self.stepped_back.store(true, Ordering::Release);
+        let unfinished: Vec<MountId> =
+            self.mounts().iter().filter(|m| !m.is_started()).map(|m| m.id).collect();
+        for id in unfinished {
+            self.unpublish(id).await; // its publish fails, and is repeated
+        }
+        let threads: Vec<_> = {
+            let mut mounts = lock(&self.mounts);
+            mounts.values().for_each(|entry| entry.mount.stop());
+            mounts.values_mut().filter_map(|entry| entry.thread.take()).collect()
+        };
+        let joined = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join())));
+        let _ = joined.await; // a panic of a thread has been reported by it
+    }
+
+    /// After the last worker: nothing of ours writes names any more.
+    pub(crate) fn release_stores(&self) {
+        self.scopes().iter().for_each(|scope| scope.release());
     }
 
     pub fn usage(&self, id: MountId) -> Result<Usage, Refusal> {
@@ -337,35 +374,58 @@ impl Volumes {
     }
 
     pub(crate) fn assign(&self, spec: &VolumeSpec, scope: &Scope, mode: Mode, roots: u32) -> Assign {
-        let p = &spec.parameters;
-        let (ttl, revalidate_on_open) = match p.freshness {
-            Freshness::Static => (None, false),
-            Freshness::Ttl(ttl) => (Some(ttl), false),
-            Freshness::Strict => (Some(Duration::ZERO), true),
-        };
-        Assign {
-            volume: spec.id.to_string(),
-            source: spec.source.to_string(),
-            metadata: scope.metadata_dir.clone(),
-            generation: self.generation,
-            roots,
-            threads: self.config.workers.threads,
-            mode,
-            show: Show {
-                uid: p.uid,
-                gid: p.gid,
-                file_mode: p.file_mode,
-                dir_mode: p.dir_mode,
-                ttl,
-                revalidate_on_open,
-            },
-            withhold: self.config.withhold(),
-            misdeeds: self.config.workers.misbehave.clone(),
-            hang_limit: self.config.workers.hang_limit.0,
-            block_bytes: self.config.cache.block.0,
-            takeover: false,
-        }
+        assign(&self.config, spec, scope.metadata_dir.clone(), self.generation, mode, roots)
     }
+}
+
+/// What a worker is told of its volume.
+pub(crate) fn assign(
+    config: &Config,
+    spec: &VolumeSpec,
+    metadata: PathBuf,
+    generation: u64,
+    mode: Mode,
+    roots: u32,
+) -> Assign {
+    let p = &spec.parameters;
+    let (ttl, revalidate_on_open) = match p.freshness {
+        Freshness::Static => (None, false),
+        Freshness::Ttl(ttl) => (Some(ttl), false),
+        Freshness::Strict => (Some(Duration::ZERO), true),
+    };
+    Assign {
+        volume: spec.id.to_string(),
+        source: spec.source.to_string(),
+        metadata,
+        generation,
+        roots,
+        threads: config.workers.threads,
+        mode,
+        show: Show {
+            uid: p.uid,
+            gid: p.gid,
+            file_mode: p.file_mode,
+            dir_mode: p.dir_mode,
+            ttl,
+            revalidate_on_open,
+        },
+        withhold: config.withhold(),
+        misdeeds: config.workers.misbehave.clone(),
+        hang_limit: config.workers.hang_limit.0,
+        block_bytes: config.cache.block.0,
+        takeover: false,
+    }
+}
+
+pub(crate) fn allowed(config: &Config, spec: &VolumeSpec) -> Result<(), Refusal> {
+    let refuse = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Denied, e.to_string());
+    config.allow.check(&spec.source, &spec.parameters).map_err(|e| refuse(&e))
+}
+
+/// The scope that a mount was published with.
+pub(crate) fn scope_of(resume: &Resume) -> Result<ScopeId, Refusal> {
+    ScopeId::parse(&resume.scope)
+        .ok_or_else(|| Refusal::new(RefusalKind::Internal, "the broker's copy names no scope"))
 }
 
 /// The volume's own, or the environment's where that is allowed, or none.
@@ -421,11 +481,47 @@ impl crate::broker_client::Serve for Volumes {
             AgentRequest::Rotate { mount, secrets } => {
                 self.rotate(mount, &secrets.0).await.map(|()| (AgentAnswer::Done, Vec::new()))
             }
+            AgentRequest::StepBack => {
+                let not_now = |why| Err(Refusal::new(RefusalKind::Unavailable, why));
+                if self.leaving.load(Ordering::Acquire) {
+                    return not_now("this agent is exiting");
+                }
+                if !self.is_held().await {
+                    return not_now("the broker does not hold every mount of this agent yet");
+                }
+                let (done, stepped_back) = oneshot::channel();
+                self.order(Order::StepBack(done));
+                match stepped_back.await {
+                    Ok(()) => Ok((AgentAnswer::Done, Vec::new())),
+                    Err(_) => not_now("this agent is exiting"),
+                }
+            }
+            AgentRequest::StepForward => {
+                self.order(Order::StepForward);
+                Ok((AgentAnswer::Done, Vec::new()))
+            }
+            AgentRequest::Depart => {
+                self.order(Order::Depart);
+                Ok((AgentAnswer::Done, Vec::new()))
+            }
+            AgentRequest::Prepare(_) | AgentRequest::Succeed | AgentRequest::Dismiss { .. } => Err(
+                Refusal::new(RefusalKind::Conflict, "this agent is nobody's successor: it serves already"),
+            ),
         }
     }
 
     async fn connected(self: Arc<Self>) {
-        self.show_to_broker().await;
+        let stepped_back = self.has_stepped_back();
+        self.clone().show_to_broker().await;
+        if stepped_back {
+            // Its descriptors are closed next.
+            self.leave().await;
+            self.order(Order::Shown);
+        }
+    }
+
+    fn has_stepped_back(&self) -> bool {
+        self.stepped_back.load(Ordering::Acquire)
     }
 
     fn lost(&self) {

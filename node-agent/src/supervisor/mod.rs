@@ -13,8 +13,10 @@
 
 mod mount;
 mod policy;
+mod rehearsal;
 mod spawn;
 
 pub(crate) use mount::{Answer, Left, Mount, MountState, Parts, Phase, Surroundings};
 pub(crate) use policy::End;
+pub(crate) use rehearsal::rehearse;
 pub(crate) use spawn::{SpawnOptions, Spawner};

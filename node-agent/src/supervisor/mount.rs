@@ -5,7 +5,7 @@ mod life;
 mod proof;
 
 use super::spawn::Spawner;
-use crate::heals::Heals;
+use crate::heals::{HealCause, Heals};
 use crate::metrics::Metrics;
 use crate::privileged::Privileged;
 use crate::scope::Scope;
@@ -57,7 +57,7 @@ struct State {
     worker: Option<Current>,
     go: bool,
     /// Published by an agent that is gone, nobody has served it since then.
-    adopted: Option<Instant>,
+    adopted: Option<(Instant, HealCause)>,
     stop: bool,
     mode: Option<Mode>,
     init_reply: Vec<u8>,
@@ -152,6 +152,8 @@ pub struct Left {
     /// Passthrough ids that the kernel holds.
     pub backing: Vec<u32>,
     pub since: Instant,
+    /// What became of that agent.
+    pub cause: HealCause,
 }
 
 impl Mount {
@@ -171,7 +173,7 @@ impl Mount {
         let state = mount.state.get_mut().unwrap_or_else(|p| p.into_inner());
         state.phase = Phase::Dead;
         state.go = true;
-        state.adopted = Some(left.since);
+        state.adopted = Some((left.since, left.cause));
         state.mode = Some(left.mode);
         state.init_reply = init_reply;
         Ok(Arc::new(mount))
@@ -239,7 +241,12 @@ impl Mount {
     /// What a successor must not decide anew.
     pub fn resume(&self) -> Resume {
         let mode = self.lock().mode.unwrap_or(self.assign.mode);
-        Resume { mode, scope: self.scope.id.as_str().to_owned() }
+        Resume {
+            mode,
+            scope: self.scope.id.as_str().to_owned(),
+            #[cfg(feature = "next-version")]
+            published_by: Some(link::version::LINK),
+        }
     }
 
     /// The kernel has its INIT reply, and requests come or may come: before that a publish is still under way.

@@ -12,6 +12,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
@@ -123,6 +124,8 @@ pub struct Spawner {
 struct Standby {
     ready: Mutex<VecDeque<Worker>>,
     changed: Condvar,
+    /// So many will be taken soon, and at once.
+    expected: AtomicUsize,
 }
 
 enum Request {
@@ -168,6 +171,25 @@ impl Spawner {
         let _ = self.requests.send(Request::Refill); // fails only when the agent is shutting down
     }
 
+    /// At least `count` mounts will want a worker at the same moment: that many stand by from now on. Waits until they do;
+    /// false on time-out.
+    pub fn expect(&self, count: usize, limit: Duration) -> bool {
+        let expected = self.standby.expected.fetch_max(count, Ordering::SeqCst).max(count);
+        self.refill();
+        self.wait_standby(expected, limit)
+    }
+
+    /// The moment is there: those who are taken now are not replaced beyond what is usual.
+    pub fn expect_no_more(&self) {
+        self.standby.expected.store(0, Ordering::SeqCst);
+    }
+
+    /// For a process that is about to execute itself anew: its next life could not reap them.
+    pub fn end_standby(&self) {
+        let workers = std::mem::take(&mut *lock(&self.standby.ready));
+        drop(workers); // kills and reaps: not under the lock
+    }
+
     pub fn standing_by(&self) -> usize {
         lock(&self.standby.ready).len()
     }
@@ -206,7 +228,8 @@ fn spawn_loop(options: &SpawnOptions, incoming: &mpsc::Receiver<Request>, standb
                 let _ = tell.send(spawn(options)); // the asker gave up: the worker is dropped and killed
             }
             Request::Refill => {
-                while lock(&standby.ready).len() < options.standby {
+                let wanted = || options.standby.max(standby.expected.load(Ordering::SeqCst));
+                while lock(&standby.ready).len() < wanted() {
                     match spawn(options).and_then(|w| w.wait_ready().map(|()| w)) {
                         Ok(worker) => {
                             lock(&standby.ready).push_back(worker);

@@ -84,6 +84,7 @@ fn role() {
         "million" => million(&dir),
         "full" => full(&dir),
         "reserve" => reserve(&dir),
+        "successor" => successor(&dir),
         other => panic!("no role {other}"),
     }
 }
@@ -226,6 +227,41 @@ fn a_store_whose_owner_was_killed_is_kept_and_whole() {
         }
         bench.numbers.0.store(store.stats().unwrap().highest_ino + 1, Ordering::Relaxed);
         assert_eq!(list(&store, ROOT, &[file("00007", "token"), file("new", "1")]).entries, 2);
+    }
+}
+
+#[test]
+fn a_store_that_was_released_is_written_by_its_next_owner_alone() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let known = store.put(ROOT, &file("a", "1")).unwrap();
+    let mut listing = store.begin_listing(ROOT).unwrap();
+    store.release();
+    let mut next = Role::start("successor", bench.dir.path());
+    assert_eq!(next.answer(), "Kept", "it need not be written out");
+    assert_eq!(next.ask("put b"), "done");
+    assert!(matches!(
+        listing.page(&[file("c", "1")]).and_then(|()| listing.finish()),
+        Err(MetaError::Released)
+    ));
+    assert!(matches!(store.put(ROOT, &file("c", "1")), Err(MetaError::Released)));
+    assert!(matches!(store.put_absent(ROOT, b"a"), Err(MetaError::Released)));
+    assert_eq!(found(&store, ROOT, "a").ino, known.ino);
+    assert_ne!(found(&store, ROOT, "b").ino, known.ino);
+    drop(store); // leaves the marker to the next owner
+    next.kill();
+    assert_eq!(*bench.open().opened(), Opened::Kept);
+}
+
+fn successor(dir: &Path) {
+    let bench = Bench::new();
+    bench.numbers.0.store(1 << 20, Ordering::Relaxed);
+    let store = open(dir, &SMALL, &bench.clock, &bench.numbers).unwrap();
+    answer(format!("{:?}", store.opened()));
+    for question in questions() {
+        let name = question.strip_prefix("put ").unwrap();
+        store.put(ROOT, &file(name, "1")).unwrap();
+        answer("done");
     }
 }
 

@@ -36,6 +36,9 @@ impl Broker {
     pub(super) fn look_for_dead(&self, look: usize) -> bool {
         // The next one wakes us.
         let Some(agent) = self.agents.current() else { return false };
+        if self.switching.load(Ordering::SeqCst) {
+            return true; // neither of two agents could be given a mount
+        }
         let table = match self.kernel.table() {
             Ok(table) => table,
             Err(error) => {

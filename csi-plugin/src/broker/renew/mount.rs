@@ -17,7 +17,7 @@ impl Broker {
     pub fn renew(&self, order: Order, target: Target) -> Result<(), Failure> {
         let begun = Instant::now();
         // A dead mount is still better than a missing one.
-        let agent = self.agent()?;
+        let agent = self.publishing_agent()?;
         let dead = self.dead_at(&target)?;
         let target = Arc::new(target);
         let (path, volume) = (target.path(), order.spec.id.clone());

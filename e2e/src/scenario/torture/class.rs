@@ -1,6 +1,6 @@
 //! What the killer can do, and how often it does it.
 
-/// A class of faults. Broker and agent are never killed together: that is another promise.
+/// A class of faults. Broker and agents are never killed together: that is another promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Class {
     /// One worker, sometimes also the one that takes over.
@@ -17,6 +17,10 @@ pub enum Class {
     AgentTerm,
     BrokerTerm,
     BothTerm,
+    /// An agent of the other version takes over from the one that serves.
+    HandOver,
+    /// The same, and one of those who take part is killed meanwhile.
+    HandOverAndDeath,
     /// A worker, again and again, while thousands of requests wait for a frozen store.
     Crowd,
     /// SIGSTOP. Only with a hang limit, here and below: the programs' own is longer than an oracle's patience.
@@ -25,7 +29,7 @@ pub enum Class {
 }
 
 impl Class {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Worker,
         Self::Workers,
         Self::Agent,
@@ -35,6 +39,8 @@ impl Class {
         Self::AgentTerm,
         Self::BrokerTerm,
         Self::BothTerm,
+        Self::HandOver,
+        Self::HandOverAndDeath,
         Self::Crowd,
         Self::WorkerHang,
         Self::AgentHang,
@@ -51,6 +57,8 @@ impl Class {
             Self::AgentTerm => "agent TERM",
             Self::BrokerTerm => "broker TERM",
             Self::BothTerm => "both TERM",
+            Self::HandOver => "hand-over",
+            Self::HandOverAndDeath => "hand-over+death",
             Self::Crowd => "worker, crowd",
             Self::WorkerHang => "worker STOP",
             Self::AgentHang => "agent STOP",
@@ -67,6 +75,7 @@ impl Class {
             Self::Worker => 16,
             Self::Workers | Self::Agent | Self::Broker | Self::AgentAndWorker | Self::BrokerAndWorker => 8,
             Self::AgentTerm | Self::BrokerTerm | Self::BothTerm => 4,
+            Self::HandOver | Self::HandOverAndDeath => 4,
             Self::WorkerHang | Self::AgentHang => 2,
             Self::Crowd => 1,
         }

@@ -3,7 +3,7 @@
 use super::crowd::CrowdVolume;
 use super::{Class, Plan};
 use crate::clock::{monotonic_ns, wait_until};
-use crate::node::{Mounted, Node};
+use crate::node::{AgentOptions, Mounted, Node, Version};
 use crate::oracle::Crowd;
 use crate::processes;
 use crate::random::Random;
@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// Longest pause between the two deaths of a pair.
 const PAIR: Duration = Duration::from_millis(25);
+/// About as long as a hand-over takes.
+const HAND_OVER: Duration = Duration::from_millis(600);
 
 /// One fault, and how far it reached.
 #[derive(Clone, Debug)]
@@ -97,6 +99,11 @@ impl Killer {
                 node.start_plugin()?;
             }
             Class::BothTerm => node.succeed_both(self.patience)?,
+            Class::HandOver => {
+                let options = Self::other_version(node);
+                node.hand_over(&options)?;
+            }
+            Class::HandOverAndDeath => self.hand_over_and_kill(node)?,
             Class::Crowd => {
                 if let Some(crowd) = &self.crowd {
                     fault.volumes.insert(crowd.volume().to_owned());
@@ -128,6 +135,33 @@ impl Killer {
     fn restart_broker(node: &mut Node) -> Result<()> {
         node.kill_plugin()?;
         node.start_plugin()
+    }
+
+    fn other_version(node: &mut Node) -> AgentOptions {
+        let version = match node.agent().version() {
+            Version::This => Version::Next,
+            Version::Next | Version::Far => Version::This,
+        };
+        AgentOptions { version, ..node.options().clone() }
+    }
+
+    /// One of old agent, new agent and broker dies at some moment of the hand-over, or just after it.
+    fn hand_over_and_kill(&mut self, node: &mut Node) -> Result<()> {
+        let options = Self::other_version(node);
+        node.start_candidate(&options)?;
+        self.pause(HAND_OVER);
+        match self.random.below(3) {
+            0 => node.kill_old_agent()?,
+            1 => node.kill_candidate()?,
+            _ => Self::restart_broker(node)?,
+        }
+        node.decide()?;
+        // The new one may have died as the old one left. kubelet would start one again.
+        wait_until(self.patience, || node.agent_has_ended() || node.agent_serves_all());
+        match node.agent_has_ended() {
+            true => node.replace_killed_agent(),
+            false => Ok(()),
+        }
     }
 
     /// How many of the volumes come into question: mostly those with an application, for somebody should notice.

@@ -6,20 +6,21 @@ use crate::heals::HealCause;
 use crate::oom;
 use crate::privileged;
 use crate::supervisor::policy::{self, Deaths, End, Verdict};
+use crate::supervisor::rehearsal::{OTHER_INIT, introduce};
 use crate::supervisor::spawn::Worker;
 use link::broker::{BrokerAnswer, BrokerRequest, Report};
 use link::flight::{Blame, Collected, Flight};
 use link::worker::{Assign, FromWorker, ToWorker, recv};
-use link::{MAX_FDS, MAX_MESSAGE, PacketError, Pulse, failpoint};
+use link::{MAX_MESSAGE, PacketError, Pulse, failpoint};
 use rustix::event::PollFlags;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often the thread looks at heartbeat and stop flag while its worker is silent.
 const TICK: Duration = Duration::from_millis(500);
-/// From Assign to Answered, and from Go to Serving.
+/// From Go to Serving.
 const STEP_LIMIT: Duration = Duration::from_secs(10);
 /// From Answered to the broker's word that the kernel has its INIT reply.
 const GO_LIMIT: Duration = Duration::from_secs(60);
@@ -34,13 +35,13 @@ impl Mount {
         let mut degraded = false;
         let mut heir = Heir::of(HealCause::Start, 0, None);
         let adopted = self.lock().adopted.take();
-        if let Some(since) = adopted {
+        if let Some((since, end)) = adopted {
             takeover = true;
             deaths.died(since, true);
             self.wait_for_the_last_worker();
             failpoint::hit("agent.workers-gone");
             let Some(left) = self.take_up(around, "its agent is gone", None, Blame::Nobody) else { return };
-            heir = Heir::of(HealCause::Agent, left, None);
+            heir = Heir::of(end, left, None);
             failpoint::hit("agent.collected");
         }
         while !self.stopping() {
@@ -163,37 +164,22 @@ impl Mount {
 
     /// Hands the connection over and waits for the INIT answer.
     fn assign(&self, worker: &Worker, takeover: bool) -> Result<(), String> {
-        let text = |e: PacketError| e.to_string();
-        let mut fds: Vec<BorrowedFd<'_>> = vec![self.device.as_fd(), self.shared.as_fd()];
-        let (now, later) = self.roots.split_at(self.roots.len().min(MAX_FDS - 2));
-        fds.extend(now.iter().map(AsFd::as_fd));
         let assign = Assign { takeover, ..self.assign.clone() };
-        worker.send(&ToWorker::Assign(Box::new(assign)), &fds).map_err(text)?;
-        for some in later.chunks(MAX_FDS) {
-            let fds: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();
-            worker.send(&ToWorker::Roots, &fds).map_err(text)?;
-        }
-        worker.socket.set_recv_timeout(Some(STEP_LIMIT)).map_err(|e| e.to_string())?;
-        let mut buffer = vec![0; MAX_MESSAGE];
-        match recv::<FromWorker>(&worker.socket, &mut buffer).map_err(text)?.0 {
-            FromWorker::Answered { init_reply, mode } => {
-                let mut state = self.lock();
-                if takeover {
-                    if state.init_reply != init_reply {
-                        // Flags are frozen for the life of the connection: a worker that wants others cannot serve it.
-                        return Err("the successor answered INIT differently from the first worker".into());
-                    }
-                } else {
-                    state.init_reply = init_reply;
-                    state.mode = Some(mode);
-                    drop(state);
-                    self.enter(Phase::Answered, "");
-                }
-                Ok(())
+        let (init_reply, mode) =
+            introduce(worker, assign, self.device.as_fd(), self.shared.as_fd(), &self.roots)?;
+        let mut state = self.lock();
+        if takeover {
+            if state.init_reply != init_reply {
+                // Flags are frozen for the life of the connection: a worker that wants others cannot serve it.
+                return Err(OTHER_INIT.into());
             }
-            FromWorker::Failed { why } => Err(why),
-            other => Err(format!("expected Answered, got {other:?}")),
+        } else {
+            state.init_reply = init_reply;
+            state.mode = Some(mode);
+            drop(state);
+            self.enter(Phase::Answered, "");
         }
+        Ok(())
     }
 
     /// From Go to the end of this worker.

@@ -1,0 +1,107 @@
+//! Who may be connected: the agent that serves, and beside it at most one that would take its place.
+
+use super::socket::AgentLink;
+use link::version::neighbours;
+use link::{Refusal, RefusalKind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+#[derive(Debug, Default)]
+pub struct AgentSlots {
+    slots: Mutex<Slots>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    current: Option<Arc<AgentLink>>,
+    successor: Option<Arc<AgentLink>>,
+}
+
+impl AgentSlots {
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn current(&self) -> Option<Arc<AgentLink>> {
+        self.lock().current.clone()
+    }
+
+    /// Everybody who is connected.
+    pub fn all(&self) -> Vec<Arc<AgentLink>> {
+        let slots = self.lock();
+        slots.current.iter().chain(&slots.successor).cloned().collect()
+    }
+
+    /// `greet` sends one packet into an empty socket, which does not block.
+    pub(super) fn take(&self, link: &Arc<AgentLink>, greet: impl FnOnce()) -> Result<(), Refusal> {
+        if link.hello().stepped_back {
+            greet(); // it takes nobody's place
+            return Ok(());
+        }
+        let slots = &mut *self.lock();
+        let slot = match (link.hello().successor, &slots.current, &slots.successor) {
+            (false, None, _) => &mut slots.current,
+            (false, Some(other), _) => {
+                let pid = other.identity().pid;
+                let why = format!("another agent (pid {pid}) is connected: stop it first");
+                return Err(Refusal::new(RefusalKind::Conflict, why));
+            }
+            (true, None, _) => {
+                return Err(Refusal::new(RefusalKind::Unavailable, "there is no agent to take over from"));
+            }
+            (true, Some(_), Some(other)) => {
+                let pid = other.identity().pid;
+                let why = format!("another agent (pid {pid}) is about to take over");
+                return Err(Refusal::new(RefusalKind::Unavailable, why));
+            }
+            (true, Some(current), None) => {
+                get_along(current, link)?;
+                &mut slots.successor
+            }
+        };
+        greet();
+        *slot = Some(link.clone());
+        Ok(())
+    }
+
+    /// The successor becomes the agent that serves in place of `before`, whose end may not have been noted yet; false if
+    /// it is gone, or if somebody else has taken that place.
+    pub(super) fn promote(&self, link: &Arc<AgentLink>, before: Option<&Arc<AgentLink>>) -> bool {
+        let mut slots = self.lock();
+        let here = slots.successor.as_ref().is_some_and(|s| Arc::ptr_eq(s, link));
+        let free = slots.current.as_ref().is_none_or(|c| before.is_some_and(|b| Arc::ptr_eq(c, b)));
+        if !here || !free {
+            return false;
+        }
+        slots.current = slots.successor.take();
+        true
+    }
+
+    /// Whatever it was: its place is free at once.
+    pub(super) fn clear(&self, link: &Arc<AgentLink>) {
+        let slots = &mut *self.lock();
+        for slot in [&mut slots.current, &mut slots.successor] {
+            if slot.as_ref().is_some_and(|held| Arc::ptr_eq(held, link)) {
+                *slot = None;
+            }
+        }
+    }
+}
+
+/// Can these two hand over, in one direction or the other?
+fn get_along(current: &AgentLink, next: &AgentLink) -> Result<(), Refusal> {
+    let (old, new) = (current.hello(), next.hello());
+    let refuse = |why: String| Err(Refusal::new(RefusalKind::Conflict, why));
+    if old.state == 0 {
+        return refuse(format!(
+            "the running agent (version {}) is of a time before hand-overs: stop it first",
+            old.agent_version
+        ));
+    }
+    if neighbours(old.protocol, new.protocol) && neighbours(old.state, new.state) {
+        return Ok(());
+    }
+    refuse(format!(
+        "the running agent has version {} of the link and {} of the state, this one {} and {}: an agent takes over from its direct neighbours only, install a version between them first",
+        old.protocol, old.state, new.protocol, new.state
+    ))
+}

@@ -1,0 +1,258 @@
+//! An agent takes over from one that is running: applications notice a pause at most, whatever dies meanwhile.
+
+use crate::{node_with, seed};
+use anyhow::{Context, Result, bail, ensure};
+use e2e::clock::wait_until;
+use e2e::mountinfo;
+use e2e::node::{AgentOptions, Failpoints, Mounted, Node, Outcome, Version};
+use e2e::oracle::Report;
+use e2e::pod::{Pod, Running};
+use e2e::processes;
+use e2e::scenario::handovers::{self, HandoverPlan};
+use e2e::scenario::memory;
+use e2e::tree::{Shape, Tree};
+use rustix::process::Signal;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const PROFILES: [&str; 2] = ["large", "small"];
+
+fn of(version: Version) -> AgentOptions {
+    AgentOptions { version, ..AgentOptions::default() }
+}
+
+fn crashing(step: &'static str, version: Version) -> AgentOptions {
+    let failpoints = Failpoints { agent: Some(step), ..Failpoints::default() };
+    AgentOptions { failpoints, ..of(version) }
+}
+
+fn volumes(node: &mut Node) -> Result<Vec<Mounted>> {
+    PROFILES.iter().map(|p| node.volume(&format!("v-{p}"), "set", &[("profile", p)])).collect()
+}
+
+fn applications(node: &mut Node, tree: &Tree, mounted: &[Mounted]) -> Result<Vec<(Pod, Running<Report>)>> {
+    let start = |m| {
+        let pod = node.pod(m)?;
+        let running = pod.oracle(tree, &["--alarm"])?;
+        Ok((pod, running))
+    };
+    mounted.iter().map(start).collect()
+}
+
+fn judge(applications: Vec<(Pod, Running<Report>)>) -> Result<()> {
+    for (_pod, running) in applications {
+        let report = running.finish(PATIENCE)?;
+        println!("{}", report.summary());
+        report.ensure_clean()?;
+    }
+    Ok(())
+}
+
+/// Waits until this process is the node's agent and serves each mount.
+fn served_by(node: &Node, pid: u32) -> Result<()> {
+    let all = || {
+        let agent = node.agent();
+        let connected = agent.status().is_ok_and(|s| s.broker_connected && s.pid == pid);
+        connected && agent.serving().is_ok_and(|serving| serving.len() == PROFILES.len())
+    };
+    ensure!(
+        wait_until(PATIENCE, all),
+        "agent {pid} does not serve every mount: {:?}",
+        node.agent().volumes()
+    );
+    Ok(())
+}
+
+#[test]
+fn neighbouring_versions_hand_over_there_and_back_and_no_call_fails() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let plan = HandoverPlan { rounds: 6, volumes: 4, shape: Shape::LITTLE, alarm: true, seed: seed() };
+    let report = handovers::run(&mut node, &plan)?;
+    println!("{report}");
+    report.report.ensure_clean()?;
+    assert_eq!(mountinfo::below(&node.places().kubelet())?, []);
+    node.finish()
+}
+
+#[test]
+fn a_hand_over_fetches_nothing_again_and_needs_no_store() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let pods = mounted.iter().map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
+    for pod in &pods {
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+    }
+    node.server.freeze()?;
+    for version in [Version::Next, Version::This] {
+        node.hand_over(&of(version))?;
+        served_by(&node, node.agent().pid())?;
+        for pod in &pods {
+            pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        }
+        if memory::is_writable()? {
+            let confined = |s: Vec<(String, u32)>| s.iter().all(|(_, worker)| memory::is_confined(*worker));
+            let all = wait_until(PATIENCE, || node.agent().serving().is_ok_and(confined));
+            ensure!(all, "workers of the new agent have no limit of memory");
+        }
+    }
+    // They are written down a moment after a worker serves.
+    let told =
+        || node.agent().heals().is_ok_and(|all| all.iter().filter(|h| h.cause == "upgrade").count() == 2);
+    ensure!(wait_until(PATIENCE, told), "{:?}", node.agent().heals());
+    drop(pods);
+    node.finish()
+}
+
+#[test]
+fn a_far_version_is_refused_and_the_running_agent_goes_on() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let running = applications(&mut node, &tree, &mounted)?;
+    let (pid, workers) = (node.agent().pid(), node.agent().serving()?);
+    node.start_candidate(&of(Version::Far))?;
+    let Outcome::Failed(status) = node.decide()? else { bail!("a far version took over") };
+    ensure!(!status.success(), "the far version ended with {status}");
+    let log = std::fs::read_to_string(node.places().log("node-agent"))?;
+    ensure!(log.contains("install a version between them first"), "the log does not say what to do:\n{log}");
+    served_by(&node, pid)?;
+    assert_eq!(node.agent().serving()?, workers, "workers were replaced");
+    judge(running)?;
+    node.finish()
+}
+
+#[test]
+fn a_volume_that_the_new_agent_cannot_serve_keeps_the_old_one() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let running = applications(&mut node, &tree, &mounted)?;
+    let (pid, workers) = (node.agent().pid(), node.agent().serving()?);
+    // It would answer the kernel's INIT otherwise, which cannot be taken back.
+    let options = AgentOptions { withhold: vec!["readdirplus"], ..of(Version::Next) };
+    node.start_candidate(&options)?;
+    let Outcome::Failed(status) = node.decide()? else { bail!("an agent took over that cannot serve") };
+    ensure!(!status.success(), "it ended with {status}");
+    let log = std::fs::read_to_string(node.places().log("node-agent"))?;
+    let why =
+        mounted.iter().any(|m| log.contains(&format!("volume {}", m.id)) && log.contains("answers INIT"));
+    ensure!(why, "the log does not say which volume, and why:\n{log}");
+    served_by(&node, pid)?;
+    assert_eq!(node.agent().serving()?, workers, "workers were replaced");
+    // Nor is it in the way of one that can.
+    node.hand_over(&of(Version::Next))?;
+    served_by(&node, node.agent().pid())?;
+    judge(running)?;
+    node.finish()
+}
+
+#[test]
+fn a_successor_that_crashes_at_any_step_leaves_the_old_agent_serving() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let running = applications(&mut node, &tree, &mounted)?;
+    let before = mountinfo::below(&node.places().kubelet())?.len();
+    let pid = node.agent().pid();
+    let steps = [
+        "candidate.prepares",
+        "candidate.called",
+        "candidate.owns",
+        "candidate.up",
+        "agent.adopt",
+        "agent.scope-opened",
+        "agent.memory-mapped",
+        "agent.workers-gone",
+        "agent.collected",
+        "agent.worker-assigned",
+        "agent.worker-serving",
+        "agent.adopted",
+    ];
+    for step in steps {
+        // And its successor at the same step, too.
+        for _ in 0..2 {
+            node.start_candidate(&crashing(step, Version::Next))?;
+            let outcome = node.decide().context(step)?;
+            let Outcome::Failed(status) = outcome else { bail!("{step}: {outcome:?}") };
+            ensure!(!status.success(), "{step}: it did not crash: {status}");
+            served_by(&node, pid).context(step)?;
+        }
+    }
+    node.hand_over(&of(Version::Next))?;
+    served_by(&node, node.agent().pid())?;
+    assert_eq!(mountinfo::below(&node.places().kubelet())?.len(), before, "mounts were stacked");
+    judge(running)?;
+    node.finish()
+}
+
+#[test]
+fn an_agent_that_crashes_while_it_steps_back_is_succeeded() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let running = applications(&mut node, &tree, &mounted)?;
+    for step in ["old.called", "old.stepped-back"] {
+        node.hand_over(&crashing(step, Version::This))?;
+        node.start_candidate(&of(Version::Next))?;
+        let outcome = node.decide().context(step)?;
+        let Outcome::Succeeded(status) = outcome else { bail!("{step}: {outcome:?}") };
+        ensure!(!status.success(), "{step}: the old one did not crash: {status}");
+        served_by(&node, node.agent().pid()).context(step)?;
+    }
+    judge(running)?;
+    node.finish()
+}
+
+#[test]
+fn an_agent_that_hangs_is_succeeded_by_one_that_comes() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let pods = mounted.iter().map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
+    processes::signal(node.agent().pid(), Signal::STOP)?;
+    node.start_candidate(&of(Version::Next))?;
+    let outcome = node.decide()?;
+    let Outcome::Succeeded(status) = outcome else { bail!("{outcome:?}") };
+    ensure!(!status.success(), "it was not killed: {status}");
+    served_by(&node, node.agent().pid())?;
+    for pod in &pods {
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+    }
+    drop(pods);
+    node.finish()
+}
+
+#[test]
+fn an_agent_that_is_killed_while_another_prepares_is_succeeded() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let running = applications(&mut node, &tree, &mounted)?;
+    for k in 0..4 {
+        node.start_candidate(&of(if k % 2 == 0 { Version::Next } else { Version::This }))?;
+        std::thread::sleep(Duration::from_millis(60 * k)); // at some moment of its start
+        node.kill_old_agent()?;
+        let outcome = node.decide()?;
+        ensure!(matches!(outcome, Outcome::Succeeded(_)), "{outcome:?}");
+        served_by(&node, node.agent().pid())?;
+    }
+    judge(running)?;
+    node.finish()
+}
+
+#[test]
+fn a_broker_that_crashes_in_the_middle_of_a_hand_over_leaves_one_agent_that_serves() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let running = applications(&mut node, &tree, &mounted)?;
+    for step in ["succession.prepared", "succession.stepped-back", "succession.succeeded"] {
+        node.stop_plugin()?;
+        node.options().failpoints.plugin = Some(step);
+        node.start_plugin()?;
+        node.options().failpoints.plugin = None;
+        served_by(&node, node.agent().pid())?;
+        node.start_candidate(&of(Version::This))?;
+        ensure!(wait_until(PATIENCE, || node.plugin_has_ended()), "{step}: the broker did not crash");
+        node.kill_plugin()?;
+        node.start_plugin()?;
+        let outcome = node.decide().context(step)?;
+        println!("{step}: {outcome:?}");
+        served_by(&node, node.agent().pid()).context(step)?;
+    }
+    judge(running)?;
+    node.finish()
+}

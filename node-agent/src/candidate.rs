@@ -1,0 +1,239 @@
+//! An agent that starts while another one serves: it prepares to take over, and waits for its turn.
+//!
+//! ```text
+//!  start ──► owner's lock free ────────────────────────────────► the agent of this node
+//!     │ taken                                                          ▲
+//!     ▼            Hello                Prepare ×n          Succeed    │
+//!  candidate ──────────► at the broker ───────────► ready ─────────────┤
+//!     ▲ not now, lost        │ refused, dismissed                      │
+//!     └──────────────────────┤                                         │
+//!     └─ meanwhile the other agent has ended ──────────────────────────┘
+//!                            ▼
+//!                   exits, and says why: the other agent was not touched
+//! ```
+//!
+//! Nothing here opens the cache or the state: they have one owner at a time.
+
+use crate::app::spawn_options;
+use crate::broker_client::{Broker, Serve};
+use crate::config::Config;
+use crate::owner::Owner;
+use crate::publish::{self, Volumes};
+use crate::state::State;
+use crate::supervisor::{self, Spawner};
+use anyhow::{Context, Result, bail};
+use link::broker::{Adopt, AgentAnswer, AgentRequest};
+use link::{Refusal, RefusalKind, failpoint};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+
+/// An agent that was killed is gone within this.
+const DYING: Duration = Duration::from_millis(300);
+/// An agent that has stepped back has let go before it said so.
+const LET_GO: Duration = Duration::from_secs(3);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// From the broker's word to an agent that can be given mounts.
+const UP_LIMIT: Duration = Duration::from_secs(15);
+/// For the workers that will take the mounts over.
+const STANDBY_LIMIT: Duration = Duration::from_secs(20);
+
+/// What an agent begins with.
+pub(crate) struct Entry {
+    pub(crate) owner: Owner,
+    /// Of an agent that was a candidate first.
+    pub(crate) prepared: Option<Prepared>,
+}
+
+pub(crate) struct Prepared {
+    pub(crate) broker: Arc<Broker>,
+    pub(crate) spawner: Arc<Spawner>,
+    candidate: Arc<Candidate>,
+}
+
+impl Prepared {
+    /// From now on the broker's questions are the volumes' to answer.
+    pub(crate) fn appoint(&self, volumes: Arc<Volumes>) {
+        self.spawner.expect_no_more();
+        let _ = self.candidate.volumes.set(volumes); // called once
+        failpoint::hit("candidate.up");
+        self.candidate.up.send_replace(true);
+    }
+}
+
+/// Returns when cache and state are ours.
+pub(crate) async fn enter(config: &Config) -> Result<Entry> {
+    let state_dir = &config.agent.state_dir;
+    let failed = || format!("state directory {}", state_dir.display());
+    if let Some(owner) = Owner::take_within(state_dir, DYING).await.with_context(failed)? {
+        return Ok(Entry { owner, prepared: None });
+    }
+    let Some(path) = config.agent.broker_socket.clone() else {
+        bail!(
+            "another agent works in {}, and no broker is configured to take over through",
+            state_dir.display()
+        )
+    };
+    tracing::info!("another agent serves this node: preparing to take over from it");
+    State::check_version(state_dir)?;
+    let spawner = Spawner::start(spawn_options(config)?).context("the worker supervisor cannot start")?;
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let candidate = Arc::new(Candidate {
+        config: config.clone(),
+        spawner: spawner.clone(),
+        prepared: AtomicUsize::new(0),
+        owns: AtomicBool::new(false),
+        volumes: OnceLock::new(),
+        up: watch::Sender::new(false),
+        tell,
+    });
+    let broker = Broker::new();
+    let (client, server, runtime) = (broker.clone(), candidate.clone(), tokio::runtime::Handle::current());
+    std::thread::Builder::new()
+        .name("broker".into())
+        .spawn(move || client.run(path, server, runtime))
+        .context("no thread for the broker connection")?;
+    let beating = candidate.clone();
+    crate::beat::start(
+        move || beating.volumes.get().cloned(),
+        spawner.clone(),
+        broker.clone(),
+        tokio::runtime::Handle::current(),
+    )
+    .context("no thread for the sign of life")?;
+    let owner = loop {
+        match tokio::time::timeout(LOOK_EVERY, told.recv()).await {
+            Ok(Some(Word::Succeed)) => {
+                failpoint::hit("candidate.called");
+                match Owner::take_within(state_dir, LET_GO).await.with_context(failed)? {
+                    Some(owner) => break owner,
+                    None => bail!("the agent before has not let go of {}", state_dir.display()),
+                }
+            }
+            Ok(Some(Word::Dismissed(why))) => bail!("this agent does not take over: {why}"),
+            Ok(None) => bail!("the thread of the broker connection is gone"),
+            Err(_) if broker.is_connected() => {}
+            // The other one may have ended while there was no broker to tell us.
+            Err(_) => {
+                if let Some(owner) = Owner::try_take(state_dir).with_context(failed)? {
+                    break owner;
+                }
+            }
+        }
+    };
+    candidate.owns.store(true, Ordering::SeqCst);
+    failpoint::hit("candidate.owns");
+    tracing::info!("this agent takes over");
+    Ok(Entry { owner, prepared: Some(Prepared { broker, spawner, candidate }) })
+}
+
+/// What the broker has decided.
+enum Word {
+    Succeed,
+    Dismissed(String),
+}
+
+struct Candidate {
+    config: Config,
+    spawner: Arc<Spawner>,
+    /// Mounts for which a worker stands by.
+    prepared: AtomicUsize,
+    owns: AtomicBool,
+    /// Set when this is the agent of the node.
+    volumes: OnceLock<Arc<Volumes>>,
+    up: watch::Sender<bool>,
+    tell: mpsc::UnboundedSender<Word>,
+}
+
+impl Candidate {
+    /// Everything of a takeover that can be tried without touching the connection.
+    async fn prepare(&self, adopt: Adopt, fds: Vec<OwnedFd>) -> Result<(), Refusal> {
+        let [device, shared] = <[OwnedFd; 2]>::try_from(fds)
+            .map_err(|_| Refusal::new(RefusalKind::Internal, "prepare must carry two descriptors"))?;
+        failpoint::hit("candidate.prepares");
+        let Adopt { publish, resume, .. } = adopt;
+        publish::allowed(&self.config, &publish.spec)?;
+        let scope = publish::scope_of(&resume)?;
+        let metadata = self.config.cache.metadata_dir.join(scope.as_str());
+        let assign = publish::assign(&self.config, &publish.spec, metadata, 0, resume.mode, 0);
+        let (spawner, count) = (self.spawner.clone(), self.prepared.fetch_add(1, Ordering::SeqCst) + 1);
+        let rehearsed = tokio::task::spawn_blocking(move || {
+            supervisor::rehearse(&spawner, assign, device.as_fd(), shared.as_fd())?;
+            match spawner.expect(count, STANDBY_LIMIT) {
+                true => Ok(()),
+                false => Err(format!("{count} workers are not ready within {STANDBY_LIMIT:?}")),
+            }
+        });
+        let rehearsed = rehearsed.await.unwrap_or_else(|e| Err(e.to_string()));
+        rehearsed.map_err(|why| Refusal::new(RefusalKind::Conflict, why))
+    }
+
+    async fn succeed(&self) -> Result<(), Refusal> {
+        let _ = self.tell.send(Word::Succeed); // ours is exiting: the broker sees it
+        self.agent().await.map(drop)
+    }
+
+    /// The agent that this one becomes.
+    async fn agent(&self) -> Result<&Arc<Volumes>, Refusal> {
+        let mut up = self.up.subscribe();
+        let _ = tokio::time::timeout(UP_LIMIT, up.wait_for(|up| *up)).await; // looked at below
+        let late = || format!("the agent is not up after {UP_LIMIT:?}");
+        self.volumes.get().ok_or_else(|| Refusal::new(RefusalKind::Unavailable, late()))
+    }
+}
+
+#[async_trait::async_trait]
+impl Serve for Candidate {
+    async fn serve(
+        &self,
+        request: AgentRequest,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
+        if let Some(volumes) = self.volumes.get() {
+            return volumes.serve(request, fds).await;
+        }
+        match request {
+            AgentRequest::Prepare(adopt) => self.prepare(*adopt, fds).await?,
+            AgentRequest::Succeed => self.succeed().await?,
+            AgentRequest::Dismiss { why } => {
+                let _ = self.tell.send(Word::Dismissed(why)); // ours is exiting
+            }
+            _ if self.is_successor() => {
+                let why = "this agent does not serve: another one does";
+                return Err(Refusal::new(RefusalKind::Unavailable, why));
+            }
+            // It came while this agent opens its cache.
+            request => return self.agent().await?.serve(request, fds).await,
+        }
+        Ok((AgentAnswer::Done, Vec::new()))
+    }
+
+    async fn connected(self: Arc<Self>) {
+        if let Some(volumes) = self.volumes.get() {
+            volumes.clone().connected().await;
+        }
+    }
+
+    fn lost(&self) {
+        self.prepared.store(0, Ordering::SeqCst);
+        if let Some(volumes) = self.volumes.get() {
+            volumes.lost();
+        }
+    }
+
+    fn is_successor(&self) -> bool {
+        !self.owns.load(Ordering::SeqCst)
+    }
+
+    fn has_stepped_back(&self) -> bool {
+        self.volumes.get().is_some_and(|volumes| volumes.has_stepped_back())
+    }
+
+    fn refused(&self, refusal: &Refusal) {
+        if self.is_successor() && refusal.kind != RefusalKind::Unavailable {
+            let _ = self.tell.send(Word::Dismissed(refusal.message.clone())); // ours is exiting
+        }
+    }
+}
