@@ -91,8 +91,11 @@ enum Command {
     Guest {
         #[arg(long, default_value_t = 200)]
         kills: usize,
+        /// Deaths of agents, alone and with a worker, and a fifth as many faults of most other classes.
+        #[arg(long, default_value_t = 50)]
+        agents: usize,
         /// Workers that take more memory than they may.
-        #[arg(long, default_value_t = 5)]
+        #[arg(long, default_value_t = 20)]
         greedy: usize,
     },
 }
@@ -153,8 +156,8 @@ fn main() -> Result<()> {
         Command::Torture { duration, volumes, seed: given, classes, hang_limit, json } => {
             let options = AgentOptions { hang_limit, ..AgentOptions::default() };
             let mut node = Node::start(options)?;
-            let classes = if classes.is_empty() { Plan::classes(hang_limit) } else { classes };
-            let plan = Plan { volumes, classes, ..Plan::long(seed(given), Length::Time(duration)) };
+            let classes = if classes.is_empty() { Plan::classes(hang_limit)? } else { classes };
+            let plan = Plan { volumes, classes, ..Plan::long(seed(given), Length::Time(duration))? };
             let report = torture::run(&mut node, &plan)?;
             println!("{report}");
             if let Some(path) = json {
@@ -178,11 +181,11 @@ fn main() -> Result<()> {
             println!("{}", cycles::run(&mut node, rounds, seed(given))?);
             node.finish()
         }
-        Command::Guest { kills, greedy } => guest(kills, greedy),
+        Command::Guest { kills, agents, greedy } => guest(kills, agents, greedy),
     }
 }
 
-fn guest(kills: usize, greedy: usize) -> Result<()> {
+fn guest(kills: usize, agents: usize, greedy: usize) -> Result<()> {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").context("the kernel's release")?;
     let kernel = kernel.trim();
     let mut node = Node::start(AgentOptions::default())?;
@@ -213,11 +216,33 @@ fn guest(kills: usize, greedy: usize) -> Result<()> {
     let report = kills::run(&mut node, &plan)?;
     report.report.ensure_clean()?;
     ensure!(report.kills >= kills, "only {} deaths", report.kills);
+    eprintln!("guest: {report}");
+    let fifth = agents.div_ceil(5);
+    let plan = Plan::slow(
+        1,
+        4,
+        &[
+            (Class::Agent, agents - fifth),
+            (Class::AgentAndWorker, fifth),
+            (Class::Workers, fifth),
+            (Class::Broker, fifth),
+            (Class::BrokerAndWorker, fifth),
+            (Class::AgentTerm, fifth),
+            (Class::BothTerm, fifth),
+        ],
+    )?;
+    let tortured = torture::run(&mut node, &plan)?;
+    eprintln!("{tortured}");
+    tortured.ensure_clean(&plan.classes)?;
     node.finish()?;
     let memory = memory::run(greedy)?;
     println!(
-        "kernel {kernel}: {}; checksums right; {report}; {memory}; unpublished, nothing left",
-        modes.join(", ")
+        "kernel {kernel}: {}; checksums right; {report}; {} faults of every part, {} calls, {} failed; {memory}; \
+         unpublished, nothing left",
+        modes.join(", "),
+        tortured.faults(),
+        tortured.calls,
+        tortured.failed
     );
     Ok(())
 }

@@ -15,11 +15,15 @@ pub const FILE_SYSTEM: &str = "fuse.millpond";
 /// While this file exists the agent starts no worker (set in the suite's overlay).
 pub const SUSPEND: &str = "/run/millpond/agent/suspend-respawn";
 pub const CACHE: &str = "/var/lib/millpond/cache";
+/// The agent writes here of which version it is.
+pub const STATE_VERSION: &str = "/var/lib/millpond/state/version";
 pub const CSI_SOCKET: &str = "/var/lib/kubelet/plugins/csi.millpond.io/csi.sock";
 
 /// The suite's own.
 pub const TENANT: &str = "millpond-e2e";
 pub const OTHER_TENANT: &str = "millpond-e2e-other";
+/// The programs as the next version would be (`scripts/versions`).
+pub const NEXT_IMAGE: &str = "ghcr.io/millpond/millpond:next";
 pub const POD_IMAGE: &str = "millpond.io/e2e/pod:1";
 /// A class with a fixed source and a class-wide secret.
 pub const CLASS: &str = "millpond-e2e";

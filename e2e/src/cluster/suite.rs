@@ -193,16 +193,17 @@ fn images(places: &Places, image: Option<PathBuf>) -> Result<Vec<PathBuf>> {
     }
     let text = String::from_utf8(output.stdout)?;
     let mut all: Vec<PathBuf> = text.lines().map(PathBuf::from).collect();
+    let made = |tar: &str, programs: &Path, more: &[&str]| -> Result<PathBuf> {
+        let tar = places.root().join(tar);
+        let mut command = Command::new(places.source().join("scripts/image"));
+        run(command.args(more).arg("--output").arg(&tar).env("MILLPOND_BIN", programs))
+            .context("scripts/image makes Millpond's image")?;
+        Ok(tar)
+    };
     all.push(match image {
         Some(image) => image,
-        None => {
-            let tar = places.root().join("millpond.tar");
-            let profile = if programs.ends_with("release") { "release" } else { "dev" };
-            let mut command = Command::new(places.source().join("scripts/image"));
-            run(command.args(["--profile", profile, "--output"]).arg(&tar))
-                .context("scripts/image makes Millpond's image")?;
-            tar
-        }
+        None => made("millpond.tar", &programs, &[])?,
     });
+    all.push(made("millpond-next.tar", &programs.join("versions/next"), &["--name", NEXT_IMAGE])?);
     Ok(all)
 }

@@ -227,8 +227,7 @@ impl Node {
 
     /// Waits until every mount is served by a worker, and held by agent and broker, so that either may die.
     pub fn wait_whole(&self, limit: Duration) -> Result<()> {
-        let whole = wait_until(limit, || self.agent_serves_all());
-        ensure!(whole, "not every mount is served within {limit:?}: {:#?}", self.agent().volumes());
+        self.wait_served(limit)?;
         // Answered by the agent through the broker's table: the broker has the mount (back). One question at a time: a
         // broker that has just started has better things to do.
         let mut unknown: Vec<&Mounted> = self.published.iter().collect();
@@ -242,6 +241,13 @@ impl Node {
             true
         });
         ensure!(held, "the broker does not hold every mount within {limit:?}: {unknown:?}");
+        Ok(())
+    }
+
+    /// Until every mount has a worker that serves.
+    pub fn wait_served(&self, limit: Duration) -> Result<()> {
+        let served = wait_until(limit, || self.agent_serves_all());
+        ensure!(served, "not every mount is served within {limit:?}: {:#?}", self.agent().volumes());
         Ok(())
     }
 

@@ -19,7 +19,7 @@ pub struct Report {
     pub wrong: u64,
     /// Of `failed`: EINTR.
     pub interrupted: u64,
-    /// Calls that took longer than [`super::HANG`].
+    /// Calls that took longer than [`super::Plan::hang_s`].
     pub hangs: u64,
     pub sigbus: u64,
     /// SIGALRMs that were delivered.

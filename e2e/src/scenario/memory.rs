@@ -6,7 +6,9 @@ use crate::oracle::Stalls;
 use crate::tree::{Shape, Tree};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use testkit::process::Process;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const GROUP: &str = "millpond-worker-";
@@ -102,8 +104,18 @@ pub fn is_confined(pid: u32) -> bool {
     group_of(pid).is_some()
 }
 
+/// A process in this group that takes all the memory there is in it. The kernel would rather kill a worker; it ends, too,
+/// when it is alone.
+pub(super) fn fill(group: &Path) -> Result<Process> {
+    let script = format!(
+        "echo $$ > {} && exec dd if=/dev/zero of=/dev/null bs=1G",
+        group.join("cgroup.procs").display()
+    );
+    Process::spawn(Command::new("sh").args(["-c", &script]).stdout(Stdio::null()).stderr(Stdio::null()))
+}
+
 /// The directory of the memory group that this process has for itself.
-fn group_of(pid: u32) -> Option<PathBuf> {
+pub(super) fn group_of(pid: u32) -> Option<PathBuf> {
     memory_group(pid).filter(|dir| dir.file_name().is_some_and(|n| n.to_string_lossy().starts_with(GROUP)))
 }
 

@@ -7,7 +7,7 @@ use e2e::scenario::torture::{self, Plan};
 
 #[test]
 fn deaths_of_every_part_and_of_pairs_are_not_noticed() -> Result<()> {
-    let plan = Plan::short(seed());
+    let plan = Plan::short(seed())?;
     let mut node = Node::start(AgentOptions::default())?;
     let report = torture::run(&mut node, &plan)?;
     println!("{report}");

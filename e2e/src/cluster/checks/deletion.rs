@@ -7,6 +7,7 @@ use crate::cluster::objects::{self, Pod};
 use crate::cluster::suite::{BUCKET, OTHER};
 use crate::cluster::waits::{PATIENCE, uid};
 use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
 use std::time::Duration;
 
 /// `terminationGracePeriodSeconds` of the suite's pods.
@@ -24,7 +25,9 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     suite.kubectl.apply(&[class, objects::claim(TENANT, "deletion", "deletion", "ReadOnlyMany", &[])])?;
     suite.kubectl.wait_bound(TENANT, "deletion")?;
     dead_worker(suite).context("with a dead worker")?;
-    frozen_backend(suite).context("with a frozen backend")?;
+    hung_worker(suite).context("with a hung worker")?;
+    frozen_backend(suite, "large0", false).context("with a frozen backend")?;
+    frozen_backend(suite, "large1", true).context("with a frozen backend during a takeover")?;
     no_agent(suite).context("without an agent")?;
     all_holders_dead(suite).context("with broker and agent killed")?;
     suite.kubectl.delete("pvc", TENANT, "deletion")
@@ -64,41 +67,61 @@ pub(super) fn nothing_left(suite: &Suite, pod_uid: &str) -> Result<()> {
 }
 
 fn dead_worker(suite: &Suite) -> Result<()> {
+    let pod = start(suite, "dead-worker", Pod::sleeper(TENANT, "dead-worker"))?;
+    without_workers(suite, || end(suite, "dead worker", "dead-worker", &pod, GRACE + MORE))
+}
+
+/// Kills the workers, and lets none take over while `then` runs.
+fn without_workers(suite: &Suite, then: impl FnOnce() -> Result<()>) -> Result<()> {
     let suspend = suite.machine().path(SUSPEND);
     std::fs::write(&suspend, "").context("the agent's directory of the node")?;
     let outcome = (|| {
-        std::fs::remove_file(&suspend)?;
-        let pod = start(suite, "dead-worker", Pod::sleeper(TENANT, "dead-worker"))?;
-        std::fs::write(&suspend, "")?;
         for worker in suite.view().workers()? {
             suite.view().kill(worker)?;
         }
         suite
             .kubectl
             .wait("no worker", PATIENCE, |_| Ok(suite.view().workers()?.is_empty().then_some(())))?;
-        end(suite, "dead worker", "dead-worker", &pod, GRACE + MORE)
+        then()
     })();
-    let _ = std::fs::remove_file(&suspend); // there unless the first step failed
+    std::fs::remove_file(&suspend)?;
     outcome
 }
 
-fn frozen_backend(suite: &Suite) -> Result<()> {
-    let pod = start(
-        suite,
-        "frozen",
-        Pod::new(
-            TENANT,
-            "frozen",
-            "trap 'exit 0' TERM; while [ ! -e /tmp/go ]; do sleep 0.1; done; exec cat /data/large0",
-        ),
-    )?;
+/// It stands still, and somebody waits for it.
+fn hung_worker(suite: &Suite) -> Result<()> {
+    let pod = start(suite, "hung-worker", reader("hung-worker", "d000/f00000"))?;
+    for worker in suite.view().workers()? {
+        suite.view().signal(worker, Signal::STOP)?;
+    }
+    suite.kubectl.exec(TENANT, "hung-worker", "main", &["touch", "/tmp/go"])?;
+    end(suite, "hung worker, a process waits for it", "hung-worker", &pod, GRACE + MORE)
+}
+
+/// Reads one file when told to.
+fn reader(name: &str, file: &str) -> Pod {
+    let script =
+        format!("trap 'exit 0' TERM; while [ ! -e /tmp/go ]; do sleep 0.1; done; exec cat /data/{file}");
+    Pod::new(TENANT, name, &script)
+}
+
+/// `takeover`: the worker that waits for the store is dead, and its successor on the way, when the pod is deleted.
+fn frozen_backend(suite: &Suite, file: &str, takeover: bool) -> Result<()> {
+    let pod = start(suite, "frozen", reader("frozen", file))?;
     suite.bucket.freeze()?;
     let outcome = (|| {
         suite.kubectl.exec(TENANT, "frozen", "main", &["touch", "/tmp/go"])?;
         suite.kubectl.wait("a request that hangs", PATIENCE, |_| {
             Ok((suite.bucket.stats()?.in_flight > 0).then_some(()))
         })?;
-        end(suite, "frozen backend, a process blocked in read", "frozen", &pod, GRACE + MORE)
+        let end = |when| {
+            let what = format!("frozen backend, a process blocked in read{when}");
+            end(suite, &what, "frozen", &pod, GRACE + MORE)
+        };
+        match takeover {
+            true => without_workers(suite, || end(", during a takeover")),
+            false => end(""),
+        }
     })();
     suite.bucket.no_faults()?;
     outcome

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use testkit::process::Process;
 
-/// Rounds of rolling both DaemonSets: `MILLPOND_ROLLS`.
+/// Rounds of rolling both DaemonSets to the next version and back: `MILLPOND_ROLLS`.
 const ROLLS: usize = 1;
 
 pub(super) fn run(suite: &mut Suite) -> Result<()> {
@@ -46,19 +46,17 @@ fn under_the_notebook(suite: &Suite, notebook: &mut Notebook) -> Result<usize> {
     let rounds =
         std::env::var("MILLPOND_ROLLS").ok().map_or(Ok(ROLLS), |n| n.parse()).context("MILLPOND_ROLLS")?;
     for round in 1..=rounds {
-        for holders in CHOICES {
-            replaced(suite, holders, || roll(suite, holders))?;
-        }
-        println!("    both DaemonSets rolled apart and together, round {round} of {rounds}");
+        there_and_back(suite, round)?;
+        println!("    both DaemonSets rolled to the next version and back, round {round} of {rounds}");
     }
     without_api(suite, notebook)?;
-    let with_broker =
-        CHOICES.iter().flat_map(|holders| holders.iter()).filter(|h| matches!(h, Holder::Broker)).count();
-    Ok(1 + with_broker * (1 + rounds) + 1)
+    // Each choice once when pods are deleted; there and back in each round; one is killed without an API server.
+    let with_broker = CHOICES.iter().filter(|holders| holders.contains(&Holder::Broker)).count();
+    Ok(1 + with_broker + 2 * rounds + 1)
 }
 
 /// A process that holds the mounts' descriptors.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
     Agent,
     Broker,
@@ -72,6 +70,13 @@ impl Holder {
         match self {
             Self::Agent => AGENT,
             Self::Broker => NODE,
+        }
+    }
+
+    fn container(self) -> &'static str {
+        match self {
+            Self::Agent => "node-agent",
+            Self::Broker => "csi-plugin",
         }
     }
 
@@ -100,10 +105,46 @@ fn delete_pods(suite: &Suite, holders: &[Holder]) -> Result<()> {
     suite.kubectl.run(&["delete", "pods", "-n", SYSTEM, "-l", &labels, "--wait=false"]).map(drop)
 }
 
-fn roll(suite: &Suite, holders: &[Holder]) -> Result<()> {
+/// One after the other in one direction, at once in the other; the next round the other way round, so that each is newer
+/// than its partner for a time.
+fn there_and_back(suite: &Suite, round: usize) -> Result<()> {
+    let image = |holder: Holder| -> Result<String> {
+        let object = suite.kubectl.get("daemonset", SYSTEM, holder.daemon_set())?;
+        let containers =
+            object["spec"]["template"]["spec"]["containers"].as_array().cloned().unwrap_or_default();
+        let ours = containers.into_iter().find(|c| c["name"] == holder.container());
+        Ok(ours.and_then(|c| c["image"].as_str().map(str::to_owned)).context("the container's image")?)
+    };
+    let state = || {
+        std::fs::read_to_string(suite.machine().path(STATE_VERSION))
+            .context("the version of the agent's state")
+    };
+    let (this, before) = (image(Holder::Agent)?, state()?);
+    ensure!(this != NEXT_IMAGE, "the next version runs already");
+    let apart: [&[Holder]; 2] = [&[Holder::Agent], &[Holder::Broker]];
+    let at_once: [&[Holder]; 1] = [&[Holder::Agent, Holder::Broker]];
+    let steps: [&[&[Holder]]; 2] = match round % 2 {
+        1 => [&apart, &at_once],
+        _ => [&at_once, &apart],
+    };
+    for (steps, image) in steps.into_iter().zip([NEXT_IMAGE, &this]) {
+        for holders in steps {
+            replaced(suite, holders, || roll(suite, holders, image))?;
+        }
+        ensure!(
+            (state()? == before) == (image == this),
+            "the agent's state is of version {:?} after a roll to {image}, and was {before:?}",
+            state()?
+        );
+    }
+    Ok(())
+}
+
+fn roll(suite: &Suite, holders: &[Holder], image: &str) -> Result<()> {
     for holder in holders {
         let name = format!("daemonset/{}", holder.daemon_set());
-        suite.kubectl.run(&["rollout", "restart", "-n", SYSTEM, &name])?;
+        let container = format!("{}={image}", holder.container());
+        suite.kubectl.run(&["set", "image", "-n", SYSTEM, &name, &container])?;
     }
     Ok(())
 }

@@ -23,13 +23,16 @@ pub enum Class {
     HandOverAndDeath,
     /// A worker, again and again, while thousands of requests wait for a frozen store.
     Crowd,
+    /// Somebody else fills the memory that a worker may have, and the kernel chooses the worker. Only where groups of
+    /// memory can be made.
+    WorkerOom,
     /// SIGSTOP. Only with a hang limit, here and below: the programs' own is longer than an oracle's patience.
     WorkerHang,
     AgentHang,
 }
 
 impl Class {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Worker,
         Self::Workers,
         Self::Agent,
@@ -42,6 +45,7 @@ impl Class {
         Self::HandOver,
         Self::HandOverAndDeath,
         Self::Crowd,
+        Self::WorkerOom,
         Self::WorkerHang,
         Self::AgentHang,
     ];
@@ -60,6 +64,7 @@ impl Class {
             Self::HandOver => "hand-over",
             Self::HandOverAndDeath => "hand-over+death",
             Self::Crowd => "worker, crowd",
+            Self::WorkerOom => "worker OOM",
             Self::WorkerHang => "worker STOP",
             Self::AgentHang => "agent STOP",
         }
@@ -75,7 +80,7 @@ impl Class {
             Self::Worker => 16,
             Self::Workers | Self::Agent | Self::Broker | Self::AgentAndWorker | Self::BrokerAndWorker => 8,
             Self::AgentTerm | Self::BrokerTerm | Self::BothTerm => 4,
-            Self::HandOver | Self::HandOverAndDeath => 4,
+            Self::HandOver | Self::HandOverAndDeath | Self::WorkerOom => 4,
             Self::WorkerHang | Self::AgentHang => 2,
             Self::Crowd => 1,
         }

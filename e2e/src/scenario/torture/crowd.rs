@@ -56,8 +56,13 @@ impl CrowdVolume {
         Ok(node.unpublish(&self.mounted)?)
     }
 
-    /// Everybody waits, workers die, the store thaws, everybody is answered.
-    pub(super) fn strike(&self, node: &Node, random: &mut Random, patience: Duration) -> Result<Crowd> {
+    /// Everybody waits, workers die, the store thaws, everybody is answered. Returns how many workers died, too.
+    pub(super) fn strike(
+        &self,
+        node: &Node,
+        random: &mut Random,
+        patience: Duration,
+    ) -> Result<(u64, Crowd)> {
         node.agent().evict_all()?;
         let mut crowd = self.pod.crowd(&self.tree, self.threads)?;
         let thaw = Thaw(&self.server);
@@ -77,7 +82,7 @@ impl CrowdVolume {
             std::thread::sleep(Duration::from_millis(random.below(100)));
         }
         drop(thaw);
-        crowd.finish(ANSWERED).context("the crowd was not answered")
+        Ok((deaths, crowd.finish(ANSWERED).context("the crowd was not answered")?))
     }
 
     /// How many requests the successor took over.

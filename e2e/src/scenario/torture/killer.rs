@@ -1,5 +1,6 @@
 //! Strikes, does what kubelet would do, and waits until the node is whole again.
 
+use super::super::memory;
 use super::crowd::CrowdVolume;
 use super::{Class, Plan};
 use crate::clock::{monotonic_ns, wait_until};
@@ -7,7 +8,7 @@ use crate::node::{AgentOptions, Mounted, Node, Version};
 use crate::oracle::Crowd;
 use crate::processes;
 use crate::random::Random;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,6 +24,8 @@ pub(super) struct Fault {
     pub(super) class: Class,
     /// The volumes whose calls it could delay; empty: all.
     pub(super) volumes: BTreeSet<String>,
+    /// See [`super::ClassReport`].
+    pub(super) processes: u64,
     /// CLOCK_MONOTONIC.
     pub(super) at_ns: u64,
     pub(super) whole_ns: u64,
@@ -64,27 +67,36 @@ impl Killer {
             node.agent().evict_all()?;
         }
         self.pause(self.gap);
-        let mut fault =
-            Fault { class, volumes: BTreeSet::new(), at_ns: monotonic_ns(), whole_ns: 0, crowd: None };
+        let mut fault = Fault {
+            class,
+            volumes: BTreeSet::new(),
+            processes: 1,
+            at_ns: monotonic_ns(),
+            whole_ns: 0,
+            crowd: None,
+        };
         match class {
             Class::Worker => self.kill_workers(node, 1, &mut fault)?,
             Class::Workers => {
-                let n = 2 + self.random.below(3) as usize;
+                let n = 2 + self.random.below(9) as usize;
                 self.kill_workers(node, n, &mut fault)?;
             }
             Class::Agent => Self::restart_agent(node)?,
             Class::Broker => Self::restart_broker(node)?,
             Class::AgentAndWorker => {
+                fault.processes = 2;
                 self.kill_a_worker(node)?;
                 self.pause(PAIR);
                 Self::restart_agent(node)?;
             }
             Class::BrokerAndWorker if self.random.one_in(2) => {
+                fault.processes = 2;
                 self.kill_a_worker(node)?;
                 self.pause(PAIR);
                 Self::restart_broker(node)?;
             }
             Class::BrokerAndWorker => {
+                fault.processes = 2;
                 node.kill_plugin()?;
                 self.kill_a_worker(node)?;
                 self.pause(PAIR);
@@ -98,18 +110,26 @@ impl Killer {
                 node.stop_plugin()?;
                 node.start_plugin()?;
             }
-            Class::BothTerm => node.succeed_both(self.patience)?,
+            Class::BothTerm => {
+                fault.processes = 2;
+                node.succeed_both(self.patience)?;
+            }
             Class::HandOver => {
                 let options = Self::other_version(node);
                 node.hand_over(&options)?;
             }
-            Class::HandOverAndDeath => self.hand_over_and_kill(node)?,
+            Class::HandOverAndDeath => {
+                fault.processes = 2;
+                self.hand_over_and_kill(node)?;
+            }
             Class::Crowd => {
                 if let Some(crowd) = &self.crowd {
                     fault.volumes.insert(crowd.volume().to_owned());
-                    fault.crowd = Some(crowd.strike(node, &mut self.random, self.patience)?);
+                    let (deaths, seen) = crowd.strike(node, &mut self.random, self.patience)?;
+                    (fault.processes, fault.crowd) = (deaths, Some(seen));
                 }
             }
+            Class::WorkerOom => self.starve_a_worker(node, &mut fault)?,
             Class::WorkerHang => self.stop_a_worker(node, &mut fault)?,
             Class::AgentHang => {
                 processes::signal(node.agent().pid(), Signal::STOP)?;
@@ -118,7 +138,13 @@ impl Killer {
                 Self::restart_agent(node)?;
             }
         }
-        node.wait_whole(self.patience)?;
+        match class {
+            // Broker and agent are who they were.
+            Class::Worker | Class::Workers | Class::WorkerOom | Class::WorkerHang => {
+                node.wait_served(self.patience)?;
+            }
+            _ => node.wait_whole(self.patience)?,
+        }
         fault.whole_ns = monotonic_ns();
         Ok(fault)
     }
@@ -196,12 +222,14 @@ impl Killer {
             node.signal_worker(*pid, Signal::KILL)?;
             fault.volumes.insert(volume.clone());
         }
+        fault.processes = victims.len() as u64;
         // Now and then also whoever is taking over: children that hold a connection and were not there before.
         if self.random.one_in(3) {
             let old: BTreeSet<u32> = processes::fuse_children(agent).into_iter().collect();
             self.pause(PAIR);
             for pid in processes::fuse_children(agent).into_iter().filter(|pid| !old.contains(pid)) {
-                let _ = node.signal_worker(pid, Signal::KILL); // ended meanwhile
+                // Ended meanwhile: not one of ours.
+                fault.processes += u64::from(node.signal_worker(pid, Signal::KILL).is_ok());
             }
         }
         let killed = |serving: &(String, u32)| victims.contains(serving);
@@ -209,6 +237,35 @@ impl Killer {
             node.agent().serving().is_ok_and(|serving| !serving.iter().any(killed))
         });
         ensure!(replaced, "dead workers are still shown as serving: {victims:?}");
+        Ok(())
+    }
+
+    /// The kernel must have killed it, and the agent must say so.
+    fn starve_a_worker(&mut self, node: &Node, fault: &mut Fault) -> Result<()> {
+        let (volume, pid) = self.victim(node, self.applications)?;
+        let newest =
+            || -> Result<_> { Ok(node.agent().heals()?.into_iter().find(|heal| heal.volume_id == volume)) };
+        let before = newest()?;
+        let mut group = None;
+        wait_until(self.patience, || {
+            group = memory::group_of(pid);
+            group.is_some()
+        });
+        let group = group.context("a worker without a limit of memory of its own")?;
+        fault.at_ns = monotonic_ns();
+        fault.volumes.insert(volume.clone());
+        let glutton = memory::fill(&group)?;
+        let mut after = None;
+        // A heal from an earlier fault may come to be known only now.
+        let healed = wait_until(self.patience, || {
+            after = newest().unwrap_or_default();
+            after != before && after.as_ref().is_some_and(|heal| heal.cause == "oom")
+        });
+        drop(glutton);
+        ensure!(healed, "a worker was out of memory, and the last heal that is known is {after:?}");
+        // The agent could not while the glutton was in it.
+        let gone = wait_until(self.patience, || std::fs::remove_dir(&group).is_ok() || !group.exists());
+        ensure!(gone, "{} is left", group.display());
         Ok(())
     }
 

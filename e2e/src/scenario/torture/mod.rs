@@ -16,14 +16,16 @@ pub use class::Class;
 pub use table::{ClassReport, TortureReport};
 
 use super::deck::Deck;
+use super::memory;
 use super::resources::Resources;
 use crate::clock::monotonic_ns;
 use crate::node::{Mounted, Node};
-use crate::oracle::Report;
+use crate::oracle::{HANG, Report};
 use crate::pod::{Pod, Running};
 use crate::tree::{Shape, Tree};
 use anyhow::{Context, Result};
 use killer::{Fault, Killer};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Ordinary work of the applications after the last fault of a leg.
@@ -58,18 +60,26 @@ pub struct Plan {
     pub leg: Duration,
     /// Longest wait until everything is whole again.
     pub patience: Duration,
+    /// Longest that a call of an application may take.
+    pub hang: Duration,
 }
 
 impl Plan {
-    /// Every class that can be had: hangs need a limit that is shorter than an oracle's patience.
-    pub fn classes(hang_limit: Option<Duration>) -> Vec<Class> {
-        Class::ALL.into_iter().filter(|class| hang_limit.is_some() || !class.is_hang()).collect()
+    /// Every class that can be had: hangs need a limit that is shorter than an oracle's patience, an OOM kill a group.
+    pub fn classes(hang_limit: Option<Duration>) -> Result<Vec<Class>> {
+        let groups = memory::is_writable()?;
+        let had = |class: &Class| match class {
+            Class::WorkerHang | Class::AgentHang => hang_limit.is_some(),
+            Class::WorkerOom => groups,
+            _ => true,
+        };
+        Ok(Class::ALL.into_iter().filter(had).collect())
     }
 
-    pub fn short(seed: u64) -> Self {
-        Self {
+    pub fn short(seed: u64) -> Result<Self> {
+        Ok(Self {
             length: Length::Faults(40),
-            classes: Self::classes(None),
+            classes: Self::classes(None)?,
             volumes: 20,
             applications: 4,
             shape: Shape::LITTLE,
@@ -80,19 +90,37 @@ impl Plan {
             crowd: 5000,
             leg: Duration::from_secs(300),
             patience: Duration::from_secs(30),
-        }
+            hang: HANG,
+        })
     }
 
-    pub fn long(seed: u64, length: Length) -> Self {
+    pub fn long(seed: u64, length: Length) -> Result<Self> {
         let shape =
             Shape { directories: 10, files: 20, small_bytes: 100_000, large: 3, large_bytes: 24 << 20 };
-        Self { length, shape, applications: 6, cold_every: 25, ..Self::short(seed) }
+        Ok(Self { length, shape, applications: 4, pause_us: 5000, cold_every: 25, ..Self::short(seed)? })
+    }
+
+    /// So many faults of each of these classes, in any order; for a machine that is twenty times slower than ours, where no
+    /// time is judged.
+    pub fn slow(seed: u64, volumes: usize, faults: &[(Class, usize)]) -> Result<Self> {
+        let classes: Vec<_> = faults.iter().flat_map(|&(class, n)| std::iter::repeat_n(class, n)).collect();
+        Ok(Self {
+            length: Length::Faults(classes.len()),
+            classes,
+            volumes,
+            applications: 2,
+            shape: Shape { directories: 3, files: 20, small_bytes: 30_000, large: 2, large_bytes: 3 << 20 },
+            pause_us: 3000,
+            patience: Duration::from_secs(240),
+            hang: Duration::from_secs(240),
+            ..Self::short(seed)?
+        })
     }
 }
 
 /// Publishes, strikes, unpublishes. The report tells of failed calls: they are for the caller to judge.
 pub fn run(node: &mut Node, plan: &Plan) -> Result<TortureReport> {
-    eprintln!("torture: seed {}, classes {}", plan.seed, names(&plan.classes));
+    eprintln!("torture: seed {}, classes {}", plan.seed, names(&BTreeSet::from_iter(&plan.classes)));
     let begun = Instant::now();
     let tree = Tree::generated("torture/", plan.shape);
     node.server.add(&tree, "torture")?;
@@ -115,13 +143,14 @@ pub fn run(node: &mut Node, plan: &Plan) -> Result<TortureReport> {
         let faults = leg(node, &mut killer, &mut schedule, begun, first)?;
         let mut seen = Vec::new();
         for (volume, application) in applications {
-            let report = application.finish(Duration::from_secs(60)).context(volume.clone())?;
+            let report = application.finish(6 * plan.hang).context(volume.clone())?;
             seen.push((volume, report));
         }
         total.add_leg(&faults, seen, begun.elapsed());
         eprintln!(
-            "torture: {} faults in {:.0} s, {} calls failed",
+            "torture: {} faults, {} processes in {:.0} s, {} calls failed",
             total.faults(),
+            total.processes(),
             total.seconds,
             total.failed
         );
@@ -138,7 +167,7 @@ pub fn run(node: &mut Node, plan: &Plan) -> Result<TortureReport> {
     Ok(total)
 }
 
-fn names(classes: &[Class]) -> String {
+fn names(classes: &BTreeSet<&Class>) -> String {
     classes.iter().map(|class| class.name()).collect::<Vec<_>>().join(", ")
 }
 
@@ -178,7 +207,9 @@ fn start(
             0 => "pread,pread,open,stat,readdir,mmap,sequential,small,held",
             _ => "small,small,open,stat,readdir,mmap,pread",
         };
-        let arguments = ["--alarm", "--seed", &seed, "--pause-us", &pause, "--kinds", kinds];
+        let hang = plan.hang.as_secs().to_string();
+        let arguments =
+            ["--alarm", "--seed", &seed, "--pause-us", &pause, "--hang-s", &hang, "--kinds", kinds];
         all.push((m.id.clone(), pod.oracle(tree, &arguments)?));
     }
     Ok(all)

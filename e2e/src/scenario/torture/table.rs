@@ -34,6 +34,9 @@ pub struct TortureReport {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ClassReport {
     pub faults: u64,
+    /// That were killed, asked to stop, stopped or succeeded in these faults. An agent's workers, which end with it, are
+    /// not counted.
+    pub processes: u64,
     /// Calls that failed after a fault of this class and before the next fault, or in its crowd.
     pub failed: u64,
     /// Of each fault that an application could feel: how long its longest call kept waiting, microseconds.
@@ -54,6 +57,7 @@ impl TortureReport {
         for fault in faults {
             let class = self.classes.entry(fault.class.name().to_owned()).or_default();
             class.faults += 1;
+            class.processes += fault.processes;
             class.whole_us.push((fault.whole_ns - fault.at_ns) / 1000);
             let window = fault.whole_ns - fault.at_ns;
             let near = seen.iter().filter(|(v, _)| fault.volumes.is_empty() || fault.volumes.contains(v));
@@ -109,6 +113,7 @@ impl TortureReport {
         for (name, class) in other.classes {
             let mine = self.classes.entry(name).or_default();
             mine.faults += class.faults;
+            mine.processes += class.processes;
             mine.failed += class.failed;
             if class.stalls_us.iter().max() > mine.stalls_us.iter().max() {
                 mine.longest = class.longest;
@@ -137,6 +142,10 @@ impl TortureReport {
         self.classes.values().map(|class| class.faults).sum()
     }
 
+    pub fn processes(&self) -> u64 {
+        self.classes.values().map(|class| class.processes).sum()
+    }
+
     pub fn is_clean(&self) -> bool {
         self.failed == 0 && self.hangs == 0 && self.sigbus == 0 && self.panicked == 0 && self.calls > 0
     }
@@ -160,16 +169,26 @@ impl fmt::Display for TortureReport {
         let of = |us: &[u64]| Stalls::of(us.iter().map(|us| us * 1000).collect());
         writeln!(
             f,
-            "{:14} {:>7} {:>7} {:>9} {:>9} {:>9} {:10}  {:>9} {:>9}",
-            "class", "faults", "failed", "stall p50", "p99", "max ms", "in", "whole p50", "p99 ms"
+            "{:15} {:>7} {:>9} {:>7} {:>9} {:>9} {:>9} {:10}  {:>9} {:>9}",
+            "class",
+            "faults",
+            "processes",
+            "failed",
+            "stall p50",
+            "p99",
+            "max ms",
+            "in",
+            "whole p50",
+            "p99 ms"
         )?;
         let mut processes = Vec::new();
         for (name, class) in &self.classes {
             let (stall, whole) = (of(&class.stalls_us), of(&class.whole_us));
             writeln!(
                 f,
-                "{name:14} {:>7} {:>7} {:>9.1} {:>9.1} {:>9.1} {:10}  {:>9.1} {:>9.1}",
+                "{name:15} {:>7} {:>9} {:>7} {:>9.1} {:>9.1} {:>9.1} {:10}  {:>9.1} {:>9.1}",
                 class.faults,
+                class.processes,
                 class.failed,
                 stall.p50_ms,
                 stall.p99_ms,
@@ -186,8 +205,9 @@ impl fmt::Display for TortureReport {
         let all = of(&processes);
         writeln!(
             f,
-            "{} faults on {} volumes in {:.0} s, seeds {:?}; process deaths: {all}",
+            "{} faults, {} processes, on {} volumes in {:.0} s, seeds {:?}; process deaths: {all}",
             self.faults(),
+            self.processes(),
             self.volumes,
             self.seconds,
             self.seeds
@@ -217,7 +237,7 @@ mod tests {
 
     fn fault(class: Class, volume: &str, at_ms: u64) -> Fault {
         let volumes = BTreeSet::from([volume.to_owned()]);
-        Fault { class, volumes, at_ns: at_ms * MS, whole_ns: (at_ms + 50) * MS, crowd: None }
+        Fault { class, volumes, processes: 2, at_ns: at_ms * MS, whole_ns: (at_ms + 50) * MS, crowd: None }
     }
 
     fn report() -> Report {
@@ -259,7 +279,7 @@ mod tests {
             total.add(serde_json::from_str(&serde_json::to_string(&one).unwrap()).unwrap());
         }
         assert_eq!((total.seeds.as_slice(), total.volumes, total.calls), (&[5, 6][..], 20, 20));
-        assert_eq!((total.faults(), total.seconds), (2, 4.0));
+        assert_eq!((total.faults(), total.processes(), total.seconds), (2, 4, 4.0));
         total.ensure_clean(&[Class::Worker]).unwrap();
         assert!(total.ensure_clean(&[Class::Worker, Class::Agent]).is_err());
     }
