@@ -8,13 +8,14 @@ SHELL := /bin/bash
 KILLS ?= 1000
 TIMES ?= 20
 FILES ?= 20000
+TIME ?= 60s
 OBJECTS ?= 1000000
 DURATION ?= 60s
 SEED ?=
 ROUNDS ?=
 RELEASE := target/release
 
-.PHONY: help build release test e2e demo lint advisories bench kernels kills torture cycles faults handovers memory listing renewals
+.PHONY: help build release test e2e demo lint advisories bench kernels kills torture cycles faults handovers memory listing renewals frozen
 
 help: ## Show this list.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -59,6 +60,9 @@ handovers: release ## ROUNDS=50 hand-overs between agents of two versions under 
 
 memory: release ## TIMES=20 workers that take more memory than they may.
 	$(RELEASE)/node-suite memory --times $(TIMES)
+
+frozen: release ## TIME=60s in which the store does not answer: nobody is taken for hung.
+	$(RELEASE)/node-suite frozen --time $(TIME)
 
 listing: release ## One directory of OBJECTS=1000000 objects, through a mount: times and memory.
 	$(RELEASE)/node-suite listing --objects $(OBJECTS)

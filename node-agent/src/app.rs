@@ -6,7 +6,7 @@ use crate::candidate::{self, Entry, Prepared};
 use crate::config::{Config, TierKind};
 use crate::departure::{self, End, Order};
 use crate::directories;
-use crate::heals::Heals;
+use crate::heals::{HealCause, Heals};
 use crate::memory;
 use crate::metrics::{Metrics, TierLabel};
 use crate::neighbours::Neighbours;
@@ -87,6 +87,9 @@ impl App {
         let (telling, on) = (privileged.clone(), runtime.clone());
         let heals = Heals::new(Box::new(move |heal| {
             counting.healed(heal);
+            if heal.cause == HealCause::Ended {
+                return; // the broker, whose doing it is, has told it
+            }
             let took_us = heal.took.as_micros() as u64;
             let healed = Report::Healed { cause: heal.cause.name().to_owned(), took_us };
             privileged::report(&telling, &on, heal.mount, healed);

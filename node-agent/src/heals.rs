@@ -17,9 +17,9 @@ pub struct Heal {
     pub volume: VolumeId,
     pub mount: MountId,
     pub cause: HealCause,
-    /// From the end of the old worker until its successor serves.
+    /// From the end of the old worker until its successor serves; of a new mount: how long it took to make.
     pub took: Duration,
-    /// 1: a worker; higher levels are other parts.
+    /// See [`HealCause::level`].
     pub level: u32,
     /// Requests that the successor executed in the dead one's place.
     pub replayed: u64,
@@ -38,6 +38,8 @@ pub enum HealCause {
     Agent,
     /// The agent has stepped back for its successor.
     Upgrade,
+    /// The mount's connection had ended, mostly with all who held it: the broker has mounted anew.
+    Ended,
 }
 
 impl HealCause {
@@ -59,13 +61,15 @@ impl HealCause {
             Self::Hang => "hang",
             Self::Agent => "agent",
             Self::Upgrade => "upgrade",
+            Self::Ended => "ended",
         }
     }
 
-    /// 1: a worker was replaced; 2: the agent.
+    /// 1: a worker was replaced; 2: the agent; 4: the mount.
     pub fn level(self) -> u32 {
         match self {
             Self::Agent | Self::Upgrade => 2,
+            Self::Ended => 4,
             Self::Start | Self::Exit | Self::Signal | Self::Oom | Self::Hang => 1,
         }
     }

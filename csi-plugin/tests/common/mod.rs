@@ -203,9 +203,10 @@ pub fn obliging(request: &AgentRequest, _fds: &[OwnedFd]) -> Option<Answer> {
             },
             vec![tempfile::tempfile().unwrap().into()],
         ),
-        AgentRequest::Start { .. } | AgentRequest::Unpublish { .. } | AgentRequest::Rotate { .. } => {
-            (AgentAnswer::Done, vec![])
-        }
+        AgentRequest::Start { .. }
+        | AgentRequest::Unpublish { .. }
+        | AgentRequest::Rotate { .. }
+        | AgentRequest::Renewed { .. } => (AgentAnswer::Done, vec![]),
         AgentRequest::Usage { .. } => {
             (AgentAnswer::Usage(Usage { total_bytes: 4096, total_inodes: 3, cached_bytes: 1 }), vec![])
         }

