@@ -38,7 +38,7 @@ impl Volumes {
         let scope = self.open_scope(scope, &spec, &credentials, false).await?;
         if rotated {
             // It asks with newer keys than those that it is named after: see `rotate`.
-            scope.rotate(scope.source(), credentials);
+            scope.asked.note_rotated();
         }
         failpoint::hit("agent.scope-opened");
         let roots = self.root_directories(&scope)?;

@@ -4,6 +4,7 @@
 
 pub mod api;
 pub mod app;
+mod asked;
 mod beat;
 mod broker_client;
 mod candidate;

@@ -4,6 +4,7 @@
 //! question that several workers ask at once is asked of the source once. What the source answers goes into the
 //! metadata store; the asker is told to look there.
 
+use crate::asked::AskedWith;
 use crate::flights::Flights;
 use crate::health::Health;
 use bytes::{Bytes, BytesMut};
@@ -14,10 +15,10 @@ use futures::stream::BoxStream;
 use link::Cause;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use store::{Page, Source, StoreError};
-use volume::{Credentials, Freshness, ScopeId};
+use store::{Page, StoreError};
+use volume::{Freshness, ScopeId};
 
 /// After this many single look-ups in a directory too large for one page, its whole listing is fetched.
 const LOOKUPS_BEFORE_LISTING: u32 = 8;
@@ -39,8 +40,8 @@ pub struct Scope {
     pub names: meta::View,
     pub metadata_dir: std::path::PathBuf,
     engine: Arc<Engine>,
-    /// Replaced when a later volume brings fresh credentials for the same scope.
-    source: RwLock<Asked>,
+    /// With what the source is asked; later volumes and republishes bring fresh credentials.
+    pub(crate) asked: AskedWith,
     generation: u64,
     listings: Flights<u64, Listed>,
     heads: Flights<(u64, Vec<u8>), ()>,
@@ -51,16 +52,8 @@ pub struct Scope {
     listed_bytes: Mutex<HashMap<u64, u64>>,
     /// Cache roots whose disk fails.
     failing: Mutex<HashSet<u8>>,
-    health: Health,
+    health: Arc<Health>,
     me: Weak<Scope>,
-}
-
-/// The source, and what it is asked with.
-struct Asked {
-    source: Arc<dyn Source>,
-    credentials: Credentials,
-    /// The keys are no longer those that name the scope.
-    rotated: bool,
 }
 
 /// How much of the source is known so far.
@@ -111,9 +104,8 @@ impl Scope {
         metadata: Arc<meta::Store>,
         metadata_dir: std::path::PathBuf,
         engine: Arc<Engine>,
-        source: Arc<dyn Source>,
-        credentials: Credentials,
-        health: Health,
+        asked: AskedWith,
+        health: Arc<Health>,
         generation: u64,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -123,7 +115,7 @@ impl Scope {
             metadata,
             metadata_dir,
             engine,
-            source: RwLock::new(Asked { source, credentials, rotated: false }),
+            asked,
             generation,
             listings: Flights::default(),
             heads: Flights::default(),
@@ -144,34 +136,6 @@ impl Scope {
     pub fn known(&self) -> Known {
         let names = self.metadata.stats().map(|s| s.inodes).unwrap_or_default();
         Known { bytes: lock(&self.listed_bytes).values().sum(), names }
-    }
-
-    pub fn source(&self) -> Arc<dyn Source> {
-        self.asked().source.clone()
-    }
-
-    fn asked(&self) -> std::sync::RwLockReadGuard<'_, Asked> {
-        self.source.read().unwrap_or_else(|p| p.into_inner())
-    }
-
-    /// Of the same identity: key and secret are those that name this scope.
-    pub fn replace_source(&self, source: Arc<dyn Source>, credentials: &Credentials) {
-        *self.source.write().unwrap_or_else(|p| p.into_inner()) =
-            Asked { source, credentials: credentials.clone(), rotated: false };
-    }
-
-    /// Keys that took the place of those that name this scope, while volumes are mounted.
-    pub fn rotate(&self, source: Arc<dyn Source>, credentials: Credentials) {
-        *self.source.write().unwrap_or_else(|p| p.into_inner()) =
-            Asked { source, credentials, rotated: true };
-    }
-
-    pub fn is_rotated(&self) -> bool {
-        self.asked().rotated
-    }
-
-    pub fn asks_with(&self, credentials: &Credentials) -> bool {
-        self.asked().credentials == *credentials
     }
 
     fn arc(&self) -> Arc<Self> {
@@ -223,7 +187,7 @@ impl Scope {
         self.heads
             .join((parent, name.clone()), move || async move {
                 let path = me.child_path(parent, &name)?;
-                let found = me.source().head(&path).await.map_err(|e| me.cause("look-up", &path, &e))?;
+                let found = me.asked.head(&path).await.map_err(|e| me.cause("look-up", &path, &e))?;
                 me.health.works();
                 let scope = me.clone();
                 me.blocking(move || match found {
@@ -276,9 +240,8 @@ impl Scope {
 
     async fn list_now(self: Arc<Self>, dir: u64, one_page: bool) -> Result<Listed, Cause> {
         let path = self.names.path(dir).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
-        let source = self.source();
         let failed = |e: StoreError| self.cause("listing", &path, &e);
-        let mut page = source.list(&path, None).await.map_err(failed)?;
+        let mut page = self.asked.list(&path, None).await.map_err(failed)?;
         self.health.works();
         if one_page && page.next.is_some() {
             return Ok(Listed::TooLarge);
@@ -317,7 +280,7 @@ impl Scope {
                     return Ok(()); // the writer failed and says why
                 }
                 let Some(token) = next else { break };
-                page = source.list(&path, Some(&token)).await.map_err(failed)?;
+                page = self.asked.list(&path, Some(&token)).await.map_err(failed)?;
             }
             let _ = pages.send(None).await;
             drop(pages);
@@ -425,7 +388,7 @@ impl Scope {
         let mut bytes = BytesMut::with_capacity((end - offset) as usize);
         let failed = |e: StoreError| self.cause("read", &key.path, &e);
         let mut body = self
-            .source()
+            .asked
             .get(&key.path, &store::Version(key.token.clone()), offset..end)
             .await
             .map_err(failed)?;
@@ -544,8 +507,7 @@ impl cache::data::Fetch for FromSource {
         let gone =
             || FetchError { cause: DataCause::Unavailable, message: "the volume was unpublished".into() };
         let scope = self.scope.upgrade().ok_or_else(gone)?;
-        let source = scope.source();
-        match source.get(&self.path, &self.version, range).await {
+        match scope.asked.get(&self.path, &self.version, range).await {
             Ok(stream) => {
                 scope.health.works();
                 let (weak, path) = (self.scope.clone(), self.path.clone());
@@ -597,7 +559,7 @@ pub(crate) fn fetch_cause(error: &FetchError) -> Cause {
 pub(crate) fn store_cause(error: &StoreError) -> Cause {
     match error {
         StoreError::NotFound { .. } => Cause::NotFound,
-        StoreError::Denied { .. } => Cause::Denied,
+        StoreError::Denied { .. } | StoreError::Expired { .. } => Cause::Denied,
         StoreError::Stale { .. } => Cause::Stale,
         StoreError::Unavailable { .. } | StoreError::Malformed { .. } => Cause::Unavailable,
         StoreError::Invalid { .. } => Cause::Internal,

@@ -11,6 +11,9 @@ pub enum StoreError {
     /// The source refuses these credentials, or these rights do not suffice.
     #[error("{what}: access denied: {why}")]
     Denied { what: String, why: String },
+    /// The credentials were good for a time, which is over: with fresh ones it may go on.
+    #[error("{what}: access denied: {why}")]
+    Expired { what: String, why: String },
     /// The object exists but no longer in the version that was asked for: look the name up again.
     #[error("{what} has changed at the source since this version was seen")]
     Stale { what: String },

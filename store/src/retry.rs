@@ -153,7 +153,7 @@ impl Meter {
         self.end(match fault {
             Fault::Retry { .. } | Fault::Fail(StoreError::Unavailable { .. }) => Outcome::Fault,
             Fault::Fail(StoreError::NotFound { .. }) => Outcome::NotFound,
-            Fault::Fail(StoreError::Denied { .. }) => Outcome::Denied,
+            Fault::Fail(StoreError::Denied { .. } | StoreError::Expired { .. }) => Outcome::Denied,
             Fault::Fail(StoreError::Stale { .. }) => Outcome::Stale,
             Fault::Fail(StoreError::Malformed { .. } | StoreError::Invalid { .. }) => Outcome::Broken,
         });

@@ -6,6 +6,8 @@ use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, Mounted, Node, Volume};
 use e2e::tree::{Shape, Tree};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use testkit::s3::{Config, Directory, Key, Rights, Server};
 use tonic::{Code, Status};
@@ -71,26 +73,59 @@ fn an_inline_volume_reads_nobodys_cache_without_credentials_of_its_own() -> Resu
     node.finish()
 }
 
+/// A store of its own keys, which can be exchanged; what lies in it is the node's.
+struct Keyed {
+    server: Option<Server>,
+    address: SocketAddr,
+    dir: PathBuf,
+}
+
+impl Keyed {
+    fn start(node: &Node, keys: Vec<Key>) -> Result<Self> {
+        let dir = node.server.dir().clone();
+        let server = Self::serve(node, &dir, ([127, 0, 0, 1], 0).into(), keys)?;
+        Ok(Self { address: server.address(), server: Some(server), dir })
+    }
+
+    fn serve(node: &Node, dir: &Path, listen: SocketAddr, keys: Vec<Key>) -> Result<Server> {
+        let config = Config { listen, keys, ..Config::default() };
+        let bucket = Directory::new(dir, Duration::from_millis(200));
+        Ok(node.runtime().block_on(Server::start(config.bucket("data", bucket)))?)
+    }
+
+    fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// From now on it knows these keys and no others.
+    fn exchange(&mut self, node: &Node, keys: &[Key]) -> Result<()> {
+        self.server = None;
+        // Its listener is closed by a task of its own.
+        wait_until(Duration::from_secs(30), || {
+            self.server = Self::serve(node, &self.dir, self.address, keys.to_vec()).ok();
+            self.server.is_some()
+        });
+        ensure!(self.server.is_some(), "the server did not come back on {}", self.address);
+        Ok(())
+    }
+}
+
+fn publish_with(node: &Node, volume: &Volume, target: &Path, secret: &[(&str, &str)]) -> Result<(), Status> {
+    let mut request = node.publish_request(volume, target);
+    request.secrets = secret.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    node.plugin().publish(request)
+}
+
 #[test]
 fn a_secret_that_changed_is_used_without_a_remount() -> Result<()> {
     let (mut node, tree) = node_with("set")?;
     let key = |id: &str| Key::new(id, &format!("secret-{id}"), Rights::All);
-    let dir = node.server.dir().clone();
-    let serve = |listen, keys: Vec<Key>| {
-        let config = Config { listen, keys, ..Config::default() };
-        Server::start(config.bucket("data", Directory::new(&dir, Duration::from_millis(200))))
-    };
-    let any = ([127, 0, 0, 1], 0).into();
-    let server = node.runtime().block_on(serve(any, vec![key("old"), key("new")]))?;
-    let (address, endpoint) = (server.address(), server.endpoint());
+    let mut store = Keyed::start(&node, vec![key("old"), key("new")])?;
 
-    let volume = node.create("v", "set", &[("endpoint", endpoint.as_str())])?;
+    let volume = node.create("v", "set", &[("endpoint", store.endpoint().as_str())])?;
     let target = node.target(&volume, "pod")?;
     let publish = |node: &Node, id: &str, secret: &str| {
-        let mut request = node.publish_request(&volume, &target);
-        let pairs = [("accessKeyId", id), ("secretAccessKey", secret)];
-        request.secrets = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        node.plugin().publish(request)
+        publish_with(node, &volume, &target, &[("accessKeyId", id), ("secretAccessKey", secret)])
     };
     publish(&node, "old", "secret-old")?;
     // A new one that does not work changes nothing.
@@ -100,17 +135,44 @@ fn a_secret_that_changed_is_used_without_a_remount() -> Result<()> {
     ensure!(wait_until(Duration::from_secs(30), in_use), "the new secret was not taken");
 
     // The old one is revoked.
-    drop(server);
-    // Its listener is closed by a task of its own.
-    let mut again = None;
-    let bound = wait_until(Duration::from_secs(30), || {
-        again = node.runtime().block_on(serve(address, vec![key("new")])).ok();
-        again.is_some()
-    });
-    ensure!(bound, "the server did not come back on {address}");
+    store.exchange(&node, &[key("new")])?;
     let mounted = Mounted { id: volume.id.clone(), target: target.clone() };
     node.pod(&mounted)?.verify(&tree, 2)?.ensure_all(&tree)?;
     node.plugin().unpublish(&mounted.id, &mounted.target)?;
     ensure!(!node.places().logs().contains("secret-new"), "a secret is in a log");
+    node.finish()
+}
+
+#[test]
+fn readers_wait_while_a_session_token_has_expired_and_go_on_with_the_next() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let key = |token: &str| Key::new("session", "secret", Rights::All).with_token(token);
+    let mut store = Keyed::start(&node, vec![key("token-1")])?;
+    let volume = node.create("v", "set", &[("endpoint", store.endpoint().as_str())])?;
+    let target = node.target(&volume, "pod")?;
+    let publish = |node: &Node, token: &str| {
+        let pairs = [("accessKeyId", "session"), ("secretAccessKey", "secret"), ("sessionToken", token)];
+        publish_with(node, &volume, &target, &pairs)
+    };
+    publish(&node, "token-1")?;
+    let mounted = Mounted { id: volume.id.clone(), target: target.clone() };
+    let pod = node.pod(&mounted)?;
+    // Before it expires: nobody waits.
+    store.exchange(&node, &[key("token-2")])?;
+    publish(&node, "token-2")?;
+    pod.verify(&tree, 2)?.ensure_all(&tree)?;
+    // After it has expired: a cold reader waits for the next republish, which brings the new one.
+    node.agent().evict_all()?;
+    store.exchange(&node, &[key("token-3")])?;
+    let reader = pod.start_verify(&tree, 2, 1)?;
+    let waits = || node.places().logs().contains("waiting for a renewed secret");
+    ensure!(wait_until(Duration::from_secs(30), waits), "nobody waits for a renewed secret");
+    // The one that has expired, again: kubelet may be ahead of whoever renews the secret. The mount stays.
+    publish(&node, "token-2")?;
+    publish(&node, "token-3")?;
+    reader.finish(Duration::from_secs(60))?.ensure_all(&tree)?;
+    drop(pod);
+    node.plugin().unpublish(&mounted.id, &mounted.target)?;
+    ensure!(!node.places().logs().contains("token-"), "a token is in a log");
     node.finish()
 }

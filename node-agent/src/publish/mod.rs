@@ -2,6 +2,7 @@
 
 mod rotate;
 
+use crate::asked::AskedWith;
 use crate::config::Config;
 use crate::departure::Order;
 use crate::health::Health;
@@ -285,11 +286,11 @@ impl Volumes {
         let source = store::open(spec, credentials, self.limits.clone(), self.observer.clone())
             .map_err(|e| source_refusal(&e))?;
         if let Some(scope) = slot.as_ref() {
-            if check && scope.is_rotated() {
+            if check && scope.asked.is_rotated() {
                 // It asks with newer keys by now: whoever brings the old ones must show that they still open it.
                 self.check(spec, &source).await?;
             } else {
-                scope.replace_source(source, credentials);
+                scope.asked.replace(source, credentials.clone());
             }
             return Ok(scope.clone());
         }
@@ -309,15 +310,17 @@ impl Volumes {
         if let meta::Opened::SetAside { why } | meta::Opened::StartedAnew { why } = opened.opened() {
             tracing::warn!(scope = %id, why, "metadata store started empty: names are asked for again");
         }
-        let health = Health::new(id.clone(), self.around.outages.clone());
+        let health = Arc::new(Health::new(id.clone(), self.around.outages.clone()));
+        let shown = spec.source.to_string();
+        let patience = spec.parameters.store_timeout;
+        let asked = AskedWith::new(source, credentials.clone(), patience, shown.clone(), health.clone());
         let scope = Scope::new(
             id,
-            spec.source.to_string(),
+            shown,
             Arc::new(opened),
             metadata,
             self.engine.clone(),
-            source,
-            credentials.clone(),
+            asked,
             health,
             self.generation,
         );
@@ -361,7 +364,7 @@ impl Volumes {
             (_, Freshness::Strict) | (Profile::Large, _) => false,
             (Profile::Small, _) => true,
             (Profile::Auto, _) => {
-                profile::is_small(scope.source().as_ref()).await.map_err(|e| source_refusal(&e))?
+                profile::is_small(scope.asked.source().as_ref()).await.map_err(|e| source_refusal(&e))?
             }
         };
         let withhold = self.config.withhold();

@@ -13,7 +13,7 @@ impl Volumes {
         let mount = self.get(id)?;
         let fresh = credentials(secrets, false, |_| None)?;
         let scope = &mount.scope;
-        if scope.asks_with(&fresh) {
+        if scope.asked.has(&fresh) {
             return Ok(());
         }
         let same_identity = mount.spec.scope(&fresh) == scope.id;
@@ -25,8 +25,8 @@ impl Volumes {
             .map_err(|e| source_refusal(&e))?;
         self.check(&mount.spec, &source).await?;
         match same_identity {
-            true => scope.replace_source(source, &fresh),
-            false => scope.rotate(source, fresh),
+            true => scope.asked.replace(source, fresh),
+            false => scope.asked.rotate(source, fresh),
         }
         mount.rotated(secrets);
         tracing::info!(mount = %id, volume = %mount.spec.id, "a changed secret is in use");

@@ -65,9 +65,10 @@ pub(super) fn judge(status: StatusCode, said: &Said, after: Option<Duration>, pl
         (_, "SignatureDoesNotMatch") => denied(format!(
             "the signature is wrong: check secretAccessKey in the secret, and 'region' ({text})"
         )),
-        (_, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => {
-            denied(format!("the session token is not valid any more: renew the secret ({text})"))
-        }
+        (_, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => Fault::Fail(StoreError::Expired {
+            what,
+            why: format!("the session token is not valid any more: renew the secret ({text})"),
+        }),
         (_, "RequestTimeTooSkewed") => {
             denied(format!("this node's clock differs from the store's: synchronise it ({text})"))
         }

@@ -52,12 +52,18 @@ pub enum Rights {
 pub struct Key {
     pub id: String,
     pub secret: String,
+    /// Requests must carry this session token; another one has expired.
+    pub token: Option<String>,
     pub rights: Rights,
 }
 
 impl Key {
     pub fn new(id: &str, secret: &str, rights: Rights) -> Self {
-        Self { id: id.into(), secret: secret.into(), rights }
+        Self { id: id.into(), secret: secret.into(), token: None, rights }
+    }
+
+    pub fn with_token(self, token: &str) -> Self {
+        Self { token: Some(token.into()), ..self }
     }
 }
 

@@ -211,6 +211,10 @@ impl S3Access for Access {
             None => return Err(s3_error!(AccessDenied, "anonymous access is off")),
             Some(who) => {
                 let key = self.keys.iter().find(|key| key.id == who.access_key);
+                let brought = cx.headers().get("x-amz-security-token").and_then(|token| token.to_str().ok());
+                if key.is_some_and(|key| key.token.is_some() && key.token.as_deref() != brought) {
+                    return Err(s3_error!(ExpiredToken, "the provided token has expired"));
+                }
                 key.map_or(Rights::None, |key| key.rights)
             }
         };
