@@ -417,7 +417,8 @@ pub async fn run(config: Config) -> Result<()> {
     }
     tracing::info!("asked to stop");
     if app.has_stepped_back() {
-        // Nothing is open; the mounts are the successor's, or wait for one.
+        // Nothing is open. The mounts are the successor's, or wait for one: with the broker, not with us.
+        app.volumes.leave().await;
         return Ok(());
     }
     app.volumes.leave().await;

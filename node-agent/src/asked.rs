@@ -19,6 +19,8 @@ struct Asked {
     credentials: Credentials,
     /// The keys are no longer those that name the scope.
     rotated: bool,
+    /// The last volume is gone: nobody will bring a secret.
+    over: bool,
 }
 
 /// Shared by all who read from the scope. Clones are the same one.
@@ -40,23 +42,28 @@ impl AskedWith {
         shown: String,
         health: Arc<Health>,
     ) -> Self {
-        let current = watch::Sender::new(Asked { source, credentials, rotated: false });
+        let current = watch::Sender::new(Asked { source, credentials, rotated: false, over: false });
         Self { current: Arc::new(current), patience, shown, health }
     }
 
     /// Of the same identity: key and secret are those that name this scope.
     pub(crate) fn replace(&self, source: Arc<dyn Source>, credentials: Credentials) {
-        self.current.send_replace(Asked { source, credentials, rotated: false });
+        self.current.send_replace(Asked { source, credentials, rotated: false, over: false });
     }
 
     /// Keys that took the place of those that name this scope.
     pub(crate) fn rotate(&self, source: Arc<dyn Source>, credentials: Credentials) {
-        self.current.send_replace(Asked { source, credentials, rotated: true });
+        self.current.send_replace(Asked { source, credentials, rotated: true, over: false });
     }
 
     /// The keys with which the source is asked are newer than those that name the scope.
     pub(crate) fn note_rotated(&self) {
         self.current.send_modify(|asked| asked.rotated = true);
+    }
+
+    /// Whoever waits for a secret gets an error.
+    pub(crate) fn end(&self) {
+        self.current.send_modify(|asked| asked.over = true);
     }
 
     pub(crate) fn is_rotated(&self) -> bool {
@@ -79,19 +86,26 @@ impl AskedWith {
     ) -> Result<T, StoreError> {
         let until = Instant::now() + self.patience;
         let mut changes = self.current.subscribe();
+        let mut waited = false;
         loop {
             // Before the question: what comes while it is asked is a change.
-            let source = changes.borrow_and_update().source.clone();
+            let Asked { source, over, .. } = changes.borrow_and_update().clone();
             match question(source).await {
+                Err(error @ StoreError::Expired { .. }) if over => return Err(error),
                 Err(error @ StoreError::Expired { .. }) => {
                     tracing::warn!(source = %self.shown, %error, "waiting for a renewed secret");
                     self.health.fails(&error.to_string());
-                    // Err: nobody can change it any more, the scope is gone.
-                    if !matches!(tokio::time::timeout_at(until, changes.changed()).await, Ok(Ok(()))) {
+                    if tokio::time::timeout_at(until, changes.changed()).await.is_err() {
                         return Err(error);
                     }
+                    waited = true;
                 }
-                answer => return answer,
+                answer => {
+                    if waited && answer.is_ok() {
+                        self.health.works();
+                    }
+                    return answer;
+                }
             }
         }
     }
@@ -223,5 +237,13 @@ mod tests {
         let begun = Instant::now();
         assert!(matches!(with.list(b"", None).await, Err(StoreError::Expired { .. })));
         assert!(begun.elapsed() >= patience);
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_a_secret_of_a_volume_that_is_gone() {
+        let (with, _) = asked_with(Duration::from_secs(3600));
+        let ending = async { with.end() };
+        let (listed, ()) = tokio::join!(with.list(b"", None), ending);
+        assert!(matches!(listed, Err(StoreError::Expired { .. })));
     }
 }

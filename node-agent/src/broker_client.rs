@@ -11,11 +11,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// A privileged act that takes longer than this is not coming.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// Before the first attempt to connect again; later ones wait longer.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// A candidate that was connected for so long was not sent away at once.
+const LASTING: Duration = Duration::from_secs(5);
 
 /// Serves what the broker asks. Runs on the agent's runtime.
 #[async_trait::async_trait]
@@ -103,14 +107,20 @@ impl Broker {
         server: Arc<dyn Serve>,
         runtime: tokio::runtime::Handle,
     ) {
-        let mut pause = Duration::from_millis(50);
+        let mut pause = FIRST_PAUSE;
         let mut told = false;
         loop {
             match Packet::connect(&path) {
                 Ok(socket) => {
-                    pause = Duration::from_millis(50);
                     told = false;
-                    match self.serve_connection(socket, &server, &runtime) {
+                    let begun = Instant::now();
+                    let was_successor = server.is_successor();
+                    let ended = self.serve_connection(socket, &server, &runtime);
+                    // A candidate that was sent away at once would be so again: not every 50 ms.
+                    if !was_successor || begun.elapsed() > LASTING {
+                        pause = FIRST_PAUSE;
+                    }
+                    match ended {
                         Err(PacketError::Closed) => tracing::warn!("the mount broker closed the connection"),
                         Err(error) => tracing::warn!(%error, "connection to the mount broker lost"),
                         Ok(()) => {}
@@ -233,7 +243,6 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
 
     struct Nobody(std::sync::mpsc::Sender<()>);
 

@@ -67,12 +67,12 @@ impl Volumes {
 
     /// The mounts whose every piece is here: a broker that loses its copies gets them back from us.
     pub(crate) fn holding(&self) -> Vec<MountId> {
-        self.mounts().iter().filter(|m| m.is_started()).map(|m| m.id).collect()
+        self.mounts().iter().filter(|m| m.is_live()).map(|m| m.id).collect()
     }
 
     /// Shows every mount to a broker that may be new.
     pub(crate) async fn show_to_broker(self: Arc<Self>) {
-        for mount in self.mounts().into_iter().filter(|m| m.is_started()) {
+        for mount in self.mounts().into_iter().filter(|m| m.is_live()) {
             mount.confine(&self.around);
             let shown = async {
                 let fds = vec![mount.device()?, mount.shared()?];

@@ -22,6 +22,8 @@ const ADOPT_LIMIT: Duration = Duration::from_secs(20);
 const ADOPTERS: usize = 8;
 /// An agent that is to end gets so long to exit before it is killed: two agents must not serve one mount.
 const EXIT_LIMIT: Duration = Duration::from_secs(2);
+/// One that has stepped back may be the last to hold mounts that this broker, a new one, has not been shown yet.
+const SHOW_AND_EXIT_LIMIT: Duration = Duration::from_secs(20);
 const HOLDING_LIMIT: Duration = Duration::from_secs(2);
 
 /// Everything but the INIT request, which lies in the connection's shared memory.
@@ -112,7 +114,12 @@ impl Broker {
         earlier.dedup();
         // A process that executed itself anew has ended its earlier life with that.
         earlier.retain(|e| spare != Some(e) && !e.is_process_of(agent.identity()));
-        earlier.iter().for_each(AgentIdentity::see_off);
+        for agent in earlier {
+            match self.agents.is_stepped_back(&agent) {
+                true => agent.see_off_within(SHOW_AND_EXIT_LIMIT),
+                false => agent.see_off(),
+            }
+        }
         let taken = for_each(&orphans, |mount| self.hand_over(agent, mount, spare.is_some()));
         let mut given = Given::default();
         for (mount, taken) in orphans.into_iter().zip(taken) {
@@ -156,6 +163,7 @@ impl Broker {
         let why = match adopted {
             Ok((AgentAnswer::Done, _)) => {
                 self.enter(mount, State::Serving, "a new agent serves it");
+                failpoint::hit("broker.adopted-one");
                 return Ok(Some(since));
             }
             Ok(_) => "the new agent answered with something else".to_owned(),
@@ -284,19 +292,16 @@ impl Broker {
         }
     }
 
-    /// The mounts of this agent that a successor could be given.
-    pub(super) fn held_of(&self, agent: &AgentIdentity) -> Vec<MountId> {
-        let held = |m: &&Arc<Mount>| m.is_of(agent) && m.device().is_some() && m.prepared().is_some();
-        self.table.all().iter().filter(held).map(|m| m.id).collect()
-    }
-
-    /// What an agent that wants to exit is told.
-    pub(super) fn leaving(&self, agent: &AgentIdentity) -> Result<BrokerAnswer, Refusal> {
+    /// What an agent that wants to exit is told: the mounts that a successor could be given. Some may be another
+    /// agent's by now, whatever this one still holds of them.
+    pub(super) fn leaving(&self) -> Result<BrokerAnswer, Refusal> {
         if self.going.load(Ordering::SeqCst) {
             let why = "this broker is about to exit itself: ask its successor";
             return Err(Refusal::new(RefusalKind::Unavailable, why));
         }
-        Ok(BrokerAnswer::Holding { mounts: self.held_of(agent) })
+        let held = |m: &&Arc<Mount>| m.device().is_some() && m.prepared().is_some();
+        let mounts = self.table.all().iter().filter(held).map(|m| m.id).collect();
+        Ok(BrokerAnswer::Holding { mounts })
     }
 
     /// Does a living agent hold everything of every live mount? Once true this broker must go: it refuses to keep
@@ -330,7 +335,11 @@ impl Broker {
 impl AgentIdentity {
     /// Makes sure that this process is gone: its mounts go to another.
     pub(super) fn see_off(&self) {
-        let end = Instant::now() + EXIT_LIMIT;
+        self.see_off_within(EXIT_LIMIT);
+    }
+
+    fn see_off_within(&self, limit: Duration) {
+        let end = Instant::now() + limit;
         while self.is_alive() {
             if Instant::now() >= end {
                 tracing::warn!(pid = self.pid, "an agent that should have ended is killed");

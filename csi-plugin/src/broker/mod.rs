@@ -93,6 +93,8 @@ pub struct Broker {
     switching: AtomicBool,
     /// Held while mounts are given to an agent: two who do that would give it one mount twice.
     giving: Mutex<()>,
+    /// One hand-over at a time, from the first question to the last word.
+    succeeding: Mutex<()>,
     watcher: OnceLock<thread::Thread>,
 }
 
@@ -121,6 +123,7 @@ impl Broker {
             going: AtomicBool::new(false),
             switching: AtomicBool::new(false),
             giving: Mutex::default(),
+            succeeding: Mutex::default(),
             watcher: OnceLock::new(),
         });
         let earlier = broker.kernel.table().map_err(io::Error::other)?;
@@ -388,7 +391,7 @@ impl Handler for Broker {
                 Ok(BrokerAnswer::Done)
             }
             BrokerRequest::Hold(hold) => self.hold(agent, *hold, fds),
-            BrokerRequest::Leaving => self.leaving(agent),
+            BrokerRequest::Leaving => self.leaving(),
             BrokerRequest::Report { mount, report } => {
                 let mount = self.owned(agent, mount)?;
                 self.reported(&mount, report);

@@ -1,6 +1,6 @@
 //! Who may be connected: the agent that serves, and beside it at most one that would take its place.
 
-use super::socket::AgentLink;
+use super::socket::{AgentIdentity, AgentLink};
 use link::version::neighbours;
 use link::{Refusal, RefusalKind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +14,8 @@ pub struct AgentSlots {
 struct Slots {
     current: Option<Arc<AgentLink>>,
     successor: Option<Arc<AgentLink>>,
+    /// They serve nothing, and are here to show their mounts.
+    stepped_back: Vec<Arc<AgentLink>>,
 }
 
 impl AgentSlots {
@@ -33,11 +35,12 @@ impl AgentSlots {
 
     /// `greet` sends one packet into an empty socket, which does not block.
     pub(super) fn take(&self, link: &Arc<AgentLink>, greet: impl FnOnce()) -> Result<(), Refusal> {
+        let slots = &mut *self.lock();
         if link.hello().stepped_back {
             greet(); // it takes nobody's place
+            slots.stepped_back.push(link.clone());
             return Ok(());
         }
-        let slots = &mut *self.lock();
         let slot = match (link.hello().successor, &slots.current, &slots.successor) {
             (false, None, _) => &mut slots.current,
             (false, Some(other), _) => {
@@ -76,9 +79,15 @@ impl AgentSlots {
         true
     }
 
+    /// Is this one connected that has stepped back, and leaves by itself when every mount was shown?
+    pub(super) fn is_stepped_back(&self, agent: &AgentIdentity) -> bool {
+        self.lock().stepped_back.iter().any(|link| link.identity() == agent)
+    }
+
     /// Whatever it was: its place is free at once.
     pub(super) fn clear(&self, link: &Arc<AgentLink>) {
         let slots = &mut *self.lock();
+        slots.stepped_back.retain(|other| !Arc::ptr_eq(other, link));
         for slot in [&mut slots.current, &mut slots.successor] {
             if slot.as_ref().is_some_and(|held| Arc::ptr_eq(held, link)) {
                 *slot = None;

@@ -18,9 +18,10 @@ use super::mounts_table::{Mount, State};
 use super::socket::{AgentLink, AskError};
 use link::broker::{AgentAnswer, AgentRequest};
 use link::{RefusalKind, failpoint};
+use mounts::{Connection, MountEntry, Ours};
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// For one mount: workers are started and tried.
@@ -55,6 +56,7 @@ impl Drop for NoPublishes<'_> {
 impl Broker {
     /// All of it; blocks until it is decided. `successor` has just connected.
     pub(super) fn succession(&self, successor: &Arc<AgentLink>) {
+        let _alone = self.succeeding.lock().unwrap_or_else(PoisonError::into_inner);
         let begun = Instant::now();
         let before = self.agents.current();
         if !before.as_ref().is_none_or(|old| self.await_shown(old)) {
@@ -67,6 +69,8 @@ impl Broker {
         failpoint::hit("succession.prepared");
         let quiet = NoPublishes::begin(&self.switching);
         self.await_publishes();
+        // The running agent may be new itself, and still be given the mounts of the one before.
+        drop(self.giving.lock().unwrap_or_else(PoisonError::into_inner));
         let pause = Instant::now();
         let stepped_back = before.as_ref().map(|old| (old, self.step_back(old)));
         // None: gone or killed, there is nothing to go back to.
@@ -137,7 +141,8 @@ impl Broker {
         mounts.retain(live);
         let failed: Vec<String> = for_each(&mounts, |mount| {
             let result = match adoption(mount, Instant::now(), true) {
-                Some(Adoption { adopt, device, flight }) => {
+                Some(Adoption { mut adopt, device, flight }) => {
+                    adopt.publish.secrets.clear(); // nothing is asked of the store yet
                     let prepare = AgentRequest::Prepare(Box::new(adopt));
                     successor.ask(prepare, &[device.as_fd(), flight.as_fd()], PREPARE_LIMIT).map(drop)
                 }
@@ -165,13 +170,24 @@ impl Broker {
                 Ok((AgentAnswer::Holding { mounts }, _)) => {
                     mounts.iter().any(|id| self.table.get(*id).is_none())
                 }
-                _ => false, // it is gone, or hangs: what it has not shown cannot be had from it
+                Err(AskError::Gone) => false, // what it has not shown cannot be had from it
+                _ => self.misses_mounts(),
             };
             if !unknown || Instant::now() >= end {
                 return !unknown;
             }
             std::thread::sleep(LOOK_EVERY);
         }
+    }
+
+    /// Is there a mount of ours that nobody has shown? A dead one that waits for being made anew counts, too.
+    fn misses_mounts(&self) -> bool {
+        let Ok(mounted) = self.kernel.table() else { return true };
+        let known: Vec<Connection> = self.table.all().iter().map(|mount| mount.connection).collect();
+        let ours = mounted.iter().filter(|entry| matches!(entry.ours(), Some(Ours::Fuse(_))));
+        let here = ours
+            .filter(|entry| self.config.kubelet_dirs.iter().any(|dir| entry.mount_point.starts_with(dir)));
+        here.map(MountEntry::connection).any(|connection| !known.contains(&connection))
     }
 
     fn await_publishes(&self) {

@@ -59,6 +59,7 @@ pub fn run(node: &mut Node, time: Duration) -> Result<FrozenReport> {
     ensure!(wait, "nobody asks the store for anything");
     std::thread::sleep(time);
     let waiting = node.server.stats()?.in_flight;
+    ensure!(waiting > 0, "nobody waits for the store any more");
     drop(frozen);
     let thaw = Instant::now();
     for reader in readers {

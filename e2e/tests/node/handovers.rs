@@ -50,11 +50,7 @@ fn judge(applications: Vec<(Pod, Running<Report>)>) -> Result<()> {
 
 /// Waits until this process is the node's agent and serves each mount.
 fn served_by(node: &Node, pid: u32) -> Result<()> {
-    let all = || {
-        let agent = node.agent();
-        let connected = agent.status().is_ok_and(|s| s.broker_connected && s.pid == pid);
-        connected && agent.serving().is_ok_and(|serving| serving.len() == PROFILES.len())
-    };
+    let all = || node.agent().status().is_ok_and(|s| s.pid == pid) && node.agent_serves_all();
     ensure!(
         wait_until(PATIENCE, all),
         "agent {pid} does not serve every mount: {:?}",
@@ -239,7 +235,13 @@ fn a_broker_that_crashes_in_the_middle_of_a_hand_over_leaves_one_agent_that_serv
     let (mut node, tree) = node_with("set")?;
     let mounted = volumes(&mut node)?;
     let running = applications(&mut node, &tree, &mounted)?;
-    for step in ["succession.prepared", "succession.stepped-back", "succession.succeeded"] {
+    // More than are given to a new agent at a time.
+    for k in 0..12 {
+        node.volume(&format!("more-{k}"), "set", &[])?;
+    }
+    let steps =
+        ["succession.prepared", "succession.stepped-back", "succession.succeeded", "broker.adopted-one"];
+    for step in steps {
         node.stop_plugin()?;
         node.options().failpoints.plugin = Some(step);
         node.start_plugin()?;

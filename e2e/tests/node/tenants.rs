@@ -157,18 +157,22 @@ fn readers_wait_while_a_session_token_has_expired_and_go_on_with_the_next() -> R
     publish(&node, "token-1")?;
     let mounted = Mounted { id: volume.id.clone(), target: target.clone() };
     let pod = node.pod(&mounted)?;
-    // Before it expires: nobody waits.
+    // Nothing was asked for since the old one expired: nobody waits.
     store.exchange(&node, &[key("token-2")])?;
     publish(&node, "token-2")?;
     pod.verify(&tree, 2)?.ensure_all(&tree)?;
     // After it has expired: a cold reader waits for the next republish, which brings the new one.
     node.agent().evict_all()?;
     store.exchange(&node, &[key("token-3")])?;
-    let reader = pod.start_verify(&tree, 2, 1)?;
     let waits = || node.places().logs().contains("waiting for a renewed secret");
+    ensure!(!waits(), "somebody waited while the token was good");
+    let reader = pod.start_verify(&tree, 2, 1)?;
     ensure!(wait_until(Duration::from_secs(30), waits), "nobody waits for a renewed secret");
-    // The one that has expired, again: kubelet may be ahead of whoever renews the secret. The mount stays.
+    // The same again, and another that is not good any more: kubelet may be ahead of whoever renews the secret.
     publish(&node, "token-2")?;
+    publish(&node, "token-1")?;
+    let refused = || node.places().logs().contains("a changed secret is not used");
+    ensure!(wait_until(Duration::from_secs(30), refused), "a token that has expired was taken");
     publish(&node, "token-3")?;
     reader.finish(Duration::from_secs(60))?.ensure_all(&tree)?;
     drop(pod);

@@ -170,11 +170,17 @@ impl Volumes {
     /// Gives a mount its thread.
     pub(crate) fn run(&self, mount: &Arc<Mount>) -> Result<(), Refusal> {
         let (supervised, around) = (mount.clone(), self.around.clone());
+        let mut mounts = lock(&self.mounts);
+        // Looked at under the lock: whoever ends all mounts ends this one, too, or it does not begin.
+        if self.leaving.load(Ordering::Acquire) {
+            let why = "the node agent is being stopped; its successor will serve this volume";
+            return Err(Refusal::new(RefusalKind::Unavailable, why));
+        }
         let thread = std::thread::Builder::new()
             .name(format!("mount-{}", mount.id))
             .spawn(move || supervised.supervise(&around))
             .map_err(|e| Refusal::new(RefusalKind::Unavailable, format!("no thread for the mount: {e}")))?;
-        lock(&self.mounts).insert(mount.id, Entry { mount: mount.clone(), thread: Some(thread) });
+        mounts.insert(mount.id, Entry { mount: mount.clone(), thread: Some(thread) });
         Ok(())
     }
 
@@ -231,7 +237,8 @@ impl Volumes {
 
     /// After the last worker: nothing of ours writes names any more.
     pub(crate) fn release_stores(&self) {
-        self.scopes().iter().for_each(|scope| scope.release());
+        let of_mounts = self.mounts().into_iter().map(|mount| mount.scope.clone());
+        of_mounts.chain(self.scopes()).for_each(|scope| scope.release());
     }
 
     pub fn usage(&self, id: MountId) -> Result<Usage, Refusal> {
@@ -351,10 +358,9 @@ impl Volumes {
         }
         let mut scopes = lock(&self.scopes);
         // A publish that is under way holds the slot.
-        if let Some(slot) = scopes.get(id)
-            && slot.try_lock().is_ok()
-            && Arc::strong_count(slot) == 1
-        {
+        let idle = scopes.get(id).filter(|slot| Arc::strong_count(slot) == 1);
+        if let Some(Ok(scope)) = idle.map(|slot| slot.try_lock().map(|scope| scope.clone())) {
+            scope.iter().for_each(|scope| scope.asked.end());
             scopes.remove(id);
         }
     }

@@ -254,6 +254,12 @@ impl Mount {
         self.lock().go
     }
 
+    /// There is something that a successor could be given.
+    pub fn is_live(&self) -> bool {
+        let state = self.lock();
+        state.go && state.phase != Phase::Failed
+    }
+
     pub fn state(&self) -> MountState {
         let s = self.lock();
         MountState {

@@ -48,6 +48,11 @@ impl Broker {
         }
         if let Some(predecessor) = predecessor {
             self.table.remove(predecessor.id);
+            // An agent that gave it up has kept it, to tell why.
+            let forget = AgentRequest::Unpublish { mount: predecessor.id };
+            if let Err(error) = agent.ask(forget, &[], GOODBYE_LIMIT) {
+                tracing::warn!(mount = %predecessor.id, %error, "the agent did not let go of the dead mount");
+            }
         }
         self.renewals.all_told(path);
         mount.set_replaces(replaces);

@@ -95,7 +95,15 @@ fn hung_worker(suite: &Suite) -> Result<()> {
         suite.view().signal(worker, Signal::STOP)?;
     }
     suite.kubectl.exec(TENANT, "hung-worker", "main", &["touch", "/tmp/go"])?;
+    suite.kubectl.wait("a process that reads", PATIENCE, |_| Ok(reads(suite, &pod).then_some(())))?;
     end(suite, "hung worker, a process waits for it", "hung-worker", &pod, GRACE + MORE)
+}
+
+fn reads(suite: &Suite, pod_uid: &str) -> bool {
+    let is_cat = |pid: u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|w| w.starts_with("cat\0"))
+    };
+    suite.view().processes_of_pod(pod_uid).into_iter().any(is_cat)
 }
 
 /// Reads one file when told to.
@@ -105,7 +113,7 @@ fn reader(name: &str, file: &str) -> Pod {
     Pod::new(TENANT, name, &script)
 }
 
-/// `takeover`: the worker that waits for the store is dead, and its successor on the way, when the pod is deleted.
+/// `takeover`: the worker that waits for the store is dead, and its successor has not come, when the pod is deleted.
 fn frozen_backend(suite: &Suite, file: &str, takeover: bool) -> Result<()> {
     let pod = start(suite, "frozen", reader("frozen", file))?;
     suite.bucket.freeze()?;
