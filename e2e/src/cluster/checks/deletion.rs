@@ -1,5 +1,6 @@
 //! Pods go when they are deleted, whatever is broken underneath, and leave nothing on the node.
 
+use super::holders::renew_pods;
 use super::mistakes::without_agent;
 use crate::cluster::Suite;
 use crate::cluster::names::*;
@@ -144,6 +145,7 @@ fn no_agent(suite: &Suite) -> Result<()> {
 }
 
 fn all_holders_dead(suite: &Suite) -> Result<()> {
+    renew_pods(suite)?;
     let pod = start(suite, "stale", Pod::sleeper(TENANT, "stale"))?;
     let view = suite.view();
     let node = node_process(suite)?;

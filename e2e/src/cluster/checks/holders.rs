@@ -151,16 +151,28 @@ fn roll(suite: &Suite, holders: &[Holder], image: &str) -> Result<()> {
 
 /// Does what ends these holders; returns when others serve in their place.
 fn replaced(suite: &Suite, holders: &[Holder], end: impl FnOnce() -> Result<()>) -> Result<()> {
+    succeeded(suite, holders, end)?;
+    serving(suite)
+}
+
+/// The same where nothing is mounted.
+fn succeeded(suite: &Suite, holders: &[Holder], end: impl FnOnce() -> Result<()>) -> Result<()> {
     let before = holders.iter().map(|h| h.wait(suite, None)).collect::<Result<Vec<_>>>()?;
     end()?;
     for (holder, before) in holders.iter().zip(before) {
         holder.wait(suite, Some(before))?;
     }
-    serving(suite)
+    suite.kubectl.wait_millpond()
+}
+
+/// Agent and broker in new pods. kubelet starts a container at once that is killed for the first time, and lets one wait
+/// that was killed before; and whoever waits for it meanwhile, longer and longer.
+pub(super) fn renew_pods(suite: &Suite) -> Result<()> {
+    let both = &[Holder::Agent, Holder::Broker];
+    succeeded(suite, both, || delete_pods(suite, both))
 }
 
 fn serving(suite: &Suite) -> Result<()> {
-    suite.kubectl.wait_millpond()?;
     another_worker(suite, 0).map(drop)
 }
 
