@@ -166,7 +166,6 @@ impl Rest {
 mod tests {
     use super::*;
     use std::sync::Mutex;
-    use store::Version;
 
     /// Gives ten bytes a chunk. A token that has expired is good for the first chunk of the first transfer.
     #[derive(Debug)]
@@ -206,17 +205,19 @@ mod tests {
         }
     }
 
-    fn asked_with(patience: Duration) -> (AskedWith, Arc<Mutex<Vec<Range<u64>>>>) {
-        let (tell, _) = tokio::sync::mpsc::unbounded_channel();
+    type Told = tokio::sync::mpsc::UnboundedReceiver<crate::health::Change>;
+
+    fn asked_with(patience: Duration) -> (AskedWith, Arc<Mutex<Vec<Range<u64>>>>, Told) {
+        let (tell, told) = tokio::sync::mpsc::unbounded_channel();
         let health = Health::new(volume::ScopeId::parse(&"0".repeat(32)).unwrap(), tell);
         let asked = Arc::new(Mutex::default());
         let old = Arc::new(Tokened { expired: true, asked: asked.clone() });
-        (AskedWith::new(old, Credentials::anonymous(), patience, "s".into(), Arc::new(health)), asked)
+        (AskedWith::new(old, Credentials::anonymous(), patience, "s".into(), Arc::new(health)), asked, told)
     }
 
     #[tokio::test]
     async fn whoever_asks_with_a_token_that_expired_goes_on_with_the_next_where_it_stopped() {
-        let (with, asked) = asked_with(Duration::from_secs(60));
+        let (with, asked, mut told) = asked_with(Duration::from_secs(60));
         let version = Version("v".into());
         let mut stream = with.get(b"a", &version, 0..30).await.unwrap();
         assert_eq!(stream.next().await.unwrap().unwrap()[0], 0);
@@ -228,12 +229,15 @@ mod tests {
         assert_eq!(rest, [10, 20]);
         listed.unwrap();
         assert_eq!(*asked.lock().unwrap(), [0..30, 10..30, 10..30]);
+        // As of a store that is away: that it is, and that it is over.
+        let away = std::iter::from_fn(|| told.try_recv().ok()).map(|(_, why)| why.is_some());
+        assert_eq!(away.collect::<Vec<_>>(), [true, false]);
     }
 
     #[tokio::test]
     async fn a_token_that_nobody_renews_is_an_error_in_the_end() {
         let patience = Duration::from_millis(50);
-        let (with, _) = asked_with(patience);
+        let (with, _, _told) = asked_with(patience);
         let begun = Instant::now();
         assert!(matches!(with.list(b"", None).await, Err(StoreError::Expired { .. })));
         assert!(begun.elapsed() >= patience);
@@ -241,7 +245,7 @@ mod tests {
 
     #[tokio::test]
     async fn nobody_waits_for_a_secret_of_a_volume_that_is_gone() {
-        let (with, _) = asked_with(Duration::from_secs(3600));
+        let (with, _, _told) = asked_with(Duration::from_secs(3600));
         let ending = async { with.end() };
         let (listed, ()) = tokio::join!(with.list(b"", None), ending);
         assert!(matches!(listed, Err(StoreError::Expired { .. })));

@@ -1,6 +1,7 @@
 //! Successors that die themselves, twice in a row, at each step of taking over.
 
 use crate::node_with;
+use crate::workload::judge;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, Failpoints, Node};
@@ -22,7 +23,8 @@ const WORKER_STEPS: &[&str] = &[
     "worker.answering",
     "worker.answered",
 ];
-const AGENT_STEPS: &[&str] = &[
+/// Of an agent that is given mounts.
+pub(crate) const AGENT_STEPS: &[&str] = &[
     "agent.adopt",
     "agent.scope-opened",
     "agent.memory-mapped",
@@ -52,11 +54,7 @@ fn died_twice(node: &Node, step: &str, limit: Duration) -> bool {
 }
 
 fn finish(node: Node, running: Vec<Running<Report>>) -> Result<()> {
-    for application in running {
-        let report = application.finish(PATIENCE)?;
-        println!("{}", report.summary());
-        report.ensure_clean()?;
-    }
+    running.into_iter().try_for_each(judge)?;
     node.finish()
 }
 

@@ -1,5 +1,7 @@
 //! An agent takes over from one that is running: applications notice a pause at most, whatever dies meanwhile.
 
+use crate::failpoints::AGENT_STEPS;
+use crate::workload::{judge, volumes};
 use crate::{node_with, seed};
 use anyhow::{Context, Result, bail, ensure};
 use e2e::clock::wait_until;
@@ -15,7 +17,6 @@ use rustix::process::Signal;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(30);
-const PROFILES: [&str; 2] = ["large", "small"];
 
 fn of(version: Version) -> AgentOptions {
     AgentOptions { version, ..AgentOptions::default() }
@@ -24,10 +25,6 @@ fn of(version: Version) -> AgentOptions {
 fn crashing(step: &'static str, version: Version) -> AgentOptions {
     let failpoints = Failpoints { agent: Some(step), ..Failpoints::default() };
     AgentOptions { failpoints, ..of(version) }
-}
-
-fn volumes(node: &mut Node) -> Result<Vec<Mounted>> {
-    PROFILES.iter().map(|p| node.volume(&format!("v-{p}"), "set", &[("profile", p)])).collect()
 }
 
 fn applications(node: &mut Node, tree: &Tree, mounted: &[Mounted]) -> Result<Vec<(Pod, Running<Report>)>> {
@@ -39,13 +36,9 @@ fn applications(node: &mut Node, tree: &Tree, mounted: &[Mounted]) -> Result<Vec
     mounted.iter().map(start).collect()
 }
 
-fn judge(applications: Vec<(Pod, Running<Report>)>) -> Result<()> {
-    for (_pod, running) in applications {
-        let report = running.finish(PATIENCE)?;
-        println!("{}", report.summary());
-        report.ensure_clean()?;
-    }
-    Ok(())
+/// The pods end after what runs in them.
+fn judge_all(applications: Vec<(Pod, Running<Report>)>) -> Result<()> {
+    applications.into_iter().try_for_each(|(_pod, running)| judge(running))
 }
 
 /// Waits until this process is the node's agent and serves each mount.
@@ -112,7 +105,7 @@ fn a_far_version_is_refused_and_the_running_agent_goes_on() -> Result<()> {
     ensure!(log.contains("install a version between them first"), "the log does not say what to do:\n{log}");
     served_by(&node, pid)?;
     assert_eq!(node.agent().serving()?, workers, "workers were replaced");
-    judge(running)?;
+    judge_all(running)?;
     node.finish()
 }
 
@@ -136,7 +129,7 @@ fn a_volume_that_the_new_agent_cannot_serve_keeps_the_old_one() -> Result<()> {
     // Nor is it in the way of one that can.
     node.hand_over(&of(Version::Next))?;
     served_by(&node, node.agent().pid())?;
-    judge(running)?;
+    judge_all(running)?;
     node.finish()
 }
 
@@ -147,20 +140,8 @@ fn a_successor_that_crashes_at_any_step_leaves_the_old_agent_serving() -> Result
     let running = applications(&mut node, &tree, &mounted)?;
     let before = mountinfo::below(&node.places().kubelet())?.len();
     let pid = node.agent().pid();
-    let steps = [
-        "candidate.prepares",
-        "candidate.called",
-        "candidate.owns",
-        "candidate.up",
-        "agent.adopt",
-        "agent.scope-opened",
-        "agent.memory-mapped",
-        "agent.workers-gone",
-        "agent.collected",
-        "agent.worker-assigned",
-        "agent.worker-serving",
-        "agent.adopted",
-    ];
+    let as_candidate = ["candidate.prepares", "candidate.called", "candidate.owns", "candidate.up"];
+    let steps = as_candidate.iter().chain(AGENT_STEPS).copied();
     for step in steps {
         // And its successor at the same step, too.
         for _ in 0..2 {
@@ -174,7 +155,7 @@ fn a_successor_that_crashes_at_any_step_leaves_the_old_agent_serving() -> Result
     node.hand_over(&of(Version::Next))?;
     served_by(&node, node.agent().pid())?;
     assert_eq!(mountinfo::below(&node.places().kubelet())?.len(), before, "mounts were stacked");
-    judge(running)?;
+    judge_all(running)?;
     node.finish()
 }
 
@@ -191,7 +172,7 @@ fn an_agent_that_crashes_while_it_steps_back_is_succeeded() -> Result<()> {
         ensure!(!status.success(), "{step}: the old one did not crash: {status}");
         served_by(&node, node.agent().pid()).context(step)?;
     }
-    judge(running)?;
+    judge_all(running)?;
     node.finish()
 }
 
@@ -226,7 +207,7 @@ fn an_agent_that_is_killed_while_another_prepares_is_succeeded() -> Result<()> {
         ensure!(matches!(outcome, Outcome::Succeeded(_)), "{outcome:?}");
         served_by(&node, node.agent().pid())?;
     }
-    judge(running)?;
+    judge_all(running)?;
     node.finish()
 }
 
@@ -255,6 +236,6 @@ fn a_broker_that_crashes_in_the_middle_of_a_hand_over_leaves_one_agent_that_serv
         println!("{step}: {outcome:?}");
         served_by(&node, node.agent().pid()).context(step)?;
     }
-    judge(running)?;
+    judge_all(running)?;
     node.finish()
 }

@@ -2,6 +2,7 @@
 
 use crate::disks::node_on;
 use crate::outages::worker_of;
+use crate::workload::judge;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, FaultyDisk, Misdeed, Node};
@@ -129,11 +130,7 @@ fn an_agent_that_stands_still_is_killed_by_the_broker_and_its_successor_takes_ov
         let all = || node.agent().serving().is_ok_and(|serving| serving.len() == 2);
         ensure!(wait_until(PATIENCE, all), "not every mount is served: {:?}", node.agent().volumes());
     }
-    for application in running {
-        let report = application.finish(PATIENCE)?;
-        println!("{}", report.summary());
-        report.ensure_clean()?;
-    }
+    running.into_iter().try_for_each(judge)?;
     drop(pods);
     node.finish()
 }

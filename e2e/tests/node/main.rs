@@ -22,6 +22,7 @@ mod sanity;
 mod successors;
 mod tenants;
 mod torture;
+mod workload;
 
 use e2e::node::{AgentOptions, Node};
 use e2e::tree::{Shape, Tree};

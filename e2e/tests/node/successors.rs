@@ -1,27 +1,15 @@
 //! The agent, the broker, or one after the other is gone and comes back: applications notice nothing.
 
 use crate::node_with;
+use crate::workload::{judge, volumes};
 use anyhow::{Result, ensure};
 use e2e::clock::wait_until;
 use e2e::mountinfo;
-use e2e::node::{Mounted, Node};
+use e2e::node::Node;
 use e2e::scenario::resources::Resources;
 use std::time::{Duration, Instant};
 
-const PROFILES: [&str; 2] = ["large", "small"];
 const PATIENCE: Duration = Duration::from_secs(30);
-
-fn volumes(node: &mut Node) -> Result<Vec<Mounted>> {
-    PROFILES.iter().map(|p| node.volume(&format!("v-{p}"), "set", &[("profile", p)])).collect()
-}
-
-/// Waits until a worker serves each mount again.
-fn served(node: &Node, volumes: usize) -> Result<()> {
-    let connected = || node.agent().status().is_ok_and(|s| s.broker_connected);
-    let all = || connected() && node.agent().serving().is_ok_and(|serving| serving.len() == volumes);
-    ensure!(wait_until(PATIENCE, all), "not every mount is served: {:?}", node.agent().volumes());
-    Ok(())
-}
 
 #[test]
 fn applications_do_not_notice_that_the_agent_was_killed() -> Result<()> {
@@ -33,13 +21,9 @@ fn applications_do_not_notice_that_the_agent_was_killed() -> Result<()> {
     for _ in 0..4 {
         node.kill_agent()?;
         node.start_agent()?;
-        served(&node, 2)?;
+        node.wait_served(PATIENCE)?;
     }
-    for application in running {
-        let report = application.finish(PATIENCE)?;
-        println!("{}", report.summary());
-        report.ensure_clean()?;
-    }
+    running.into_iter().try_for_each(judge)?;
     assert_eq!(mountinfo::below(&node.places().kubelet())?.len(), before, "mounts were stacked");
     // Recorded when a probe has read through the mount, which nobody waits for.
     let told = || node.agent().heals().is_ok_and(|heals| heals.iter().any(|h| h.cause == "agent"));
@@ -63,7 +47,7 @@ fn an_agent_comes_back_while_the_store_is_away_and_serves_what_is_cached() -> Re
     node.server.freeze()?;
     node.kill_agent()?;
     node.start_agent()?;
-    served(&node, 2)?;
+    node.wait_served(PATIENCE)?;
     for pod in &pods {
         pod.verify(&tree, 2)?.ensure_all(&tree)?;
     }
@@ -81,7 +65,7 @@ fn mounts_that_cannot_be_looked_through_do_not_hold_up_the_others() -> Result<()
     node.kill_agent()?;
     let begun = Instant::now();
     node.start_agent()?;
-    served(&node, mounted.len())?;
+    node.wait_served(PATIENCE)?;
     // A look through one mount alone is given up after ten seconds.
     let took = begun.elapsed();
     ensure!(took < Duration::from_secs(8), "the last mount was served after {took:?}");
@@ -101,7 +85,7 @@ fn a_broker_that_was_killed_knows_its_mounts_again_and_hands_them_to_the_next_ag
     for _ in 0..3 {
         node.kill_plugin()?;
         node.start_plugin()?;
-        served(&node, 2)?;
+        node.wait_served(PATIENCE)?;
         for m in &mounted {
             // Answered from the agent's memory through the broker's table: it knows the mount.
             let known = || node.plugin().stats(&m.id, &m.target).is_ok();
@@ -109,13 +93,9 @@ fn a_broker_that_was_killed_knows_its_mounts_again_and_hands_them_to_the_next_ag
         }
         node.kill_agent()?;
         node.start_agent()?;
-        served(&node, 2)?;
+        node.wait_served(PATIENCE)?;
     }
-    for application in running {
-        let report = application.finish(PATIENCE)?;
-        println!("{}", report.summary());
-        report.ensure_clean()?;
-    }
+    running.into_iter().try_for_each(judge)?;
     drop(pods);
     for m in &mounted {
         node.unpublish(m)?;
@@ -132,13 +112,9 @@ fn agent_and_broker_asked_to_stop_at_once_lose_nothing() -> Result<()> {
     let running = pods.iter().map(|p| p.oracle(&tree, &[])).collect::<Result<Vec<_>>>()?;
     for _ in 0..10 {
         node.succeed_both(PATIENCE)?;
-        served(&node, 2)?;
+        node.wait_served(PATIENCE)?;
     }
-    for application in running {
-        let report = application.finish(PATIENCE)?;
-        println!("{}", report.summary());
-        report.ensure_clean()?;
-    }
+    running.into_iter().try_for_each(judge)?;
     node.finish()
 }
 
@@ -150,7 +126,7 @@ fn nothing_grows_with_the_agents_that_came_and_went() -> Result<()> {
     let cycle = |node: &mut Node| -> Result<()> {
         node.kill_agent()?;
         node.start_agent()?;
-        served(node, 2)?;
+        node.wait_served(PATIENCE)?;
         for pod in &pods {
             pod.verify(&tree, 1)?.ensure_all(&tree)?;
         }
