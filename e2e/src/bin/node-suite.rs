@@ -160,7 +160,7 @@ fn main() -> Result<()> {
             node.finish()
         }
         Command::Memory { times } => {
-            println!("{}", memory::run(times)?);
+            println!("{}", memory::run(times, memory::PATIENCE)?);
             Ok(())
         }
         Command::Torture { duration, volumes, seed: given, classes, hang_limit, json } => {
@@ -245,7 +245,7 @@ fn guest(kills: usize, agents: usize, greedy: usize) -> Result<()> {
     eprintln!("{tortured}");
     tortured.ensure_clean(&plan.classes)?;
     node.finish()?;
-    let memory = memory::run(greedy)?;
+    let memory = memory::run(greedy, plan.patience)?;
     println!(
         "kernel {kernel}: {}; checksums right; {report}; {} faults of every part, {} calls, {} failed; {memory}; \
          unpublished, nothing left",

@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use testkit::process::Process;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest that anything may take on a machine like ours.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 const GROUP: &str = "millpond-worker-";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,13 +43,19 @@ impl std::fmt::Display for MemoryReport {
     }
 }
 
-/// Starts a node of its own, and ends it.
-pub fn run(times: usize) -> Result<MemoryReport> {
+/// Starts a node of its own, and ends it. Within `patience` a worker has filled its memory: where that takes long, it must
+/// not be taken for a hang.
+pub fn run(times: usize, patience: Duration) -> Result<MemoryReport> {
     let name = |k: usize| format!("f{k:05}");
     // The k-th file is poisonous for the k-th worker only.
     let misbehave = (0..times).map(|k| Misdeed::new(name(k), "allocate", k as u32 + 1)).collect();
-    let options =
-        AgentOptions { misbehave, worker_memory: "2Gi", memory_limit: "96Mi", ..AgentOptions::default() };
+    let options = AgentOptions {
+        misbehave,
+        worker_memory: "2Gi",
+        memory_limit: "96Mi",
+        hang_limit: Some(patience),
+        ..AgentOptions::default()
+    };
     let mut node = Node::start(options)?;
     let shape = Shape { directories: 1, files: times, small_bytes: 50_000, large: 0, large_bytes: 0 };
     let tree = Tree::generated("", shape);
@@ -57,7 +64,7 @@ pub fn run(times: usize) -> Result<MemoryReport> {
     let other = node.volume("other", "set", &[("profile", "large")])?;
     if !is_writable()? {
         let said = || node.places().logs().contains("no limit of memory of their own");
-        ensure!(wait_until(PATIENCE, said), "workers have no limit, and nobody says so");
+        ensure!(wait_until(patience, said), "workers have no limit, and nobody says so");
         node.finish()?;
         return Ok(MemoryReport { limits: Limits::None, deaths: 0, reads: Stalls::of(Vec::new()) });
     }
@@ -66,24 +73,24 @@ pub fn run(times: usize) -> Result<MemoryReport> {
         serving.into_iter().find(|(id, _)| id == volume).map(|(_, pid)| pid)
     };
     let confined = |node: &Node, volume: &str| worker(node, volume).and_then(group_of);
-    let waits = wait_until(PATIENCE, || confined(&node, &other.id).is_some());
+    let waits = wait_until(patience, || confined(&node, &other.id).is_some());
     ensure!(waits, "workers get no memory group of their own although this machine has a controller");
     let (agent, bystander) = (node.agent().pid(), worker(&node, &other.id));
     let base = confined(&node, &other.id).and_then(|group| Some(group.parent()?.to_owned()));
     let base = base.context("the other volume's worker is gone")?;
     let mut reads = Vec::new();
     for k in 0..times {
-        ensure!(wait_until(PATIENCE, || confined(&node, &greedy.id).is_some()), "worker {k} has no group");
+        ensure!(wait_until(patience, || confined(&node, &greedy.id).is_some()), "worker {k} has no group");
         let path = format!("d000/{}", name(k));
         let begun = Instant::now();
         let read = greedy.target.join(&path);
-        let bytes = within(PATIENCE, move || std::fs::read(read))?.with_context(|| path.clone())?;
+        let bytes = within(patience, move || std::fs::read(read))?.with_context(|| path.clone())?;
         reads.push(begun.elapsed().as_nanos() as u64);
         let file = tree.files.iter().find(|f| f.path == path).context("the tree has it")?;
         let wrong = tree.reference(file)?.first_difference(0, &bytes);
         ensure!(bytes.len() as u64 == file.size && wrong.is_none(), "{path}: wrong bytes");
         let healed = || node.agent().heals().is_ok_and(|heals| heals.len() == k + 1);
-        ensure!(wait_until(PATIENCE, healed), "death {k}: {:?}", node.agent().heals());
+        ensure!(wait_until(patience, healed), "death {k}: {:?}", node.agent().heals());
     }
     let heals = node.agent().heals()?;
     let odd: Vec<_> = heals.iter().filter(|h| h.cause != "oom" || h.volume_id != greedy.id).collect();
@@ -95,7 +102,7 @@ pub fn run(times: usize) -> Result<MemoryReport> {
         let entries = std::fs::read_dir(&base).into_iter().flatten().flatten().map(|e| e.path());
         entries.filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(GROUP))).collect()
     };
-    ensure!(wait_until(PATIENCE, || groups().is_empty()), "groups are left: {:?}", groups());
+    ensure!(wait_until(patience, || groups().is_empty()), "groups are left: {:?}", groups());
     Ok(MemoryReport { limits: Limits::Own, deaths: heals.len(), reads: Stalls::of(reads) })
 }
 

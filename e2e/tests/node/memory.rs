@@ -8,7 +8,7 @@ use std::fs;
 
 #[test]
 fn a_worker_that_takes_too_much_memory_dies_alone() -> Result<()> {
-    let report = memory::run(3)?;
+    let report = memory::run(3, memory::PATIENCE)?;
     println!("{report}");
     // What a machine without a memory controller can show is shown by the run itself.
     assert!(report.limits == Limits::None || report.deaths == 3);
