@@ -83,13 +83,19 @@ fn as_tables(
                 ago(h.at_ms),
                 h.volume_id.clone(),
                 h.level.to_string(),
-                h.cause.clone(),
+                cause(h),
                 format!("{:.1} ms", h.duration_us as f64 / 1e3),
                 h.replayed.to_string(),
             ]);
         }
         println!("{t}");
     }
+}
+
+fn cause(heal: &pb::Heal) -> String {
+    // Of the others, that one was killed is no news.
+    let tells = !heal.ended.is_empty() && matches!(heal.cause.as_str(), "exit" | "signal");
+    if tells { heal.ended.clone() } else { heal.cause.clone() }
 }
 
 fn percent(hit: u64, miss: u64) -> String {
@@ -135,7 +141,7 @@ fn as_json(
         },
         "heals": heals.iter().map(|h| json!({
             "atMs": h.at_ms, "volumeId": h.volume_id, "mount": h.mount, "cause": h.cause,
-            "durationUs": h.duration_us, "level": h.level, "replayed": h.replayed,
+            "durationUs": h.duration_us, "level": h.level, "replayed": h.replayed, "ended": h.ended,
         })).collect::<Vec<_>>(),
     })
 }

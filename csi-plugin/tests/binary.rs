@@ -12,6 +12,7 @@ use proto::csi::v1::node_client::NodeClient;
 use proto::csi::v1::volume_capability::access_mode::Mode;
 use proto::csi::v1::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest};
 use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::{Pid, Signal};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -20,7 +21,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
@@ -44,7 +45,7 @@ impl Machine {
     fn spawn(dir: &std::path::Path) -> Child {
         let path = |name: &str| dir.join(name).display().to_string();
         Command::new(env!("CARGO_BIN_EXE_csi-plugin"))
-            .args(["--mode", "node", "--node-id", "n1", "--agent-source-wait", "5s"])
+            .args(["--mode", "node", "--node-id", "n1", "--agent-source-wait", "5s", "--handover-wait", "2s"])
             .args(["--endpoint", &format!("unix://{}", path("csi.sock"))])
             .args(["--state-dir", &path("state"), "--broker-socket", &path("broker.sock")])
             .args(["--kubelet-dir", &path("kubelet"), "--fusectl-dir", &path("fusectl")])
@@ -83,11 +84,15 @@ impl Machine {
     }
 
     async fn publish(&self) -> Result<(), Status> {
+        self.publish_with("1s").await
+    }
+
+    async fn publish_with(&self, heal_timeout: &str) -> Result<(), Status> {
         let request = NodePublishVolumeRequest {
             volume_id: "v".into(),
             target_path: self.target().display().to_string(),
             volume_capability: Some(capability(Mode::SingleNodeWriter)),
-            volume_context: context(&[("source", "s3://bucket"), ("healTimeout", "1s")]),
+            volume_context: context(&[("source", "s3://bucket"), ("healTimeout", heal_timeout)]),
             ..Default::default()
         };
         self.node().await.node_publish_volume(request).await.map(drop)
@@ -250,4 +255,18 @@ async fn a_mount_of_an_earlier_broker_is_unpublished() {
     machine.unpublish().await.unwrap();
     assert_eq!(machine.mounts(), 0);
     assert!(!machine.target().exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_is_asked_to_stop_waits_for_an_agent_no_longer_than_it_may() {
+    let mut machine = Machine::start();
+    let agent = machine.agent().await;
+    machine.publish_with("60s").await.unwrap();
+    // No agent is left, and none comes: this broker alone holds the mount.
+    drop(agent);
+    let asked = Instant::now();
+    rustix::process::kill_process(Pid::from_child(&machine.plugin), Signal::TERM).unwrap();
+    until("the broker has ended", || machine.plugin.try_wait().unwrap().is_some()).await;
+    assert!(asked.elapsed() >= Duration::from_secs(2), "it waited for {:?} only", asked.elapsed());
+    assert!(machine.plugin.wait().unwrap().success());
 }

@@ -6,14 +6,13 @@
 
 use crate::errno::Failure;
 use crate::fs::{Batch, Fs};
+use crate::init::Offer;
 use crate::reply::Reply;
-use crate::session::Offer;
 use crate::transport::{Transport, current};
 use fuser::{
     FileHandle, Filesystem, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData,
     ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
-use link::worker::Mode;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -43,17 +42,8 @@ impl Adapter {
 
 impl Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS
-            | InitFlags::FUSE_CACHE_SYMLINKS
-            | InitFlags::FUSE_EXPLICIT_INVAL_DATA
-            | InitFlags::FUSE_NO_OPEN_SUPPORT
-            | InitFlags::FUSE_NO_OPENDIR_SUPPORT
-            | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
-        if self.offer.readdirplus {
-            wanted |= InitFlags::FUSE_DO_READDIRPLUS;
-        }
-        if self.offer.mode == Mode::Passthrough {
-            wanted |= InitFlags::FUSE_PASSTHROUGH;
+        let wanted = self.offer.flags;
+        if wanted.contains(InitFlags::FUSE_PASSTHROUGH) {
             config.set_max_stack_depth(1).map_err(|most| io::Error::other(format!("stack depth {most}")))?;
         }
         if let Err(missing) = config.add_capabilities(wanted) {

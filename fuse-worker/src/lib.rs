@@ -13,6 +13,7 @@ mod adapter;
 pub mod client;
 pub mod errno;
 pub mod fs;
+pub mod init;
 pub mod lockdown;
 pub mod pool;
 pub mod reply;

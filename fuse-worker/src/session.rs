@@ -9,13 +9,14 @@
 use crate::adapter::Adapter;
 use crate::client::{Client, Link};
 use crate::fs::{Fs, Settings};
+use crate::init::{self, Offer};
 use crate::lockdown;
 use crate::pool::Pool;
 use crate::transport::{Session, Transport};
 use cache::meta::View;
 use fuser::SessionACL;
 use link::flight::Flight;
-use link::worker::{Assign, FromWorker, Mode, ToWorker, Withhold};
+use link::worker::{Assign, FromWorker, ToWorker};
 use link::{MAX_MESSAGE, Packet, failpoint};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -27,42 +28,6 @@ const READERS_MAX: u32 = 16;
 const BEAT: Duration = Duration::from_millis(100);
 const BEATS_PER_TOUCHED: u64 = 5;
 const BEATS_PER_COUNTED: u64 = 10;
-/// fuse_in_header, then major, minor and max_readahead of fuse_init_in.
-const OFFSET_OF_FLAGS: usize = 40 + 12;
-
-/// What the connection gets: what was wished for, as far as INIT offers it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offer {
-    pub mode: Mode,
-    pub readdirplus: bool,
-    pub no_opendir: bool,
-}
-
-impl Offer {
-    /// `init`: the kernel's request, header included. Depends on nothing else, so that a successor decides alike.
-    pub fn choose(init: &[u8], wished: Mode, withhold: &Withhold) -> Self {
-        let word = |at: usize| {
-            init.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
-        };
-        let low = u64::from(word(OFFSET_OF_FLAGS));
-        let extended = low & fuser::InitFlags::FUSE_INIT_EXT.bits() != 0;
-        let high = if extended { u64::from(word(OFFSET_OF_FLAGS + 4)) } else { 0 };
-        let offered = fuser::InitFlags::from_bits_retain(low | high << 32);
-        let has = |flag| offered.contains(flag);
-        let mode = match wished {
-            Mode::Passthrough if has(fuser::InitFlags::FUSE_PASSTHROUGH) && !withhold.passthrough => {
-                Mode::Passthrough
-            }
-            Mode::NoOpen if has(fuser::InitFlags::FUSE_NO_OPEN_SUPPORT) && !withhold.no_open => Mode::NoOpen,
-            Mode::Passthrough | Mode::NoOpen | Mode::Kept => Mode::Kept,
-        };
-        Self {
-            mode,
-            readdirplus: has(fuser::InitFlags::FUSE_DO_READDIRPLUS) && !withhold.readdirplus,
-            no_opendir: has(fuser::InitFlags::FUSE_NO_OPENDIR_SUPPORT),
-        }
-    }
-}
 
 /// What came with `Assign`.
 struct Assigned {
@@ -85,7 +50,12 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     failpoint::hit("worker.assigned");
     let flight = Arc::new(flight);
     let init = flight.init().ok_or("the shared memory holds no INIT request")?;
-    let offer = Offer::choose(&init, assign.mode, &assign.withhold);
+    // A successor lives with what the first worker has agreed with the kernel.
+    let frozen = flight.init_reply().filter(|_| assign.takeover);
+    let offer = match &frozen {
+        Some(reply) => Offer::frozen(reply, assign.mode)?,
+        None => Offer::choose(&init, assign.mode, &assign.withhold),
+    };
     let view = View::open(&assign.metadata).map_err(|e| format!("cannot read the metadata store: {e}"))?;
 
     let Session { null, transport } = Transport::arm(flight.clone(), device, !assign.withhold.populate_write)
@@ -107,7 +77,7 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     let session = fuser::Session::from_fd(adapter, null, SessionACL::All, config)
         .map_err(|e| format!("fuser refuses the connection: {e}"))?;
     transport.self_test(assign.takeover)?;
-    let init_reply = settle_reply(&flight, &transport, assign.takeover)?;
+    let init_reply = settle_reply(&flight, &transport, frozen, assign.takeover)?;
 
     for missing in lockdown::finish(&roots, assign.withhold.landlock)? {
         eprintln!("fuse-worker: {missing}");
@@ -157,7 +127,7 @@ fn settings(assign: &Assign, offer: Offer) -> Settings {
         generation: assign.generation,
         block_bytes: assign.block_bytes,
         source: assign.source.clone(),
-        no_opendir: offer.no_opendir,
+        no_opendir: offer.no_opendir(),
         // Two descriptors a file while its bitmap is mapped, and room for the rest.
         files_max: (lockdown::FILES_MAX / 2) as usize,
         // A READ of the largest size for each thread, and one for those that finish what had to be fetched.
@@ -196,19 +166,20 @@ fn receive(socket: &Packet) -> Result<Option<Assigned>, String> {
     Ok(Some(Assigned { assign: *assign, device, flight, roots }))
 }
 
-/// The first worker's INIT reply is recorded; a successor's must be the same, for the kernel has that one.
-fn settle_reply(flight: &Flight, transport: &Transport, takeover: bool) -> Result<Vec<u8>, String> {
-    let reply = transport.init_reply().ok_or("fuser did not answer INIT")?;
-    match flight.init_reply() {
-        Some(recorded) if recorded == reply => {}
-        Some(_) if takeover => {
-            return Err("this build answers INIT in another way than the connection's first".into());
-        }
-        None if takeover => return Err("the shared memory holds no INIT reply".into()),
-        // Not given to the kernel yet: a first worker may have died before that.
-        Some(_) | None => flight.set_init_reply(&reply).map_err(|e| e.to_string())?,
+/// The first worker's INIT reply is recorded; the kernel has that one, whatever a successor would say.
+fn settle_reply(
+    flight: &Flight,
+    transport: &Transport,
+    frozen: Option<Vec<u8>>,
+    takeover: bool,
+) -> Result<Vec<u8>, String> {
+    let own = transport.init_reply().ok_or("fuser did not answer INIT")?;
+    match frozen {
+        Some(frozen) => init::can_serve(&own, &frozen).map(|()| frozen),
+        None if takeover => Err("the shared memory holds no INIT reply".into()),
+        // What a first worker recorded that has died was not given to the kernel.
+        None => flight.set_init_reply(&own).map(|()| own).map_err(|e| e.to_string()),
     }
-    Ok(reply)
 }
 
 /// Shows that every thread lives that serves requests, and tells what they did. Never returns. A thread that has been at
@@ -272,39 +243,5 @@ impl Link for Late {
         if let Some(client) = self.0.get() {
             client.tell(message);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn init(flags: u64) -> Vec<u8> {
-        let flags = flags | fuser::InitFlags::FUSE_INIT_EXT.bits();
-        let mut request = vec![0; 104];
-        request[52..56].copy_from_slice(&(flags as u32).to_ne_bytes());
-        request[56..60].copy_from_slice(&((flags >> 32) as u32).to_ne_bytes());
-        request
-    }
-
-    #[test]
-    fn a_mode_is_what_was_wished_for_as_far_as_the_kernel_offers_it() {
-        use fuser::InitFlags as F;
-        let all = init((F::FUSE_PASSTHROUGH | F::FUSE_NO_OPEN_SUPPORT | F::FUSE_DO_READDIRPLUS).bits());
-        let choose = |init: &[u8], mode, withhold| Offer::choose(init, mode, &withhold);
-        let nothing = Withhold::default();
-        assert_eq!(choose(&all, Mode::Passthrough, nothing).mode, Mode::Passthrough);
-        assert_eq!(choose(&all, Mode::NoOpen, nothing).mode, Mode::NoOpen);
-        assert_eq!(choose(&all, Mode::Kept, nothing).mode, Mode::Kept);
-        assert_eq!(choose(&init(0), Mode::Passthrough, nothing).mode, Mode::Kept);
-        assert_eq!(choose(&init(0), Mode::NoOpen, nothing).mode, Mode::Kept);
-        let withhold = Withhold { passthrough: true, readdirplus: true, ..nothing };
-        let offer = choose(&all, Mode::Passthrough, withhold);
-        assert_eq!((offer.mode, offer.readdirplus), (Mode::Kept, false));
-        assert_eq!(
-            choose(&[0; 10], Mode::Passthrough, nothing).mode,
-            Mode::Kept,
-            "a truncated INIT offers nothing"
-        );
     }
 }

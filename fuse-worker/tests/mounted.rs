@@ -8,6 +8,7 @@ use link::worker::Mode;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
+use support::copying::killed_in_the_copy;
 use support::load::{self, Application, big, small};
 use support::mutating::Mutating;
 use support::{Mount, Object, show, wait_for};
@@ -85,25 +86,37 @@ fn kill_9_of_a_worker_with_short_ttls_fails_no_call() {
 fn a_killed_caller_gets_out_while_its_read_is_never_answered() {
     let mut mount = Mount::new(Mode::Kept, show(None), objects());
     mount.agent.freeze_reads.store(true, SeqCst);
-    for (file, successor) in [(0, false), (1, true)] {
-        // Not the same file twice: a second reader would wait in the kernel for the first one's readahead.
+    let mut get_out = |task, file, noted_by_the_dead, successor| {
         let asked = mount.agent.asked("read");
-        let mut application = Application::start("once", &[mount.target.to_str().unwrap(), &big(file).0]);
+        mount.agent.freeze_dying.store(noted_by_the_dead, SeqCst);
+        let mut application = Application::start(task, &[mount.target.to_str().unwrap(), &big(file).0]);
         wait_for("frozen read", || mount.agent.asked("read") > asked);
-        if successor {
-            // The mark must survive the worker that noted it.
+        if successor && !noted_by_the_dead {
             mount.kill();
         }
         assert!(!application.has_ended());
-        let killed = Instant::now();
+        let mut killed = Instant::now();
         application.kill();
+        if noted_by_the_dead {
+            // The kernel tells of a signal once. The mark must survive the worker that was told, and has not acted on it.
+            wait_for("mark", || !mount.flight.interrupted().is_empty());
+            mount.kill();
+            assert!(!application.has_ended(), "it was let go by a worker that should not have been able to");
+            mount.agent.freeze_dying.store(false, SeqCst);
+            killed = Instant::now();
+        }
         if successor {
             mount.start();
         }
         wait_for("end of the killed caller", || application.has_ended());
         println!("out after {:?}", killed.elapsed());
         assert!(killed.elapsed() < Duration::from_secs(1));
-    }
+    };
+    // Not the same file twice: a second reader would wait in the kernel for the first one's readahead.
+    get_out("once", 0, false, false);
+    get_out("once", 1, false, true);
+    get_out("direct", 2, false, false);
+    get_out("direct", 3, true, true);
 }
 
 #[test]
@@ -216,6 +229,17 @@ fn a_cut_cache_file_is_fetched_again_without_an_error() {
     let report = Application::start("tour", &[mount.target.to_str().unwrap(), &FILES.to_string()]).finish();
     assert_eq!(report.failures, Vec::<String>::new());
     assert!(mount.agent.asked("damaged") == 0 || mount.agent.asked("file") > 0);
+}
+
+/// The pages of a buffer must be there before the kernel copies into it: else it fails the request when the worker dies
+/// meanwhile, and nobody can take it over.
+#[test]
+fn a_worker_that_dies_while_the_kernel_copies_a_request_loses_it_only_where_pages_are_missing() {
+    let bare = killed_in_the_copy(false);
+    let said = String::from_utf8_lossy(&bare.stderr);
+    assert!(!bare.status.success() && said.contains("Input/output error"), "the control: {bare:?}");
+    let populated = killed_in_the_copy(true);
+    assert!(populated.status.success(), "{populated:?}");
 }
 
 /// Steps of an operation; at each of them two workers die in a row, or one there and one at another.

@@ -225,9 +225,21 @@ pub struct Adopt {
     /// How long nobody has served it, as far as the broker knows.
     #[serde(default)]
     pub orphaned_ms: u64,
-    /// The agent that served it has stepped back for this one.
     #[serde(default)]
-    pub handed_over: bool,
+    pub ended: AgentEnd,
+}
+
+/// What the broker knows of how the agent came to its end that served a mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum AgentEnd {
+    /// Killed, crashed, out of memory.
+    #[default]
+    Unknown,
+    /// It was asked to stop, or has stepped back for this one.
+    Asked,
+    /// It hung, and was killed for that.
+    Hung,
 }
 
 /// What a broker needs to be as if it had mounted this itself.

@@ -1,6 +1,7 @@
 //! Deaths at named steps, for tests: a debug switch, inert unless the environment names a step.
 //!
-//! A process with `MILLPOND_FAILPOINT=<step>` aborts when it gets there. Workers are started with an empty environment:
+//! A process with `MILLPOND_FAILPOINT=<step>` aborts when it gets there; with `<step>=hang` the thread that gets there never
+//! goes on, and holds what it holds. Workers are started with an empty environment:
 //! the n-th worker that an agent starts gets the n-th of the comma-separated steps in the agent's
 //! `MILLPOND_WORKER_FAILPOINTS`; an empty step, and every worker after the last one, lives. docs/development.md lists
 //! the steps.
@@ -8,22 +9,31 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Once, OnceLock};
 
-/// Names the step at which this process aborts.
+/// Names the step at which this process aborts, or hangs.
 pub const VARIABLE: &str = "MILLPOND_FAILPOINT";
 /// Names those of the workers that this process starts.
 pub const WORKERS_VARIABLE: &str = "MILLPOND_WORKER_FAILPOINTS";
 
-/// Aborts the process if `step` is the one that it shall not survive.
+/// Aborts the process if `step` is the one that it shall not survive, or stays here for ever.
 pub fn hit(step: &str) {
     static NAMED: OnceLock<Option<String>> = OnceLock::new();
     let named = NAMED.get_or_init(|| std::env::var(VARIABLE).ok());
-    if named.as_deref() == Some(step) {
-        // Several threads may get here: it is said once.
-        static DYING: Once = Once::new();
-        DYING.call_once(|| {
-            eprintln!("failpoint: aborted at {step}");
-            std::process::abort();
-        });
+    match named.as_deref().and_then(|named| named.strip_prefix(step)) {
+        Some("") => {
+            // Several threads may get here: it is said once.
+            static DYING: Once = Once::new();
+            DYING.call_once(|| {
+                eprintln!("failpoint: aborted at {step}");
+                std::process::abort();
+            });
+        }
+        Some("=hang") => {
+            eprintln!("failpoint: hangs at {step}");
+            loop {
+                std::thread::park();
+            }
+        }
+        _ => {}
     }
 }
 

@@ -164,6 +164,7 @@ impl Agent for Api {
                 duration_us: h.took.as_micros() as u64,
                 level: h.level,
                 replayed: h.replayed,
+                ended: h.ended,
             })
             .collect();
         Ok(Response::new(pb::ListHealsResponse { heals }))

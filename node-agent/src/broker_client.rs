@@ -18,6 +18,9 @@ use tokio::sync::oneshot;
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// Before the first attempt to connect again; later ones wait longer.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Between two looks for a broker's socket where nobody listens: with the start of one, publishes shall work at once.
+const LONGEST_ABSENCE: Duration = Duration::from_millis(250);
 /// A candidate that was connected for so long was not sent away at once.
 const LASTING: Duration = Duration::from_secs(5);
 
@@ -109,10 +112,12 @@ impl Broker {
     ) {
         let mut pause = FIRST_PAUSE;
         let mut told = false;
+        let mut longest;
         loop {
             match Packet::connect(&path) {
                 Ok(socket) => {
                     told = false;
+                    longest = LONGEST_PAUSE;
                     let begun = Instant::now();
                     let was_successor = server.is_successor();
                     let ended = self.serve_connection(socket, &server, &runtime);
@@ -129,6 +134,7 @@ impl Broker {
                     server.lost();
                 }
                 Err(error) => {
+                    longest = LONGEST_ABSENCE;
                     if !told {
                         tracing::warn!(path = %path.display(), %error, "mount broker not reachable, trying on");
                         told = true;
@@ -136,7 +142,7 @@ impl Broker {
                 }
             }
             std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_secs(2));
+            pause = (pause * 2).min(longest);
         }
     }
 

@@ -4,7 +4,7 @@
 use crate::heals::HealCause;
 use crate::publish::{self, Volumes};
 use crate::supervisor::{Left, Mount, Parts};
-use link::broker::{Adopt, BrokerAnswer, BrokerRequest, Hold, MountId, Publish};
+use link::broker::{Adopt, AgentEnd, BrokerAnswer, BrokerRequest, Hold, MountId, Publish};
 use link::{Refusal, RefusalKind, failpoint};
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -22,7 +22,7 @@ impl Volumes {
     pub(crate) async fn adopt(&self, adopt: Adopt, fds: Vec<OwnedFd>) -> Result<(), Refusal> {
         let [device, shared] = <[OwnedFd; 2]>::try_from(fds)
             .map_err(|_| Refusal::new(RefusalKind::Internal, "adopt must carry two descriptors"))?;
-        let Adopt { publish, resume, backing, orphaned_ms, handed_over } = adopt;
+        let Adopt { publish, resume, backing, orphaned_ms, ended } = adopt;
         let mode = resume.mode;
         let Publish { mount: id, spec, secrets, environment, init: _, target, pod, claim } = publish;
         if self.mounts().iter().any(|m| m.id == id) {
@@ -45,7 +45,11 @@ impl Volumes {
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
         let parts =
             Parts { id, spec, secrets, environment, target, pod, claim, scope, assign, device, roots };
-        let cause = if handed_over { HealCause::Upgrade } else { HealCause::Agent };
+        let cause = match ended {
+            AgentEnd::Unknown => HealCause::Agent,
+            AgentEnd::Asked => HealCause::Upgrade,
+            AgentEnd::Hung => HealCause::AgentHang,
+        };
         let left = Left { shared, mode, backing, since, cause };
         let mount = Mount::adopt(parts, left).map_err(|why| {
             Refusal::new(RefusalKind::Conflict, format!("mount {id} cannot be taken over: {why}"))
@@ -70,8 +74,8 @@ impl Volumes {
         self.mounts().iter().filter(|m| m.is_live()).map(|m| m.id).collect()
     }
 
-    /// Shows every mount to a broker that may be new.
-    pub(crate) async fn show_to_broker(self: Arc<Self>) {
+    /// Shows every mount to a broker that may be new. `away`: when the one before was lost.
+    pub(crate) async fn show_to_broker(self: Arc<Self>, away: Option<Instant>) {
         for mount in self.mounts().into_iter().filter(|m| m.is_live()) {
             mount.confine(&self.around);
             let shown = async {
@@ -79,7 +83,11 @@ impl Volumes {
                 Ok::<_, std::io::Error>(self.around.privileged.ask(hold(&mount), fds).await)
             };
             match shown.await {
-                Ok(Ok(_)) => {}
+                Ok(Ok(_)) => {
+                    if let Some(away) = away {
+                        mount.prove_held(&self.around, away.elapsed());
+                    }
+                }
                 Ok(Err(refusal)) => {
                     tracing::warn!(mount = %mount.id, volume = %mount.spec.id, %refusal, "the broker does not take this mount back");
                 }

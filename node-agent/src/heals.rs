@@ -17,12 +17,15 @@ pub struct Heal {
     pub volume: VolumeId,
     pub mount: MountId,
     pub cause: HealCause,
-    /// From the end of the old worker until its successor serves; of a new mount: how long it took to make.
+    /// From the end of the old worker until its successor serves; from the loss of the old broker until the new one holds
+    /// the mount; of a new mount: how long it took to make.
     pub took: Duration,
     /// See [`HealCause::level`].
     pub level: u32,
     /// Requests that the successor executed in the dead one's place.
     pub replayed: u64,
+    /// How the worker's process ended, as `waitpid` tells it: `signal: 9 (SIGKILL)`. Empty if it was no worker, or unknown.
+    pub ended: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,8 +39,12 @@ pub enum HealCause {
     Hang,
     /// The agent itself was gone, and its workers with it.
     Agent,
-    /// The agent has stepped back for its successor.
+    /// The agent was asked to stop, or has stepped back for its successor.
     Upgrade,
+    /// The agent hung, and the broker has killed it.
+    AgentHang,
+    /// The broker was away; it is back, or another one is there, and holds the mount.
+    Broker,
     /// The mount's connection had ended, mostly with all who held it: the broker has mounted anew.
     Ended,
 }
@@ -58,17 +65,19 @@ impl HealCause {
             Self::Exit => "exit",
             Self::Signal => "signal",
             Self::Oom => "oom",
-            Self::Hang => "hang",
+            Self::Hang | Self::AgentHang => "hang",
             Self::Agent => "agent",
             Self::Upgrade => "upgrade",
+            Self::Broker => "broker",
             Self::Ended => "ended",
         }
     }
 
-    /// 1: a worker was replaced; 2: the agent; 4: the mount.
+    /// 1: a worker was replaced; 2: the agent; 3: the broker; 4: the mount.
     pub fn level(self) -> u32 {
         match self {
-            Self::Agent | Self::Upgrade => 2,
+            Self::Agent | Self::Upgrade | Self::AgentHang => 2,
+            Self::Broker => 3,
             Self::Ended => 4,
             Self::Start | Self::Exit | Self::Signal | Self::Oom | Self::Hang => 1,
         }

@@ -4,7 +4,7 @@
 //!  marker            data.mdb       →
 //!  –                 –              start empty
 //!  –                 there          set aside: nobody vouches for it
-//!  unknown format    any            set aside
+//!  far format        any            set aside; of a neighbouring version: as one of this build's
 //!  distrusted        any            set aside: its last owner found damage
 //!  clean             there          keep: it was written out when it was closed
 //!  open, this boot   there          keep: its owner was killed, the kernel still has every page
@@ -14,7 +14,7 @@
 //!
 //! Commits are not synced (a listing of a million names would take minutes), so the marker carries the boot id.
 
-use super::record::{FORMAT, Known, NameKey};
+use super::record::{self, FORMAT, Known, NameKey};
 use super::types::{Attributes, DISK_FULL, Kind, MetaError, Opened, Options, ROOT};
 use super::view::{DATABASES, Tables, View, from_heed, is_no_room};
 use heed::types::Bytes;
@@ -124,8 +124,10 @@ impl Home {
         let ["millpond-meta", format, state, boot] = words[..] else {
             return Ok(Some("its marker cannot be read".into()));
         };
-        if format != FORMAT.to_string() {
-            return Ok(Some(format!("its format is {format}, this build reads {FORMAT}")));
+        if !format.parse().is_ok_and(record::is_known) {
+            return Ok(Some(format!(
+                "its format is {format}, this build has {FORMAT} and knows one more and one less"
+            )));
         }
         Ok(match state {
             "clean" => None,
@@ -143,21 +145,35 @@ impl Home {
         let _ = rustix::fs::flock(&self.handle, FlockOperation::Unlock);
     }
 
-    /// Rewrites the marker in place: on a full disk that needs no room, and half a marker is one that nobody believes.
-    /// One that says the same already (of an agent that was killed, or has stepped back) is left: syncing takes time, and
-    /// applications may be waiting.
+    /// Rewrites the marker in place, at once: on a full disk that needs no room, and whoever is killed leaves the old one or
+    /// the new one. One that says the same already (of an agent that was killed, or has stepped back) is left, and one
+    /// that differs in the format alone is not synced: that takes time, and applications may be waiting.
     pub(super) fn mark(&self, state: State) -> Result<(), MetaError> {
         let text = format!("millpond-meta {FORMAT} {} {}", state.word(), boot_id()?);
         let path = self.dir.join(MARKER);
-        if fs::read(&path).is_ok_and(|found| found.trim_ascii_end() == text.as_bytes()) {
+        let found = fs::read(&path).unwrap_or_default();
+        if found.trim_ascii_end() == text.as_bytes() {
             return Ok(());
         }
+        let words = |marker: &[u8]| -> Vec<Vec<u8>> {
+            marker
+                .split(u8::is_ascii_whitespace)
+                .filter(|word| !word.is_empty())
+                .map(<[u8]>::to_vec)
+                .collect()
+        };
+        let (was, is) = (words(&found), words(text.as_bytes()));
+        let same_but_format = was.len() == is.len() && was[0] == is[0] && was[2..] == is[2..];
+        // Always as long as it ever was, so that nothing of an older one shows behind it.
+        let text = format!("{text:<width$}\n", width = MARKER_BYTES - 1);
         let write = || {
             let mut file =
                 OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
-            // Always as long as it ever was, so that nothing of an older one shows behind it.
-            writeln!(file, "{text:<width$}", width = MARKER_BYTES - 1)?;
+            file.write_all(text.as_bytes())?;
             file.set_len(MARKER_BYTES as u64)?;
+            if same_but_format {
+                return Ok(());
+            }
             file.sync_all()?;
             self.handle.sync_all()
         };
@@ -251,6 +267,10 @@ impl Home {
                     .map_err(|e| from_heed(e, dir))?;
             }
             Some(bytes) if bytes == FORMAT.to_le_bytes() => {}
+            // Of a neighbour. Whoever writes into it next need not know that one.
+            Some(bytes) if record::stored(bytes).is_some_and(record::is_known) => {
+                tables.about.put(&mut txn, b"format", &FORMAT.to_le_bytes()).map_err(|e| from_heed(e, dir))?
+            }
             Some(other) => {
                 return Err(MetaError::Format { found: format!("{other:?}"), expected: FORMAT });
             }

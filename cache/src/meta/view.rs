@@ -3,7 +3,7 @@
 //! A thread's first question takes a reader slot in `lock.mdb`; it gives it back when it ends. Later questions take no
 //! lock and make no system call.
 
-use super::record::{Directory, FORMAT, NameKey, Record, split_key};
+use super::record::{self, Directory, FORMAT, NameKey, Record, split_key};
 use super::types::{Attributes, DISK_FULL, LIMIT_REACHED, ListingState, Lookup, MetaError, ROOT};
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, WithTls};
@@ -54,7 +54,7 @@ impl View {
         };
         let about = table("about")?;
         match about.get(&txn, b"format").map_err(|e| from_heed(e, dir))? {
-            Some(bytes) if bytes == FORMAT.to_le_bytes() => {}
+            Some(bytes) if record::stored(bytes).is_some_and(record::is_known) => {}
             other => return Err(MetaError::Format { found: format!("{other:?}"), expected: FORMAT }),
         }
         let tables = Tables {

@@ -6,7 +6,7 @@ use super::socket::{AgentIdentity, AgentLink, AskError};
 use super::targets::Recipe;
 use super::{Broker, GOODBYE_LIMIT, PROBE_LIMIT, primes};
 use crate::events::Subjects;
-use link::broker::{Adopt, AgentAnswer, AgentRequest, BrokerAnswer, Hold, MountId, Publish};
+use link::broker::{Adopt, AgentAnswer, AgentEnd, AgentRequest, BrokerAnswer, Hold, MountId, Publish};
 use link::{Refusal, RefusalKind, failpoint};
 use mounts::{Connection, MountSource, Ours, Target, probe, stack_at};
 use std::os::fd::{AsFd, OwnedFd};
@@ -48,10 +48,10 @@ pub(super) struct Adoption {
 }
 
 /// None: the mount has ended, or was never prepared.
-pub(super) fn adoption(mount: &Mount, since: Instant, handed_over: bool) -> Option<Adoption> {
+pub(super) fn adoption(mount: &Mount, since: Instant, ended: AgentEnd) -> Option<Adoption> {
     let (device, (flight, resume)) = (mount.device()?, mount.prepared()?);
     let orphaned_ms = since.elapsed().as_millis() as u64;
-    let adopt = Adopt { publish: publish(mount), resume, backing: mount.backing(), orphaned_ms, handed_over };
+    let adopt = Adopt { publish: publish(mount), resume, backing: mount.backing(), orphaned_ms, ended };
     Some(Adoption { adopt, device, flight })
 }
 
@@ -152,7 +152,8 @@ impl Broker {
             State::Serving => Instant::now(),
             State::Preparing | State::Dead => return Ok(None),
         };
-        let Some(Adoption { adopt, device, flight }) = adoption(mount, since, handed_over) else {
+        let ended = if handed_over { AgentEnd::Asked } else { self.ends.of(&mount.agent()) };
+        let Some(Adoption { adopt, device, flight }) = adoption(mount, since, ended) else {
             return Ok(None);
         };
         // It may ask about the mount before it answers.
@@ -294,7 +295,8 @@ impl Broker {
 
     /// What an agent that wants to exit is told: the mounts that a successor could be given. Some may be another
     /// agent's by now, whatever this one still holds of them.
-    pub(super) fn leaving(&self) -> Result<BrokerAnswer, Refusal> {
+    pub(super) fn leaving(&self, agent: &AgentIdentity) -> Result<BrokerAnswer, Refusal> {
+        self.ends.note(agent, AgentEnd::Asked);
         if self.going.load(Ordering::SeqCst) {
             let why = "this broker is about to exit itself: ask its successor";
             return Err(Refusal::new(RefusalKind::Unavailable, why));

@@ -4,6 +4,7 @@
 use super::Broker;
 use super::socket::AgentLink;
 use link::Pulse;
+use link::broker::AgentEnd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,7 @@ pub(super) fn watch(broker: &Weak<Broker>) {
                 ?still,
                 "the node agent hangs: killed, so that its successor takes its mounts over"
             );
+            broker.ends.note(agent.identity(), AgentEnd::Hung);
             agent.identity().kill();
             // Its connection ends with it, and whoever holds that hears of it. A new one is watched anew.
             watched = None;

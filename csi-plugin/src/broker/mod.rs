@@ -6,6 +6,7 @@
 mod backing;
 mod confine;
 mod counter;
+mod ends;
 pub mod expiry;
 mod handover;
 mod hangs;
@@ -23,9 +24,10 @@ use crate::config::NodeConfig;
 use crate::events::{Events, Subjects};
 use crate::status::Failure;
 use counter::Counter;
+use ends::Ends;
 use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, MountId, Publish};
 use link::worker::Mode;
-use link::{Packet, Refusal, RefusalKind};
+use link::{Packet, Refusal, RefusalKind, failpoint};
 use mounts::{Connection, Kernel, MountOptions, MountSource, Target, probe};
 use mounts_table::{Mount, Parts, State, Table};
 use renew::Renewals;
@@ -79,6 +81,8 @@ pub struct Broker {
     pub(crate) busy: Arc<Busy>,
     renewals: Arc<Renewals>,
     agents: AgentSlots,
+    /// How the latest agents came to their ends.
+    ends: Ends,
     counter: Counter,
     targets: Targets,
     listener: OwnedFd,
@@ -113,6 +117,7 @@ impl Broker {
             busy: Arc::default(),
             renewals: Arc::default(),
             agents: AgentSlots::default(),
+            ends: Ends::default(),
             counter,
             targets,
             listener,
@@ -211,6 +216,7 @@ impl Broker {
         let id = self.next_id()?;
         let connection = self.kernel.mount(target, device.as_fd(), &order.source(), order.options)?;
         let mount = self.enlist(id, agent, order, target, device, connection);
+        failpoint::hit("broker.mounted");
         self.serve(agent, &mount).and_then(|mode| self.look_into(&mount, mode)).inspect_err(|_| {
             if let Err(error) = self.take_down(&mount) {
                 tracing::error!(mount = %mount.id, %error, "a failed mount could not be taken down");
@@ -266,12 +272,15 @@ impl Broker {
         let [flight] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| odd())?;
         let mode = resume.mode;
         mount.keep_prepared(flight, resume);
+        failpoint::hit("broker.volume-prepared");
         self.kernel.write_init_reply(device.as_fd(), &init_reply)?;
         // The kernel sets its own readahead while it takes the INIT reply: ours comes after.
         if let Err(error) = self.kernel.set_read_ahead_kb(mount.connection, read_ahead_kb) {
             tracing::warn!(mount = %mount.id, %error, "readahead stays at the kernel's default");
         }
+        failpoint::hit("broker.init-answered");
         agent.ask(AgentRequest::Start { mount: mount.id }, &[], START_LIMIT)?;
+        failpoint::hit("broker.started");
         mount.enter(State::Serving, "the agent serves it");
         // The agent may have gone between its answer and our note of it; `lost` looked before.
         if self.agents.current().is_none_or(|a| !mount.is_of(a.identity())) {
@@ -391,7 +400,7 @@ impl Handler for Broker {
                 Ok(BrokerAnswer::Done)
             }
             BrokerRequest::Hold(hold) => self.hold(agent, *hold, fds),
-            BrokerRequest::Leaving => self.leaving(),
+            BrokerRequest::Leaving => self.leaving(agent),
             BrokerRequest::Report { mount, report } => {
                 let mount = self.owned(agent, mount)?;
                 self.reported(&mount, report);

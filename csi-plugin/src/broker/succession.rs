@@ -16,7 +16,7 @@ use super::Broker;
 use super::handover::{Adoption, Given, adoption, for_each};
 use super::mounts_table::{Mount, State};
 use super::socket::{AgentLink, AskError};
-use link::broker::{AgentAnswer, AgentRequest};
+use link::broker::{AgentAnswer, AgentEnd, AgentRequest};
 use link::{RefusalKind, failpoint};
 use mounts::{Connection, MountEntry, Ours};
 use std::os::fd::AsFd;
@@ -140,7 +140,7 @@ impl Broker {
         let mut mounts = self.table.all();
         mounts.retain(live);
         let failed: Vec<String> = for_each(&mounts, |mount| {
-            let result = match adoption(mount, Instant::now(), true) {
+            let result = match adoption(mount, Instant::now(), AgentEnd::Asked) {
                 Some(Adoption { mut adopt, device, flight }) => {
                     adopt.publish.secrets.clear(); // nothing is asked of the store yet
                     let prepare = AgentRequest::Prepare(Box::new(adopt));

@@ -39,6 +39,8 @@ pub struct AgentOptions {
     pub misbehave: Vec<Misdeed>,
     /// Credentials of the agent's own environment, which volumes without a secret may use.
     pub environment: Option<(&'static str, &'static str)>,
+    /// The sources that may be used.
+    pub allow: &'static str,
     pub version: Version,
     /// How long workers and agent may stand still; None: the programs' own limits.
     pub hang_limit: Option<Duration>,
@@ -94,6 +96,7 @@ impl Default for AgentOptions {
             memory_limit: "512Mi",
             misbehave: Vec::new(),
             environment: None,
+            allow: "s3://*",
             version: Version::This,
             hang_limit: None,
             failpoints: Failpoints::default(),
@@ -133,7 +136,7 @@ impl AgentOptions {
         writeln!(text, "metrics = \"127.0.0.1:0\"\nlog_format = \"text\"")?;
         writeln!(text, "source_wait = {:?}", self.source_wait)?;
         writeln!(text, "environment_credentials = {}", self.environment.is_some())?;
-        writeln!(text, "[allow]\nsources = [\"s3://*\"]")?;
+        writeln!(text, "[allow]\nsources = [{:?}]", self.allow)?;
         writeln!(text, "endpoints = [\"http://127.0.0.1*\", \"http://localhost*\"]")?;
         writeln!(text, "roots = {}", list(&[path(places.buckets())]))?;
         writeln!(text, "[cache]\nmetadata_dir = {}", path(places.cache().join("meta")))?;

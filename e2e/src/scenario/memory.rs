@@ -143,6 +143,21 @@ fn memory_group(pid: u32) -> Option<PathBuf> {
     })
 }
 
+/// How many groups there are that were made for workers, of nodes beside this process.
+pub(super) fn groups() -> usize {
+    fn below(dir: &Path, depth: usize) -> usize {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let count = |entry: std::fs::DirEntry| {
+            let deeper = if depth > 0 { below(&entry.path(), depth - 1) } else { 0 };
+            usize::from(entry.file_name().to_string_lossy().starts_with(GROUP)) + deeper
+        };
+        dirs.map(count).sum()
+    }
+    // The plugin makes them in its own group, which is ours, or beside the leaf that it moves to.
+    memory_group(std::process::id()).map_or(0, |own| below(&own, 1))
+}
+
 /// Could a group with a limit be made beside this process? Leaves nothing.
 pub fn is_writable() -> Result<bool> {
     let Some(own) = memory_group(std::process::id()) else { return Ok(false) };

@@ -1,5 +1,6 @@
 //! What a node holds: compared before and after, it must not have grown.
 
+use super::memory;
 use crate::clock::wait_until;
 use crate::node::Node;
 use crate::{mountinfo, processes};
@@ -14,6 +15,8 @@ pub struct Resources {
     pub agent_descriptors: usize,
     /// Workers, the standby included.
     pub workers: usize,
+    /// Groups of memory that were made for workers.
+    pub groups: usize,
 }
 
 impl Resources {
@@ -23,6 +26,7 @@ impl Resources {
             plugin_descriptors: processes::descriptors(node.plugin().pid()),
             agent_descriptors: processes::descriptors(node.agent().pid()),
             workers: processes::children(node.agent().pid()).len(),
+            groups: memory::groups(),
         })
     }
 
@@ -32,6 +36,7 @@ impl Resources {
         let same = |now: &Self| {
             now.mounts == self.mounts
                 && now.workers == self.workers
+                && now.groups <= self.groups
                 && now.plugin_descriptors <= self.plugin_descriptors
                 && now.agent_descriptors <= self.agent_descriptors + SLACK
         };

@@ -4,13 +4,15 @@ use crate::node_with;
 use crate::workload::judge;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
+use e2e::mountinfo;
 use e2e::node::{AgentOptions, Failpoints, Node};
 use e2e::oracle::Report;
 use e2e::pod::Running;
+use e2e::scenario::resources::Resources;
 use e2e::tree::{Shape, Tree};
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const WORKER_STEPS: &[&str] = &[
     "worker.assigned",
@@ -35,6 +37,47 @@ pub(crate) const AGENT_STEPS: &[&str] = &[
     "agent.adopted",
 ];
 const BROKER_STEPS: &[&str] = &["broker.hold", "broker.noted", "broker.prepared", "broker.held"];
+
+/// Of a volume that is published; and who dies there.
+const PUBLISH_STEPS: &[(&str, Who)] = &[
+    ("broker.mounted", Who::Broker),
+    ("broker.volume-prepared", Who::Broker),
+    ("broker.init-answered", Who::Broker),
+    ("broker.started", Who::Broker),
+    ("agent.mount-listed", Who::Agent),
+    ("agent.volume-prepared", Who::Agent),
+];
+
+#[derive(Clone, Copy)]
+enum Who {
+    Agent,
+    Broker,
+}
+
+impl Who {
+    /// Kills it, if it is there, and starts another, which dies at the step.
+    fn replace(self, node: &mut Node, step: Option<&'static str>) -> Result<()> {
+        match self {
+            Self::Agent => {
+                node.kill_agent()?;
+                node.options().failpoints.agent = step;
+                node.start_agent()
+            }
+            Self::Broker => {
+                node.kill_plugin()?;
+                node.options().failpoints.plugin = step;
+                node.start_plugin()
+            }
+        }
+    }
+
+    fn has_ended(self, node: &mut Node) -> bool {
+        match self {
+            Self::Agent => node.agent_has_ended(),
+            Self::Broker => node.plugin_has_ended(),
+        }
+    }
+}
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -138,6 +181,53 @@ fn brokers_that_die_while_they_take_mounts_back_are_not_noticed() -> Result<()> 
         node.wait_whole(PATIENCE).context(*step)?;
     }
     finish(node, running)
+}
+
+#[test]
+fn a_publish_that_was_cut_short_is_repeated_or_undone_and_leaves_nothing() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    // What a first publish makes, and stays.
+    let first = node.volume("first", "set", &[])?;
+    node.unpublish(&first)?;
+    let before = Resources::of(&node)?;
+    for (step, who) in PUBLISH_STEPS {
+        for repeated in [true, false] {
+            let volume = node.create(&format!("{}-{repeated}", step.replace('.', "-")), "set", &[])?;
+            who.replace(&mut node, Some(step))?;
+            let begun = Instant::now();
+            while !who.has_ended(&mut node) {
+                // It may be too early: the orchestrator repeats it.
+                ensure!(
+                    node.publish(&volume, "pod").is_err(),
+                    "{step}: a publish succeeded that cannot have"
+                );
+                ensure!(begun.elapsed() < PATIENCE, "{step}: nobody has died");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            ensure!(aborted(&node, step)? == 1 + usize::from(!repeated), "{step}: it died of something else");
+            who.replace(&mut node, None)?;
+            if repeated {
+                wait_until(PATIENCE, || node.publish(&volume, "pod").is_ok());
+                let mounted =
+                    node.publish(&volume, "pod").with_context(|| format!("repeated after {step}"))?;
+                let stack = mountinfo::below(&mounted.target)?;
+                let fuse = stack.iter().filter(|m| m.kind.starts_with("fuse")).count();
+                ensure!(fuse == 1, "{step}: mounts were stacked: {stack:?}");
+                node.pod(&mounted)?.verify(&tree, 2)?.ensure_all(&tree)?;
+                node.unpublish(&mounted)?;
+            } else {
+                let target = node.target(&volume, "pod")?;
+                let undone = || node.plugin().unpublish(&volume.id, &target).is_ok();
+                ensure!(wait_until(PATIENCE, undone), "{step}: it cannot be unpublished");
+            }
+            let left = mountinfo::below(&node.places().kubelet())?;
+            ensure!(left.is_empty(), "{step}: left behind: {left:?}");
+            let forgotten = || node.agent().volumes().is_ok_and(|volumes| volumes.is_empty());
+            ensure!(wait_until(PATIENCE, forgotten), "{step}: the agent has {:?}", node.agent().volumes());
+            before.ensure_same(&node).context(*step)?;
+        }
+    }
+    node.finish()
 }
 
 /// A step that nobody dies at proves nothing.

@@ -129,7 +129,32 @@ fn an_agent_that_stands_still_is_killed_by_the_broker_and_its_successor_takes_ov
         node.replace_killed_agent()?;
         let all = || node.agent().serving().is_ok_and(|serving| serving.len() == 2);
         ensure!(wait_until(PATIENCE, all), "not every mount is served: {:?}", node.agent().volumes());
+        let heals = || node.agent().heals().unwrap_or_default();
+        let told = || heals().iter().filter(|h| (h.level, &*h.cause) == (2, "hang")).count() == 2;
+        ensure!(wait_until(PATIENCE, told), "{:?}", heals());
     }
+    running.into_iter().try_for_each(judge)?;
+    drop(pods);
+    node.finish()
+}
+
+/// Its process runs, and most of its threads do: only what goes through its tables stands still.
+#[test]
+fn an_agent_whose_tables_are_locked_for_ever_is_killed_by_the_broker_and_succeeded() -> Result<()> {
+    let (mut node, tree) = node_with(Vec::new())?;
+    let mounted = ["large", "small"].map(|p| node.volume(p, "set", &[("profile", p)]));
+    let pods = mounted.into_iter().map(|m| node.pod(&m?)).collect::<Result<Vec<_>>>()?;
+    let running = pods.iter().map(|p| p.oracle(&tree, &["--alarm"])).collect::<Result<Vec<_>>>()?;
+    node.kill_agent()?;
+    node.options().failpoints.agent = Some("agent.mount-listed=hang");
+    node.spawn_agent()?;
+    let killed = wait_until(LIMIT + SLACK, || node.agent_has_ended());
+    ensure!(killed, "the broker leaves an agent alone that is stuck");
+    ensure!(node.places().logs().contains("failpoint: hangs at agent.mount-listed"), "it was not stuck");
+    node.options().failpoints.agent = None;
+    node.replace_killed_agent()?;
+    let all = || node.agent().serving().is_ok_and(|serving| serving.len() == 2);
+    ensure!(wait_until(PATIENCE, all), "not every mount is served: {:?}", node.agent().volumes());
     running.into_iter().try_for_each(judge)?;
     drop(pods);
     node.finish()

@@ -8,6 +8,7 @@ use e2e::mountinfo;
 use e2e::node::{AgentOptions, BUCKET, Node, secrets, small_disk};
 use e2e::scenario::listing;
 use e2e::tree::{Shape, Tree};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,6 +18,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 use testkit::process::Process;
+
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One run of `millpond` against this node's agent.
 fn millpond(node: &Node, arguments: &[&str]) -> Result<Output> {
@@ -109,6 +112,20 @@ fn status_warm_evict_and_doctor_tell_the_truth() -> Result<()> {
     assert!(cached >= bytes && cached < 2 * bytes, "{cached} of {bytes}");
     let table = millpond(&node, &["status"])?;
     assert!(String::from_utf8_lossy(&table.stdout).contains(&mounted.id));
+
+    // The last heals, and how each worker ended.
+    node.signal_worker(node.worker_of(&mounted.id, PATIENCE)?, Signal::KILL)?;
+    let told = || node.agent().heals().is_ok_and(|heals| !heals.is_empty());
+    assert!(wait_until(PATIENCE, told), "no heal was recorded");
+    let status = json(&millpond(&node, &["status", "--output", "json"])?)?;
+    let heal = &status["heals"][0];
+    let is = |key: &str, value: Value| assert_eq!(heal[key], value, "{heal}");
+    is("volumeId", mounted.id.as_str().into());
+    is("level", 1.into());
+    is("cause", "signal".into());
+    is("ended", "signal: 9 (SIGKILL)".into());
+    let table = millpond(&node, &["status"])?;
+    assert!(String::from_utf8_lossy(&table.stdout).contains("signal: 9 (SIGKILL)"));
 
     let one = format!("{target}/large0");
     let evicted = millpond(&node, &["evict", &one])?;

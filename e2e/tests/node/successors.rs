@@ -2,11 +2,12 @@
 
 use crate::node_with;
 use crate::workload::{judge, volumes};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
 use e2e::mountinfo;
 use e2e::node::Node;
 use e2e::scenario::resources::Resources;
+use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -90,6 +91,10 @@ fn a_broker_that_was_killed_knows_its_mounts_again_and_hands_them_to_the_next_ag
             // Answered from the agent's memory through the broker's table: it knows the mount.
             let known = || node.plugin().stats(&m.id, &m.target).is_ok();
             ensure!(wait_until(PATIENCE, known), "the new broker does not know {}", m.target.display());
+            let heals = || node.agent().heals().unwrap_or_default();
+            let told =
+                || heals().iter().any(|h| h.volume_id == m.id && (h.level, &*h.cause) == (3, "broker"));
+            ensure!(wait_until(PATIENCE, told), "no heal of level 3 was recorded: {:?}", heals());
         }
         node.kill_agent()?;
         node.start_agent()?;
@@ -104,6 +109,47 @@ fn a_broker_that_was_killed_knows_its_mounts_again_and_hands_them_to_the_next_ag
     node.finish()
 }
 
+/// What was answered to the kernel's INIT holds for the life of a connection, whatever a later agent would say.
+#[test]
+fn an_agent_that_would_answer_init_otherwise_serves_what_was_agreed() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mounted = volumes(&mut node)?;
+    let pods = mounted.iter().map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
+    let running = pods.iter().map(|p| p.oracle(&tree, &["--alarm"])).collect::<Result<Vec<_>>>()?;
+    let mode = |node: &Node, id: &str| -> Result<String> {
+        let volume = node.agent().volumes()?.into_iter().find(|v| v.volume_id == id);
+        Ok(volume.with_context(|| format!("{id} is not served"))?.mode)
+    };
+    let agreed = ["passthrough", "no-open"];
+    let mut later = Vec::new();
+    for (withhold, fresh) in [(vec!["passthrough", "no_open", "readdirplus"], ["kept"; 2]), (vec![], agreed)]
+    {
+        node.options().withhold = withhold;
+        node.kill_agent()?;
+        node.start_agent()?;
+        node.wait_whole(PATIENCE)?;
+        for (m, agreed) in mounted.iter().zip(agreed) {
+            assert_eq!(mode(&node, &m.id)?, agreed);
+        }
+        // A worker of this agent that takes over from another of its own, too.
+        for (_, pid) in node.agent().serving()? {
+            node.signal_worker(pid, Signal::KILL)?;
+        }
+        node.wait_whole(PATIENCE)?;
+        for (profile, mode_of_new) in ["large", "small"].into_iter().zip(fresh) {
+            let m = node.volume(&format!("{profile}-{mode_of_new}"), "set", &[("profile", profile)])?;
+            later.push((m, mode_of_new));
+        }
+        for (m, agreed) in &later {
+            assert_eq!(mode(&node, &m.id)?, *agreed);
+            node.pod(m)?.verify(&tree, 2)?.ensure_all(&tree)?;
+        }
+    }
+    running.into_iter().try_for_each(judge)?;
+    drop(pods);
+    node.finish()
+}
+
 #[test]
 fn agent_and_broker_asked_to_stop_at_once_lose_nothing() -> Result<()> {
     let (mut node, tree) = node_with("set")?;
@@ -114,6 +160,11 @@ fn agent_and_broker_asked_to_stop_at_once_lose_nothing() -> Result<()> {
         node.succeed_both(PATIENCE)?;
         node.wait_served(PATIENCE)?;
     }
+    node.stop_agent()?;
+    node.start_agent()?;
+    let heals = || node.agent().heals().unwrap_or_default();
+    let told = || heals().iter().filter(|h| (h.level, &*h.cause) == (2, "upgrade")).count() == mounted.len();
+    ensure!(wait_until(PATIENCE, told), "{:?}", heals());
     running.into_iter().try_for_each(judge)?;
     node.finish()
 }

@@ -43,6 +43,8 @@ pub struct Agent {
     next_file: AtomicU64,
     /// Reads are never answered.
     pub freeze_reads: AtomicBool,
+    /// Nor is who is being killed.
+    pub freeze_dying: AtomicBool,
     pub asks: Mutex<BTreeMap<&'static str, u64>>,
     pub backing_closed: AtomicU64,
     pub passthrough_opens: AtomicU64,
@@ -76,6 +78,7 @@ impl Agent {
             link: Mutex::default(),
             next_file: AtomicU64::new(0x1100),
             freeze_reads: AtomicBool::new(false),
+            freeze_dying: AtomicBool::new(false),
             asks: Mutex::default(),
             backing_closed: AtomicU64::new(0),
             passthrough_opens: AtomicU64::new(0),
@@ -197,7 +200,12 @@ impl Agent {
             while let Ok((message, _)) = recv::<FromWorker>(&link, &mut buffer) {
                 let FromWorker::Ask { id, body } = message else { continue };
                 *agent.asks.lock().unwrap().entry(kind_of(&body)).or_default() += 1;
-                if matches!(body, Ask::Read { .. }) && agent.freeze_reads.load(SeqCst) {
+                let frozen = match body {
+                    Ask::Read { .. } => agent.freeze_reads.load(SeqCst),
+                    Ask::Dying { .. } => agent.freeze_dying.load(SeqCst),
+                    _ => false,
+                };
+                if frozen {
                     continue;
                 }
                 let (body, fds) = match agent.answer(body) {

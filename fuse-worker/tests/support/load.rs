@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -95,11 +95,13 @@ pub fn main() {
     match words[0] {
         "mixed" => mixed(Path::new(words[1]), words[2].parse().unwrap(), words.get(3) == Some(&"alarm")),
         "once" => once(Path::new(words[1]), words[2]),
+        "direct" => direct(Path::new(words[1]), words[2]),
         "tour" => tour(Path::new(words[1]), words[2].parse().unwrap()),
         "whole" => whole(Path::new(words[1]), words[2]),
         "held" => held(Path::new(words[1]), words[2]),
         "calls" => super::mutating::calls(Path::new(words[1]), Path::new(words[2])),
         "serve" => super::mutating::serve(Path::new(words[1]), words.get(2) == Some(&"naive")),
+        "copy" => super::copying::copy(words.get(1) == Some(&"populated")),
         "across" => across(Path::new(words[1]), words[2]),
         other => panic!("no task {other}"),
     }
@@ -339,6 +341,16 @@ fn once(root: &Path, name: &str) {
         calls.call("read", file.read_to_end(&mut Vec::new()));
     }
     calls.report();
+}
+
+/// Past the page cache: the caller waits for the request itself, and the kernel tells of its signals.
+fn direct(root: &Path, name: &str) {
+    #[repr(C, align(4096))]
+    struct Page([u8; 4096]);
+    let mut options = std::fs::File::options();
+    let file = options.read(true).custom_flags(libc::O_DIRECT).open(root.join(name)).unwrap();
+    let mut page = Page([0; 4096]);
+    file.read_at(&mut page.0, 0).unwrap();
 }
 
 /// Everything warm, in order: list, stat, open, read, map, close.

@@ -1,6 +1,7 @@
 //! A supervisor, an agent and a broker in one small process: enough to mount a volume and to let workers die.
 
 mod agent;
+pub mod copying;
 pub mod load;
 pub mod mutating;
 

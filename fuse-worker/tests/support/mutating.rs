@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -57,12 +57,24 @@ impl Mutating {
 
     /// A worker that aborts at `step`; "": at none.
     pub fn start(&mut self, step: &str) {
-        let fds = [(self.device.as_raw_fd(), DEVICE_FD), (self.memory.as_raw_fd(), MEMORY_FD)];
         let naive = if self.naive { " naive" } else { "" };
+        let task = format!("serve {}{naive}", self.world.display());
+        self.worker = Some(self.spawn(&task, step, Stdio::null()));
+    }
+
+    /// One that reads a request and does nothing with it: its process id, and what it says.
+    pub fn start_copying(&mut self, populated: bool) -> (u32, ChildStdout) {
+        let mut worker = self.spawn(if populated { "copy populated" } else { "copy" }, "", Stdio::piped());
+        let said = worker.stdout.take().unwrap();
+        (self.worker.insert(worker).id(), said)
+    }
+
+    fn spawn(&self, task: &str, step: &str, stdout: Stdio) -> Child {
+        let fds = [(self.device.as_raw_fd(), DEVICE_FD), (self.memory.as_raw_fd(), MEMORY_FD)];
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "application", "--nocapture", "--test-threads=1"]);
-        command.env(VARIABLE, format!("serve {}{naive}", self.world.display()));
-        command.env(failpoint::VARIABLE, step).stdin(Stdio::null()).stdout(Stdio::null());
+        command.env(VARIABLE, task);
+        command.env(failpoint::VARIABLE, step).stdin(Stdio::null()).stdout(stdout);
         // SAFETY: system calls only, between fork and exec.
         unsafe {
             command.pre_exec(move || {
@@ -75,7 +87,7 @@ impl Mutating {
                 Ok(())
             });
         }
-        self.worker = Some(command.spawn().unwrap());
+        command.spawn().unwrap()
     }
 
     /// Waits until a worker that lives has brought to an end what others have died in.
@@ -134,10 +146,15 @@ fn push(bytes: &mut Vec<u8>, values: &[u32]) {
     values.iter().for_each(|value| bytes.extend_from_slice(&value.to_ne_bytes()));
 }
 
+/// Of a worker's process: the device and the shared memory.
+pub fn inherited() -> [OwnedFd; 2] {
+    // SAFETY: `spawn` has put them there for this process alone, which takes them once.
+    [DEVICE_FD, MEMORY_FD].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Another process: the worker. Never returns but when the connection has ended.
 pub fn serve(world: &Path, naive: bool) {
-    // SAFETY: `start` has put them there for this process alone.
-    let [device, memory] = [DEVICE_FD, MEMORY_FD].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    let [device, memory] = inherited();
     let (flight, alone) = Flight::hold(memory).unwrap();
     assert!(alone, "the worker before is still there");
     let flight = Arc::new(flight);

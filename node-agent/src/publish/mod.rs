@@ -13,18 +13,25 @@ use cache::data::Engine;
 use cache::meta;
 use link::broker::{AgentAnswer, AgentRequest, MountId, Publish, Resume, Usage};
 use link::worker::{Assign, Mode, Show};
-use link::{Cause, Refusal, RefusalKind};
+use link::{Cause, Refusal, RefusalKind, failpoint};
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use volume::{Credentials, Freshness, Profile, ScopeId, VolumeSpec};
 
 /// From the fds to a worker's INIT answer, and from Go to Serving.
 const WORKER_LIMIT: Duration = Duration::from_secs(15);
+
+/// The time between two connections to a broker.
+#[derive(Debug)]
+struct Absence {
+    since: Instant,
+    unfinished: Vec<MountId>,
+}
 
 /// The volumes of this node. One writer: the broker's requests.
 pub struct Volumes {
@@ -41,6 +48,8 @@ pub struct Volumes {
     leaving: AtomicBool,
     /// No mount has a worker any more.
     stepped_back: AtomicBool,
+    /// While there is no broker.
+    absence: Mutex<Option<Absence>>,
     /// What concerns the agent as a whole.
     orders: mpsc::UnboundedSender<Order>,
 }
@@ -77,6 +86,7 @@ impl Volumes {
             scopes: Mutex::default(),
             leaving: AtomicBool::new(false),
             stepped_back: AtomicBool::new(false),
+            absence: Mutex::default(),
             orders,
         })
     }
@@ -158,6 +168,7 @@ impl Volumes {
                     read_ahead_kb,
                     resume: mount.resume(),
                 };
+                failpoint::hit("agent.volume-prepared");
                 Ok((answer, vec![shared]))
             }
             Err(why) => {
@@ -181,6 +192,7 @@ impl Volumes {
             .spawn(move || supervised.supervise(&around))
             .map_err(|e| Refusal::new(RefusalKind::Unavailable, format!("no thread for the mount: {e}")))?;
         mounts.insert(mount.id, Entry { mount: mount.clone(), thread: Some(thread) });
+        failpoint::hit("agent.mount-listed");
         Ok(())
     }
 
@@ -221,9 +233,7 @@ impl Volumes {
     pub(crate) async fn step_back(&self) {
         self.stop_taking();
         self.stepped_back.store(true, Ordering::Release);
-        let unfinished: Vec<MountId> =
-            self.mounts().iter().filter(|m| !m.is_started()).map(|m| m.id).collect();
-        for id in unfinished {
+        for id in self.unfinished() {
             self.unpublish(id).await; // its publish fails, and is repeated
         }
         let threads: Vec<_> = {
@@ -233,6 +243,11 @@ impl Volumes {
         };
         let joined = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join())));
         let _ = joined.await; // a panic of a thread has been reported by it
+    }
+
+    /// Mounts in the middle of their publish.
+    fn unfinished(&self) -> Vec<MountId> {
+        self.mounts().iter().filter(|m| !m.is_started()).map(|m| m.id).collect()
     }
 
     /// After the last worker: nothing of ours writes names any more.
@@ -526,7 +541,15 @@ impl crate::broker_client::Serve for Volumes {
 
     async fn connected(self: Arc<Self>) {
         let stepped_back = self.has_stepped_back();
-        self.clone().show_to_broker().await;
+        let absence = lock(&self.absence).take();
+        for id in absence.iter().flat_map(|absence| &absence.unfinished) {
+            // Nobody would ever ask for it: the publish failed with its broker, and is repeated as another mount.
+            if self.get(*id).is_ok_and(|mount| !mount.is_started()) {
+                self.unpublish(*id).await;
+            }
+        }
+        let since = absence.map(|absence| absence.since).filter(|_| !stepped_back);
+        self.clone().show_to_broker(since).await;
         if stepped_back {
             // Its descriptors are closed next.
             self.leave().await;
@@ -540,6 +563,8 @@ impl crate::broker_client::Serve for Volumes {
 
     fn lost(&self) {
         // Mounts go on: workers need the broker for backing ids and dying callers only.
+        let absence = || Absence { since: Instant::now(), unfinished: self.unfinished() };
+        lock(&self.absence).get_or_insert_with(absence);
     }
 }
 

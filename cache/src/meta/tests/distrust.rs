@@ -1,7 +1,9 @@
 //! What is kept and what is set aside when a store is opened.
 
 use super::*;
+use crate::meta::record::FORMAT;
 use crate::meta::{Opened, ROOT};
+use heed::types::Bytes;
 use std::fs;
 
 fn why(store: &Store) -> &str {
@@ -55,6 +57,45 @@ fn a_store_that_another_boot_left_open_is_set_aside() {
     rewrite_marker(&bench, boot.trim(), "00000000-0000-0000-0000-000000000000");
     rewrite_marker(&bench, "clean", "open");
     assert!(starts_empty(&bench).contains("machine stopped"));
+}
+
+/// As a build of that version leaves it.
+fn make_of(bench: &Bench, format: u32) {
+    rewrite_marker(bench, &format!("millpond-meta {FORMAT}"), &format!("millpond-meta {format}"));
+    let mut options = heed::EnvOpenOptions::new();
+    options.max_dbs(4).map_size(16 << 20);
+    // SAFETY: nobody else has the store open.
+    let env = unsafe { options.open(bench.dir.path()) }.unwrap();
+    let mut txn = env.write_txn().unwrap();
+    let about = env.open_database::<Bytes, Bytes>(&txn, Some("about")).unwrap().unwrap();
+    about.put(&mut txn, b"format", &format.to_le_bytes()).unwrap();
+    txn.commit().unwrap();
+    env.prepare_for_closing().wait();
+}
+
+#[test]
+fn a_store_of_a_neighbouring_format_is_read_and_written_on() {
+    let bench = Bench::new();
+    filled(&bench);
+    make_of(&bench, FORMAT + 1);
+    let store = bench.open();
+    assert_eq!(*store.opened(), Opened::Kept);
+    found(&store, ROOT, "a");
+    list(&store, ROOT, &[file("a", "1"), file("b", "1")]);
+    drop(store);
+    // It is this build's now, so that the one before may follow.
+    let marker = fs::read_to_string(bench.dir.path().join("marker")).unwrap();
+    assert!(marker.starts_with(&format!("millpond-meta {FORMAT} clean")), "{marker}");
+    found(&bench.open(), ROOT, "b");
+}
+
+#[test]
+fn a_store_of_a_far_format_is_set_aside_whatever_its_marker_says() {
+    let bench = Bench::new();
+    filled(&bench);
+    make_of(&bench, FORMAT + 2);
+    rewrite_marker(&bench, &format!("millpond-meta {}", FORMAT + 2), &format!("millpond-meta {FORMAT}"));
+    starts_empty(&bench);
 }
 
 #[test]

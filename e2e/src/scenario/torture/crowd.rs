@@ -88,7 +88,7 @@ impl CrowdVolume {
     fn kill_worker(&self, node: &Node, patience: Duration) -> Result<u64> {
         let heals = || -> Result<Vec<_>> {
             let all = node.agent().heals()?;
-            Ok(all.into_iter().filter(|h| h.volume_id == self.mounted.id).collect())
+            Ok(all.into_iter().filter(|h| h.level == 1 && h.volume_id == self.mounted.id).collect())
         };
         let before = heals()?.len();
         node.signal_worker(node.worker_of(&self.mounted.id, patience)?, Signal::KILL)?;

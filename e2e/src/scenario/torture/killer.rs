@@ -243,8 +243,9 @@ impl Killer {
     /// The kernel must have killed it, and the agent must say so.
     fn starve_a_worker(&mut self, node: &Node, fault: &mut Fault) -> Result<()> {
         let (volume, pid) = self.victim(node, self.applications)?;
-        let newest =
-            || -> Result<_> { Ok(node.agent().heals()?.into_iter().find(|heal| heal.volume_id == volume)) };
+        let newest = || -> Result<_> {
+            Ok(node.agent().heals()?.into_iter().find(|heal| heal.level == 1 && heal.volume_id == volume))
+        };
         let before = newest()?;
         let mut group = None;
         wait_until(self.patience, || {

@@ -6,7 +6,7 @@ use crate::heals::HealCause;
 use crate::oom;
 use crate::privileged;
 use crate::supervisor::policy::{self, Deaths, End, Verdict};
-use crate::supervisor::rehearsal::{OTHER_INIT, introduce};
+use crate::supervisor::rehearsal::introduce;
 use crate::supervisor::spawn::Worker;
 use link::broker::{BrokerAnswer, BrokerRequest, Report};
 use link::flight::{Blame, Collected, Flight};
@@ -115,7 +115,7 @@ impl Mount {
                 deaths.crashed(died);
             }
             let Some(left) = self.take_up(around, &format!("{end:?}"), status, blame) else { return };
-            heir = Heir::of(HealCause::of(&end, status, oom), left, memory);
+            heir = Heir::of(HealCause::of(&end, status, oom), left, memory).ended(status);
             // Before Go nothing was read from the device, and INIT has not been answered: start over.
             takeover = self.lock().go;
             if !takeover {
@@ -167,13 +167,9 @@ impl Mount {
         let assign = Assign { takeover, ..self.assign.clone() };
         let (init_reply, mode) =
             introduce(worker, assign, self.device.as_fd(), self.shared.as_fd(), &self.roots)?;
-        let mut state = self.lock();
-        if takeover {
-            if state.init_reply != init_reply {
-                // Flags are frozen for the life of the connection: a worker that wants others cannot serve it.
-                return Err(OTHER_INIT.into());
-            }
-        } else {
+        // A successor works with the answer that the connection has, or fails.
+        if !takeover {
+            let mut state = self.lock();
             state.init_reply = init_reply;
             state.mode = Some(mode);
             drop(state);

@@ -4,6 +4,7 @@ use super::confine::Verdict;
 use super::{Mount, Phase, Surroundings};
 use crate::heals::{Heal, HealCause, Heals};
 use link::broker::{BrokerAnswer, BrokerRequest};
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -20,11 +21,18 @@ pub(super) struct Heir {
     replayed: u64,
     /// What the dead one's memory group says.
     memory: Option<Verdict>,
+    ended: String,
 }
 
 impl Heir {
     pub(super) fn of(cause: HealCause, replayed: u64, memory: Option<Verdict>) -> Self {
-        Self { cause, replayed, memory }
+        Self { cause, replayed, memory, ended: String::new() }
+    }
+
+    /// How the dead one's process ended.
+    pub(super) fn ended(mut self, status: Option<ExitStatus>) -> Self {
+        self.ended = status.map(|status| status.to_string()).unwrap_or_default();
+        self
     }
 
     /// Its group knows better than the machine's count, in which others may have died.
@@ -60,7 +68,7 @@ impl Mount {
                     other if Instant::now() >= end => {
                         tracing::error!(
                             mount = %id, %volume, cause = heir.cause.name(), ?other,
-                            "a successor serves, but nothing could be read through the mount"
+                            "a worker serves, but nothing could be read through the mount"
                         );
                         return;
                     }
@@ -71,9 +79,10 @@ impl Mount {
             if let Some(me) = me.upgrade() {
                 me.lock().heals += 1;
             }
+            let ended = heir.ended;
             tracing::info!(
-                mount = %id, %volume, level = cause.level(), cause = cause.name(), replayed,
-                duration_us = took.as_micros() as u64, "healed: a successor serves the mount"
+                mount = %id, %volume, level = cause.level(), cause = cause.name(), ended, replayed,
+                duration_us = took.as_micros() as u64, "healed: {}", text(cause)
             );
             heals.record(Heal {
                 at: SystemTime::now(),
@@ -83,8 +92,20 @@ impl Mount {
                 took,
                 level: cause.level(),
                 replayed,
+                ended,
             });
         });
+    }
+
+    /// A new broker holds it, `took` after the old one was lost. While its worker is being replaced that heal tells of it.
+    pub(crate) fn prove_held(self: &Arc<Self>, around: &Surroundings, took: Duration) {
+        let worker = {
+            let state = self.lock();
+            state.worker.as_ref().filter(|_| state.phase == Phase::Serving).map(|worker| worker.pid)
+        };
+        if let Some(worker) = worker {
+            self.prove(around, worker, Heir::of(HealCause::Broker, 0, None), took);
+        }
     }
 
     /// It was made in the place of a dead one, and somebody has read through it.
@@ -99,11 +120,19 @@ impl Mount {
             took,
             level: cause.level(),
             replayed: 0,
+            ended: String::new(),
         });
     }
 
     fn is_served_by(&self, worker: u32) -> bool {
         let state = self.lock();
         state.phase == Phase::Serving && state.worker.as_ref().is_some_and(|w| w.pid == worker)
+    }
+}
+
+fn text(cause: HealCause) -> &'static str {
+    match cause {
+        HealCause::Broker => "the broker is back, and holds the mount",
+        _ => "a successor serves the mount",
     }
 }

@@ -1,0 +1,206 @@
+//! INIT: what a connection gets from its first worker, and what every later one finds there.
+//!
+//! What the first worker answers holds for the life of the connection; the reply is kept in the shared memory. A worker of
+//! another version, or with other settings, takes the connection as it is, even if it would choose otherwise for a new one.
+
+use fuser::InitFlags;
+use link::worker::{Mode, Withhold};
+use std::ops::Range;
+
+/// fuse_in_header, then major, minor and max_readahead of fuse_init_in.
+const OFFERED_AT: usize = 40 + 12;
+/// fuse_out_header, then the same of fuse_init_out; the upper half stands further behind.
+const AGREED_AT: usize = 16 + 12;
+const AGREED_HIGH_AT: usize = 16 + 32;
+/// max_readahead; max_background and congestion_threshold: how much the kernel sends ahead. Any worker bears any of them.
+const PACE: [Range<usize>; 2] = [24..28, 32..36];
+/// max_write and max_pages, by their ranges: how large a request, or its answer, may be.
+const MAX_WRITE: Range<usize> = 36..40;
+const MAX_PAGES: Range<usize> = 44..46;
+
+/// Flags that have a meaning for what we do, and that this build can serve. fuser sets the first four by itself.
+const SERVED: InitFlags = InitFlags::FUSE_ASYNC_READ
+    .union(InitFlags::FUSE_BIG_WRITES)
+    .union(InitFlags::FUSE_MAX_PAGES)
+    .union(InitFlags::FUSE_INIT_EXT)
+    .union(WISHED)
+    .union(InitFlags::FUSE_CACHE_SYMLINKS)
+    .union(InitFlags::FUSE_DO_READDIRPLUS)
+    .union(InitFlags::FUSE_PASSTHROUGH);
+/// Those that every connection shall have.
+const WISHED: InitFlags = InitFlags::FUSE_PARALLEL_DIROPS
+    .union(InitFlags::FUSE_EXPLICIT_INVAL_DATA)
+    .union(InitFlags::FUSE_NO_OPEN_SUPPORT)
+    .union(InitFlags::FUSE_NO_OPENDIR_SUPPORT)
+    .union(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
+
+/// What the connection gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    pub mode: Mode,
+    /// To be answered to INIT, besides what fuser sets by itself.
+    pub flags: InitFlags,
+}
+
+impl Offer {
+    /// For a new connection: what is wished for, as far as the kernel offers it. `init`: its request, header included.
+    pub fn choose(init: &[u8], wished: Mode, withhold: &Withhold) -> Self {
+        let low = u64::from(word(init, OFFERED_AT));
+        let extended = low & InitFlags::FUSE_INIT_EXT.bits() != 0;
+        let high = if extended { u64::from(word(init, OFFERED_AT + 4)) } else { 0 };
+        let offered = InitFlags::from_bits_retain(low | high << 32);
+        let has = |flag| offered.contains(flag);
+        let mode = match wished {
+            Mode::Passthrough if has(InitFlags::FUSE_PASSTHROUGH) && !withhold.passthrough => {
+                Mode::Passthrough
+            }
+            Mode::NoOpen if has(InitFlags::FUSE_NO_OPEN_SUPPORT) && !withhold.no_open => Mode::NoOpen,
+            Mode::Passthrough | Mode::NoOpen | Mode::Kept => Mode::Kept,
+        };
+        let mut flags = WISHED;
+        // For tests: the next version wishes for something else.
+        flags.set(InitFlags::FUSE_CACHE_SYMLINKS, !cfg!(feature = "next-version"));
+        flags.set(InitFlags::FUSE_DO_READDIRPLUS, !withhold.readdirplus);
+        flags.set(InitFlags::FUSE_PASSTHROUGH, mode == Mode::Passthrough);
+        Self { mode, flags: flags & offered }
+    }
+
+    /// For one that another worker has begun: what that one has agreed with the kernel. `reply`: its answer, header
+    /// included; `mode`: the one it has served in, which the kernel remembers, too (an open answered with ENOSYS).
+    pub fn frozen(reply: &[u8], mode: Mode) -> Result<Self, String> {
+        let agreed = agreed(reply);
+        let unknown = agreed.difference(SERVED);
+        if !unknown.is_empty() {
+            return Err(format!("the connection has INIT flags that this build does not know: {unknown:?}"));
+        }
+        let mode = match mode {
+            Mode::Passthrough if !agreed.contains(InitFlags::FUSE_PASSTHROUGH) => Mode::Kept,
+            Mode::NoOpen if !agreed.contains(InitFlags::FUSE_NO_OPEN_SUPPORT) => Mode::Kept,
+            mode => mode,
+        };
+        Ok(Self { mode, flags: agreed & !InitFlags::FUSE_INIT_EXT })
+    }
+
+    pub fn no_opendir(&self) -> bool {
+        self.flags.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT)
+    }
+}
+
+/// May a worker that would have answered `own` serve a connection whose answer was `frozen`?
+pub fn can_serve(own: &[u8], frozen: &[u8]) -> Result<(), String> {
+    let room = |reply: &[u8]| {
+        let pages = reply.get(MAX_PAGES).and_then(|bytes| bytes.first_chunk()).copied();
+        (word(reply, MAX_WRITE.start), pages.map_or(0, u16::from_ne_bytes))
+    };
+    let ((own_write, own_pages), (write, pages)) = (room(own), room(frozen));
+    if write > own_write || pages > own_pages {
+        return Err(format!(
+            "this build answers INIT with less room than the connection has: requests of {own_write} bytes and {own_pages} \
+             pages, not {write} and {pages}"
+        ));
+    }
+    // The header tells of the request, and is the same.
+    let rest = |reply: &[u8]| {
+        let mut reply = reply.to_vec();
+        for range in PACE.into_iter().chain([MAX_WRITE, MAX_PAGES]) {
+            if let Some(field) = reply.get_mut(range) {
+                field.fill(0);
+            }
+        }
+        reply
+    };
+    match rest(own) == rest(frozen) {
+        true => Ok(()),
+        false => Err(format!(
+            "this build answers INIT in another way than the connection's first worker: {:?}, not {:?}",
+            agreed(own),
+            agreed(frozen)
+        )),
+    }
+}
+
+fn agreed(reply: &[u8]) -> InitFlags {
+    let (low, high) = (word(reply, AGREED_AT), word(reply, AGREED_HIGH_AT));
+    InitFlags::from_bits_retain(u64::from(low) | u64::from(high) << 32)
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use InitFlags as F;
+
+    fn init(flags: InitFlags) -> Vec<u8> {
+        let flags = (flags | F::FUSE_INIT_EXT).bits();
+        let mut request = vec![0; 104];
+        request[52..56].copy_from_slice(&(flags as u32).to_ne_bytes());
+        request[56..60].copy_from_slice(&((flags >> 32) as u32).to_ne_bytes());
+        request
+    }
+
+    fn reply(flags: InitFlags, ahead: u16, pages: u16) -> Vec<u8> {
+        let flags = flags.bits();
+        let mut reply = vec![0; 80];
+        reply[28..32].copy_from_slice(&(flags as u32).to_ne_bytes());
+        reply[32..34].copy_from_slice(&ahead.to_ne_bytes());
+        reply[36..40].copy_from_slice(&4096u32.to_ne_bytes());
+        reply[44..46].copy_from_slice(&pages.to_ne_bytes());
+        reply[48..52].copy_from_slice(&((flags >> 32) as u32).to_ne_bytes());
+        reply
+    }
+
+    #[test]
+    fn a_mode_is_what_was_wished_for_as_far_as_the_kernel_offers_it() {
+        let all = init(F::FUSE_PASSTHROUGH | F::FUSE_NO_OPEN_SUPPORT | F::FUSE_DO_READDIRPLUS);
+        let choose = |init: &[u8], mode, withhold| Offer::choose(init, mode, &withhold);
+        let nothing = Withhold::default();
+        assert_eq!(choose(&all, Mode::Passthrough, nothing).mode, Mode::Passthrough);
+        assert_eq!(choose(&all, Mode::NoOpen, nothing).mode, Mode::NoOpen);
+        assert_eq!(choose(&all, Mode::Kept, nothing).mode, Mode::Kept);
+        assert_eq!(choose(&init(F::empty()), Mode::Passthrough, nothing).mode, Mode::Kept);
+        assert_eq!(choose(&init(F::empty()), Mode::NoOpen, nothing).mode, Mode::Kept);
+        let withhold = Withhold { passthrough: true, readdirplus: true, ..nothing };
+        let offer = choose(&all, Mode::Passthrough, withhold);
+        assert_eq!(offer, Offer { mode: Mode::Kept, flags: F::FUSE_NO_OPEN_SUPPORT });
+        assert_eq!(
+            choose(&[0; 10], Mode::Passthrough, nothing).mode,
+            Mode::Kept,
+            "a truncated INIT offers nothing"
+        );
+    }
+
+    #[test]
+    fn a_successor_takes_what_was_agreed_whatever_it_would_choose() {
+        let agreed = F::FUSE_ASYNC_READ | F::FUSE_PASSTHROUGH | F::FUSE_DO_READDIRPLUS;
+        let offer = Offer::frozen(&reply(agreed | F::FUSE_INIT_EXT, 128, 256), Mode::Passthrough).unwrap();
+        assert_eq!(offer, Offer { mode: Mode::Passthrough, flags: agreed });
+        assert!(!offer.no_opendir());
+        // The mount's first worker was given no passthrough.
+        let offer = Offer::frozen(&reply(F::FUSE_NO_OPENDIR_SUPPORT, 128, 256), Mode::Passthrough).unwrap();
+        assert_eq!((offer.mode, offer.no_opendir()), (Mode::Kept, true));
+        // The kernel has learnt that opens are not answered, and sends none.
+        let offer = Offer::frozen(&reply(F::FUSE_NO_OPEN_SUPPORT, 128, 256), Mode::NoOpen).unwrap();
+        assert_eq!(offer.mode, Mode::NoOpen);
+    }
+
+    #[test]
+    fn flags_that_a_build_does_not_know_are_refused_by_their_names() {
+        let why = Offer::frozen(&reply(F::FUSE_WRITEBACK_CACHE | F::FUSE_ASYNC_READ, 128, 256), Mode::Kept);
+        let why = why.unwrap_err();
+        assert!(why.contains("FUSE_WRITEBACK_CACHE") && !why.contains("FUSE_ASYNC_READ"), "{why}");
+    }
+
+    #[test]
+    fn a_connection_may_ask_for_less_than_a_build_can_do_but_not_for_more() {
+        let flags = F::FUSE_ASYNC_READ | F::FUSE_PASSTHROUGH;
+        let own = reply(flags, 128, 256);
+        assert_eq!(can_serve(&own, &own), Ok(()));
+        assert_eq!(can_serve(&own, &reply(flags, 12, 256)), Ok(()), "another pace");
+        assert_eq!(can_serve(&own, &reply(flags, 128, 32)), Ok(()), "smaller requests");
+        assert!(can_serve(&own, &reply(flags, 128, 512)).unwrap_err().contains("less room"));
+        assert!(can_serve(&own, &reply(F::FUSE_ASYNC_READ, 128, 256)).unwrap_err().contains("another way"));
+    }
+}
