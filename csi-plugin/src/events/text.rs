@@ -4,8 +4,12 @@ use std::time::Duration;
 use volume::VolumeId;
 
 pub fn healed(volume: &VolumeId, cause: &str, took: Duration, node: &str) -> String {
+    let what = match cause {
+        "broker" => "csi-plugin is back, and holds the mount again",
+        _ => "the process that serves the mount was replaced",
+    };
     format!(
-        "Volume {volume}: the process that serves the mount was replaced ({cause}) within {took:?}; no call failed. Nothing to do. If this goes on, see `millpond status` on node {node}."
+        "Volume {volume}: {what} ({cause}) within {took:?}; no call failed. Nothing to do. If this goes on, see `millpond status` on node {node}."
     )
 }
 
@@ -67,4 +71,16 @@ pub fn secret_refused(volume: &VolumeId, why: &str) -> String {
     format!(
         "Volume {volume}: its secret has changed, and the new one is not used ({why}). The mount goes on with the one before: correct the secret."
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heal_names_who_was_away() {
+        let of = |cause| healed(&VolumeId::parse("v").unwrap(), cause, Duration::from_millis(3), "n");
+        assert!(of("signal").contains("that serves the mount was replaced (signal)"), "{}", of("signal"));
+        assert!(of("broker").contains("csi-plugin is back") && !of("broker").contains("was replaced"));
+    }
 }
