@@ -5,7 +5,7 @@
 //! version is raised with it.
 
 /// For tests: builds that differ in what is shared, as two releases would.
-const STEPS: u32 = if cfg!(feature = "far-version") {
+pub const STEPS: u32 = if cfg!(feature = "far-version") {
     2
 } else if cfg!(feature = "next-version") {
     1

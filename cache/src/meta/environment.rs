@@ -149,21 +149,15 @@ impl Home {
     /// the new one. One that says the same already (of an agent that was killed, or has stepped back) is left, and one
     /// that differs in the format alone is not synced: that takes time, and applications may be waiting.
     pub(super) fn mark(&self, state: State) -> Result<(), MetaError> {
-        let text = format!("millpond-meta {FORMAT} {} {}", state.word(), boot_id()?);
+        let about = format!(" {} {}", state.word(), boot_id()?);
+        let text = format!("millpond-meta {FORMAT}{about}");
         let path = self.dir.join(MARKER);
         let found = fs::read(&path).unwrap_or_default();
-        if found.trim_ascii_end() == text.as_bytes() {
+        let found = found.trim_ascii_end();
+        if found == text.as_bytes() {
             return Ok(());
         }
-        let words = |marker: &[u8]| -> Vec<Vec<u8>> {
-            marker
-                .split(u8::is_ascii_whitespace)
-                .filter(|word| !word.is_empty())
-                .map(<[u8]>::to_vec)
-                .collect()
-        };
-        let (was, is) = (words(&found), words(text.as_bytes()));
-        let same_but_format = was.len() == is.len() && was[0] == is[0] && was[2..] == is[2..];
+        let same_but_format = found.ends_with(about.as_bytes());
         // Always as long as it ever was, so that nothing of an older one shows behind it.
         let text = format!("{text:<width$}\n", width = MARKER_BYTES - 1);
         let write = || {

@@ -18,19 +18,11 @@ use super::types::{Attributes, Cached, EPOCH_MAX, Kind, MetaError, NAME_MAX};
 
 /// Raised by every change of this file. Node ids of live mounts are in here: a build reads and writes the stores of its
 /// direct neighbours, so a change adds what the build before can do without, and nothing else.
-pub(super) const FORMAT: u32 = 1 + STEPS;
-/// For tests: builds that differ, as two releases would.
-const STEPS: u32 = if cfg!(feature = "far-version") {
-    2
-} else if cfg!(feature = "next-version") {
-    1
-} else {
-    0
-};
+pub(super) const FORMAT: u32 = 1 + link::version::STEPS;
 
 /// Can this build work with a store of that format?
 pub(super) fn is_known(format: u32) -> bool {
-    format > 0 && format.abs_diff(FORMAT) <= 1
+    format > 0 && link::version::neighbours(format, FORMAT)
 }
 
 /// As it stands in a store.

@@ -1,9 +1,11 @@
 //! Workers that take more memory than they may.
 
 use anyhow::Result;
+use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, Node};
 use e2e::processes;
 use e2e::scenario::memory::{self, Limits};
+use e2e::scenario::resources::Resources;
 use std::fs;
 
 #[test]
@@ -28,5 +30,11 @@ fn workers_are_the_kernels_first_choice() -> Result<()> {
     let agent: i32 =
         fs::read_to_string(format!("/proc/{}/oom_score_adj", node.agent().pid()))?.trim().parse()?;
     assert!(agent < 1000, "{agent}");
+    // That none is left is told by counting them: so they must be found while there are some.
+    let counted = || Resources::of(&node).is_ok_and(|now| now.groups > 0);
+    assert!(
+        !memory::is_writable()? || wait_until(memory::PATIENCE, counted),
+        "no group of a worker is counted"
+    );
     node.finish()
 }
