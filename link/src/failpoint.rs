@@ -1,20 +1,25 @@
 //! Deaths at named steps, for tests: a debug switch, inert unless the environment names a step.
 //!
-//! A process with `MILLPOND_FAILPOINT=<step>` aborts when it gets there; with `<step>=hang` the thread that gets there never
-//! goes on, and holds what it holds. Workers are started with an empty environment:
-//! the n-th worker that an agent starts gets the n-th of the comma-separated steps in the agent's
-//! `MILLPOND_WORKER_FAILPOINTS`; an empty step, and every worker after the last one, lives. docs/development.md lists
-//! the steps.
+//! A process with `MILLPOND_FAILPOINT=<step>` aborts when it gets there; with `<step>=hang` the thread that gets there
+//! never goes on, and holds what it holds; with `<step>=until:<file>` it goes on when that file exists. Workers are
+//! started with an empty environment: the n-th worker that an agent starts gets the n-th of the comma-separated steps in
+//! the agent's `MILLPOND_WORKER_FAILPOINTS`; an empty step, and every worker after the last one, lives.
+//! docs/development.md says where the steps are listed.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Once, OnceLock};
+use std::time::Duration;
 
 /// Names the step at which this process aborts, or hangs.
 pub const VARIABLE: &str = "MILLPOND_FAILPOINT";
 /// Names those of the workers that this process starts.
 pub const WORKERS_VARIABLE: &str = "MILLPOND_WORKER_FAILPOINTS";
 
-/// Aborts the process if `step` is the one that it shall not survive, or stays here for ever.
+/// How often a thread that waits at a step looks for its file.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Aborts the process if `step` is the one that it shall not survive, or stays here.
 pub fn hit(step: &str) {
     static NAMED: OnceLock<Option<String>> = OnceLock::new();
     let named = NAMED.get_or_init(|| std::env::var(VARIABLE).ok());
@@ -33,7 +38,14 @@ pub fn hit(step: &str) {
                 std::thread::park();
             }
         }
-        _ => {}
+        Some(rest) => {
+            let Some(file) = rest.strip_prefix("=until:") else { return };
+            eprintln!("failpoint: waits at {step}");
+            while !Path::new(file).exists() {
+                std::thread::sleep(LOOK_EVERY);
+            }
+        }
+        None => {}
     }
 }
 

@@ -2,7 +2,7 @@
 //! broker that is new, and left behind in good order.
 
 use crate::heals::HealCause;
-use crate::publish::{self, Volumes};
+use crate::publish::{self, Arriving, Volumes};
 use crate::supervisor::{Left, Mount, Parts};
 use link::broker::{Adopt, AgentEnd, BrokerAnswer, BrokerRequest, Hold, MountId, Publish};
 use link::{Refusal, RefusalKind, failpoint};
@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use volume::ScopeId;
 
 /// A successor's worker is there long before; a broker that waits for it longer would hold up its other mounts.
 const SERVING_LIMIT: Duration = Duration::from_secs(10);
@@ -22,18 +23,41 @@ impl Volumes {
     pub(crate) async fn adopt(&self, adopt: Adopt, fds: Vec<OwnedFd>) -> Result<(), Refusal> {
         let [device, shared] = <[OwnedFd; 2]>::try_from(fds)
             .map_err(|_| Refusal::new(RefusalKind::Internal, "adopt must carry two descriptors"))?;
+        let id = adopt.publish.mount;
+        let scope = publish::scope_of(&adopt.resume)?;
+        let Some(arrival) = self.arrive(id, &scope)? else {
+            // Done means that it is served, or will be.
+            return match self.has_live(id) {
+                true => Ok(()),
+                false => {
+                    let why = format!("this agent has given up mount {id}, or is still publishing it");
+                    Err(Refusal::new(RefusalKind::Conflict, why))
+                }
+            };
+        };
+        let taken = self.take_over(arrival, adopt, scope.clone(), device, shared).await;
+        if taken.is_err() {
+            self.release_scope(&scope);
+        }
+        taken
+    }
+
+    async fn take_over(
+        &self,
+        arrival: Arriving<'_>,
+        adopt: Adopt,
+        scope: ScopeId,
+        device: OwnedFd,
+        shared: OwnedFd,
+    ) -> Result<(), Refusal> {
         let Adopt { publish, resume, backing, orphaned_ms, ended } = adopt;
         let mode = resume.mode;
         let Publish { mount: id, spec, secrets, environment, init: _, target, pod, claim } = publish;
-        if self.mounts().iter().any(|m| m.id == id) {
-            return Ok(());
-        }
         failpoint::hit("agent.adopt");
         let orphaned = Duration::from_millis(orphaned_ms);
         let since = Instant::now().checked_sub(orphaned).unwrap_or_else(Instant::now);
         self.may_serve(&spec)?;
         let credentials = self.credentials(&secrets, environment)?;
-        let scope = publish::scope_of(&resume)?;
         let rotated = spec.scope(&credentials) != scope;
         let scope = self.open_scope(scope, &spec, &credentials, false).await?;
         if rotated {
@@ -55,11 +79,12 @@ impl Volumes {
             Refusal::new(RefusalKind::Conflict, format!("mount {id} cannot be taken over: {why}"))
         })?;
         failpoint::hit("agent.memory-mapped");
-        self.run(&mount)?;
+        self.run(arrival, &mount)?;
         // The mount is ours from here on, whatever comes: if no worker comes up, its thread gives it up in time.
         let waiter = mount.clone();
         match tokio::task::spawn_blocking(move || waiter.start(SERVING_LIMIT)).await {
             Ok(Ok(())) => tracing::info!(mount = %id, volume = %mount.spec.id, ?mode, "taken over"),
+            _ if !self.has(id) => return Err(publish::ended_meanwhile(id)),
             Ok(Err(why)) => {
                 tracing::error!(mount = %id, volume = %mount.spec.id, why, "taken over, not served yet")
             }

@@ -1,5 +1,7 @@
 //! Publish and unpublish: from a mount request to a worker that serves it, and back.
 
+mod arrivals;
+mod requests;
 mod rotate;
 
 use crate::asked::AskedWith;
@@ -9,9 +11,10 @@ use crate::health::Health;
 use crate::profile;
 use crate::scope::{Scope, now_ms, store_cause};
 use crate::supervisor::{Mount, Parts, Surroundings};
+use arrivals::{Arrival, Mounts, Present, Unsettled};
 use cache::data::Engine;
 use cache::meta;
-use link::broker::{AgentAnswer, AgentRequest, MountId, Publish, Resume, Usage};
+use link::broker::{AgentAnswer, MountId, Publish, Resume, Usage};
 use link::worker::{Assign, Mode, Show};
 use link::{Cause, Refusal, RefusalKind, failpoint};
 use std::collections::{BTreeMap, HashMap};
@@ -20,7 +23,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use volume::{Credentials, Freshness, Profile, ScopeId, VolumeSpec};
 
 /// From the fds to a worker's INIT answer, and from Go to Serving.
@@ -42,7 +45,7 @@ pub struct Volumes {
     limits: Arc<store::Limits>,
     observer: Arc<dyn store::Observer>,
     pub around: Arc<Surroundings>,
-    mounts: Mutex<HashMap<MountId, Entry>>,
+    mounts: Mounts<Entry>,
     scopes: Mutex<HashMap<ScopeId, ScopeSlot>>,
     /// This agent was asked to stop: the next one takes new mounts.
     leaving: AtomicBool,
@@ -57,10 +60,13 @@ pub struct Volumes {
 /// Held while a scope is being opened, so that a second publish of it waits for the first.
 type ScopeSlot = Arc<tokio::sync::Mutex<Option<Arc<Scope>>>>;
 
-struct Entry {
+pub(crate) struct Entry {
     mount: Arc<Mount>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
+
+/// A mount on its way here.
+pub(crate) type Arriving<'v> = Arrival<'v, Entry>;
 
 impl Volumes {
     #[allow(clippy::too_many_arguments)] // composition: each is one part of the agent
@@ -82,7 +88,7 @@ impl Volumes {
             limits,
             observer,
             around,
-            mounts: Mutex::default(),
+            mounts: Mounts::default(),
             scopes: Mutex::default(),
             leaving: AtomicBool::new(false),
             stepped_back: AtomicBool::new(false),
@@ -100,7 +106,7 @@ impl Volumes {
     }
 
     pub fn mounts(&self) -> Vec<Arc<Mount>> {
-        lock(&self.mounts).values().map(|e| e.mount.clone()).collect()
+        self.mounts.map(|entry| entry.mount.clone())
     }
 
     /// The mount whose target `path` lies at or below, and the rest of the path.
@@ -132,17 +138,36 @@ impl Volumes {
             (Some(device), true) => device,
             _ => return Err(Refusal::new(RefusalKind::Internal, "publish must carry one descriptor")),
         };
-        let Publish { mount: id, spec, secrets, environment, init, target, pod, claim } = request;
-        if lock(&self.mounts).contains_key(&id) {
-            return Err(Refusal::new(RefusalKind::Conflict, format!("mount {id} is published already")));
-        }
         if self.leaving.load(Ordering::Acquire) {
             let why = "the node agent is being stopped; its successor will publish this volume";
             return Err(Refusal::new(RefusalKind::Unavailable, why));
         }
-        self.may_serve(&spec)?;
-        let credentials = self.credentials(&secrets, environment)?;
-        let scope = self.open_scope(spec.scope(&credentials), &spec, &credentials, true).await?;
+        self.may_serve(&request.spec)?;
+        let credentials = self.credentials(&request.secrets, request.environment)?;
+        let (id, scope) = (request.mount, request.spec.scope(&credentials));
+        let arrival = match self.arrive(id, &scope)? {
+            Some(arrival) => arrival,
+            None => {
+                return Err(Refusal::new(RefusalKind::Conflict, format!("mount {id} is published already")));
+            }
+        };
+        let brought = self.bring(arrival, request, scope.clone(), &credentials, device).await;
+        if brought.is_err() {
+            self.release_scope(&scope);
+        }
+        brought
+    }
+
+    async fn bring(
+        &self,
+        arrival: Arriving<'_>,
+        request: Publish,
+        scope: ScopeId,
+        credentials: &Credentials,
+        device: OwnedFd,
+    ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
+        let Publish { mount: id, spec, secrets, environment, init, target, pod, claim } = request;
+        let scope = self.open_scope(scope, &spec, credentials, true).await?;
         let mode = self.mode(&spec, &scope).await?;
         let roots = self.root_directories(&scope)?;
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
@@ -155,7 +180,7 @@ impl Volumes {
         let shared = mount
             .shared()
             .map_err(|e| Refusal::new(RefusalKind::Internal, format!("descriptor limit reached: {e}")))?;
-        self.run(&mount)?;
+        self.run(arrival, &mount)?;
         let waiter = mount.clone();
         let started = tokio::task::spawn_blocking(move || waiter.wait_started(WORKER_LIMIT)).await;
         match started.unwrap_or_else(|e| Err(e.to_string())) {
@@ -178,22 +203,49 @@ impl Volumes {
         }
     }
 
-    /// Gives a mount its thread.
-    pub(crate) fn run(&self, mount: &Arc<Mount>) -> Result<(), Refusal> {
-        let (supervised, around) = (mount.clone(), self.around.clone());
-        let mut mounts = lock(&self.mounts);
-        // Looked at under the lock: whoever ends all mounts ends this one, too, or it does not begin.
-        if self.leaving.load(Ordering::Acquire) {
-            let why = "the node agent is being stopped; its successor will serve this volume";
-            return Err(Refusal::new(RefusalKind::Unavailable, why));
+    /// From here on this mount is on its way, and an unpublish stops it; None: it is here.
+    pub(crate) fn arrive(&self, id: MountId, scope: &ScopeId) -> Result<Option<Arriving<'_>>, Refusal> {
+        match self.mounts.arrive(id, scope.clone()) {
+            Ok(arrival) => Ok(Some(arrival)),
+            Err(Present::Here) => Ok(None),
+            Err(Present::UnderWay) => {
+                let why = format!("a publish or an adoption of mount {id} is under way");
+                Err(Refusal::new(RefusalKind::Unavailable, why))
+            }
         }
-        let thread = std::thread::Builder::new()
-            .name(format!("mount-{}", mount.id))
-            .spawn(move || supervised.supervise(&around))
-            .map_err(|e| Refusal::new(RefusalKind::Unavailable, format!("no thread for the mount: {e}")))?;
-        mounts.insert(mount.id, Entry { mount: mount.clone(), thread: Some(thread) });
-        failpoint::hit("agent.mount-listed");
-        Ok(())
+    }
+
+    /// Gives a mount its thread: it is here.
+    pub(crate) fn run(&self, arrival: Arriving<'_>, mount: &Arc<Mount>) -> Result<(), Refusal> {
+        let (supervised, around) = (mount.clone(), self.around.clone());
+        let settled = arrival.settle(|| {
+            // Looked at under the lock: whoever ends all mounts ends this one, too, or it does not begin.
+            if self.leaving.load(Ordering::Acquire) {
+                let why = "the node agent is being stopped; its successor will serve this volume";
+                return Err(Refusal::new(RefusalKind::Unavailable, why));
+            }
+            let thread = std::thread::Builder::new()
+                .name(format!("mount-{}", mount.id))
+                .spawn(move || supervised.supervise(&around))
+                .map_err(|e| {
+                    Refusal::new(RefusalKind::Unavailable, format!("no thread for the mount: {e}"))
+                })?;
+            failpoint::hit("agent.mount-listed");
+            Ok(Entry { mount: mount.clone(), thread: Some(thread) })
+        });
+        settled.map_err(|unsettled| match unsettled {
+            Unsettled::Refused(refusal) => refusal,
+            Unsettled::Ended => ended_meanwhile(mount.id),
+        })
+    }
+
+    /// Is it here, and not given up?
+    pub(crate) fn has_live(&self, id: MountId) -> bool {
+        self.mounts.get(id, |entry| entry.mount.is_live()) == Some(true)
+    }
+
+    pub(crate) fn has(&self, id: MountId) -> bool {
+        self.mounts.get(id, |_| ()).is_some()
     }
 
     pub(crate) fn may_serve(&self, spec: &VolumeSpec) -> Result<(), Refusal> {
@@ -208,8 +260,9 @@ impl Volumes {
             .map_err(|why| Refusal::new(RefusalKind::Unavailable, why))
     }
 
+    /// Also of a mount that is still on its way here: whoever brings it finds that it has ended.
     pub async fn unpublish(&self, id: MountId) {
-        let Some(mut entry) = lock(&self.mounts).remove(&id) else { return };
+        let Some(mut entry) = self.mounts.end(id) else { return };
         entry.mount.stop();
         if let Some(thread) = entry.thread.take() {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
@@ -222,8 +275,7 @@ impl Volumes {
 
     /// Ends every mount; for shutdown.
     pub async fn stop_all(&self) {
-        let ids: Vec<MountId> = lock(&self.mounts).keys().copied().collect();
-        for id in ids {
+        for id in self.mounts.ids() {
             self.unpublish(id).await;
         }
     }
@@ -236,12 +288,12 @@ impl Volumes {
         for id in self.unfinished() {
             self.unpublish(id).await; // its publish fails, and is repeated
         }
-        let threads: Vec<_> = {
-            let mut mounts = lock(&self.mounts);
-            mounts.values().for_each(|entry| entry.mount.stop());
-            mounts.values_mut().filter_map(|entry| entry.thread.take()).collect()
-        };
-        let joined = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join())));
+        let threads: Vec<_> = self.mounts.map(|entry| {
+            entry.mount.stop();
+            entry.thread.take()
+        });
+        let joined =
+            tokio::task::spawn_blocking(move || threads.into_iter().flatten().for_each(|t| drop(t.join())));
         let _ = joined.await; // a panic of a thread has been reported by it
     }
 
@@ -266,7 +318,7 @@ impl Volumes {
 
     fn get(&self, id: MountId) -> Result<Arc<Mount>, Refusal> {
         let absent = || Refusal::new(RefusalKind::NotFound, format!("mount {id} is not known to this agent"));
-        lock(&self.mounts).get(&id).map(|e| e.mount.clone()).ok_or_else(absent)
+        self.mounts.get(id, |entry| entry.mount.clone()).ok_or_else(absent)
     }
 
     /// One descriptor per cache root, in order. In place of a root that cannot be opened (its disk fails: that is a
@@ -366,9 +418,8 @@ impl Volumes {
     }
 
     /// Closes the scope when its last mount is gone: an environment that nobody has open can be evicted as a whole.
-    fn release_scope(&self, id: &ScopeId) {
-        let used = lock(&self.mounts).values().any(|e| e.mount.scope.id == *id);
-        if used {
+    pub(crate) fn release_scope(&self, id: &ScopeId) {
+        if self.mounts.uses(id, |entry| &entry.mount.scope.id) {
             return;
         }
         let mut scopes = lock(&self.scopes);
@@ -475,97 +526,9 @@ fn source_refusal(error: &store::StoreError) -> Refusal {
     Refusal::new(kind, error.to_string())
 }
 
-/// What the broker asks, handed to the volumes.
-#[async_trait::async_trait]
-impl crate::broker_client::Serve for Volumes {
-    async fn serve(
-        &self,
-        request: AgentRequest,
-        fds: Vec<OwnedFd>,
-    ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
-        match request {
-            AgentRequest::Publish(publish) => self.publish(*publish, fds).await,
-            AgentRequest::Start { mount } => {
-                self.start(mount).await.map(|()| (AgentAnswer::Done, Vec::new()))
-            }
-            AgentRequest::Adopt(adopt) => {
-                self.adopt(*adopt, fds).await.map(|()| (AgentAnswer::Done, Vec::new()))
-            }
-            AgentRequest::Holding => {
-                // An agent that leaves is nobody to leave a mount to.
-                let leaving = self.leaving.load(Ordering::Acquire);
-                let mounts = if leaving { Vec::new() } else { self.holding() };
-                Ok((AgentAnswer::Holding { mounts }, Vec::new()))
-            }
-            AgentRequest::Unpublish { mount } => {
-                self.unpublish(mount).await;
-                Ok((AgentAnswer::Done, Vec::new()))
-            }
-            AgentRequest::Usage { mount } => self.usage(mount).map(|u| (AgentAnswer::Usage(u), Vec::new())),
-            AgentRequest::Rotate { mount, secrets } => {
-                self.rotate(mount, &secrets.0).await.map(|()| (AgentAnswer::Done, Vec::new()))
-            }
-            AgentRequest::Renewed { mount, took_us } => {
-                let mount = self.get(mount)?;
-                mount.note_renewal(&self.around.heals, Duration::from_micros(took_us));
-                Ok((AgentAnswer::Done, Vec::new()))
-            }
-            AgentRequest::StepBack => {
-                let not_now = |why| Err(Refusal::new(RefusalKind::Unavailable, why));
-                if self.leaving.load(Ordering::Acquire) {
-                    return not_now("this agent is exiting");
-                }
-                if !self.is_held().await {
-                    return not_now("the broker does not hold every mount of this agent yet");
-                }
-                let (done, stepped_back) = oneshot::channel();
-                self.order(Order::StepBack(done));
-                match stepped_back.await {
-                    Ok(()) => Ok((AgentAnswer::Done, Vec::new())),
-                    Err(_) => not_now("this agent is exiting"),
-                }
-            }
-            AgentRequest::StepForward => {
-                self.order(Order::StepForward);
-                Ok((AgentAnswer::Done, Vec::new()))
-            }
-            AgentRequest::Depart => {
-                self.order(Order::Depart);
-                Ok((AgentAnswer::Done, Vec::new()))
-            }
-            AgentRequest::Prepare(_) | AgentRequest::Succeed | AgentRequest::Dismiss { .. } => Err(
-                Refusal::new(RefusalKind::Conflict, "this agent is nobody's successor: it serves already"),
-            ),
-        }
-    }
-
-    async fn connected(self: Arc<Self>) {
-        let stepped_back = self.has_stepped_back();
-        let absence = lock(&self.absence).take();
-        for id in absence.iter().flat_map(|absence| &absence.unfinished) {
-            // Nobody would ever ask for it: the publish failed with its broker, and is repeated as another mount.
-            if self.get(*id).is_ok_and(|mount| !mount.is_started()) {
-                self.unpublish(*id).await;
-            }
-        }
-        let since = absence.map(|absence| absence.since).filter(|_| !stepped_back);
-        self.clone().show_to_broker(since).await;
-        if stepped_back {
-            // Its descriptors are closed next.
-            self.leave().await;
-            self.order(Order::Shown);
-        }
-    }
-
-    fn has_stepped_back(&self) -> bool {
-        self.stepped_back.load(Ordering::Acquire)
-    }
-
-    fn lost(&self) {
-        // Mounts go on: workers need the broker for backing ids and dying callers only.
-        let absence = || Absence { since: Instant::now(), unfinished: self.unfinished() };
-        lock(&self.absence).get_or_insert_with(absence);
-    }
+/// The broker has taken it away before it was here, or before it was served.
+pub(crate) fn ended_meanwhile(id: MountId) -> Refusal {
+    Refusal::new(RefusalKind::NotFound, format!("mount {id} was unpublished meanwhile"))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -348,6 +348,7 @@ impl Mount {
 
     /// The kernel has its INIT reply: let the worker read. Waits until it does.
     pub fn start(&self, limit: Duration) -> Result<(), String> {
+        let begun = Instant::now();
         let mut state = self.lock();
         state.go = true;
         self.changed.notify_all();
@@ -356,7 +357,8 @@ impl Mount {
             self.changed.wait_timeout_while(state, limit, waiting).unwrap_or_else(|p| p.into_inner());
         match state.phase {
             Phase::Serving => Ok(()),
-            phase => Err(format!("the worker is {phase:?} after {limit:?}: {}", state.why)),
+            // It may have ended long before the limit.
+            phase => Err(format!("the worker is {phase:?} after {:?}: {}", begun.elapsed(), state.why)),
         }
     }
 

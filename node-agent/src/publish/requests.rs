@@ -1,0 +1,103 @@
+//! What the broker asks, handed to the volumes.
+
+use super::{Absence, Volumes, lock};
+use crate::departure::Order;
+use link::broker::{AgentAnswer, AgentRequest};
+use link::{Refusal, RefusalKind};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+#[async_trait::async_trait]
+impl crate::broker_client::Serve for Volumes {
+    async fn serve(
+        &self,
+        request: AgentRequest,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
+        match request {
+            AgentRequest::Publish(publish) => self.publish(*publish, fds).await,
+            AgentRequest::Start { mount } => {
+                self.start(mount).await.map(|()| (AgentAnswer::Done, Vec::new()))
+            }
+            AgentRequest::Adopt(adopt) => {
+                self.adopt(*adopt, fds).await.map(|()| (AgentAnswer::Done, Vec::new()))
+            }
+            AgentRequest::Holding => {
+                // An agent that leaves is nobody to leave a mount to.
+                let leaving = self.leaving.load(Ordering::Acquire);
+                let mounts = if leaving { Vec::new() } else { self.holding() };
+                Ok((AgentAnswer::Holding { mounts }, Vec::new()))
+            }
+            AgentRequest::Unpublish { mount } => {
+                self.unpublish(mount).await;
+                Ok((AgentAnswer::Done, Vec::new()))
+            }
+            AgentRequest::Usage { mount } => self.usage(mount).map(|u| (AgentAnswer::Usage(u), Vec::new())),
+            AgentRequest::Rotate { mount, secrets } => {
+                self.rotate(mount, &secrets.0).await.map(|()| (AgentAnswer::Done, Vec::new()))
+            }
+            AgentRequest::Renewed { mount, took_us } => {
+                let mount = self.get(mount)?;
+                mount.note_renewal(&self.around.heals, Duration::from_micros(took_us));
+                Ok((AgentAnswer::Done, Vec::new()))
+            }
+            AgentRequest::StepBack => {
+                let not_now = |why| Err(Refusal::new(RefusalKind::Unavailable, why));
+                if self.leaving.load(Ordering::Acquire) {
+                    return not_now("this agent is exiting");
+                }
+                if !self.is_held().await {
+                    return not_now("the broker does not hold every mount of this agent yet");
+                }
+                let (done, stepped_back) = oneshot::channel();
+                self.order(Order::StepBack(done));
+                match stepped_back.await {
+                    Ok(()) => Ok((AgentAnswer::Done, Vec::new())),
+                    Err(_) => not_now("this agent is exiting"),
+                }
+            }
+            AgentRequest::StepForward => {
+                self.order(Order::StepForward);
+                Ok((AgentAnswer::Done, Vec::new()))
+            }
+            AgentRequest::Depart => {
+                self.order(Order::Depart);
+                Ok((AgentAnswer::Done, Vec::new()))
+            }
+            AgentRequest::Prepare(_) | AgentRequest::Succeed | AgentRequest::Dismiss { .. } => Err(
+                Refusal::new(RefusalKind::Conflict, "this agent is nobody's successor: it serves already"),
+            ),
+        }
+    }
+
+    async fn connected(self: Arc<Self>) {
+        let stepped_back = self.has_stepped_back();
+        let absence = lock(&self.absence).take();
+        for id in absence.iter().flat_map(|absence| &absence.unfinished) {
+            // Nobody would ever ask for it: the publish failed with its broker, and is repeated as another mount.
+            if self.get(*id).is_ok_and(|mount| !mount.is_started()) {
+                self.unpublish(*id).await;
+            }
+        }
+        let since = absence.map(|absence| absence.since).filter(|_| !stepped_back);
+        self.clone().show_to_broker(since).await;
+        if stepped_back {
+            // Its descriptors are closed next.
+            self.leave().await;
+            self.order(Order::Shown);
+        }
+    }
+
+    fn has_stepped_back(&self) -> bool {
+        self.stepped_back.load(Ordering::Acquire)
+    }
+
+    fn lost(&self) {
+        // Mounts go on: workers need the broker for backing ids and dying callers only.
+        let absence = || Absence { since: Instant::now(), unfinished: self.unfinished() };
+        lock(&self.absence).get_or_insert_with(absence);
+    }
+}
