@@ -149,6 +149,20 @@ pub struct NodeConfig {
     pub events: bool,
     pub own_dirs: Vec<PathBuf>,
     pub memory_tier: Option<MemoryTier>,
+    pub pace: Pace,
+}
+
+/// Times that no operator has to choose; tests are less patient.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    /// An agent takes a mount over without asking its source: this is for starting a worker on a busy machine.
+    pub adopt_limit: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { adopt_limit: Duration::from_secs(20) }
+    }
 }
 
 /// What there may be on this node.
@@ -265,6 +279,7 @@ impl Arguments {
                     events: self.events,
                     own_dirs: self.own_dirs,
                     memory_tier: self.memory_tier,
+                    pace: Pace::default(),
                 })
             }
         };

@@ -18,6 +18,10 @@ pub struct FakeState {
     pub aborted: BTreeSet<u32>,
     /// And of those whose last holder is gone.
     pub dead: BTreeSet<u32>,
+    /// And of those that were unmounted. What somebody has elsewhere lives on.
+    pub unmounted: BTreeSet<u32>,
+    /// Devices, by the inode of their pipe, and the connections that they serve.
+    devices: BTreeMap<u64, u32>,
     pub init_replies: Vec<Vec<u8>>,
     pub read_ahead_kb: BTreeMap<u32, u32>,
     pub backing_open: BTreeSet<u32>,
@@ -74,6 +78,19 @@ impl FakeState {
         self.dead.extend(fuse.map(|e| e.minor));
     }
 
+    /// Somebody unmounts what is on top at this path; its guard stays.
+    pub fn unmount_top(&mut self, at: &Path) {
+        let Some(top) = stack_at(&self.table, at).last().map(|e| e.id) else { return };
+        let minors = self.table.iter().filter(|e| e.id == top).map(|e| e.minor);
+        self.unmounted.extend(minors);
+        self.table.retain(|e| e.id != top);
+    }
+
+    fn has_ended(&self, minor: u32) -> bool {
+        let nobody_has_it = self.unmounted.contains(&minor) && !self.elsewhere.contains(&minor);
+        self.aborted.contains(&minor) || self.dead.contains(&minor) || nobody_has_it
+    }
+
     fn push(&mut self, at: &Path, source: &MountSource) -> Connection {
         let below = stack_at(&self.table, at).last().map_or(1, |e| e.id);
         let guard = self.add(at, below, "tmpfs", source.guard_text());
@@ -112,24 +129,27 @@ impl Kernel for Fake {
     fn mount(
         &self,
         target: &Target,
-        _device: BorrowedFd<'_>,
+        device: BorrowedFd<'_>,
         source: &MountSource,
         options: MountOptions,
     ) -> Result<Connection, KernelError> {
         let mut state = self.enter("mount")?;
         state.options = Some(options);
-        Ok(state.push(target.path(), source))
+        let connection = state.push(target.path(), source);
+        state.devices.insert(inode(device), connection.minor);
+        Ok(connection)
     }
 
     fn mount_detached(
         &self,
-        _device: BorrowedFd<'_>,
+        device: BorrowedFd<'_>,
         _source: &MountSource,
         options: MountOptions,
     ) -> Result<Detached, KernelError> {
         let mut state = self.enter("mount_detached")?;
         state.options = Some(options);
         let connection = Connection { major: 0, minor: state.next() };
+        state.devices.insert(inode(device), connection.minor);
         Ok(Detached { connection, mount: descriptor()? })
     }
 
@@ -161,9 +181,12 @@ impl Kernel for Fake {
 
     fn unmount(&self, target: &Target) -> Result<u32, KernelError> {
         let mut state = self.enter("unmount")?;
-        let before = state.table.len();
-        state.table.retain(|e| e.mount_point != target.path() || e.ours().is_none());
-        Ok((before - state.table.len()) as u32)
+        let (gone, left): (Vec<_>, Vec<_>) = std::mem::take(&mut state.table)
+            .into_iter()
+            .partition(|e| e.mount_point == target.path() && e.ours().is_some());
+        state.table = left;
+        state.unmounted.extend(gone.iter().map(|e| e.minor));
+        Ok(gone.len() as u32)
     }
 
     fn table(&self) -> Result<Vec<MountEntry>, KernelError> {
@@ -204,8 +227,9 @@ impl Kernel for Fake {
         Ok(self.enter("waiting")?.waiting)
     }
 
-    fn has_ended(&self, _device: BorrowedFd<'_>) -> bool {
-        false
+    fn has_ended(&self, device: BorrowedFd<'_>) -> bool {
+        let state = self.state();
+        state.devices.get(&inode(device)).is_some_and(|minor| state.has_ended(*minor))
     }
 
     fn remains(&self, connection: Connection) -> bool {
@@ -237,6 +261,11 @@ impl Kernel for Fake {
             Some(FakeProbe::TimesOut) => Err(KernelError::ProbeTimedOut { target, limit }),
         }
     }
+}
+
+/// The same for every duplicate of a descriptor.
+fn inode(device: BorrowedFd<'_>) -> u64 {
+    rustix::fs::fstat(device).map_or(0, |stat| stat.st_ino)
 }
 
 /// One that nobody reads from.

@@ -1,7 +1,7 @@
 //! Passthrough files: registered with the kernel for the agent, recorded, closed when nobody needs them.
 
 use super::Broker;
-use super::mounts_table::{Mount, State};
+use super::mounts_table::Mount;
 use super::socket::AgentIdentity;
 use link::broker::{BrokerAnswer, MountId};
 use link::{Refusal, RefusalKind};
@@ -30,7 +30,7 @@ impl Broker {
         let device = mount.device().ok_or_else(gone)?;
         let backing = self.kernel.backing_open(device.as_fd(), file.as_fd()).map_err(refusal)?;
         mount.record_backing(backing);
-        if mount.state() == State::Dead || self.table.get(id).is_none() {
+        if mount.state().is_over() {
             // It ended while we asked: whoever ended it may have looked at the records before.
             self.close_recorded(&mount, &device, backing);
             return Err(gone());

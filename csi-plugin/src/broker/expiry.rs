@@ -11,8 +11,11 @@ const IDLE: Duration = Duration::from_secs(5);
 /// Is this mount's time over, or when will it be?
 pub fn left(state: State, heal_timeout: Duration, now: Instant) -> Option<Duration> {
     match state {
-        State::Orphaned(since) => Some((since + heal_timeout).saturating_duration_since(now)),
-        State::Preparing | State::Serving | State::Dead => None,
+        // An agent that is given a mount may hang: readers wait no longer for that.
+        State::Orphaned(since) | State::Adopting(since) => {
+            Some((since + heal_timeout).saturating_duration_since(now))
+        }
+        State::Preparing | State::Serving | State::Dead | State::Unpublished => None,
     }
 }
 
@@ -33,10 +36,12 @@ pub(super) fn watch(broker: std::sync::Weak<Broker>) {
 fn end_overdue(broker: &Arc<Broker>, now: Instant) -> Duration {
     let mut wait = IDLE;
     for mount in broker.table.all() {
-        match left(mount.state(), mount.heal_timeout(), now) {
+        let seen = mount.state();
+        match left(seen, mount.heal_timeout(), now) {
             Some(Duration::ZERO) => {
                 let why = format!("its agent has been gone for healTimeout ({:?})", mount.heal_timeout());
-                broker.end(&mount, &why);
+                // An agent may have taken it since we looked.
+                broker.end_if(&mount, &why, |state, _| state == seen);
             }
             Some(left) => wait = wait.min(left),
             None => {}
@@ -55,7 +60,9 @@ mod tests {
         let limit = Duration::from_secs(60);
         assert_eq!(left(State::Serving, limit, now), None);
         assert_eq!(left(State::Dead, limit, now), None);
+        assert_eq!(left(State::Unpublished, limit, now), None);
         assert_eq!(left(State::Orphaned(now), limit, now), Some(limit));
+        assert_eq!(left(State::Adopting(now), limit, now + limit / 2), Some(limit / 2));
         assert_eq!(left(State::Orphaned(now), limit, now + limit * 2), Some(Duration::ZERO));
     }
 }

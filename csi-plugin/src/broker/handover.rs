@@ -1,23 +1,17 @@
-//! Agents and brokers that come after one another: what the broker keeps is given to the agent's successor, and what
-//! the agent keeps is taken back by the broker's.
+//! Agents that come after one another: what the broker keeps is given to the agent's successor. What the agent keeps
+//! for the broker's successor is in `hold`.
 
-use super::mounts_table::{Mount, Parts, State};
+use super::mounts_table::{Mount, State};
 use super::socket::{AgentIdentity, AgentLink, AskError};
-use super::targets::Recipe;
-use super::{Broker, GOODBYE_LIMIT, PROBE_LIMIT, primes};
-use crate::events::Subjects;
-use link::broker::{Adopt, AgentAnswer, AgentEnd, AgentRequest, BrokerAnswer, Hold, MountId, Publish};
+use super::{Broker, PROBE_LIMIT, primes};
+use link::broker::{Adopt, AgentAnswer, AgentEnd, AgentRequest, BrokerAnswer, Publish};
 use link::{Refusal, RefusalKind, failpoint};
-use mounts::{Connection, MountSource, Ours, Target, probe, stack_at};
+use mounts::probe;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
-use volume::{Credentials, VolumeSpec};
 
-/// The agent takes a mount over without asking its source: this is for starting a worker on a busy machine.
-const ADOPT_LIMIT: Duration = Duration::from_secs(20);
 /// Mounts that are given to a new agent at the same time: most of the time each waits for the start of its worker.
 const ADOPTERS: usize = 8;
 /// An agent that is to end gets so long to exit before it is killed: two agents must not serve one mount.
@@ -87,10 +81,25 @@ impl Broker {
     /// The same agent as before, after a broken connection.
     pub(super) fn welcome_back(&self, agent: &AgentLink) {
         for mount in self.table.all() {
-            if mount.is_of(agent.identity()) && matches!(mount.state(), State::Orphaned(_)) {
-                self.enter(&mount, State::Serving, "its agent is back");
-            }
+            self.enter_if(&mount, State::Serving, "its agent is back", |state, of| {
+                matches!(state, State::Orphaned(_)) && of == agent.identity()
+            });
         }
+    }
+
+    /// This agent serves nothing any more.
+    pub(super) fn orphan_all_of(&self, agent: &AgentIdentity, why: &str) {
+        for mount in self.table.all() {
+            self.orphan(&mount, agent, why);
+        }
+        self.wake_watcher();
+    }
+
+    /// Nobody serves it from now on, if this agent did.
+    pub(super) fn orphan(&self, mount: &Mount, agent: &AgentIdentity, why: &str) -> bool {
+        self.enter_if(mount, State::Orphaned(Instant::now()), why, |state, of| {
+            state == State::Serving && of == agent
+        })
     }
 
     /// As [`Self::hand_all_over`], with nobody to go back to.
@@ -102,14 +111,18 @@ impl Broker {
         self.look_through_all(&given.mounts);
     }
 
-    /// An agent is there: the mounts of its predecessor become its own. Blocks until it has them all. `spare` has stepped
+    /// An agent is there: the mounts of its predecessor become its own, and those of its own that it does not serve are
+    /// given to it again. Blocks until it has them all. `spare` has stepped
     /// back for it: it lives, and serves nothing.
     pub(super) fn hand_all_over(&self, agent: &AgentLink, spare: Option<&AgentIdentity>) -> Given {
         let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         let mut orphans = self.table.all();
-        // Serving: the predecessor's connection has ended, and nobody has noted it yet.
-        let live = |state| matches!(state, State::Orphaned(_) | State::Serving);
-        orphans.retain(|mount| live(mount.state()) && !mount.is_of(agent.identity()));
+        orphans.retain(|mount| match mount.state() {
+            State::Orphaned(_) => true,
+            // The predecessor's connection has ended, and nobody has noted it yet.
+            State::Serving => !mount.is_of(agent.identity()),
+            State::Preparing | State::Adopting(_) | State::Dead | State::Unpublished => false,
+        });
         let mut earlier: Vec<AgentIdentity> = orphans.iter().map(|m| m.agent()).collect();
         earlier.dedup();
         // A process that executed itself anew has ended its earlier life with that.
@@ -147,25 +160,25 @@ impl Broker {
         mount: &Mount,
         handed_over: bool,
     ) -> Result<Option<Instant>, String> {
-        let since = match mount.state() {
-            State::Orphaned(since) => since,
-            State::Serving => Instant::now(),
-            State::Preparing | State::Dead => return Ok(None),
-        };
-        let ended = if handed_over { AgentEnd::Asked } else { self.ends.of(&mount.agent()) };
-        let Some(Adoption { adopt, device, flight }) = adoption(mount, since, ended) else {
+        // It may ask about the mount before it answers.
+        let Some((since, before)) = mount.begin_adoption(agent.identity(), Instant::now()) else {
             return Ok(None);
         };
-        // It may ask about the mount before it answers.
-        mount.give_to(agent.identity());
+        let still = |state: State, _: &AgentIdentity| state == State::Adopting(since);
+        let ended = if handed_over { AgentEnd::Asked } else { self.ends.of(&before) };
+        let Some(Adoption { adopt, device, flight }) = adoption(mount, since, ended) else {
+            // It ends just now: the agent was asked nothing.
+            self.enter_if(mount, State::Orphaned(since), "there was nothing to give", still);
+            return Ok(None);
+        };
         let adopt = AgentRequest::Adopt(Box::new(adopt));
-        let adopted = agent.ask(adopt, &[device.as_fd(), flight.as_fd()], ADOPT_LIMIT);
+        let adopted = agent.ask(adopt, &[device.as_fd(), flight.as_fd()], self.config.pace.adopt_limit);
         // Nobody serves it in the cases below: it ends with its healTimeout, unless another agent comes.
         let why = match adopted {
             Ok((AgentAnswer::Done, _)) => {
-                self.enter(mount, State::Serving, "a new agent serves it");
+                self.enter_if(mount, State::Serving, "a new agent serves it", still);
                 failpoint::hit("broker.adopted-one");
-                return Ok(Some(since));
+                "the new agent is gone, too".to_owned()
             }
             Ok(_) => "the new agent answered with something else".to_owned(),
             Err(AskError::Gone) => "the new agent is gone, too".to_owned(),
@@ -174,10 +187,21 @@ impl Broker {
                 format!("the new agent refused it: {error}")
             }
         };
-        if mount.device().is_none() {
-            return Ok(None); // unpublished meanwhile
+        match mount.state() {
+            // Unpublished, or ended, while the agent was asked: it may have got it after it was told to let go.
+            over if over.is_over() => {
+                tracing::info!(mount = %mount.id, volume = %mount.spec.id, "a mount ended while it was handed over: the agent is told to let go of it");
+                self.relieve(agent, mount.id, "it ended while it was handed over");
+                return Ok(None);
+            }
+            // Whoever noted that the agent was gone may have done so before it served.
+            State::Serving if agent.is_connected() => return Ok(Some(since)),
+            _ => {}
         }
-        self.enter(mount, State::Orphaned(since), &why);
+        self.enter_if(mount, State::Orphaned(since), &why, |state, of| {
+            of == agent.identity() && matches!(state, State::Adopting(_) | State::Serving)
+        });
+        self.wake_watcher();
         Err(format!("volume {} ({}): {why}", mount.spec.id, mount.id))
     }
 
@@ -199,97 +223,6 @@ impl Broker {
             Err(error) => {
                 tracing::warn!(mount = %mount.id, %error, "the mount was handed over; whether it reads is not known")
             }
-        }
-    }
-
-    /// A mount of an earlier broker, told by the agent that serves it.
-    pub(super) fn hold(
-        &self,
-        agent: &AgentIdentity,
-        hold: Hold,
-        fds: Vec<OwnedFd>,
-    ) -> Result<BrokerAnswer, Refusal> {
-        let Hold { publish, resume, backing } = hold;
-        let id = publish.mount;
-        if let Some(known) = self.table.get(id) {
-            return match known.is_of(agent) {
-                true => Ok(BrokerAnswer::Done),
-                false => Err(Refusal::new(RefusalKind::Conflict, format!("mount {id} is another agent's"))),
-            };
-        }
-        let invalid = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Invalid, e.to_string());
-        let [device, flight] = <[OwnedFd; 2]>::try_from(fds)
-            .map_err(|_| invalid(&"Hold takes the device and the shared memory"))?;
-        let credentials = Credentials::from_secrets(&publish.secrets).map_err(|e| invalid(&e))?;
-        failpoint::hit("broker.hold");
-        let path = Path::new(&publish.target);
-        let target = Target::resolve(&self.config.kubelet_dirs, path).map_err(|e| invalid(&e))?;
-        if self.kernel.has_ended(device.as_fd()) {
-            self.release_ended(agent, id);
-            return Err(Refusal::new(
-                RefusalKind::NotFound,
-                format!("the connection of mount {id} has ended"),
-            ));
-        }
-        let (connection, source) = self.mounted(&target, &publish.spec)?;
-        let mount = self.table.insert(Mount::new(Parts {
-            id,
-            target: Arc::new(target),
-            connection,
-            source,
-            spec: publish.spec,
-            credentials,
-            subjects: Subjects { pod: publish.pod, claim: publish.claim },
-            environment: publish.environment,
-            agent: agent.clone(),
-            device,
-        }));
-        failpoint::hit("broker.noted");
-        mount.keep_prepared(flight, resume);
-        failpoint::hit("broker.prepared");
-        backing.into_iter().for_each(|id| mount.record_backing(id));
-        mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
-        // Unpublished between our look and our note: whoever did it did not find it in the table.
-        self.mounted(&mount.target, &mount.spec).inspect_err(|_| {
-            self.table.remove(id);
-        })?;
-        self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
-        mount.set_replaces(self.targets.dead(mount.target.path()));
-        if !mount.replaces().is_empty() {
-            self.renewals.wake();
-        }
-        failpoint::hit("broker.held");
-        Ok(BrokerAnswer::Done)
-    }
-
-    /// A mount that came to nothing (its broker died while it made it), or was taken away by somebody else: what is at
-    /// its target now is another one.
-    fn release_ended(&self, agent: &AgentIdentity, id: MountId) {
-        let Some(link) = self.agents.current().filter(|link| link.identity() == agent) else { return };
-        match link.ask(AgentRequest::Unpublish { mount: id }, &[], GOODBYE_LIMIT) {
-            Ok(_) => {
-                tracing::info!(mount = %id, "the agent has let go of a mount whose connection has ended")
-            }
-            Err(error) => {
-                tracing::warn!(mount = %id, %error, "the agent keeps a mount whose connection has ended")
-            }
-        }
-    }
-
-    /// The mount table knows the mount's options; the agent does not.
-    fn mounted(&self, target: &Target, spec: &VolumeSpec) -> Result<(Connection, MountSource), Refusal> {
-        let table = self.kernel.table().map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?;
-        let absent = || {
-            let text = format!("volume {} is not mounted at {}", spec.id, target.path().display());
-            Refusal::new(RefusalKind::NotFound, text)
-        };
-        let stack = stack_at(&table, target.path());
-        let top = stack.last().ok_or_else(absent)?;
-        match top.ours() {
-            Some(Ours::Fuse(source)) if source.is_of(spec.id.as_str(), &spec.digest()) => {
-                Ok((top.connection(), source))
-            }
-            _ => Err(absent()),
         }
     }
 
@@ -319,7 +252,7 @@ impl Broker {
     }
 
     fn is_held(&self) -> bool {
-        let live: Vec<_> = self.table.all().into_iter().filter(|m| m.state() != State::Dead).collect();
+        let live: Vec<_> = self.table.all().into_iter().filter(|m| !m.state().is_over()).collect();
         if live.is_empty() {
             return true;
         }

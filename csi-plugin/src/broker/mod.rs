@@ -3,6 +3,7 @@
 //! It holds a duplicate of every FUSE device and never touches the inside of a mount itself. Calls block; they run on
 //! threads of their own.
 
+mod accept;
 mod backing;
 mod confine;
 mod counter;
@@ -10,6 +11,7 @@ mod ends;
 pub mod expiry;
 mod handover;
 mod hangs;
+mod hold;
 pub mod mounts_table;
 mod notices;
 mod renew;
@@ -17,6 +19,7 @@ mod sight;
 mod slots;
 pub mod socket;
 mod succession;
+mod takedown;
 mod targets;
 
 use crate::busy::Busy;
@@ -27,7 +30,7 @@ use counter::Counter;
 use ends::Ends;
 use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, MountId, Publish};
 use link::worker::Mode;
-use link::{Packet, Refusal, RefusalKind, failpoint};
+use link::{Refusal, RefusalKind, failpoint};
 use mounts::{Connection, Kernel, MountOptions, MountSource, Target, probe};
 use mounts_table::{Mount, Parts, State, Table};
 use renew::Renewals;
@@ -35,11 +38,10 @@ use slots::AgentSlots;
 use socket::{AgentIdentity, AgentLink, AskError, Handler};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use targets::{Recipe, Targets};
 use volume::{Credentials, VolumeSpec};
 
@@ -50,8 +52,6 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Unpublish must not wait longer for an agent that hangs: the abort frees everything it holds.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
-/// Connections that are being greeted; more are refused.
-const CONNECTIONS_MAX: usize = 8;
 
 /// One volume to be mounted at one target.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl Broker {
         let counter = Counter::open(&config.state_dir)?;
         let targets = Targets::open(&config.state_dir)?;
         targets.clean_previous_boot(&config.kubelet_dirs, &*kernel);
-        let listener = listen(&config)?;
+        let listener = accept::listen(&config)?;
         let broker = Arc::new(Self {
             kernel,
             table: Table::default(),
@@ -147,7 +147,7 @@ impl Broker {
         let watch = Arc::downgrade(&broker);
         thread::Builder::new().name("agent-watch".into()).spawn(move || hangs::watch(&watch))?;
         let accepting = broker.clone();
-        thread::Builder::new().name("broker".into()).spawn(move || accept(&accepting))?;
+        thread::Builder::new().name("broker".into()).spawn(move || accept::accept(&accepting))?;
         Ok(broker)
     }
 
@@ -281,7 +281,9 @@ impl Broker {
         failpoint::hit("broker.init-answered");
         agent.ask(AgentRequest::Start { mount: mount.id }, &[], START_LIMIT)?;
         failpoint::hit("broker.started");
-        mount.enter(State::Serving, "the agent serves it");
+        if !mount.enter(State::Serving, "the agent serves it") {
+            return Err(gone());
+        }
         // The agent may have gone between its answer and our note of it; `lost` looked before.
         if self.agents.current().is_none_or(|a| !mount.is_of(a.identity())) {
             return Err(AskError::Gone.into());
@@ -294,51 +296,6 @@ impl Broker {
         match self.kernel.probe(&mount.target, primes(mode), PROBE_LIMIT)? {
             probe::Outcome::Primed | probe::Outcome::Serving => Ok(()),
             probe::Outcome::Dead => Err(Failure::Unavailable("the mount's connection ended at once".into())),
-        }
-    }
-
-    /// Takes one known mount away: agent told, connection ended, unmounted, ids and descriptors given back.
-    pub fn take_down(&self, mount: &Arc<Mount>) -> Result<(), Failure> {
-        self.let_go(mount);
-        self.kernel.unmount(&mount.target)?;
-        self.table.remove(mount.id);
-        Ok(())
-    }
-
-    /// Agent told, connection ended: nobody waits for it any more.
-    fn let_go(&self, mount: &Mount) {
-        if let Some(agent) = self.agents.current()
-            && mount.is_of(agent.identity())
-        {
-            match agent.ask(AgentRequest::Unpublish { mount: mount.id }, &[], GOODBYE_LIMIT) {
-                Ok(_) => {}
-                Err(error) => {
-                    tracing::warn!(mount = %mount.id, %error, "the agent did not confirm an unpublish")
-                }
-            }
-        }
-        // Nobody serves from here on, so whoever still waits must be let go before the unmount.
-        self.abort(mount);
-    }
-
-    /// Ends a mount that stays mounted: its readers get ENOTCONN until it is unpublished or published anew.
-    fn end(&self, mount: &Mount, why: &str) {
-        self.abort(mount);
-        self.enter(mount, State::Dead, why);
-    }
-
-    fn abort(&self, mount: &Mount) {
-        if let Err(error) = self.kernel.abort(mount.connection, &mount.target) {
-            tracing::error!(mount = %mount.id, %error, "connection not aborted; it ends with its last descriptor");
-        }
-        let (device, ids) = mount.release();
-        let Some(device) = device else { return };
-        for id in ids {
-            // An aborted connection gives its ids back itself when the last reference goes; a lingering process may
-            // hold it, and the blocks of evicted files with it.
-            if let Err(error) = self.kernel.backing_close(device.as_fd(), id) {
-                tracing::debug!(mount = %mount.id, id, %error, "passthrough id not closed");
-            }
         }
     }
 
@@ -428,13 +385,12 @@ impl Handler for Broker {
     fn lost(&self, link: &AgentLink) {
         let agent = link.identity();
         self.sweep_groups_of(agent);
-        for mount in self.table.all() {
-            // A mount that is being prepared fails with its publish.
-            if mount.is_of(agent) && mount.state() == State::Serving {
-                self.enter(&mount, State::Orphaned(Instant::now()), "the node agent is gone");
-            }
+        // A mount that is being prepared fails with its publish; one that it is given, with that.
+        self.orphan_all_of(agent, "the node agent is gone");
+        // It may be back already, and have been welcomed before we noted that it was gone.
+        if let Some(back) = self.agents.current().filter(|current| current.identity() == agent) {
+            self.welcome_back(&back);
         }
-        self.wake_watcher();
         // What it has left here is for the agent that is there already.
         if link.hello().stepped_back
             && let Some(current) = self.agents.current()
@@ -449,55 +405,5 @@ fn primes(mode: Mode) -> probe::What {
     match mode {
         Mode::NoOpen => probe::What::Small,
         Mode::Passthrough | Mode::Kept => probe::What::Large,
-    }
-}
-
-/// A stale socket file of an earlier broker is replaced.
-fn listen(config: &NodeConfig) -> io::Result<OwnedFd> {
-    let path = &config.broker_socket;
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent)?;
-    }
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    let listener = Packet::listen(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
-    if config.agent_uid != 0 {
-        std::os::unix::fs::chown(path, Some(config.agent_uid), None)?;
-    }
-    Ok(listener)
-}
-
-fn accept(broker: &Arc<Broker>) {
-    loop {
-        let packet = match Packet::accept(broker.listener.as_fd()) {
-            Ok(packet) => packet,
-            Err(_) if broker.stopped() => return,
-            Err(error) => {
-                tracing::warn!(%error, "accepting the node agent failed");
-                thread::sleep(Duration::from_millis(100)); // out of descriptors, say: do not spin
-                continue;
-            }
-        };
-        if broker.stopped() {
-            return;
-        }
-        if broker.connections.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
-            broker.connections.fetch_sub(1, Ordering::AcqRel);
-            tracing::warn!("too many connections to the broker at once: one was refused");
-            continue;
-        }
-        let serving = broker.clone();
-        let spawned = thread::Builder::new().name("agent".into()).spawn(move || {
-            let handler: Arc<dyn Handler> = serving.clone();
-            socket::serve(packet, serving.config.agent_uid, &serving.agents, &handler);
-            serving.connections.fetch_sub(1, Ordering::AcqRel);
-        });
-        if let Err(error) = spawned {
-            broker.connections.fetch_sub(1, Ordering::AcqRel);
-            tracing::error!(%error, "no thread for the node agent's connection");
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Broker;
 use super::mounts_table::{Mount, State};
-use super::socket::AskError;
+use super::socket::{AgentIdentity, AskError};
 use super::targets::Recipe;
 use crate::events::{Reason, text};
 use link::RefusalKind;
@@ -14,15 +14,26 @@ use volume::Credentials;
 const ROTATE_LIMIT: Duration = Duration::from_secs(1);
 
 impl Broker {
-    /// A transition that its owner should read.
-    pub(super) fn enter(&self, mount: &Mount, to: State, why: &str) {
+    /// As [`Mount::enter_if`], and its owner is told.
+    pub(super) fn enter_if(
+        &self,
+        mount: &Mount,
+        to: State,
+        why: &str,
+        holds: impl FnOnce(State, &AgentIdentity) -> bool,
+    ) -> bool {
+        let entered = mount.enter_if(to, why, holds);
         // Who stops hangs up first: nothing has happened to the mount.
-        if !mount.enter(to, why) || self.stopped() {
-            return;
+        if entered && !self.stopped() {
+            self.tell_of(mount, to, why);
         }
+        entered
+    }
+
+    fn tell_of(&self, mount: &Mount, to: State, why: &str) {
         let volume = &mount.spec.id;
         match to {
-            State::Preparing => {}
+            State::Preparing | State::Adopting(_) | State::Unpublished => {}
             State::Serving => self.events.note(&mount.subjects, Reason::Recovered, &text::recovered(volume)),
             State::Orphaned(_) => self.degraded(mount, why),
             State::Dead => self.events.note(&mount.subjects, Reason::Failed, &text::ended(volume, why)),

@@ -33,6 +33,13 @@ impl AgentSlots {
         slots.current.iter().chain(&slots.successor).cloned().collect()
     }
 
+    /// Is this one connected, as whatever?
+    pub(super) fn has(&self, agent: &AgentIdentity) -> bool {
+        let slots = self.lock();
+        let mut links = slots.current.iter().chain(&slots.successor).chain(&slots.stepped_back);
+        links.any(|link| link.identity() == agent)
+    }
+
     /// `greet` sends one packet into an empty socket, which does not block.
     pub(super) fn take(&self, link: &Arc<AgentLink>, greet: impl FnOnce()) -> Result<(), Refusal> {
         let slots = &mut *self.lock();

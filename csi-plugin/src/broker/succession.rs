@@ -136,7 +136,8 @@ impl Broker {
 
     /// Could the successor serve what is served now?
     fn prepare(&self, successor: &AgentLink) -> Result<(), String> {
-        let live = |m: &Arc<Mount>| matches!(m.state(), State::Serving | State::Orphaned(_));
+        let live =
+            |m: &Arc<Mount>| matches!(m.state(), State::Serving | State::Orphaned(_) | State::Adopting(_));
         let mut mounts = self.table.all();
         mounts.retain(live);
         let failed: Vec<String> = for_each(&mounts, |mount| {
@@ -200,12 +201,7 @@ impl Broker {
 
     fn step_back(&self, old: &AgentLink) -> Result<(), AskError> {
         old.ask(AgentRequest::StepBack, &[], STEP_BACK_LIMIT)?;
-        for mount in self.table.all() {
-            if mount.is_of(old.identity()) && mount.state() == State::Serving {
-                self.enter(&mount, State::Orphaned(Instant::now()), "its agent has stepped back");
-            }
-        }
-        self.wake_watcher();
+        self.orphan_all_of(old.identity(), "its agent has stepped back");
         Ok(())
     }
 

@@ -173,9 +173,10 @@ impl Inner {
                 let known = self.broker.table.at(path).filter(|m| m.connection.minor == top.minor);
                 let standing = match known.map(|m| m.state()) {
                     // Preparing: cannot be seen by whoever holds the turn, unless a failed publish left it.
-                    Some(State::Dead | State::Preparing) => Standing::Dead,
+                    // Unpublished: its unmount has failed.
+                    Some(State::Dead | State::Preparing | State::Unpublished) => Standing::Dead,
                     Some(State::Serving) => Standing::Serving,
-                    Some(State::Orphaned(_)) => Standing::Orphaned,
+                    Some(State::Orphaned(_) | State::Adopting(_)) => Standing::Orphaned,
                     None => Standing::Unknown,
                 };
                 Found::Fuse { source, standing }
@@ -190,6 +191,14 @@ impl Inner {
         }
         self.abort_strays(target)?;
         self.broker.kernel.unmount(target)?;
+        self.take_down_known(target)
+    }
+
+    /// What the broker knows of a target where nothing of ours is any more. An agent may have shown it just now.
+    pub(super) fn take_down_known(&self, target: &Target) -> Result<(), Failure> {
+        while let Some(mount) = self.broker.table.at(target.path()) {
+            self.broker.take_down(&mount)?;
+        }
         Ok(())
     }
 

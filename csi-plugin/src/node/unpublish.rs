@@ -45,12 +45,8 @@ impl Inner {
                 tracing::info!(volume = request.volume_id, target_path = %target.path().display(), "unpublished");
                 self.tell_of_holders(request, stack_at(&table, target.path()));
             }
-            Found::Nothing => {
-                // Somebody else unmounted it: the agent still serves it.
-                if let Some(mount) = self.broker.table.at(target.path()) {
-                    self.broker.take_down(&mount)?;
-                }
-            }
+            // Somebody else unmounted it: the agent still serves it.
+            Found::Nothing => self.take_down_known(&target)?,
         }
         self.broker.forget_target(&target);
         match target.remove() {

@@ -2,7 +2,7 @@
 
 pub mod api;
 
-use csi_plugin::config::{Config, ControllerConfig, LogFormat, NodeConfig, RecordsPlace};
+use csi_plugin::config::{Config, ControllerConfig, LogFormat, NodeConfig, Pace, RecordsPlace};
 use link::broker::{
     AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello, Resume,
     Usage,
@@ -42,6 +42,7 @@ pub struct Setup {
     pub events: Option<String>,
     /// And for records and claims.
     pub records: Option<String>,
+    pub pace: Option<Pace>,
 }
 
 impl Driver {
@@ -140,6 +141,7 @@ async fn serve(
             events: setup.events.is_some(),
             own_dirs: Vec::new(),
             memory_tier: None,
+            pace: setup.pace.clone().unwrap_or_default(),
         }),
         cleanup: None,
         kubernetes_api: setup.records.clone().or_else(|| setup.events.clone()),
@@ -180,7 +182,7 @@ pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-type Answer = Result<(AgentAnswer, Vec<OwnedFd>), Refusal>;
+pub type Answer = Result<(AgentAnswer, Vec<OwnedFd>), Refusal>;
 /// None: never answer.
 pub type Behaviour = dyn FnMut(&AgentRequest, &[OwnedFd]) -> Option<Answer> + Send;
 
@@ -189,6 +191,8 @@ pub struct Agent {
     packet: Arc<Packet>,
     pub seen: Arc<Mutex<Vec<String>>>,
     pub behave: Arc<Mutex<Box<Behaviour>>>,
+    /// Questions that its behaviour did not answer.
+    unanswered: Arc<Mutex<Vec<u64>>>,
     answers: Mutex<mpsc::Receiver<(u64, Result<BrokerAnswer, Refusal>)>>,
     next: AtomicU64,
 }
@@ -242,24 +246,38 @@ impl Agent {
 
     /// As whoever it says it is.
     pub fn introduce(socket: &Path, hello: Hello) -> Result<Self, Refusal> {
+        Self::introduce_with(socket, hello, obliging)
+    }
+
+    /// It behaves like this from the first question on.
+    pub fn introduce_with(
+        socket: &Path,
+        hello: Hello,
+        behave: impl FnMut(&AgentRequest, &[OwnedFd]) -> Option<Answer> + Send + 'static,
+    ) -> Result<Self, Refusal> {
         let packet = Arc::new(Packet::connect(socket).unwrap());
         let (send, answers) = mpsc::channel();
         let agent = Self {
             packet: packet.clone(),
             seen: Arc::default(),
-            behave: Arc::new(Mutex::new(Box::new(obliging))),
+            behave: Arc::new(Mutex::new(Box::new(behave))),
+            unanswered: Arc::default(),
             answers: Mutex::new(answers),
             next: AtomicU64::new(1),
         };
         let (seen, behave) = (agent.seen.clone(), agent.behave.clone());
+        let unanswered = agent.unanswered.clone();
         std::thread::spawn(move || {
             let mut buffer = vec![0; MAX_MESSAGE];
             while let Ok((frame, fds)) = link::broker::recv::<FromBroker>(&packet, &mut buffer) {
                 match frame {
                     Frame::Answer { id, body } => drop(send.send((id, body))),
                     Frame::Ask { id, body } => {
-                        seen.lock().unwrap().push(format!("{body:?}"));
                         let answer = behave.lock().unwrap()(&body, &fds);
+                        if answer.is_none() {
+                            unanswered.lock().unwrap().push(id);
+                        }
+                        seen.lock().unwrap().push(format!("{body:?}"));
                         let Some(answer) = answer else { continue };
                         let (body, fds) = match answer {
                             Ok((answer, fds)) => (Ok(answer), fds),
@@ -289,6 +307,14 @@ impl Agent {
 
     pub fn behave(&self, how: impl FnMut(&AgentRequest, &[OwnedFd]) -> Option<Answer> + Send + 'static) {
         *self.behave.lock().unwrap() = Box::new(how);
+    }
+
+    /// Answers Done to all that its behaviour did not answer.
+    pub fn answer_late(&self) {
+        for id in self.unanswered.lock().unwrap().drain(..) {
+            let body = Ok(AgentAnswer::Done);
+            link::broker::send(&self.packet, &FromAgent::Answer { id, body }, &[]).unwrap();
+        }
     }
 
     pub fn saw(&self, prefix: &str) -> usize {

@@ -92,6 +92,12 @@ fn aborted(node: &Node, step: &str) -> Result<usize> {
     Ok(times)
 }
 
+/// Lines of this log with this text.
+fn says(node: &Node, log: &str, text: &str) -> usize {
+    let log = std::fs::read(node.places().log(log)).unwrap_or_default();
+    String::from_utf8_lossy(&log).lines().filter(|line| line.contains(text)).count()
+}
+
 fn died_twice(node: &Node, step: &str, limit: Duration) -> bool {
     wait_until(limit, || aborted(node, step).is_ok_and(|times| times == 2))
 }
@@ -226,6 +232,38 @@ fn a_publish_that_was_cut_short_is_repeated_or_undone_and_leaves_nothing() -> Re
             ensure!(wait_until(PATIENCE, forgotten), "{step}: the agent has {:?}", node.agent().volumes());
             before.ensure_same(&node).context(*step)?;
         }
+    }
+    node.finish()
+}
+
+/// The agent has been given the mount, and goes on when its volume is gone.
+#[test]
+fn a_volume_that_is_unpublished_while_an_agent_adopts_it_is_served_by_nobody() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let first = node.volume("first", "set", &[])?;
+    node.unpublish(&first)?;
+    let before = Resources::of(&node)?;
+    for (round, step) in ["agent.adopt", "agent.scope-opened", "agent.memory-mapped"].iter().enumerate() {
+        let mounted = node.volume(&step.replace('.', "-"), "set", &[])?;
+        let go_on = node.places().root().join(format!("{step}.go-on"));
+        node.kill_agent()?;
+        node.options().failpoints.agent = Some(format!("{step}=until:{}", go_on.display()).leak());
+        node.spawn_agent()?;
+        node.options().failpoints.agent = None;
+        let waits = format!("failpoint: waits at {step}");
+        ensure!(wait_until(PATIENCE, || says(&node, "node-agent", &waits) == 1), "{step}: it is not adopted");
+        node.unpublish(&mounted)?;
+        std::fs::write(&go_on, "")?;
+        let told = || says(&node, "csi-plugin", "ended while it was handed over") == round + 1;
+        ensure!(wait_until(PATIENCE, told), "{step}: the broker does not know what became of it");
+        let forgotten = || node.agent().volumes().is_ok_and(|volumes| volumes.is_empty());
+        ensure!(wait_until(PATIENCE, forgotten), "{step}: the agent has {:?}", node.agent().volumes());
+        ensure!(mountinfo::below(&node.places().kubelet())?.is_empty(), "{step}: a mount is left");
+        before.ensure_same(&node).context(*step)?;
+        // The same agent serves the next.
+        let next = node.volume(&format!("next-{round}"), "set", &[])?;
+        node.pod(&next)?.verify(&tree, 2)?.ensure_all(&tree)?;
+        node.unpublish(&next)?;
     }
     node.finish()
 }

@@ -151,7 +151,7 @@ impl Broker {
                 continue;
             };
             // Unpublished meanwhile: nothing is to be seen of it any more.
-            if self.table.get(mount.id).is_none() || mount.state() == State::Dead {
+            if mount.state().is_over() {
                 continue;
             }
             let complete = self.replace_elsewhere(&mount);

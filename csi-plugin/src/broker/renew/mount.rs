@@ -1,6 +1,6 @@
 //! Makes one mount anew: served first, then put in the dead one's place, then given to whoever has the dead one.
 
-use crate::broker::mounts_table::Mount;
+use crate::broker::mounts_table::{Mount, State};
 use crate::broker::targets::Recipe;
 use crate::broker::{Broker, GOODBYE_LIMIT, Order};
 use crate::events::{Reason, text};
@@ -42,17 +42,15 @@ impl Broker {
             self.look_into(&mount, mode)
         });
         if let Err(failure) = works {
-            self.let_go(&mount);
+            self.retire(&mount, "it was not made anew");
             self.table.remove(mount.id);
             return Err(failure);
         }
         if let Some(predecessor) = predecessor {
+            predecessor.enter(State::Unpublished, "another one was put in its place");
             self.table.remove(predecessor.id);
             // An agent that gave it up has kept it, to tell why.
-            let forget = AgentRequest::Unpublish { mount: predecessor.id };
-            if let Err(error) = agent.ask(forget, &[], GOODBYE_LIMIT) {
-                tracing::warn!(mount = %predecessor.id, %error, "the agent did not let go of the dead mount");
-            }
+            self.relieve(&agent, predecessor.id, "another mount was put in its place");
         }
         self.renewals.all_told(path);
         mount.set_replaces(replaces);

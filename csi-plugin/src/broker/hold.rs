@@ -1,0 +1,130 @@
+//! An agent shows its mounts to a broker that may be new, and is relieved of those that are no more.
+
+use super::Broker;
+use super::mounts_table::{Mount, Parts, State};
+use super::socket::AgentIdentity;
+use super::targets::Recipe;
+use crate::events::Subjects;
+use link::broker::{BrokerAnswer, Hold, MountId};
+use link::{Refusal, RefusalKind, failpoint};
+use mounts::{Connection, MountSource, Ours, Target, stack_at};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use volume::{Credentials, VolumeSpec};
+
+impl Broker {
+    /// A mount of an earlier broker, told by the agent that serves it.
+    pub(super) fn hold(
+        &self,
+        agent: &AgentIdentity,
+        hold: Hold,
+        fds: Vec<OwnedFd>,
+    ) -> Result<BrokerAnswer, Refusal> {
+        let Hold { publish, resume, backing } = hold;
+        let id = publish.mount;
+        if let Some(known) = self.table.get(id) {
+            return self.hold_known(agent, &known);
+        }
+        if self.table.was_removed(id) {
+            return Err(self.relieve_of_ended(agent, id));
+        }
+        let invalid = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Invalid, e.to_string());
+        let [device, flight] = <[OwnedFd; 2]>::try_from(fds)
+            .map_err(|_| invalid(&"Hold takes the device and the shared memory"))?;
+        let credentials = Credentials::from_secrets(&publish.secrets).map_err(|e| invalid(&e))?;
+        failpoint::hit("broker.hold");
+        let path = Path::new(&publish.target);
+        let target = Target::resolve(&self.config.kubelet_dirs, path).map_err(|e| invalid(&e))?;
+        if self.kernel.has_ended(device.as_fd()) {
+            return Err(self.relieve_of_ended(agent, id));
+        }
+        let (connection, source) = self.mounted(&target, &publish.spec).inspect_err(|why| {
+            // Containers may have it all the same, so it is left to them; nobody else can be given it.
+            tracing::warn!(mount = %id, %why, "an agent serves a mount that somebody has taken from its target");
+        })?;
+        let mount = self.table.insert(Mount::new(Parts {
+            id,
+            target: Arc::new(target),
+            connection,
+            source,
+            spec: publish.spec,
+            credentials,
+            subjects: Subjects { pod: publish.pod, claim: publish.claim },
+            environment: publish.environment,
+            agent: agent.clone(),
+            device,
+        }));
+        failpoint::hit("broker.noted");
+        mount.keep_prepared(flight, resume);
+        failpoint::hit("broker.prepared");
+        backing.into_iter().for_each(|id| mount.record_backing(id));
+        mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
+        // Unpublished between our look and our note: whoever did it did not find it in the table. From our note on it
+        // is found there.
+        let ended = || mount.device().is_none_or(|device| self.kernel.has_ended(device.as_fd()));
+        if mount.state().is_over() || ended() {
+            mount.enter(State::Unpublished, "it ended while its agent showed it");
+            mount.release();
+            self.table.remove(id);
+            return Err(self.relieve_of_ended(agent, id));
+        }
+        // Whoever noted that the agent was gone may have done so before our note.
+        if !self.agents.has(agent) {
+            self.orphan(&mount, agent, "the node agent is gone");
+            self.wake_watcher();
+        }
+        self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
+        mount.set_replaces(self.targets.dead(mount.target.path()));
+        if !mount.replaces().is_empty() {
+            self.renewals.wake();
+        }
+        failpoint::hit("broker.held");
+        Ok(BrokerAnswer::Done)
+    }
+
+    fn hold_known(&self, agent: &AgentIdentity, known: &Mount) -> Result<BrokerAnswer, Refusal> {
+        let id = known.id;
+        if !known.is_of(agent) {
+            return Err(Refusal::new(RefusalKind::Conflict, format!("mount {id} is another agent's")));
+        }
+        if known.state().is_over() {
+            return Err(self.relieve_of_ended(agent, id));
+        }
+        let serves = self.agents.current().is_some_and(|current| current.identity() == agent);
+        if serves && !self.switching.load(Ordering::SeqCst) {
+            self.enter_if(known, State::Serving, "its agent shows that it serves it", |state, of| {
+                matches!(state, State::Orphaned(_)) && of == agent
+            });
+        }
+        Ok(BrokerAnswer::Done)
+    }
+
+    /// A mount that came to nothing (its broker died while it made it), was unpublished, or taken away by somebody
+    /// else: what is at its target now is another one.
+    fn relieve_of_ended(&self, agent: &AgentIdentity, id: MountId) -> Refusal {
+        if let Some(link) = self.agents.current().filter(|link| link.identity() == agent) {
+            tracing::info!(mount = %id, "an agent shows a mount that has ended, and is told to let go of it");
+            self.relieve(&link, id, "its connection has ended");
+        }
+        Refusal::new(RefusalKind::NotFound, format!("the connection of mount {id} has ended"))
+    }
+
+    /// The mount table knows the mount's options; the agent does not.
+    fn mounted(&self, target: &Target, spec: &VolumeSpec) -> Result<(Connection, MountSource), Refusal> {
+        let table = self.kernel.table().map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?;
+        let absent = || {
+            let text = format!("volume {} is not mounted at {}", spec.id, target.path().display());
+            Refusal::new(RefusalKind::NotFound, text)
+        };
+        let stack = stack_at(&table, target.path());
+        let top = stack.last().ok_or_else(absent)?;
+        match top.ours() {
+            Some(Ours::Fuse(source)) if source.is_of(spec.id.as_str(), &spec.digest()) => {
+                Ok((top.connection(), source))
+            }
+            _ => Err(absent()),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Publish, unpublish, adoption and hand-over of one mount in whatever order.
+
+#![allow(clippy::unwrap_used, unreachable_pub)]
+
+#[allow(dead_code)]
+mod common;
+
+use common::{Agent, Answer, Driver, LIMIT, Setup, hello, obliging, until};
+use csi_plugin::config::Pace;
+use link::broker::{AgentRequest, BrokerAnswer, BrokerRequest, Hello, Hold, Publish, Resume};
+use link::worker::Mode;
+use link::{Refusal, RefusalKind};
+use proto::csi::v1::NodePublishVolumeRequest;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+/// Nobody comes to its end in these tests but by what they do.
+fn patient(driver: &Driver) -> NodePublishVolumeRequest {
+    let mut request = driver.publish("v", "a");
+    request.volume_context.insert("healTimeout".into(), "1h".into());
+    request
+}
+
+/// Does not answer when it is given a mount, until the test does.
+fn late(request: &AgentRequest, fds: &[OwnedFd]) -> Option<Answer> {
+    match request {
+        AgentRequest::Adopt(_) => None,
+        _ => obliging(request, fds),
+    }
+}
+
+/// The one before is gone, which the broker may not have noted yet.
+async fn next_agent(
+    driver: &Driver,
+    life: u64,
+    behave: impl FnMut(&AgentRequest, &[OwnedFd]) -> Option<Answer> + Send + Clone + 'static,
+) -> Agent {
+    let socket = driver.dir.path().join("broker.sock");
+    let mut next = None;
+    until("the agent's place is free", || {
+        next = Agent::introduce_with(&socket, Hello { life, ..hello() }, behave.clone()).ok();
+        next.is_some()
+    })
+    .await;
+    next.unwrap()
+}
+
+/// An agent has published, is gone, and the next one has been asked to adopt.
+async fn while_adopting(driver: &Driver, request: NodePublishVolumeRequest) -> Agent {
+    let old = driver.agent();
+    driver.node().node_publish_volume(request).await.unwrap();
+    drop(old);
+    let new = next_agent(driver, 2, late).await;
+    until("it is given the mount", || new.saw("Adopt") == 1).await;
+    new
+}
+
+fn records(driver: &Driver) -> usize {
+    std::fs::read_dir(driver.dir.path().join("state/targets")).unwrap().count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_adopts_what_was_unpublished_meanwhile_is_told_to_let_go() {
+    let driver = Driver::start().await;
+    let agent = while_adopting(&driver, patient(&driver)).await;
+    driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    assert_eq!((driver.mounts(), agent.saw("Unpublish")), (0, 1));
+    agent.answer_late();
+    until("it is told after its answer, too", || agent.saw("Unpublish") == 2).await;
+    // The next one is another mount.
+    driver.node().node_publish_volume(patient(&driver)).await.unwrap();
+    assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 1));
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_does_not_answer_before_its_mount_is_unpublished_is_told_to_let_go() {
+    let pace = Pace { adopt_limit: Duration::from_secs(2) };
+    let driver = Driver::with(Setup { pace: Some(pace), ..Setup::default() }).await;
+    let agent = while_adopting(&driver, patient(&driver)).await;
+    driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    until("it is told when nobody waits for its answer any more", || agent.saw("Unpublish") == 2).await;
+    agent.answer_late();
+    assert_eq!(driver.mounts(), 0);
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_is_lost_with_its_last_word_serves_nothing() {
+    let driver = Driver::start().await;
+    let old = driver.agent();
+    driver.node().node_publish_volume(patient(&driver)).await.unwrap();
+    drop(old);
+    for life in 2..22 {
+        let agent = next_agent(&driver, life, late).await;
+        until("it is given the mount", || agent.saw("Adopt") == 1).await;
+        agent.answer_late();
+        agent.die();
+        let end = Instant::now() + LIMIT;
+        while driver.node().node_publish_volume(patient(&driver)).await.is_ok() {
+            assert!(Instant::now() < end, "life {life}: nobody serves it, and a publish succeeds");
+        }
+    }
+    let last = next_agent(&driver, 99, obliging).await;
+    until("it is given the mount", || last.saw("Adopt") == 1).await;
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_whose_time_is_over_while_it_is_adopted_ends_and_the_agent_lets_go() {
+    let driver = Driver::start().await;
+    let agent = while_adopting(&driver, driver.publish("v", "a")).await;
+    until("its healTimeout is over", || driver.kernel.state().aborted.len() == 1).await;
+    assert_eq!(agent.saw("Unpublish"), 0);
+    agent.answer_late();
+    // Then it is made anew, as any dead mount.
+    until("it is told, and another is in its place", || agent.saw("Start") == 1).await;
+    let seen = agent.seen.lock().unwrap().clone();
+    let first = |what: &str| seen.iter().position(|s| s.starts_with(what)).unwrap();
+    assert!(first("Unpublish") < first("Publish"), "{seen:?}");
+    assert_eq!((driver.mounts(), agent.saw("Adopt")), (2, 1));
+    let _ = driver.stop().await;
+}
+
+/// What an agent was given with a publish: everything of the message but its INIT, and the device.
+fn published(agent: &Agent) -> mpsc::Receiver<(serde_json::Value, OwnedFd)> {
+    let (send, receive) = mpsc::channel();
+    agent.behave(move |request, fds| {
+        if let AgentRequest::Publish(publish) = request {
+            send.send((serde_json::to_value(publish).unwrap(), fds[0].try_clone().unwrap())).unwrap();
+        }
+        obliging(request, fds)
+    });
+    receive
+}
+
+fn show(agent: &Agent, publish: &serde_json::Value, device: &OwnedFd) -> Result<BrokerAnswer, Refusal> {
+    let hold = Hold {
+        publish: serde_json::from_value::<Publish>(publish.clone()).unwrap(),
+        resume: Resume { mode: Mode::Passthrough, scope: "0".repeat(32) },
+        backing: Vec::new(),
+    };
+    let shared = tempfile::tempfile().unwrap();
+    agent.ask(BrokerRequest::Hold(Box::new(hold)), &[device.as_fd(), shared.as_fd()])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_shows_what_was_unpublished_is_told_to_let_go() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    let receive = published(&agent);
+    driver.node().node_publish_volume(patient(&driver)).await.unwrap();
+    driver.node().node_publish_volume(driver.publish("w", "b")).await.unwrap();
+    let (publish, device) = receive.recv_timeout(LIMIT).unwrap();
+    driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    // Something that does not say by itself that it has ended.
+    let other = OwnedFd::from(tempfile::tempfile().unwrap());
+    let refusal = show(&agent, &publish, &other).unwrap_err();
+    assert_eq!((refusal.kind, agent.saw("Unpublish")), (RefusalKind::NotFound, 2));
+
+    // By a broker that cannot know it.
+    let (publish_w, device_w) = receive.recv_timeout(LIMIT).unwrap();
+    drop(agent);
+    let (dir, kernel) = driver.stop().await;
+    let driver = Driver::start_over(dir, kernel).await;
+    driver.node().node_unpublish_volume(driver.unpublish("w", "b")).await.unwrap();
+    let agent = driver.agent();
+    for (publish, device) in [(&publish, &device), (&publish_w, &device_w)] {
+        assert_eq!(show(&agent, publish, device).unwrap_err().kind, RefusalKind::NotFound);
+    }
+    assert_eq!((agent.saw("Unpublish"), driver.mounts()), (2, 0));
+    let _ = driver.stop().await;
+}
+
+/// Whatever comes first: afterwards the broker has nothing, and the agent was told.
+#[tokio::test(flavor = "multi_thread")]
+async fn unpublish_and_the_showing_of_a_mount_come_in_any_order() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    let receive = published(&agent);
+    driver.node().node_publish_volume(patient(&driver)).await.unwrap();
+    let (publish, device) = receive.recv_timeout(LIMIT).unwrap();
+    drop(agent);
+    let (dir, kernel) = driver.stop().await;
+    let left = kernel.state().table.clone();
+    let (mut dir, mut kernel) = (dir, kernel);
+    for round in 0..20 {
+        {
+            let mut state = kernel.state();
+            state.table = left.clone();
+            state.aborted.clear();
+            state.unmounted.clear();
+        }
+        let driver = Driver::start_over(dir, kernel).await;
+        std::fs::create_dir_all(driver.target("a")).unwrap();
+        let agent = Arc::new(driver.agent());
+        let (shower, what, of) = (agent.clone(), publish.clone(), device.try_clone().unwrap());
+        let showing = tokio::task::spawn_blocking(move || {
+            let _ = show(&shower, &what, &of); // it may be too late
+        });
+        driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+        showing.await.unwrap();
+        assert_eq!(driver.mounts(), 0, "round {round}");
+        let shown_again = show(&agent, &publish, &device);
+        assert_eq!(shown_again.unwrap_err().kind, RefusalKind::NotFound, "round {round}: it is held");
+        assert!(agent.saw("Unpublish") > 0, "round {round}");
+        drop(agent);
+        (dir, kernel) = driver.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_that_could_not_be_unmounted_is_served_no_more_and_the_next_call_goes_on() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    let mut node = driver.node();
+    for then_publish in [false, true] {
+        node.node_publish_volume(patient(&driver)).await.unwrap();
+        driver.kernel.state().fail = Some("unmount");
+        assert!(node.node_unpublish_volume(driver.unpublish("v", "a")).await.is_err());
+        assert_eq!(driver.mounts(), 2);
+        if then_publish {
+            node.node_publish_volume(patient(&driver)).await.unwrap();
+            assert_eq!(driver.mounts(), 2);
+        }
+        // Neither the return of its agent nor a look for dead mounts brings it back.
+        let publishes = agent.saw("Publish");
+        node.node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+        assert_eq!((driver.mounts(), records(&driver)), (0, 0));
+        assert_eq!(agent.saw("Publish"), publishes);
+    }
+    node.node_publish_volume(patient(&driver)).await.unwrap();
+    driver.kernel.state().fail = Some("unmount");
+    assert!(node.node_unpublish_volume(driver.unpublish("v", "a")).await.is_err());
+    drop(agent);
+    let next = next_agent(&driver, 2, obliging).await;
+    // It is looked for dead mounts when an agent has come: once it can publish, that has begun.
+    node.node_publish_volume(driver.publish("w", "b")).await.unwrap();
+    node.node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    assert_eq!((next.saw("Adopt"), next.saw("Publish"), driver.mounts()), (0, 1, 2));
+    let _ = driver.stop().await;
+}
