@@ -157,11 +157,13 @@ pub struct NodeConfig {
 pub struct Pace {
     /// An agent takes a mount over without asking its source: this is for starting a worker on a busy machine.
     pub adopt_limit: Duration,
+    /// Between two comparisons of what agent, broker and kernel hold. What is found twice is mended.
+    pub compare_every: Duration,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { adopt_limit: Duration::from_secs(20) }
+        Self { adopt_limit: Duration::from_secs(20), compare_every: Duration::from_secs(5) }
     }
 }
 

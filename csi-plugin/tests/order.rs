@@ -1,17 +1,22 @@
-//! Publish, unpublish, adoption and hand-over of one mount in whatever order.
+//! Publish, unpublish, adoption and hand-over of one mount in whatever order, and what a comparison finds afterwards.
 
 #![allow(clippy::unwrap_used, unreachable_pub)]
 
 #[allow(dead_code)]
 mod common;
 
-use common::{Agent, Answer, Driver, LIMIT, Setup, hello, obliging, until};
+use common::api::Api;
+use common::{Agent, Answer, Driver, LIMIT, Setup, context, hello, obliging, undisturbed, until};
 use csi_plugin::config::Pace;
-use link::broker::{AgentRequest, BrokerAnswer, BrokerRequest, Hello, Hold, Publish, Resume};
+use link::broker::{
+    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, Hold, MountId, Publish, Resume,
+};
 use link::worker::Mode;
 use link::{Refusal, RefusalKind};
+use mounts::FUSE_TYPE;
 use proto::csi::v1::NodePublishVolumeRequest;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -20,6 +25,22 @@ fn patient(driver: &Driver) -> NodePublishVolumeRequest {
     let mut request = driver.publish("v", "a");
     request.volume_context.insert("healTimeout".into(), "1h".into());
     request
+}
+
+fn comparing() -> Setup {
+    let pace = Pace { compare_every: Duration::from_millis(20), ..Pace::default() };
+    Setup { pace: Some(pace), ..Setup::default() }
+}
+
+/// Says that it holds these.
+fn holding(ids: &'static [u64]) -> impl FnMut(&AgentRequest, &[OwnedFd]) -> Option<Answer> + Send + 'static {
+    move |request, fds| match request {
+        AgentRequest::Holding => {
+            let mounts = ids.iter().copied().map(MountId).collect();
+            Some(Ok((AgentAnswer::Holding { mounts }, vec![])))
+        }
+        _ => obliging(request, fds),
+    }
 }
 
 /// Does not answer when it is given a mount, until the test does.
@@ -56,6 +77,17 @@ async fn while_adopting(driver: &Driver, request: NodePublishVolumeRequest) -> A
     new
 }
 
+/// Has it been compared so often since?
+async fn looks(agent: &Agent, count: usize) {
+    let before = agent.saw("Holding");
+    until("it is compared", || agent.saw("Holding") >= before + count).await;
+}
+
+fn fuse_minor(driver: &Driver) -> u32 {
+    let state = driver.kernel.state();
+    state.table.iter().find(|e| e.fs_type == FUSE_TYPE).unwrap().minor
+}
+
 fn records(driver: &Driver) -> usize {
     std::fs::read_dir(driver.dir.path().join("state/targets")).unwrap().count()
 }
@@ -76,13 +108,31 @@ async fn an_agent_that_adopts_what_was_unpublished_meanwhile_is_told_to_let_go()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_does_not_answer_before_its_mount_is_unpublished_is_told_to_let_go() {
-    let pace = Pace { adopt_limit: Duration::from_secs(2) };
+    let pace = Pace { adopt_limit: Duration::from_secs(2), ..undisturbed() };
     let driver = Driver::with(Setup { pace: Some(pace), ..Setup::default() }).await;
     let agent = while_adopting(&driver, patient(&driver)).await;
     driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
     until("it is told when nobody waits for its answer any more", || agent.saw("Unpublish") == 2).await;
     agent.answer_late();
     assert_eq!(driver.mounts(), 0);
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adoption_that_is_done_after_its_time_is_found_and_serves() {
+    let pace = Pace { adopt_limit: Duration::from_millis(100), ..comparing().pace.unwrap() };
+    let driver = Driver::with(Setup { pace: Some(pace), ..Setup::default() }).await;
+    let agent = while_adopting(&driver, patient(&driver)).await;
+    let refused = || async { driver.node().node_publish_volume(patient(&driver)).await.is_err() };
+    looks(&agent, 3).await;
+    assert!(refused().await, "nobody serves it yet");
+    agent.answer_late();
+    agent.behave(holding(&[1]));
+    let end = Instant::now() + LIMIT;
+    while refused().await {
+        assert!(Instant::now() < end, "the agent holds it, and the broker does not see it");
+    }
+    assert_eq!((agent.saw("Adopt"), agent.saw("Unpublish")), (1, 0));
     let _ = driver.stop().await;
 }
 
@@ -239,5 +289,123 @@ async fn a_mount_that_could_not_be_unmounted_is_served_no_more_and_the_next_call
     node.node_publish_volume(driver.publish("w", "b")).await.unwrap();
     node.node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
     assert_eq!((next.saw("Adopt"), next.saw("Publish"), driver.mounts()), (0, 1, 2));
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_agent_alone_holds_is_ended() {
+    let driver = Driver::with(comparing()).await;
+    let agent = driver.agent();
+    agent.behave(holding(&[1]));
+    driver.node().node_publish_volume(patient(&driver)).await.unwrap();
+    looks(&agent, 4).await;
+    assert_eq!(agent.saw("Unpublish"), 0);
+    // It does not let go when it is told.
+    driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    until("it is told again", || agent.saw("Unpublish") >= 3).await;
+    agent.behave(obliging);
+    let told = agent.saw("Unpublish");
+    looks(&agent, 2).await;
+    assert!(agent.saw("Unpublish") <= told + 1);
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_never_shown_may_be_in_use_and_is_not_ended() {
+    let driver = Driver::with(comparing()).await;
+    let agent = driver.agent();
+    agent.behave(holding(&[77]));
+    looks(&agent, 6).await;
+    assert_eq!(agent.saw("Unpublish"), 0);
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_agent_does_not_hold_is_given_to_it_again() {
+    let driver = Driver::with(comparing()).await;
+    let agent = driver.agent();
+    let has_it = Arc::new(AtomicBool::new(false));
+    agent.behave(move |request, fds| match request {
+        AgentRequest::Adopt(_) => {
+            has_it.store(true, Ordering::SeqCst);
+            obliging(request, fds)
+        }
+        AgentRequest::Holding if has_it.load(Ordering::SeqCst) => holding(&[1])(request, fds),
+        _ => obliging(request, fds),
+    });
+    driver.node().node_publish_volume(patient(&driver)).await.unwrap();
+    until("it is given the mount", || agent.saw("Adopt") == 1).await;
+    looks(&agent, 6).await;
+    assert_eq!((agent.saw("Adopt"), agent.saw("Unpublish")), (1, 0));
+    driver.node().node_publish_volume(patient(&driver)).await.unwrap();
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_agent_does_not_hold_and_does_not_take_ends_in_time() {
+    let driver = Driver::with(comparing()).await;
+    let agent = driver.agent();
+    agent.behave(|request, fds| match request {
+        AgentRequest::Adopt(_) => Some(Err(Refusal::new(RefusalKind::Conflict, "it was given up"))),
+        _ => obliging(request, fds),
+    });
+    driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    until("its healTimeout is over", || driver.kernel.state().aborted.len() == 1).await;
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_is_asked_to_stop_still_serves() {
+    let driver = Driver::with(comparing()).await;
+    let agent = driver.agent();
+    agent.behave(holding(&[1]));
+    driver.node().node_publish_volume(patient(&driver)).await.unwrap();
+    agent.ask(BrokerRequest::Leaving, &[]).unwrap();
+    agent.behave(obliging); // it says that it holds nothing
+    looks(&agent, 6).await;
+    assert_eq!((agent.saw("Adopt"), agent.saw("Unpublish")), (0, 0));
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_unmounted_by_somebody_else_is_let_go_of_and_its_owner_is_told() {
+    let api = Api::start().await;
+    let driver = Driver::with(Setup { events: Some(api.address.clone()), ..comparing() }).await;
+    let agent = driver.agent();
+    agent.behave(holding(&[1]));
+    let mut request = patient(&driver);
+    request.volume_context.extend(context(&[
+        ("csi.storage.k8s.io/pod.name", "pod"),
+        ("csi.storage.k8s.io/pod.namespace", "team"),
+        ("csi.storage.k8s.io/pod.uid", "uid-pod"),
+    ]));
+    driver.node().node_publish_volume(request.clone()).await.unwrap();
+    // A container still has it: it lives.
+    let minor = fuse_minor(&driver);
+    driver.kernel.state().elsewhere = vec![minor];
+    driver.kernel.state().unmount_top(&driver.target("a"));
+    looks(&agent, 6).await;
+    assert_eq!((agent.saw("Unpublish"), driver.kernel.state().aborted.len()), (0, 0));
+    // And now nobody has.
+    driver.kernel.state().elsewhere.clear();
+    until("the agent is told", || agent.saw("Unpublish") >= 1).await;
+    until("the owner is told", || api.events("Pod", "MountFailed").len() == 1).await;
+    assert_eq!((records(&driver), driver.kernel.state().aborted.len()), (0, 0));
+    agent.behave(holding(&[2]));
+    driver.node().node_publish_volume(request).await.unwrap();
+    assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 2));
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_has_aborted_is_made_anew() {
+    let driver = Driver::with(comparing()).await;
+    let agent = driver.agent();
+    agent.behave(holding(&[1]));
+    driver.node().node_publish_volume(patient(&driver)).await.unwrap();
+    let dead = fuse_minor(&driver);
+    driver.kernel.state().aborted.insert(dead);
+    until("another one is in its place", || fuse_minor(&driver) != dead).await;
+    assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 2));
     let _ = driver.stop().await;
 }

@@ -5,6 +5,7 @@
 
 mod accept;
 mod backing;
+pub mod compare;
 mod confine;
 mod counter;
 mod ends;
@@ -146,6 +147,8 @@ impl Broker {
         thread::Builder::new().name("renewals".into()).spawn(move || renew::watch(&weak, &renewals))?;
         let watch = Arc::downgrade(&broker);
         thread::Builder::new().name("agent-watch".into()).spawn(move || hangs::watch(&watch))?;
+        let watch = Arc::downgrade(&broker);
+        thread::Builder::new().name("compare".into()).spawn(move || compare::watch(&watch))?;
         let accepting = broker.clone();
         thread::Builder::new().name("broker".into()).spawn(move || accept::accept(&accepting))?;
         Ok(broker)

@@ -63,6 +63,12 @@ pub fn ended(volume: &VolumeId, why: &str) -> String {
     )
 }
 
+pub fn vanished(volume: &VolumeId, node: &str) -> String {
+    format!(
+        "Volume {volume}: somebody on node {node} has unmounted it, and nothing is left of the mount. Kubelet's next republish mounts it anew; containers that are running may not see that: delete the pod."
+    )
+}
+
 pub fn not_published(volume: &str, why: &str) -> String {
     format!("Volume {volume} could not be mounted: {why}. It is tried again by itself.")
 }

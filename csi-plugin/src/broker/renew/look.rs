@@ -25,9 +25,9 @@ const RENEWERS: usize = 4;
 
 /// A FUSE mount of ours that nobody is known to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Candidate {
+pub(in crate::broker) struct Candidate {
     path: PathBuf,
-    connection: Connection,
+    pub(in crate::broker) connection: Connection,
     source: MountSource,
 }
 
@@ -170,7 +170,7 @@ impl Broker {
 }
 
 /// The topmost mounts of ours at targets. A target has a guard; a bind of a part of it, for a subPath, has none.
-fn candidates(table: &[MountEntry], kubelet_dirs: &[PathBuf]) -> Vec<Candidate> {
+pub(in crate::broker) fn candidates(table: &[MountEntry], kubelet_dirs: &[PathBuf]) -> Vec<Candidate> {
     let below = |path: &Path| kubelet_dirs.iter().any(|dir| path.starts_with(dir));
     let guards =
         table.iter().filter(|e| matches!(e.ours(), Some(Ours::Guard { .. })) && below(&e.mount_point));

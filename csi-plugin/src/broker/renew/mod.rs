@@ -13,6 +13,8 @@
 mod look;
 mod mount;
 
+pub(super) use look::candidates;
+
 use super::Broker;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
