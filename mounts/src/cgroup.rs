@@ -130,6 +130,10 @@ impl Cgroups {
     pub fn base(&self, agent: u32) -> Result<PathBuf, CgroupError> {
         let file = PathBuf::from(format!("/proc/{agent}/cgroup"));
         let text = fs::read_to_string(&file).map_err(io_error("read", &file))?;
+        // The kernel shows who is about to end in the root group: looked at after the group was read.
+        if is_exiting(agent) {
+            return Err(io_error("read", &file)(io::ErrorKind::NotFound.into()));
+        }
         let seen = || CgroupError::OutOfSight { pid: agent, seen: self.root.clone() };
         let group = group_in(&text, self.version).ok_or_else(seen)?;
         let group = group.strip_suffix(&format!("/{AGENT}")).unwrap_or(&group);
@@ -223,8 +227,19 @@ fn pid_of(process: BorrowedFd<'_>) -> Result<u32, CgroupError> {
 
 /// Field 4 of `proc_pid_stat(5)`; the second field may hold spaces and parentheses.
 fn parent_of(pid: u32) -> Option<u32> {
+    stat(pid, 1)
+}
+
+/// On its way out, a zombie, or gone: it has left its group, or is about to.
+fn is_exiting(pid: u32) -> bool {
+    const PF_EXITING: u32 = 0x4; // include/linux/sched.h; set before a process leaves its groups
+    stat::<u32>(pid, 6).is_none_or(|flags| flags & PF_EXITING != 0)
+}
+
+/// A field of `proc_pid_stat(5)`, counted from 0 after the name, which may hold spaces and parentheses.
+fn stat<T: std::str::FromStr>(pid: u32, field: usize) -> Option<T> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    text.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    text.rsplit_once(')')?.1.split_whitespace().nth(field)?.parse().ok()
 }
 
 fn write(path: &Path, text: &str) -> Result<(), CgroupError> {
@@ -247,6 +262,21 @@ mod tests {
          31 29 0:28 / /sys/fs/cgroup/cpu,cpuacct rw shared:7 - cgroup cgroup rw,cpu,cpuacct\n\
          32 29 0:29 /kubepods/x /sys/fs/cgroup/memory rw shared:8 - cgroup cgroup rw,memory\n";
     const V2: &str = "25 30 0:23 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup rw,nsdelegate\n";
+
+    #[test]
+    fn a_process_that_has_ended_is_in_no_group() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        assert!(!is_exiting(child.id()));
+        child.kill().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let ended = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        rustix::process::waitid(rustix::process::WaitId::Pid(pid), ended).unwrap();
+        assert!(is_exiting(child.id()), "a zombie");
+        let groups = Cgroups { version: Version::One, mount_point: "/".into(), root: "/".into() };
+        assert!(matches!(groups.base(child.id()), Err(CgroupError::Io { .. })));
+        child.wait().unwrap();
+        assert!(is_exiting(child.id()), "gone");
+    }
 
     #[test]
     fn the_memory_controller_is_found_in_either_version() {
