@@ -14,8 +14,10 @@ DURATION ?= 60s
 SEED ?=
 ROUNDS ?=
 RELEASE := target/release
+# The programs that the demo starts, and itself.
+DEMO := node-agent fuse-worker csi-plugin s3-server oracle demo
 
-.PHONY: help build release test e2e demo lint advisories bench kernels kills torture cycles faults handovers memory listing renewals frozen
+.PHONY: proto help build release test e2e demo lint advisories bench kernels kills torture cycles faults handovers memory listing renewals frozen
 
 help: ## Show this list.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -32,8 +34,12 @@ test: ## Every test: unit, model, real FUSE, real processes, csi-sanity. Ends wi
 e2e: ## Millpond in a real Kubernetes, built and started here (the first time 15 minutes more); KUBECONFIG: in yours.
 	scripts/e2e
 
-demo: release ## The demo: two commands' worth of Millpond on real files.
-	$(RELEASE)/millpond demo
+demo: ## Real files from a real S3 server into twenty pods, workers killed meanwhile, every byte compared, a table.
+	cargo build --locked --release --workspace $(DEMO:%=--bin %)
+	$(RELEASE)/demo
+
+proto: ## Write the code of the gRPC interfaces from proto/*.proto.
+	cargo run --locked -p millpond-proto-generate
 
 lint: ## Format, clippy with -D warnings, licences and sources of dependencies.
 	scripts/lint

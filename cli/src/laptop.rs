@@ -4,7 +4,7 @@
 //! acts are done here.
 
 use anyhow::{Context, Result, bail};
-use link::broker::{AgentAnswer, BrokerAnswer, BrokerRequest, MountId, Publish};
+use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, MountId, Publish};
 use link::worker::Mode;
 use link::{Refusal, RefusalKind};
 use mounts::probe::{Outcome, What};
@@ -142,14 +142,14 @@ async fn publish(
         pod: None,
         claim: None,
     };
-    let (answer, _shared) = app.volumes.publish(request, vec![copy]).await?;
+    let (answer, _shared) = app.serve(AgentRequest::Publish(Box::new(request)), vec![copy]).await?;
     let AgentAnswer::Prepared { init_reply, read_ahead_kb, resume } = answer else {
         bail!("unexpected answer")
     };
     let (device, _) = direct.live.get().context("just set")?;
     kernel.write_init_reply(device.as_fd(), &init_reply)?;
     kernel.set_read_ahead_kb(connection, read_ahead_kb)?;
-    app.volumes.start(MOUNT).await?;
+    app.serve(AgentRequest::Start { mount: MOUNT }, Vec::new()).await?;
     let (kernel, target) = (kernel.clone(), target.clone());
     let what = if resume.mode == Mode::NoOpen { What::Small } else { What::Large };
     tokio::task::spawn_blocking(move || kernel.probe(&target, what, PROBE_LIMIT)).await??;

@@ -1,7 +1,6 @@
 //! The `millpond` command: a person's hands. Owns nothing; it talks to the agent, or is one for a laptop.
 
 mod client;
-mod demo;
 mod doctor;
 mod evict;
 mod laptop;
@@ -27,8 +26,6 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve real files from a real S3 server into twenty pods, kill workers meanwhile, show a table (root).
-    Demo(demo::Options),
     /// Mount a source on a directory of this machine: agent and mount in one process (root).
     Mount(laptop::MountOptions),
     /// Unmount what `millpond mount` mounted.
@@ -57,14 +54,10 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
-    if let Command::Demo(options) = &arguments.command {
-        return demo::run(options);
-    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let api = arguments.api;
     let done = runtime.block_on(async {
         match arguments.command {
-            Command::Demo(_) => unreachable!("handled above: it brings a runtime of its own"),
             Command::Mount(options) => laptop::mount(options).await,
             Command::Umount(options) => laptop::umount(&options),
             Command::Status(options) => status::run(&api, options).await,

@@ -7,7 +7,6 @@ use mounts::{Helper, Kernel, Linux, LinuxPaths};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 /// Exit status of wrong arguments, as clap's own.
@@ -57,20 +56,6 @@ fn main() -> anyhow::Result<ExitCode> {
         None => Arc::new(Linux::new(LinuxPaths::default(), Vec::new(), Helper::own())),
     };
 
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")?;
-    runtime.block_on(async {
-        let mut term = signal(SignalKind::terminate())?;
-        let mut int = signal(SignalKind::interrupt())?;
-        let stop = async move {
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = int.recv() => {}
-            }
-            tracing::info!("asked to stop");
-        };
-        csi_plugin::server::run(config, kernel, stop).await
-    })?;
-    // Work that outlived the drain must not hold the process.
-    runtime.shutdown_background();
+    csi_plugin::server::run_until_signal(config, kernel)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -18,21 +18,51 @@ use proto::csi::v1::node_server::NodeServer;
 use std::future::Future;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::wrappers::UnixListenerStream;
 
 /// Calls under way get so long to end after the signal.
 const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 const HELD_POLL: Duration = Duration::from_millis(50);
 
+/// Serves until SIGTERM or SIGINT. Blocks: the runtime is made here, so that the program itself compiles none of it again.
+pub fn run_until_signal(config: Config, kernel: Arc<dyn Kernel>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")?;
+    runtime.block_on(async {
+        let mut term = signal(SignalKind::terminate())?;
+        let mut int = signal(SignalKind::interrupt())?;
+        let stop = async move {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = int.recv() => {}
+            }
+            tracing::info!("asked to stop");
+        };
+        run(config, kernel, Box::pin(stop)).await
+    })?;
+    // Work that outlived the drain must not hold the process.
+    runtime.shutdown_background();
+    Ok(())
+}
+
 /// Serves until `stop` resolves. Records and broker are opened before the socket, so that a caller who can connect
 /// can be served.
-pub async fn run(
+pub fn run(
     config: Config,
     kernel: Arc<dyn Kernel>,
-    stop: impl Future<Output = ()> + Send + 'static,
+    stop: Pin<Box<dyn Future<Output = ()> + Send>>,
+) -> Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>> {
+    Box::pin(serve(config, kernel, stop))
+}
+
+async fn serve(
+    config: Config,
+    kernel: Arc<dyn Kernel>,
+    stop: Pin<Box<dyn Future<Output = ()> + Send>>,
 ) -> anyhow::Result<()> {
     let controller = match &config.controller {
         Some(controller) => Some(ControllerServer::new(controller_service(&config, controller).await?)),

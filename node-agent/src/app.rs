@@ -1,7 +1,7 @@
 //! Puts the agent together from its configuration, runs it, takes it apart again.
 
 use crate::api::Api;
-use crate::broker_client::Broker;
+use crate::broker_client::{Broker, Serve};
 use crate::candidate::{self, Entry, Prepared};
 use crate::config::{Config, TierKind};
 use crate::departure::{self, End, Order};
@@ -19,7 +19,10 @@ use crate::supervisor::{SpawnOptions, Spawner, Surroundings};
 use crate::together::Together;
 use anyhow::{Context, Result};
 use cache::data::{Engine, Event};
-use link::broker::Report;
+use futures::future::BoxFuture;
+use link::Refusal;
+use link::broker::{AgentAnswer, AgentRequest, Report};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -44,17 +47,32 @@ pub struct App {
 }
 
 impl App {
-    /// `privileged`: None connects to the broker of the configuration.
-    pub async fn start(config: Config, privileged: Option<Arc<dyn Privileged>>) -> Result<Self> {
-        raise_descriptor_limit();
-        directories::wait(&config).await?;
-        let state_dir = &config.agent.state_dir;
-        match Owner::try_take(state_dir)
-            .with_context(|| format!("state directory {}", state_dir.display()))?
-        {
-            Some(owner) => Self::launch(config, privileged, Entry { owner, prepared: None }).await,
-            None => anyhow::bail!("another agent works in {}: stop it first", state_dir.display()),
-        }
+    /// `privileged`: None connects to the broker of the configuration. Boxed, as everything here that other crates
+    /// await: the agent is compiled once, here, and not again in each program that contains it.
+    pub fn start(
+        config: Config,
+        privileged: Option<Arc<dyn Privileged>>,
+    ) -> BoxFuture<'static, Result<Self>> {
+        Box::pin(async move {
+            raise_descriptor_limit();
+            directories::wait(&config).await?;
+            let state_dir = &config.agent.state_dir;
+            match Owner::try_take(state_dir)
+                .with_context(|| format!("state directory {}", state_dir.display()))?
+            {
+                Some(owner) => Self::launch(config, privileged, Entry { owner, prepared: None }).await,
+                None => anyhow::bail!("another agent works in {}: stop it first", state_dir.display()),
+            }
+        })
+    }
+
+    /// Does what a broker would ask for: a laptop's agent has none.
+    pub fn serve(
+        &self,
+        request: AgentRequest,
+        fds: Vec<OwnedFd>,
+    ) -> BoxFuture<'_, Result<(AgentAnswer, Vec<OwnedFd>), Refusal>> {
+        Serve::serve(&*self.volumes, request, fds)
     }
 
     async fn launch(config: Config, privileged: Option<Arc<dyn Privileged>>, entry: Entry) -> Result<Self> {
@@ -234,11 +252,13 @@ impl App {
     }
 
     /// Stops the workers and writes down what the cache knows.
-    pub async fn shutdown(self) {
-        self.servers.iter().for_each(JoinHandle::abort);
-        self.volumes.stop_all().await;
-        self.engine.shutdown().await;
-        let _ = std::fs::remove_file(&self.api_socket); // a stale socket is replaced at the next start anyway
+    pub fn shutdown(self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            self.servers.iter().for_each(JoinHandle::abort);
+            self.volumes.stop_all().await;
+            self.engine.shutdown().await;
+            let _ = std::fs::remove_file(&self.api_socket); // a stale socket is replaced at the next start anyway
+        })
     }
 }
 
@@ -375,8 +395,17 @@ fn listen(path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Runs until SIGTERM or SIGINT, or until a successor has taken over.
-pub async fn run(config: Config) -> Result<()> {
+/// Runs until SIGTERM or SIGINT, or until a successor has taken over. Blocks: the runtime is made here, so that the
+/// program itself compiles none of it again.
+pub fn run(config: Config) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let done = runtime.block_on(run_until_stopped(config));
+    // Threads that wait in the kernel or for the broker end with the process.
+    runtime.shutdown_background();
+    done
+}
+
+async fn run_until_stopped(config: Config) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -31,9 +31,5 @@ fn main() -> Result<()> {
         LogFormat::Json => log.json().init(),
         LogFormat::Text => log.with_ansi(false).init(),
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let done = runtime.block_on(node_agent::app::run(config));
-    // Threads that wait in the kernel or for the broker end with the process.
-    runtime.shutdown_background();
-    done
+    node_agent::app::run(config)
 }

@@ -1,11 +1,20 @@
 //! The generated types and services of the gRPC interfaces: `csi::v1` (what Kubernetes calls) and `agent::v1` (what
-//! operators call). Generated code only, apart from a `Debug` for the requests that carry secrets.
+//! operators call). Generated code only (`make proto`), apart from a `Debug` for the requests that carry secrets.
 
 #![allow(clippy::all, unreachable_pub, rustdoc::all)]
 
-include!(concat!(env!("OUT_DIR"), "/packages.rs"));
+pub mod agent {
+    pub mod v1 {
+        include!("generated/millpond.agent.v1.rs");
+    }
+}
+pub mod csi {
+    pub mod v1 {
+        include!("generated/csi.v1.rs");
+    }
+}
 
-/// Prost derives a `Debug` that prints every field. For requests with secrets it is left out (see `build.rs`), and
+/// Prost derives a `Debug` that prints every field. For requests with secrets it is left out (see `proto/generate`), and
 /// this one shows what may be logged.
 macro_rules! debug_without_secrets {
     ($($message:ident { $($field:ident),* }),* $(,)?) => { $(

@@ -104,6 +104,8 @@ impl Limits {
         if let Some(client) = kept.get() {
             return Ok(client.clone());
         }
+        // Of the process; it is there already if another client came first.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let mut builder = reqwest::Client::builder()
             // The environment of a DaemonSet is no place to reroute signed requests from, and a redirect could send
             // them to any host.

@@ -136,7 +136,7 @@ async fn serve(
             node_id: "node-1".into(),
             state_dir: dir.join("state"),
             broker_socket: dir.join("broker.sock"),
-            agent_uid: 0,
+            agent_uid: rustix::process::geteuid().as_raw(),
             kubelet_dirs: vec![dir.join("kubelet")],
             cache_roots: Vec::new(),
             agent_source_wait: Duration::from_secs(1),
@@ -155,9 +155,10 @@ async fn serve(
     };
     let endpoint = Endpoint::from_shared(format!("unix://{}", config.endpoint.display())).unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel();
-    let done = tokio::spawn(csi_plugin::server::run(config, kernel, async {
+    let stopped = Box::pin(async {
         let _ = stopped.await;
-    }));
+    });
+    let done = tokio::spawn(csi_plugin::server::run(config, kernel, stopped));
     let deadline = Instant::now() + LIMIT;
     let channel = loop {
         match endpoint.connect().await {

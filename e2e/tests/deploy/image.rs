@@ -55,6 +55,13 @@ fn arguments<'s>(stage: &'s [(String, String)], instruction: &str) -> Vec<&'s st
 }
 
 #[test]
+fn the_image_is_built_by_the_pinned_compiler() {
+    let toolchain: toml::Table = toml::from_str(&text("rust-toolchain.toml")).unwrap();
+    let pinned = format!("ARG RUST={}", toolchain["toolchain"]["channel"].as_str().unwrap());
+    assert!(text("deploy/images/Dockerfile").lines().any(|line| line == pinned), "Dockerfile: {pinned}");
+}
+
+#[test]
 fn the_tar_is_an_image_with_the_programs_their_libraries_tls_roots_and_one_user() {
     let dir = tempfile::tempdir().unwrap();
     let tar = make(dir.path(), "image.tar");

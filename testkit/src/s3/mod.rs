@@ -28,6 +28,7 @@ pub use synthetic::Synthetic;
 
 use crate::faults::{Faults, Script};
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use service::{Access, Buckets, Service};
 use stats::Counters;
 use std::collections::BTreeMap;
@@ -109,8 +110,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds and serves on the current tokio runtime.
-    pub async fn start(config: Config) -> io::Result<Self> {
+    /// Binds and serves on the current tokio runtime. Boxed, so that each test program does not compile it again.
+    pub fn start(config: Config) -> BoxFuture<'static, io::Result<Self>> {
+        Box::pin(Self::bind(config))
+    }
+
+    async fn bind(config: Config) -> io::Result<Self> {
         let listener = tokio::net::TcpListener::bind(config.listen).await?;
         let address = listener.local_addr()?;
         let buckets: Buckets = Arc::new(RwLock::new(config.buckets));

@@ -1,23 +1,25 @@
-//! `millpond demo`: the main job, on this machine, with real parts.
+//! `make demo`: the main job, on this machine, with real parts.
 //!
 //! A real S3 server on loopback, the CSI plugin, the agent as a user without rights, twenty volumes in twenty pods.
 //! Two of the pods read everything cold and then warm while their workers are killed, and compare every byte.
 
-use crate::output::{bytes, table};
 use anyhow::{Context, Result, bail};
+use clap::Parser;
+use comfy_table::{ContentArrangement, Table, presets};
 use e2e::node::{AgentOptions, Mounted, Node};
 use e2e::oracle::Verified;
 use e2e::pod::Pod;
 use e2e::processes;
 use e2e::tree::{Shape, Tree};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-#[derive(clap::Args)]
-pub(crate) struct Options {
+/// Serves real files from a real S3 server into twenty pods, kills workers meanwhile, shows a table (root).
+#[derive(Parser)]
+struct Options {
     /// Real files to serve; default: the crate sources that Cargo has on this machine.
     #[arg(long)]
     files: Option<PathBuf>,
@@ -45,7 +47,14 @@ struct Row {
     longest_heal: Duration,
 }
 
-pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+fn main() -> ExitCode {
+    run(&Options::parse()).unwrap_or_else(|error| {
+        eprintln!("demo: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(options: &Options) -> Result<ExitCode> {
     let large_bytes = volume::parse_bytes(&options.large).context("--large: write a size such as 1Gi")?;
     anyhow::ensure!(options.volumes >= 2, "--volumes: two of them are read, so at least 2");
     let mut node = Node::start(AgentOptions::default())?;
@@ -67,8 +76,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     println!(
         "{} files of {} and one file of {}",
         files.files.len(),
-        bytes(files.bytes()),
-        bytes(large.bytes())
+        HumanBytes(files.bytes()),
+        HumanBytes(large.bytes())
     );
 
     let bar = ProgressBar::new(options.volumes as u64);
@@ -153,7 +162,9 @@ fn read(
 }
 
 fn show(rows: &[Row], files: &Tree, large: &Tree) -> bool {
-    let mut t = table(&[
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_header([
         "reading",
         "files",
         "bytes",
@@ -173,13 +184,13 @@ fn show(rows: &[Row], files: &Tree, large: &Tree) -> bool {
         let whole = if row.reading.starts_with("small") { files } else { large };
         let complete = v.failed == 0 && v.bytes == whole.bytes();
         right &= complete;
-        t.add_row([
+        table.add_row([
             row.reading.clone(),
             v.files.to_string(),
-            bytes(v.bytes),
+            HumanBytes(v.bytes).to_string(),
             format!("{:.2} s", v.seconds),
             format!("{:.0} MB/s", v.bytes as f64 / v.seconds.max(1e-9) / 1e6),
-            bytes(row.fetched),
+            HumanBytes(row.fetched).to_string(),
             format!("{:.2}×", row.fetched as f64 / whole.bytes().max(1) as f64),
             row.requests.to_string(),
             format!("{:.0} %", 100.0 * (1.0 - (row.fetched as f64 / v.bytes.max(1) as f64).min(1.0))),
@@ -188,7 +199,7 @@ fn show(rows: &[Row], files: &Tree, large: &Tree) -> bool {
             v.failed.to_string(),
         ]);
     }
-    println!("{t}");
+    println!("{table}");
     for row in rows {
         for failure in row.verified.failures.iter().take(5) {
             println!("  {}: {failure}", row.reading);
