@@ -16,11 +16,20 @@ ROUNDS ?=
 RELEASE := target/release
 # The programs that the demo starts, and itself.
 DEMO := node-agent fuse-worker csi-plugin s3-server oracle demo
+CRATES := cache cli csi-plugin e2e fuse-worker link mounts node-agent proto store testkit volume
 
-.PHONY: proto help build release test e2e demo lint advisories bench kernels kills torture cycles faults handovers memory listing renewals frozen
+.PHONY: help build release check test e2e demo lint coverage proto advisories bench kernels kills torture cycles faults handovers memory listing renewals frozen $(CRATES:%=test-%)
 
 help: ## Show this list.
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-zA-Z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+
+check: ## The quick verdict, without root: format, clippy, unit and model tests.
+	scripts/check
+
+test-CRATE: ## Every test of one crate: make test-cache, test-node-agent, test-e2e. Those that mount need root.
+
+$(CRATES:%=test-%): test-%:
+	scripts/test $*
 
 build: ## Build every program for tests (dev profile, dependencies optimised).
 	cargo build --locked --workspace --bins
@@ -38,46 +47,49 @@ demo: ## Real files from a real S3 server into twenty pods, workers killed meanw
 	cargo build --locked --release --workspace $(DEMO:%=--bin %)
 	$(RELEASE)/demo
 
-proto: ## Write the code of the gRPC interfaces from proto/*.proto.
-	cargo run --locked -p millpond-proto-generate
-
 lint: ## Format, clippy with -D warnings, licences and sources of dependencies.
 	scripts/lint
+
+coverage: ## Which lines the tests of make check reach: target/coverage/index.html.
+	scripts/long-run coverage scripts/coverage
+
+proto: ## Write the code of the gRPC interfaces from proto/*.proto.
+	cargo run --locked -p millpond-proto-generate
 
 advisories: ## Known vulnerabilities of dependencies. Apart from lint: it fetches a database from the network.
 	scripts/cargo-deny check advisories
 
 kills: release ## KILLS=1000 deaths of workers under the oracle, 20 volumes.
-	$(RELEASE)/node-suite kills --kills $(KILLS)
+	scripts/long-run kills $(RELEASE)/node-suite kills --kills $(KILLS)
 
 torture: release ## DURATION=60s (or 2h) of deaths of every part, SEED=; make torture TORTURE="--hang-limit 2s" for more.
 	scripts/versions --release
-	$(RELEASE)/node-suite torture --duration $(DURATION) $(if $(SEED),--seed $(SEED)) --json target/torture.json $(TORTURE)
+	scripts/long-run torture $(RELEASE)/node-suite torture --duration $(DURATION) $(if $(SEED),--seed $(SEED)) --json target/torture.json $(TORTURE)
 
 cycles: release ## ROUNDS=1000 of publish, use, hurt, unpublish: nothing is left, nothing grows.
-	$(RELEASE)/node-suite cycles $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
+	scripts/long-run cycles $(RELEASE)/node-suite cycles $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
 
 faults: release ## FILES=20000 files through a store with 1 % each of 503, reset, truncation and stall.
-	$(RELEASE)/node-suite faults --files $(FILES)
+	scripts/long-run faults $(RELEASE)/node-suite faults --files $(FILES)
 
 handovers: release ## ROUNDS=50 hand-overs between agents of two versions under the oracle.
 	scripts/versions --release
-	$(RELEASE)/node-suite handovers --pause-p99 200ms $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
+	scripts/long-run handovers $(RELEASE)/node-suite handovers --pause-p99 200ms $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
 
 memory: release ## TIMES=20 workers that take more memory than they may.
-	$(RELEASE)/node-suite memory --times $(TIMES)
+	scripts/long-run memory $(RELEASE)/node-suite memory --times $(TIMES)
 
 frozen: release ## TIME=60s in which the store does not answer: nobody is taken for hung.
-	$(RELEASE)/node-suite frozen --time $(TIME)
+	scripts/long-run frozen $(RELEASE)/node-suite frozen --time $(TIME)
 
 listing: release ## One directory of OBJECTS=1000000 objects, through a mount: times and memory.
-	$(RELEASE)/node-suite listing --objects $(OBJECTS)
+	scripts/long-run listing $(RELEASE)/node-suite listing --objects $(OBJECTS)
 
 renewals: release ## ROUNDS=100 deaths of agent and broker at once: paths work again in every pod, mounts are counted.
-	$(RELEASE)/node-suite renewals $(if $(ROUNDS),--rounds $(ROUNDS))
+	scripts/long-run renewals $(RELEASE)/node-suite renewals $(if $(ROUNDS),--rounds $(ROUNDS))
 
 kernels: release ## The node on Debian's 5.10, 6.1 and 6.12 kernels, in QEMU.
-	scripts/kernels
+	scripts/long-run kernels scripts/kernels
 
 bench: release ## Benchmarks beside the native file system and installed peers; never passes or fails.
-	$(RELEASE)/bench --json target/bench.json --markdown target/bench.md
+	scripts/long-run bench $(RELEASE)/bench --json target/bench.json --markdown target/bench.md

@@ -16,6 +16,8 @@ mod handover;
 mod heals;
 mod health;
 mod http;
+#[cfg(test)]
+mod manifests;
 mod memory;
 mod metrics;
 mod neighbours;

@@ -1,9 +1,6 @@
 //! A store that misbehaves in every scripted way still gives the right bytes, or the right error in time.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests too; clippy only knows #[test] functions.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use futures::{StreamExt, TryStreamExt};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

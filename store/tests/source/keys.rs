@@ -1,9 +1,6 @@
 //! Keys as object stores allow them: served, or reported, and never in the way of others.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests too; clippy only knows #[test] functions.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use std::collections::BTreeMap;
 use store::{Kind, Source, StoreError};
 use testkit::content;

@@ -1,7 +1,5 @@
 //! The arguments in the manifests are arguments that this program understands.
 
-#![allow(clippy::unwrap_used)]
-
 use clap::Parser;
 use csi_plugin::config::{Arguments, Config};
 

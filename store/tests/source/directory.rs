@@ -1,5 +1,4 @@
 //! A directory as a source: nothing leads out of it, everything in it is shown.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests too; clippy only knows #[test] functions.
 
 use futures::TryStreamExt;
 use std::collections::BTreeMap;

@@ -1,12 +1,7 @@
 //! Publish, unpublish, adoption and hand-over of one mount in whatever order, and what a comparison finds afterwards.
 
-#![allow(clippy::unwrap_used, unreachable_pub)]
-
-#[allow(dead_code)]
-mod common;
-
-use common::api::Api;
-use common::{Agent, Answer, Driver, LIMIT, Setup, context, hello, obliging, undisturbed, until};
+use crate::common::api::Api;
+use crate::common::{Agent, Answer, Driver, LIMIT, Setup, context, hello, obliging, undisturbed, until};
 use csi_plugin::config::Pace;
 use link::broker::{
     AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, Hold, MountId, Publish, Resume,

@@ -1,8 +1,6 @@
 //! The configurations that users install are ones that the agent accepts.
 
-#![allow(clippy::unwrap_used)]
-
-use node_agent::config::{Config, TierKind};
+use crate::config::{Config, TierKind};
 use std::path::Path;
 
 #[test]

@@ -1,12 +1,7 @@
 //! Records, claims and Events against a small Kubernetes API server in this process.
 
-#![allow(clippy::unwrap_used, unreachable_pub)]
-
-#[allow(dead_code)]
-mod common;
-
-use common::api::{Api, VOLUMES};
-use common::{Driver, Setup, capability, context, until};
+use crate::common::api::{Api, VOLUMES};
+use crate::common::{Driver, Setup, capability, context, until};
 use csi_plugin::cluster::Cluster;
 use csi_plugin::controller::records::MillpondVolume;
 use csi_plugin::events::{Events, Pace, Reason, Subjects};

@@ -1,12 +1,7 @@
 //! All who held a mount have died: it is made anew over a pretended kernel, here and in pretended containers.
 
-#![allow(clippy::unwrap_used, unreachable_pub)]
-
-#[allow(dead_code)]
-mod common;
-
-use common::api::Api;
-use common::{Driver, Setup, context, obliging, until};
+use crate::common::api::Api;
+use crate::common::{Driver, Setup, context, obliging, until};
 use link::broker::{AgentRequest, BrokerAnswer, BrokerRequest, Hold, MountId, Publish, Resume};
 use link::worker::Mode;
 use link::{Refusal, RefusalKind};

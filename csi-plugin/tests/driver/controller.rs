@@ -1,11 +1,6 @@
 //! Controller and identity over a real unix socket.
 
-#![allow(clippy::unwrap_used, unreachable_pub)]
-
-#[allow(dead_code)]
-mod common;
-
-use common::{Driver, capability, context};
+use crate::common::{Driver, capability, context};
 use proto::csi::v1::volume_capability::access_mode::Mode;
 use proto::csi::v1::*;
 use tonic::Code;

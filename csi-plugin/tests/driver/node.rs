@@ -1,11 +1,6 @@
 //! The node service and its broker over a pretended kernel, with an agent that does what the test says.
 
-#![allow(clippy::unwrap_used, unreachable_pub)]
-
-#[allow(dead_code)]
-mod common;
-
-use common::{Agent, Driver, LIMIT, capability, context, hello, obliging, until};
+use crate::common::{Agent, Driver, LIMIT, capability, context, hello, obliging, until};
 use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, MountId};
 use link::{Refusal, RefusalKind};
 use mounts::{FakeState, MountSource};

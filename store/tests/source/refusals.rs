@@ -1,9 +1,6 @@
 //! Every bad input has its own message, and no message has a secret.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests too; clippy only knows #[test] functions.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use std::sync::Arc;
 use std::time::Duration;
 use store::{Limits, NoObserver, StoreError};

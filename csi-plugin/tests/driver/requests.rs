@@ -1,11 +1,6 @@
 //! What a publish may ask for: checked, honoured or refused, and whose rights it gets.
 
-#![allow(clippy::unwrap_used, unreachable_pub)]
-
-#[allow(dead_code)]
-mod common;
-
-use common::{Driver, LIMIT, capability, context, obliging};
+use crate::common::{Driver, LIMIT, capability, context, obliging};
 use link::broker::{AgentRequest, BrokerRequest, Hold, MountId, Resume};
 use link::worker::Mode as ServedMode;
 use link::{Refusal, RefusalKind};

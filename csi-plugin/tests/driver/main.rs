@@ -1,0 +1,15 @@
+//! The driver in this process, over a pretended kernel and a pretended API server. One program, because each would link
+//! all of it again.
+
+#![allow(clippy::unwrap_used, unreachable_pub)]
+
+#[allow(dead_code)]
+#[path = "../common/mod.rs"]
+mod common;
+mod controller;
+mod kubernetes;
+mod manifests;
+mod node;
+mod order;
+mod renewals;
+mod requests;

@@ -1,0 +1,9 @@
+//! Sources over real servers and real directories. One program, because each would link all of it again.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests too; clippy only knows #[test] functions.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod directory;
+mod faults;
+mod keys;
+mod refusals;
