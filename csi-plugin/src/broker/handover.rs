@@ -306,3 +306,22 @@ fn is_zombie(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broker_ends_no_agent_of_its_own_process_and_any_other() {
+        let ours = AgentIdentity::of(std::process::id() as i32, 1);
+        assert!(ours.started.is_some());
+        ours.see_off_within(Duration::ZERO); // would be the end of this test
+
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let other = AgentIdentity::of(child.id() as i32, 1);
+        assert!(other.is_alive());
+        other.see_off_within(Duration::ZERO);
+        assert!(!child.wait().unwrap().success());
+        assert!(!other.is_alive());
+    }
+}
