@@ -134,7 +134,7 @@ async fn publish(
     direct.live.set((device, connection)).map_err(|_| anyhow::anyhow!("mounted twice"))?;
     let request = Publish {
         mount: MOUNT,
-        spec,
+        spec: spec.into(),
         secrets: Credentials::from_environment(|name| std::env::var(name).ok())?.to_secrets(),
         environment: true,
         init,

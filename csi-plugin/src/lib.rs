@@ -11,6 +11,13 @@ pub mod cluster;
 pub mod config;
 pub mod controller;
 pub mod events;
+/// Where the golden files of this crate lie.
+#[cfg(test)]
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
+#[cfg(test)]
+#[allow(dead_code, reason = "each crate uses some of it")]
+#[path = "../../testkit/src/golden.rs"]
+mod golden;
 mod host;
 pub mod identity;
 pub mod node;

@@ -130,7 +130,9 @@ impl Link for Client {
         if self.overflowing.load(Relaxed) == 0 {
             match link::worker::try_send(&self.socket, &message, &[]) {
                 Err(PacketError::TimedOut) => {}
-                Err(PacketError::TooLarge(..) | PacketError::Malformed(_)) => {
+                Err(
+                    PacketError::TooLarge(..) | PacketError::Malformed(_) | PacketError::NotUnderstood { .. },
+                ) => {
                     eprintln!("fuse-worker: a message to the agent does not fit");
                     return;
                 }

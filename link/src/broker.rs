@@ -1,14 +1,21 @@
-//! Agent ↔ broker. The two are rolled separately, so the encoding is JSON: unknown fields are ignored, new fields
-//! have defaults, and an unknown request is answered with an error instead of ending the connection.
+//! Agent ↔ broker. The two are rolled separately, so the encoding is JSON, and a message is extended by adding to it:
+//!
+//! - A field that is new has a default (`#[serde(default)]`); fields that are not known are ignored. So what is added
+//!   this way must be something that the build before can do without.
+//! - A question that is not known, or holds a value that is not, is answered with a refusal; an answer of that kind is
+//!   one for whoever asked ([`PacketError::NotUnderstood`]). Neither ends the connection, nor makes anybody wait.
+//! - A volume travels as text ([`volume::WireSpec`]) and says itself what of it must be understood.
+//!
+//! `tests/golden` holds each message as this version writes it; every later build must read it.
 //!
 //! The broker listens; the agent connects, says [`Hello`] and both sides may then ask and answer at any time.
 
 use crate::worker::Mode;
-use crate::{Packet, PacketError, Refusal};
+use crate::{Packet, PacketError, Refusal, RefusalKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use volume::VolumeSpec;
+use volume::WireSpec;
 
 /// One mounted FUSE connection, named by the broker: never reused in the life of a broker's state directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -233,13 +240,14 @@ pub struct Adopt {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AgentEnd {
-    /// Killed, crashed, out of memory.
-    #[default]
-    Unknown,
     /// It was asked to stop, or has stepped back for this one.
     Asked,
     /// It hung, and was killed for that.
     Hung,
+    /// Killed, crashed, out of memory; or something that only a later version knows.
+    #[default]
+    #[serde(other)]
+    Unknown,
 }
 
 /// What a broker needs to be as if it had mounted this itself.
@@ -282,7 +290,7 @@ impl std::fmt::Debug for Secrets {
 #[serde(rename_all = "camelCase")]
 pub struct Publish {
     pub mount: MountId,
-    pub spec: VolumeSpec,
+    pub spec: WireSpec,
     /// In clear, in memory only; see `Credentials::to_secrets`.
     #[serde(default)]
     pub secrets: BTreeMap<String, String>,
@@ -359,23 +367,47 @@ pub fn send<T: Serialize>(socket: &Packet, frame: &T, fds: &[BorrowedFd<'_>]) ->
     socket.send(&body, fds)
 }
 
-/// Receives and decodes one frame. A frame that cannot be understood is `Malformed`; the connection stays usable.
+/// As much of a frame as every version understands.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Envelope {
+    Ask { id: u64 },
+    Answer { id: u64 },
+}
+
+/// Receives and decodes one frame. One that cannot be understood is `NotUnderstood` if it can be answered, or else
+/// `Malformed`; the connection stays usable after both.
 pub fn recv<T: for<'de> Deserialize<'de>>(
     socket: &Packet,
     buffer: &mut [u8],
 ) -> Result<(T, Vec<OwnedFd>), PacketError> {
     let (body, fds) = socket.recv(buffer)?;
     // serde's message can quote the input, which may hold a secret: give the position only.
-    let frame = serde_json::from_slice(body)
-        .map_err(|e| PacketError::Malformed(format!("{:?} at column {}", e.classify(), e.column())))?;
-    Ok((frame, fds))
+    let why = match serde_json::from_slice(body) {
+        Ok(frame) => return Ok((frame, fds)),
+        Err(e) => format!("{:?} at column {}", e.classify(), e.column()),
+    };
+    Err(match serde_json::from_slice(body) {
+        Ok(Envelope::Ask { id }) => PacketError::NotUnderstood { id, question: true, why },
+        Ok(Envelope::Answer { id }) => PacketError::NotUnderstood { id, question: false, why },
+        Err(_) => PacketError::Malformed(why),
+    })
+}
+
+/// What a question that was not understood is answered with, and what becomes of an answer of that kind.
+pub fn not_understood(who: &str, why: &str) -> Refusal {
+    let message = format!(
+        "{who} does not understand this message ({why}): it is of another version; upgrade agent and csi-plugin to \
+         the same one"
+    );
+    Refusal::new(RefusalKind::Conflict, message)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::RefusalKind as Kind;
-    use volume::{Credentials, Parameters, SourceUrl, VolumeId};
+    use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
     fn publish() -> Publish {
         Publish {
@@ -384,7 +416,8 @@ mod tests {
                 id: VolumeId::parse("v").unwrap(),
                 source: SourceUrl::parse("s3://bucket").unwrap(),
                 parameters: Parameters::default(),
-            },
+            }
+            .into(),
             secrets: Credentials::from_secrets([("accessKeyId", "a"), ("secretAccessKey", "hunter2")])
                 .unwrap()
                 .to_secrets(),
@@ -417,13 +450,47 @@ mod tests {
         assert!(!serde_json::from_value::<Publish>(text).unwrap().environment);
     }
 
+    /// Each is of a later version in one thing.
+    #[test]
+    fn what_a_later_version_says_can_be_answered_and_is_not_quoted() {
+        let (a, b) = Packet::pair().unwrap();
+        let mut buffer = vec![0; crate::MAX_MESSAGE];
+        for (text, asks) in [
+            (r#"{"ask":{"id":7,"body":{"nextWish":{"secret":"hunter2"}}}}"#, true),
+            (r#"{"ask":{"id":7,"body":"nextWish"}}"#, true),
+            (r#"{"ask":{"id":7,"body":{"probe":{"mount":"hunter2"}},"next":1}}"#, true),
+            (r#"{"ask":{"id":7,"body":{"report":{"mount":1,"report":{"nextReport":{}}}}}}"#, true),
+            (r#"{"answer":{"id":7,"body":{"Ok":{"nextAnswer":{}}}}}"#, false),
+        ] {
+            a.send(text.as_bytes(), &[]).unwrap();
+            let error = recv::<FromAgent>(&b, &mut buffer).unwrap_err();
+            let shown = error.to_string();
+            assert!(!shown.contains("hunter2") && !shown.contains("nextWish"), "{shown}");
+            assert!(
+                matches!(error, PacketError::NotUnderstood { id: 7, question, .. } if question == asks),
+                "{text}: {error}"
+            );
+        }
+        // A reason to refuse that is not known is a refusal all the same.
+        let refusal = br#"{"answer":{"id":8,"body":{"Err":{"kind":"NextKind","message":"no"}}}}"#;
+        a.send(refusal, &[]).unwrap();
+        assert!(matches!(
+            recv::<FromAgent>(&b, &mut buffer).unwrap().0,
+            Frame::Answer { id: 8, body: Err(Refusal { kind: Kind::Internal, message }) } if message == "no"
+        ));
+        let end: AgentEnd = serde_json::from_str(r#""nextEnd""#).unwrap();
+        assert_eq!(end, AgentEnd::Unknown);
+    }
+
     #[test]
     fn garbage_is_malformed_and_is_not_quoted() {
         let (a, b) = Packet::pair().unwrap();
-        a.send(br#"{"ask":{"id":1,"body":"hunter2"}}"#, &[]).unwrap();
         let mut buffer = vec![0; crate::MAX_MESSAGE];
-        let error = recv::<FromAgent>(&b, &mut buffer).unwrap_err();
-        assert!(matches!(&error, PacketError::Malformed(text) if !text.contains("hunter2")), "{error}");
+        for garbage in [r#"{"ask":{"id":-1,"body":"hunter2"}}"#, r#"{"tell":"hunter2"}"#, "hunter2"] {
+            a.send(garbage.as_bytes(), &[]).unwrap();
+            let error = recv::<FromAgent>(&b, &mut buffer).unwrap_err();
+            assert!(matches!(&error, PacketError::Malformed(text) if !text.contains("hunter2")), "{error}");
+        }
         send(&a, &FromAgent::Answer { id: 2, body: Err(Refusal::new(Kind::Invalid, "no")) }, &[]).unwrap();
         assert!(matches!(
             recv::<FromAgent>(&b, &mut buffer).unwrap().0,

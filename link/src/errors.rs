@@ -39,6 +39,8 @@ pub enum RefusalKind {
     Unavailable,
     /// The volume is known already with other parameters.
     Conflict,
+    /// A defect; or a reason that only a later version knows: the message says it.
+    #[serde(other)]
     Internal,
 }
 

@@ -32,6 +32,9 @@ pub enum PacketError {
     TooLarge(usize, usize),
     #[error("message cannot be understood: {0}")]
     Malformed(String),
+    /// Of another version in what it says, but not in what it is: whoever sent it can be told, or whoever waits for it.
+    #[error("message {id} cannot be understood: {why}")]
+    NotUnderstood { id: u64, question: bool, why: String },
     #[error(transparent)]
     Io(#[from] io::Error),
 }

@@ -39,9 +39,15 @@ impl MountSource {
         MountOptions { no_exec: chosen("noexec"), no_atime: chosen("noatime") }
     }
 
-    /// Of this volume and specification, whatever its options?
-    pub fn is_of(&self, volume: &str, spec_digest: &str) -> bool {
-        self.volume == volume && self.digest.split('+').next() == Some(spec_digest)
+    /// Of this volume and specification, as far as its text can tell, and whatever its options?
+    pub fn may_be_of(&self, volume: &str, spec_digest: &str) -> bool {
+        let own = self.digest.split('+').next().unwrap_or_default();
+        self.volume == volume && (own == spec_digest || !comparable(own, spec_digest))
+    }
+
+    /// Is its digest computed as that one's? If not, the two are different whatever they were made from.
+    pub fn is_comparable(&self, other: &Self) -> bool {
+        comparable(&self.digest, &other.digest)
     }
 
     pub fn fuse_text(&self) -> String {
@@ -51,6 +57,13 @@ impl MountSource {
     pub fn guard_text(&self) -> String {
         format!("{GUARD_SCHEME}{}", self.volume)
     }
+}
+
+/// Digests begin with the way in which they are computed (`v1-…`, see `volume::WireSpec::digest`); those of before the
+/// first release do not.
+fn comparable(one: &str, other: &str) -> bool {
+    let way = |digest: &str| digest.split_once('-').map(|(way, _)| way.to_owned());
+    way(one) == way(other)
 }
 
 impl Ours {
@@ -81,8 +94,24 @@ mod tests {
         assert_eq!((plain.options(), chosen.options()), (MountOptions::default(), options));
         assert_eq!(Ours::recognise(FUSE_TYPE, &chosen.fuse_text()), Some(Ours::Fuse(chosen.clone())));
         for source in [plain, chosen] {
-            assert!(source.is_of("v", "0123") && !source.is_of("w", "0123") && !source.is_of("v", "01"));
+            assert!(source.may_be_of("v", "0123"));
+            assert!(!source.may_be_of("w", "0123") && !source.may_be_of("v", "01"));
         }
+    }
+
+    #[test]
+    fn digests_that_are_computed_in_another_way_tell_nothing() {
+        let of =
+            |digest: &str| MountSource::new("v", digest, MountOptions { no_exec: true, no_atime: false });
+        let (first, now, later) = (of("0123"), of("v1-0123"), of("v2-0123"));
+        for (one, other) in [(&first, &now), (&now, &later), (&later, &first)] {
+            assert!(!one.is_comparable(other) && !other.is_comparable(one) && one.is_comparable(one));
+        }
+        assert!(
+            first.may_be_of("v", "v1-9") && later.may_be_of("v", "v1-9") && !later.may_be_of("w", "v1-9")
+        );
+        assert!(!now.may_be_of("v", "v1-9") && now.may_be_of("v", "v1-0123"));
+        assert_eq!(later.options(), MountOptions { no_exec: true, no_atime: false });
     }
 
     #[test]

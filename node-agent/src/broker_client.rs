@@ -181,12 +181,22 @@ impl Broker {
         loop {
             let (frame, fds) = match recv::<FromBroker>(&connection.socket, &mut buffer) {
                 Ok(received) => received,
-                // A newer broker may ask what we do not know: it gets no answer and times out, we stay connected.
                 Err(PacketError::Malformed(what)) => {
-                    tracing::warn!(
-                        what,
-                        "message of the broker not understood: is it newer than this agent?"
-                    );
+                    tracing::warn!(what, "a message of the broker was dropped");
+                    continue;
+                }
+                // Refused at once, so that a newer broker does not wait, and takes no other mount's time.
+                Err(PacketError::NotUnderstood { id, question, why }) => {
+                    tracing::warn!(id, why, "a message of the broker is of another version");
+                    let refusal = link::broker::not_understood("this node agent", &why);
+                    if question {
+                        send(&connection.socket, &FromAgent::Answer { id, body: Err(refusal) }, &[])?;
+                    } else if id == 0 {
+                        server.refused(&refusal);
+                        return Err(PacketError::Malformed(format!("Hello answered otherwise: {refusal}")));
+                    } else if let Some(waiter) = lock(&connection.waiting).remove(&id) {
+                        let _ = waiter.send(Err(refusal)); // the asker gave up: nobody is interested any more
+                    }
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -267,12 +277,10 @@ mod tests {
         fn lost(&self) {}
     }
 
-    #[test]
-    fn who_waits_for_a_broker_that_dies_learns_it_at_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("broker.sock");
+    /// A client in this process, and the broker's end of its connection.
+    fn connected(dir: &std::path::Path, runtime: &tokio::runtime::Runtime) -> (Arc<Broker>, Packet) {
+        let path = dir.join("broker.sock");
         let listener = Packet::listen(&path).unwrap();
-        let runtime = tokio::runtime::Runtime::new().unwrap();
         let broker = Broker::new();
         let (tell, connected) = std::sync::mpsc::channel();
         let (client, handle) = (broker.clone(), runtime.handle().clone());
@@ -285,7 +293,36 @@ mod tests {
         let welcome = BrokerAnswer::Welcome { protocol: version::LINK, broker_version: String::new() };
         send(&peer, &FromBroker::Answer { id: 0, body: Ok(welcome) }, &[]).unwrap();
         connected.recv_timeout(Duration::from_secs(20)).unwrap();
+        (broker, peer)
+    }
 
+    #[test]
+    fn what_a_later_broker_says_is_refused_at_once_and_the_connection_goes_on() {
+        let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
+        let (broker, peer) = connected(dir.path(), &runtime);
+        let mut buffer = vec![0; MAX_MESSAGE];
+        // An adoption in a mode that is not known concerns that mount alone.
+        for body in [r#"{"nextWish":{}}"#, r#""nextWish""#, r#"{"adopt":{"resume":{"mode":"Next"}}}"#] {
+            peer.send(format!(r#"{{"ask":{{"id":5,"body":{body}}}}}"#).as_bytes(), &[]).unwrap();
+            let (answer, _) = recv::<FromAgent>(&peer, &mut buffer).unwrap();
+            let FromAgent::Answer { id: 5, body: Err(refusal) } = answer else { panic!("{answer:?}") };
+            assert!(refusal.message.contains("another version"), "{refusal}");
+        }
+        let asking =
+            runtime.spawn(async move { broker.ask_within(BrokerRequest::Leaving, Vec::new()).await });
+        let (asked, _) = recv::<FromAgent>(&peer, &mut buffer).unwrap();
+        let FromAgent::Ask { id, .. } = asked else { panic!("{asked:?}") };
+        peer.send(format!(r#"{{"answer":{{"id":{id},"body":{{"Ok":"nextAnswer"}}}}}}"#).as_bytes(), &[])
+            .unwrap();
+        let refusal = runtime.block_on(asking).unwrap().unwrap_err();
+        assert!(refusal.message.contains("another version"), "it waited: {refusal}");
+    }
+
+    #[test]
+    fn who_waits_for_a_broker_that_dies_learns_it_at_once() {
+        let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
+        let (broker, peer) = connected(dir.path(), &runtime);
+        let mut buffer = vec![0; MAX_MESSAGE];
         let asking =
             runtime.spawn(async move { broker.ask_within(BrokerRequest::Leaving, Vec::new()).await });
         recv::<FromAgent>(&peer, &mut buffer).unwrap();

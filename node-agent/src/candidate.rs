@@ -154,10 +154,11 @@ impl Candidate {
             .map_err(|_| Refusal::new(RefusalKind::Internal, "prepare must carry two descriptors"))?;
         failpoint::hit("candidate.prepares");
         let Adopt { publish, resume, .. } = adopt;
-        publish::allowed(&self.config, &publish.spec)?;
+        let spec = publish::understand(&publish.spec)?;
+        publish::allowed(&self.config, &spec)?;
         let scope = publish::scope_of(&resume)?;
         let metadata = self.config.cache.metadata_dir.join(scope.as_str());
-        let assign = publish::assign(&self.config, &publish.spec, metadata, 0, resume.mode, 0);
+        let assign = publish::assign(&self.config, &spec, metadata, 0, resume.mode, 0);
         let (spawner, count) = (self.spawner.clone(), self.prepared.fetch_add(1, Ordering::SeqCst) + 1);
         let rehearsed = tokio::task::spawn_blocking(move || {
             supervisor::rehearse(&spawner, assign, device.as_fd(), shared.as_fd())?;

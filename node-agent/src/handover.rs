@@ -52,10 +52,12 @@ impl Volumes {
     ) -> Result<(), Refusal> {
         let Adopt { publish, resume, backing, orphaned_ms, ended } = adopt;
         let mode = resume.mode;
-        let Publish { mount: id, spec, secrets, environment, init: _, target, pod, claim } = publish;
+        let Publish { mount: id, spec: described, secrets, environment, init: _, target, pod, claim } =
+            publish;
         failpoint::hit("agent.adopt");
         let orphaned = Duration::from_millis(orphaned_ms);
         let since = Instant::now().checked_sub(orphaned).unwrap_or_else(Instant::now);
+        let spec = publish::understand(&described)?;
         self.may_serve(&spec)?;
         let credentials = self.credentials(&secrets, environment)?;
         let rotated = spec.scope(&credentials) != scope;
@@ -67,8 +69,20 @@ impl Volumes {
         failpoint::hit("agent.scope-opened");
         let roots = self.root_directories(&scope)?;
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
-        let parts =
-            Parts { id, spec, secrets, environment, target, pod, claim, scope, assign, device, roots };
+        let parts = Parts {
+            id,
+            spec,
+            described,
+            secrets,
+            environment,
+            target,
+            pod,
+            claim,
+            scope,
+            assign,
+            device,
+            roots,
+        };
         let cause = match ended {
             AgentEnd::Unknown => HealCause::Agent,
             AgentEnd::Asked => HealCause::Upgrade,
@@ -162,7 +176,7 @@ fn hold(mount: &Mount) -> BrokerRequest {
     BrokerRequest::Hold(Box::new(Hold {
         publish: Publish {
             mount: mount.id,
-            spec: mount.spec.clone(),
+            spec: mount.described.clone(),
             secrets: mount.secrets(),
             environment: mount.environment,
             init: Vec::new(),

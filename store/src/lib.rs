@@ -109,5 +109,10 @@ pub fn open(
             let timeout = spec.parameters.store_timeout;
             Ok(Arc::new(directory::Directory::new(path.clone(), timeout, limits, observer)))
         }
+        #[cfg(feature = "next-version")]
+        SourceUrl::Next { path } => {
+            let timeout = spec.parameters.store_timeout;
+            Ok(Arc::new(directory::Directory::new(path.clone(), timeout, limits, observer)))
+        }
     }
 }

@@ -6,11 +6,16 @@
 mod allow;
 mod allowed;
 mod credentials;
+#[cfg(test)]
+#[allow(dead_code, reason = "each crate uses some of it")]
+#[path = "../../testkit/src/golden.rs"]
+mod golden;
 mod id;
 mod parameters;
 mod source;
 mod template;
 mod units;
+mod wire;
 
 pub use allow::{AllowList, NotAllowed};
 pub use credentials::{Credentials, CredentialsError, ScopeId};
@@ -21,11 +26,10 @@ pub use parameters::{
 pub use source::{SourceError, SourceUrl};
 pub use template::{TemplateError, TemplateValues, claim_chooses, expand, expand_path, uses_annotations};
 pub use units::{parse_bytes, parse_duration};
+pub use wire::{HINTS, NotUnderstood, WireSpec};
 
-use serde::{Deserialize, Serialize};
-
-/// One volume as the controller recorded it and the node serves it. Carries no secret.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// One volume as the controller recorded it and the node serves it. Carries no secret. [`WireSpec`] is its text.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeSpec {
     pub id: VolumeId,
     /// Source with the expanded `path` already appended.
@@ -40,11 +44,8 @@ impl VolumeSpec {
         ScopeId::of(&self.source, &self.parameters, credentials)
     }
 
-    /// Digest of everything that decides what is mounted, secrets excluded: equal digests mean that a repeated
-    /// publish asks for the same thing. 16 hex digits.
+    /// See [`WireSpec::digest`].
     pub fn digest(&self) -> String {
-        use sha2::Digest;
-        let canonical = format!("{:?}", (&self.source, &self.parameters));
-        hex::encode(&sha2::Sha256::digest(canonical.as_bytes())[..8])
+        WireSpec::from(self).digest()
     }
 }

@@ -3,12 +3,10 @@
 use crate::allowed::AllowedSources;
 use crate::template::{TemplateError, TemplateValues, claim_chooses, expand, expand_path};
 use crate::{SourceError, SourceUrl, parse_bytes, parse_duration};
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use url::Url;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Addressing {
     /// `https://endpoint/bucket/key`
     #[default]
@@ -18,8 +16,7 @@ pub enum Addressing {
 }
 
 /// How soon a change at the source is seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freshness {
     /// Never revalidated.
     Static,
@@ -29,8 +26,7 @@ pub enum Freshness {
     Strict,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
     /// Chosen at publish from one listing page.
     #[default]
@@ -39,12 +35,15 @@ pub enum Profile {
     Large,
     /// No-open, long TTLs.
     Small,
+    /// For tests: what only the next version knows. Served as `Large`.
+    #[cfg(feature = "next-version")]
+    Next,
 }
 
 /// Everything about a volume but its id, source and credentials. Field docs are the user's docs: keep
-/// `docs/configuration.md` in step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+/// `docs/configuration.md` in step. A new field needs a default that changes nothing, its lines in
+/// [`Parameters::parse`] and [`Parameters::chosen`], and a decision: see [`crate::HINTS`].
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameters {
     pub endpoint: Option<Url>,
     pub region: Option<String>,
@@ -62,8 +61,16 @@ pub struct Parameters {
     pub dir_mode: u32,
     pub heal_timeout: Duration,
     pub store_timeout: Duration,
+    /// For tests: what only the next version knows, and a build before it may ignore.
+    #[cfg(feature = "next-version")]
+    pub next_hint: Option<String>,
+    /// For tests: what only the next version knows, and must be understood.
+    #[cfg(feature = "next-version")]
+    pub next_rule: Option<String>,
 }
 
+/// What a volume that does not say otherwise has had since the first version that had it: a default never changes,
+/// because volumes are described without it (see `wire`).
 impl Default for Parameters {
     fn default() -> Self {
         Self {
@@ -81,6 +88,10 @@ impl Default for Parameters {
             dir_mode: 0o555,
             heal_timeout: Duration::from_secs(60),
             store_timeout: Duration::from_secs(300),
+            #[cfg(feature = "next-version")]
+            next_hint: None,
+            #[cfg(feature = "next-version")]
+            next_rule: None,
         }
     }
 }
@@ -105,6 +116,10 @@ pub const KNOWN_PARAMETERS: &[&str] = &[
     "healTimeout",
     "storeTimeout",
     "allowedSources",
+    #[cfg(feature = "next-version")]
+    "nextHint",
+    #[cfg(feature = "next-version")]
+    "nextRule",
 ];
 
 /// Parameters in which templates are filled in: what the owner of a claim may reasonably choose, and nothing that
@@ -249,6 +264,8 @@ impl Parameters {
                         "auto" => Profile::Auto,
                         "large" => Profile::Large,
                         "small" => Profile::Small,
+                        #[cfg(feature = "next-version")]
+                        "next" => Profile::Next,
                         _ => return Err(bad("profile", "use \"auto\", \"large\" or \"small\"")),
                     }
                 }
@@ -273,15 +290,18 @@ impl Parameters {
                     p.dir_mode = mode(value).ok_or_else(|| bad("dirMode", "write octal such as 0555"))?
                 }
                 "healTimeout" => {
-                    let parsed = limit(value, Duration::from_secs(1), Duration::from_secs(3600));
-                    p.heal_timeout =
-                        parsed.ok_or_else(|| bad("healTimeout", "write a duration from 1s to 1h"))?;
+                    p.heal_timeout = Self::heal_timeout_of(value)
+                        .ok_or_else(|| bad("healTimeout", "write a duration from 1s to 1h"))?;
                 }
                 "storeTimeout" => {
                     let parsed = limit(value, Duration::from_secs(1), Duration::from_secs(86_400));
                     p.store_timeout =
                         parsed.ok_or_else(|| bad("storeTimeout", "write a duration from 1s to 24h"))?;
                 }
+                #[cfg(feature = "next-version")]
+                "nextHint" => p.next_hint = Some(value.to_owned()),
+                #[cfg(feature = "next-version")]
+                "nextRule" => p.next_rule = Some(value.to_owned()),
                 other => return Err(unknown(other)),
             }
         }
@@ -325,6 +345,87 @@ impl Parameters {
             return Err(ParameterError::NotAllowed { source_url: source, allowed: allowed.to_string() });
         }
         Ok((source, p))
+    }
+
+    pub(crate) fn heal_timeout_of(value: &str) -> Option<Duration> {
+        limit(value, Duration::from_secs(1), Duration::from_secs(3600))
+    }
+
+    /// What differs from the default: name and value as [`Parameters::parse`] reads them, each value in the one spelling
+    /// that it always has, for the identity of mounts hangs on it.
+    pub(crate) fn chosen(&self) -> Vec<(&'static str, String)> {
+        // Every field by name: one that is added and not written here does not compile.
+        let Self {
+            endpoint,
+            region,
+            addressing,
+            allow_http,
+            freshness,
+            profile,
+            readahead,
+            cache_limit,
+            uid,
+            gid,
+            file_mode,
+            dir_mode,
+            heal_timeout,
+            store_timeout,
+            #[cfg(feature = "next-version")]
+            next_hint,
+            #[cfg(feature = "next-version")]
+            next_rule,
+        } = self;
+        let default = Self::default();
+        let word = |chosen: bool, text: &str| chosen.then(|| text.to_owned());
+        let octal = |mode: u32| format!("{mode:04o}");
+        let (fresh, ttl) = match freshness {
+            Freshness::Static => (Some("static".to_owned()), None),
+            Freshness::Strict => (Some("strict".to_owned()), None),
+            Freshness::Ttl(ttl) => (None, (*freshness != default.freshness).then(|| duration_text(*ttl))),
+        };
+        let all = [
+            ("endpoint", endpoint.as_ref().map(Url::to_string)),
+            ("region", region.clone()),
+            ("addressingStyle", word(*addressing == Addressing::Virtual, "virtual")),
+            ("allowHttp", word(*allow_http, "true")),
+            ("freshness", fresh),
+            ("metadataTtl", ttl),
+            (
+                "profile",
+                match profile {
+                    Profile::Auto => None,
+                    Profile::Large => Some("large".to_owned()),
+                    Profile::Small => Some("small".to_owned()),
+                    #[cfg(feature = "next-version")]
+                    Profile::Next => Some("next".to_owned()),
+                },
+            ),
+            ("readahead", readahead.map(|bytes| bytes.to_string())),
+            ("cacheLimit", cache_limit.map(|bytes| bytes.to_string())),
+            ("uid", (*uid != default.uid).then(|| uid.to_string())),
+            ("gid", (*gid != default.gid).then(|| gid.to_string())),
+            ("fileMode", (*file_mode != default.file_mode).then(|| octal(*file_mode))),
+            ("dirMode", (*dir_mode != default.dir_mode).then(|| octal(*dir_mode))),
+            ("healTimeout", (*heal_timeout != default.heal_timeout).then(|| duration_text(*heal_timeout))),
+            (
+                "storeTimeout",
+                (*store_timeout != default.store_timeout).then(|| duration_text(*store_timeout)),
+            ),
+            #[cfg(feature = "next-version")]
+            ("nextHint", next_hint.clone()),
+            #[cfg(feature = "next-version")]
+            ("nextRule", next_rule.clone()),
+        ];
+        all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    }
+}
+
+/// In the largest of s, ms and ns that leaves nothing out.
+fn duration_text(duration: Duration) -> String {
+    match duration.subsec_nanos() {
+        0 => format!("{}s", duration.as_secs()),
+        nanos if nanos % 1_000_000 == 0 => format!("{}ms", duration.as_millis()),
+        _ => format!("{}ns", duration.as_nanos()),
     }
 }
 
@@ -440,13 +541,5 @@ mod tests {
         }
         let error = with("uidd", "${pvc.annotations['uid']}").unwrap_err();
         assert!(matches!(error, ParameterError::Unknown { nearest: Some("uid"), .. }), "{error}");
-    }
-
-    #[test]
-    fn specs_survive_serialisation() {
-        let (_, p) =
-            parse(&[("source", "s3://bucket/x"), ("endpoint", "https://h:1"), ("uid", "7")]).unwrap();
-        let text = serde_json::to_string(&p).unwrap();
-        assert_eq!(serde_json::from_str::<Parameters>(&text).unwrap(), p);
     }
 }

@@ -1,16 +1,17 @@
 //! Where a volume's bytes live.
 
-use serde::{Deserialize, Serialize};
 use std::path::{Component, Path, PathBuf};
 
 /// A parsed `source` parameter. More schemes are more variants: the compiler then finds every place that must know them.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SourceUrl {
     /// `s3://bucket/prefix`; `prefix` is "" or ends in "/".
     S3 { bucket: String, prefix: String },
     /// `file:///dir`, an absolute, normalised path.
     Dir { path: PathBuf },
+    /// For tests: `next:///dir`, which only the next version knows. Served as a directory.
+    #[cfg(feature = "next-version")]
+    Next { path: PathBuf },
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -41,25 +42,43 @@ impl SourceUrl {
                 if rest.contains(['@', '?', '#']) {
                     return Err(SourceError::Extras(redact(text)));
                 }
-                let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-                if bucket.is_empty() {
-                    return Err(SourceError::NoBucket(text.to_owned()));
-                }
-                let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '-');
-                if !(3..=63).contains(&bucket.len()) || !bucket.chars().all(legal) || bucket.contains("..") {
-                    return Err(SourceError::Bucket(bucket.to_owned()));
-                }
-                Ok(Self::S3 { bucket: bucket.to_owned(), prefix: directory_prefix(prefix)? })
+                Self::parse_s3(text, rest)
             }
-            "file" => {
-                let path = Path::new(rest);
-                let plain = |c: Component<'_>| matches!(c, Component::RootDir | Component::Normal(_));
-                if !path.is_absolute() || !path.components().all(plain) || rest.contains('\0') {
-                    return Err(SourceError::Path(text.to_owned()));
-                }
-                Ok(Self::Dir { path: path.components().collect() })
-            }
-            other => Err(SourceError::Scheme(other.to_owned())),
+            "file" => Ok(Self::Dir { path: directory(text, rest)? }),
+            #[cfg(feature = "next-version")]
+            "next" => Ok(Self::Next { path: directory(text, rest)? }),
+            other => Err(SourceError::Scheme(other.chars().take(80).collect())),
+        }
+    }
+
+    /// The inverse of `Display`: what [`Self::join`] has appended may hold characters that mean something else in a URL
+    /// that a person writes.
+    pub(crate) fn parse_shown(text: &str) -> Result<Self, SourceError> {
+        match text.strip_prefix("s3://") {
+            Some(rest) => Self::parse_s3(text, rest),
+            None => Self::parse(text),
+        }
+    }
+
+    fn parse_s3(text: &str, rest: &str) -> Result<Self, SourceError> {
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        if bucket.is_empty() {
+            return Err(SourceError::NoBucket(text.to_owned()));
+        }
+        let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '-');
+        if !(3..=63).contains(&bucket.len()) || !bucket.chars().all(legal) || bucket.contains("..") {
+            return Err(SourceError::Bucket(bucket.to_owned()));
+        }
+        Ok(Self::S3 { bucket: bucket.to_owned(), prefix: directory_prefix(prefix)? })
+    }
+
+    /// The source of the same kind that all others of it lie in, as far as that has a name.
+    pub(crate) fn top(&self) -> String {
+        match self {
+            Self::S3 { bucket, .. } => format!("s3://{bucket}"),
+            Self::Dir { .. } => "file:///".to_owned(),
+            #[cfg(feature = "next-version")]
+            Self::Next { .. } => "next:///".to_owned(),
         }
     }
 
@@ -71,7 +90,11 @@ impl SourceUrl {
                 bucket == other && prefix.starts_with(above.as_str())
             }
             (Self::Dir { path }, Self::Dir { path: above }) => path.starts_with(above),
-            (Self::S3 { .. }, Self::Dir { .. }) | (Self::Dir { .. }, Self::S3 { .. }) => false,
+            #[cfg(feature = "next-version")]
+            (Self::Next { path }, Self::Next { path: above }) => path.starts_with(above),
+            #[cfg(feature = "next-version")]
+            (Self::Next { .. }, _) => false,
+            (Self::S3 { .. } | Self::Dir { .. }, _) => false,
         }
     }
 
@@ -86,8 +109,20 @@ impl SourceUrl {
                 Self::S3 { bucket: bucket.clone(), prefix: format!("{prefix}{below}") }
             }
             Self::Dir { path } => Self::Dir { path: path.join(below.trim_end_matches('/')) },
+            #[cfg(feature = "next-version")]
+            Self::Next { path } => Self::Next { path: path.join(below.trim_end_matches('/')) },
         })
     }
+}
+
+/// An absolute path, normalised.
+fn directory(text: &str, rest: &str) -> Result<PathBuf, SourceError> {
+    let path = Path::new(rest);
+    let plain = |c: Component<'_>| matches!(c, Component::RootDir | Component::Normal(_));
+    if !path.is_absolute() || !path.components().all(plain) || rest.contains('\0') {
+        return Err(SourceError::Path(text.to_owned()));
+    }
+    Ok(path.components().collect())
 }
 
 /// "" or a prefix ending in one slash, every segment nameable as a path component.
@@ -115,6 +150,8 @@ impl std::fmt::Display for SourceUrl {
         match self {
             Self::S3 { bucket, prefix } => write!(f, "s3://{bucket}/{prefix}"),
             Self::Dir { path } => write!(f, "file://{}", path.display()),
+            #[cfg(feature = "next-version")]
+            Self::Next { path } => write!(f, "next://{}", path.display()),
         }
     }
 }

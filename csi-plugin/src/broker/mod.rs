@@ -44,7 +44,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 use targets::{Recipe, Targets};
-use volume::{Credentials, VolumeSpec};
+use volume::{Credentials, WireSpec};
 
 const INIT_LIMIT: Duration = Duration::from_secs(2);
 const START_LIMIT: Duration = Duration::from_secs(5);
@@ -57,7 +57,8 @@ const PROBE_LIMIT: Duration = Duration::from_secs(10);
 /// One volume to be mounted at one target.
 #[derive(Debug)]
 pub struct Order {
-    pub spec: VolumeSpec,
+    /// Passed on as it is: what a later version has put there is the agent's to understand.
+    pub spec: WireSpec,
     pub credentials: Credentials,
     /// May the agent use its own credentials where there are none?
     pub environment: bool,
@@ -206,6 +207,11 @@ impl Broker {
             }
             self.targets.remove(target.path());
         })
+    }
+
+    /// What was mounted there in this boot, by whichever build.
+    pub fn recorded_spec(&self, target: &std::path::Path) -> Option<WireSpec> {
+        self.targets.recipe(target).map(|recipe| recipe.spec)
     }
 
     /// The target is gone: nothing of it needs to be known any more.

@@ -26,7 +26,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use volume::{Credentials, VolumeSpec};
+use volume::{Credentials, WireSpec};
 
 use super::Order;
 use super::socket::AgentIdentity;
@@ -74,7 +74,7 @@ pub struct Mount {
     pub target: Arc<Target>,
     pub connection: Connection,
     pub source: MountSource,
-    pub spec: VolumeSpec,
+    pub spec: WireSpec,
     /// Whom its Events are for.
     pub subjects: Subjects,
     /// May the agent use credentials of its own?
@@ -105,7 +105,7 @@ pub struct Parts {
     pub target: Arc<Target>,
     pub connection: Connection,
     pub source: MountSource,
-    pub spec: VolumeSpec,
+    pub spec: WireSpec,
     pub credentials: Credentials,
     pub subjects: Subjects,
     pub environment: bool,
@@ -166,7 +166,7 @@ impl Mount {
     }
 
     pub fn heal_timeout(&self) -> Duration {
-        self.spec.parameters.heal_timeout
+        self.spec.heal_timeout()
     }
 
     pub fn credentials(&self) -> Credentials {
@@ -323,7 +323,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use volume::{Parameters, SourceUrl, VolumeId};
+    use volume::{Parameters, SourceUrl, VolumeId, VolumeSpec};
 
     fn agent(pid: i32) -> AgentIdentity {
         AgentIdentity { pid, started: None, life: 1 }
@@ -342,7 +342,8 @@ mod tests {
                 id: VolumeId::parse("v").unwrap(),
                 source: SourceUrl::parse("s3://bucket").unwrap(),
                 parameters: Parameters::default(),
-            },
+            }
+            .into(),
             credentials: Credentials::anonymous(),
             subjects: Subjects::default(),
             environment: false,

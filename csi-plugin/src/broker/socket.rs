@@ -145,6 +145,17 @@ impl AgentLink {
         result
     }
 
+    /// Nobody waits for what will not come: neither the agent nor whoever of us has asked it.
+    fn not_understood(&self, id: u64, question: bool, why: &str) {
+        if question {
+            return self.reply(id, Err(link::broker::not_understood("this csi-plugin", why)));
+        }
+        if let Some(waiting) = self.pending().as_mut().and_then(|p| p.remove(&id)) {
+            // Fails only if the asker has stopped waiting.
+            let _ = waiting.try_send(Err(link::broker::not_understood("this csi-plugin", why)));
+        }
+    }
+
     fn reply(&self, id: u64, body: Result<BrokerAnswer, Refusal>) {
         if let Err(error) = link::broker::send(&self.packet, &FromBroker::Answer { id, body }, &[]) {
             tracing::debug!(%error, "an answer did not reach the agent");
@@ -261,6 +272,11 @@ fn receive(link: &Arc<AgentLink>, handler: &Arc<dyn Handler>, slow: &SyncSender<
             Ok(received) => received,
             Err(error @ (PacketError::Malformed(_) | PacketError::TooLarge(..))) => {
                 tracing::warn!(%error, "a message of the node agent was dropped");
+                continue;
+            }
+            Err(PacketError::NotUnderstood { id, question, why }) => {
+                tracing::warn!(id, why, "a message of the node agent is of another version");
+                link.not_understood(id, question, &why);
                 continue;
             }
             Err(PacketError::TimedOut) => continue,

@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use volume::{Credentials, VolumeId, VolumeSpec};
+use volume::{Credentials, VolumeId, WireSpec};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const FORMAT: u32 = 1;
@@ -29,11 +29,13 @@ pub(super) struct Targets {
 /// What a mount is made from, but for its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Recipe {
-    pub(super) spec: VolumeSpec,
+    pub(super) spec: WireSpec,
     /// Does it need one?
     secret: bool,
     environment: bool,
+    #[serde(default)]
     pod: Option<Pod>,
+    #[serde(default)]
     claim: Option<Claim>,
 }
 
@@ -226,6 +228,7 @@ fn remove(kubelet_dirs: &[PathBuf], entry: &Entry) -> bool {
 mod tests {
     use super::*;
     use mounts::{Fake, MountSource};
+    use volume::VolumeSpec;
 
     fn recipe(volume: &str, secrets: &[(&str, &str)]) -> Recipe {
         Recipe::of(&Order {
@@ -233,7 +236,8 @@ mod tests {
                 id: VolumeId::parse(volume).unwrap(),
                 source: volume::SourceUrl::parse("s3://bucket/a").unwrap(),
                 parameters: volume::Parameters::default(),
-            },
+            }
+            .into(),
             credentials: Credentials::from_secrets(secrets.iter().copied()).unwrap(),
             environment: true,
             options: MountOptions::default(),
@@ -262,6 +266,53 @@ mod tests {
         fs::write(&file, old.to_string()).unwrap();
         assert!(targets.read(plain).is_some() && targets.recipe(plain).is_none());
         assert!(Targets::of_boot(dir.path(), "other".into()).unwrap().recipe(secret).is_none());
+    }
+
+    /// The record but for the boot.
+    #[test]
+    fn records_are_those_of_the_golden_file_and_of_before_the_first_release_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let targets = Targets::of_boot(dir.path(), "BOOT".into()).unwrap();
+        let (at, id) = (Path::new("/kubelet/t"), VolumeId::parse("pvc-1").unwrap());
+        let subject = |text: &str| text.to_owned();
+        let recipe = Recipe {
+            secret: true,
+            pod: Some(Pod { name: subject("p"), namespace: subject("n"), uid: subject("u") }),
+            claim: Some(Claim { name: subject("c"), namespace: subject("n"), uid: None }),
+            ..recipe("pvc-1", &[])
+        };
+        targets.add(at, recipe.clone());
+        targets.add_dead(at, &id, Connection { major: 0, minor: 47 });
+        let written = fs::read_to_string(targets.file(at)).unwrap() + "\n";
+        let text = crate::golden::same(crate::GOLDEN, "target-1.json", &written);
+        for text in [text, crate::golden::read(crate::GOLDEN, "target-0.json")] {
+            fs::write(targets.file(at), text).unwrap();
+            assert_eq!(targets.recipe(at), Some(recipe.clone()));
+            assert_eq!(targets.dead(at), [Connection { major: 0, minor: 47 }]);
+        }
+    }
+
+    #[test]
+    fn a_record_of_a_volume_that_only_a_later_version_understands_is_kept_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let targets = Targets::of_boot(dir.path(), "boot".into()).unwrap();
+        let at = Path::new("/t");
+        let mut later = recipe("v", &[]);
+        later.spec = serde_json::from_str(
+            r#"{"id":"v","source":"later://x","parameters":{"rule":"r"},"hints":{"hint":"h"}}"#,
+        )
+        .unwrap();
+        targets.add(at, later.clone());
+        assert_eq!(targets.recipe(at).unwrap(), later);
+        // A record of a format that is not ours says nothing, and costs nothing but a wait for the republish.
+        let text = fs::read_to_string(targets.file(at)).unwrap();
+        fs::write(targets.file(at), text.replace("\"format\":1", "\"format\":2")).unwrap();
+        assert!(targets.recipe(at).is_none());
+        let whole = text.len();
+        for cut in 0..whole {
+            fs::write(targets.file(at), &text[..cut]).unwrap();
+            assert!(targets.recipe(at).is_none(), "{}", &text[..cut]);
+        }
     }
 
     #[test]

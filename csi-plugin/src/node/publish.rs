@@ -12,7 +12,7 @@ use mounts::{MountEntry, MountSource, Ours, Target, probe, stack_at};
 use proto::csi::v1::NodePublishVolumeRequest;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use volume::{Credentials, Parameters, TemplateValues, VolumeId, VolumeSpec};
+use volume::{Credentials, Parameters, TemplateValues, VolumeId, VolumeSpec, WireSpec};
 
 /// A mount that an earlier broker left gets so long to show that it is served.
 const ALIVE_LIMIT: Duration = Duration::from_secs(1);
@@ -69,7 +69,9 @@ pub fn decide(found: &Found, wanted: &MountSource, target: &Path) -> Step {
         Found::Fuse { source, .. } if source.volume != wanted.volume => Step::Refuse(Failure::Precondition(
             format!("volume {} is published at {target}: unpublish it first", source.volume),
         )),
-        Found::Fuse { source, .. } if source.digest != wanted.digest => {
+        // One that was made by a build whose digests are not ours, and of which nothing else is known, is taken for what
+        // is wanted: it serves this volume at this target, and no answer but OK would ever let its pod have a new secret.
+        Found::Fuse { source, .. } if source.is_comparable(wanted) && source.digest != wanted.digest => {
             Step::Refuse(Failure::Conflict(format!(
                 "volume {} is published at {target} with other parameters: unpublish it first, or repeat the call with the same",
                 source.volume
@@ -171,6 +173,17 @@ impl Inner {
             Some(Ours::Guard { .. }) => Found::Guard,
             Some(Ours::Fuse(source)) => {
                 let known = self.broker.table.at(path).filter(|m| m.connection.minor == top.minor);
+                let spec = match &known {
+                    Some(mount) => Some(mount.spec.clone()),
+                    None => self.broker.recorded_spec(path).filter(|spec| spec.id.as_str() == source.volume),
+                };
+                // Its text may be of a build that computes digests otherwise.
+                let same_way =
+                    |spec: &WireSpec| MountSource::new(&source.volume, &spec.digest(), source.options());
+                let source = match spec.map(|spec| same_way(&spec)) {
+                    Some(known) if !known.is_comparable(&source) => known,
+                    _ => source,
+                };
                 let standing = match known.map(|m| m.state()) {
                     // Preparing: cannot be seen by whoever holds the turn, unless a failed publish left it.
                     // Unpublished: its unmount has failed.
@@ -247,7 +260,7 @@ fn parse(request: &NodePublishVolumeRequest) -> Result<Parsed, Failure> {
         parameters.dir_mode |= (parameters.dir_mode & 0o500) >> 3;
     }
     let order = Order {
-        spec: VolumeSpec { id, source, parameters },
+        spec: VolumeSpec { id, source, parameters }.into(),
         credentials: Credentials::from_secrets(&request.secrets)?,
         environment: context.environment,
         options: access.options,
@@ -282,6 +295,12 @@ mod tests {
         assert!(matches!(
             decide(fuse(&source("v", "2"), Standing::Serving)),
             Step::Refuse(Failure::Conflict(_))
+        ));
+        // Made by a build whose digests cannot be compared with this one's.
+        assert!(matches!(decide(fuse(&source("v", "v9-2"), Standing::Serving)), Step::AlreadyThere));
+        assert!(matches!(
+            decide(fuse(&source("w", "v9-1"), Standing::Serving)),
+            Step::Refuse(Failure::Precondition(_))
         ));
         assert!(matches!(
             decide(fuse(&source("w", "1"), Standing::Serving)),

@@ -312,6 +312,24 @@ impl Agent {
         body
     }
 
+    /// What this build has no type for.
+    pub fn ask_in_words(&self, body: &str) -> Result<BrokerAnswer, Refusal> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        self.packet.send(format!(r#"{{"ask":{{"id":{id},"body":{body}}}}}"#).as_bytes(), &[]).unwrap();
+        let (answered, body) = self.answers.lock().unwrap().recv_timeout(LIMIT).unwrap();
+        assert_eq!(answered, id);
+        body
+    }
+
+    /// Answers so to all that its behaviour did not answer, and says how many that were.
+    pub fn answer_in_words(&self, body: &str) -> usize {
+        let ids: Vec<u64> = self.unanswered.lock().unwrap().drain(..).collect();
+        for id in &ids {
+            self.packet.send(format!(r#"{{"answer":{{"id":{id},"body":{body}}}}}"#).as_bytes(), &[]).unwrap();
+        }
+        ids.len()
+    }
+
     pub fn behave(&self, how: impl FnMut(&AgentRequest, &[OwnedFd]) -> Option<Answer> + Send + 'static) {
         *self.behave.lock().unwrap() = Box::new(how);
     }

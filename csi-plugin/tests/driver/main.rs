@@ -13,3 +13,4 @@ mod node;
 mod order;
 mod renewals;
 mod requests;
+mod versions;

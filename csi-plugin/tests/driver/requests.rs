@@ -218,7 +218,7 @@ async fn requests_are_checked_before_anything_happens() {
     let (send, receive) = std::sync::mpsc::channel();
     agent.behave(move |request, fds| {
         if let AgentRequest::Publish(p) = request {
-            send.send(p.spec.parameters.clone()).unwrap();
+            send.send(p.spec.understand().unwrap().parameters).unwrap();
         }
         obliging(request, fds)
     });

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use volume::{Credentials, Freshness, Profile, ScopeId, VolumeSpec};
+use volume::{Credentials, Freshness, Profile, ScopeId, VolumeSpec, WireSpec};
 
 /// From the fds to a worker's INIT answer, and from Go to Serving.
 const WORKER_LIMIT: Duration = Duration::from_secs(15);
@@ -142,16 +142,17 @@ impl Volumes {
             let why = "the node agent is being stopped; its successor will publish this volume";
             return Err(Refusal::new(RefusalKind::Unavailable, why));
         }
-        self.may_serve(&request.spec)?;
+        let spec = understand(&request.spec)?;
+        self.may_serve(&spec)?;
         let credentials = self.credentials(&request.secrets, request.environment)?;
-        let (id, scope) = (request.mount, request.spec.scope(&credentials));
+        let (id, scope) = (request.mount, spec.scope(&credentials));
         let arrival = match self.arrive(id, &scope)? {
             Some(arrival) => arrival,
             None => {
                 return Err(Refusal::new(RefusalKind::Conflict, format!("mount {id} is published already")));
             }
         };
-        let brought = self.bring(arrival, request, scope.clone(), &credentials, device).await;
+        let brought = self.bring(arrival, request, spec, scope.clone(), &credentials, device).await;
         if brought.is_err() {
             self.release_scope(&scope);
         }
@@ -162,18 +163,31 @@ impl Volumes {
         &self,
         arrival: Arriving<'_>,
         request: Publish,
+        spec: VolumeSpec,
         scope: ScopeId,
         credentials: &Credentials,
         device: OwnedFd,
     ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
-        let Publish { mount: id, spec, secrets, environment, init, target, pod, claim } = request;
+        let Publish { mount: id, spec: described, secrets, environment, init, target, pod, claim } = request;
         let scope = self.open_scope(scope, &spec, credentials, true).await?;
         let mode = self.mode(&spec, &scope).await?;
         let roots = self.root_directories(&scope)?;
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
         let volume = spec.id.clone();
-        let parts =
-            Parts { id, spec, secrets, environment, target, pod, claim, scope, assign, device, roots };
+        let parts = Parts {
+            id,
+            spec,
+            described,
+            secrets,
+            environment,
+            target,
+            pod,
+            claim,
+            scope,
+            assign,
+            device,
+            roots,
+        };
         let mount = Mount::new(parts, &init).map_err(|e| {
             Refusal::new(RefusalKind::Internal, format!("no shared memory for the mount: {e}"))
         })?;
@@ -434,6 +448,8 @@ impl Volumes {
     async fn mode(&self, spec: &VolumeSpec, scope: &Scope) -> Result<Mode, Refusal> {
         let small = match (spec.parameters.profile, spec.parameters.freshness) {
             (_, Freshness::Strict) | (Profile::Large, _) => false,
+            #[cfg(feature = "next-version")]
+            (Profile::Next, _) => false,
             (Profile::Small, _) => true,
             (Profile::Auto, _) => {
                 profile::is_small(scope.asked.source().as_ref()).await.map_err(|e| source_refusal(&e))?
@@ -495,6 +511,11 @@ pub(crate) fn assign(
 pub(crate) fn allowed(config: &Config, spec: &VolumeSpec) -> Result<(), Refusal> {
     let refuse = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Denied, e.to_string());
     config.allow.check(&spec.source, &spec.parameters).map_err(|e| refuse(&e))
+}
+
+/// An agent serves what it understands; see `volume::WireSpec`.
+pub(crate) fn understand(described: &WireSpec) -> Result<VolumeSpec, Refusal> {
+    described.understand().map_err(|e| Refusal::new(RefusalKind::Conflict, e.to_string()))
 }
 
 /// The scope that a mount was published with.

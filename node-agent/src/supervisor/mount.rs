@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime};
-use volume::VolumeSpec;
+use volume::{VolumeSpec, WireSpec};
 
 /// What a worker's messages are answered with; implemented by `serve`.
 pub trait Answer: Send + Sync {
@@ -29,6 +29,8 @@ pub trait Answer: Send + Sync {
 pub struct Mount {
     pub id: MountId,
     pub spec: VolumeSpec,
+    /// As it came: passed on with what only a later version understands.
+    pub described: WireSpec,
     /// May the agent use credentials of its own where the volume has none?
     pub environment: bool,
     pub target: String,
@@ -133,6 +135,7 @@ pub struct Surroundings {
 pub struct Parts {
     pub id: MountId,
     pub spec: VolumeSpec,
+    pub described: WireSpec,
     pub secrets: BTreeMap<String, String>,
     pub environment: bool,
     pub target: String,
@@ -184,6 +187,7 @@ impl Mount {
         Self {
             id: parts.id,
             spec: parts.spec,
+            described: parts.described,
             environment: parts.environment,
             secrets: Mutex::new(parts.secrets),
             target: parts.target,
