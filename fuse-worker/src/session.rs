@@ -45,7 +45,7 @@ pub fn run(socket: OwnedFd) -> Result<(), String> {
 
 fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     lockdown::begin()?;
-    tell(socket, &FromWorker::Ready);
+    tell(socket, &FromWorker::Ready { protocol: link::version::WORKER });
     let Some(Assigned { assign, device, flight, roots }) = receive(socket)? else { return Ok(()) };
     failpoint::hit("worker.assigned");
     let flight = Arc::new(flight);

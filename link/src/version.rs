@@ -3,6 +3,10 @@
 //! A build works with what its direct neighbours wrote and say (N ± 1), so that any two releases in a row can follow
 //! each other in either direction. So a change may add what the build before can do without, and nothing else; the
 //! version is raised with it.
+//!
+//! Golden files hold what a version writes (`tests/golden` of the crate that owns the format, `testkit/src/golden.rs`):
+//! a change of what is written fails a test, and so does a build that does not read what an earlier one has written.
+//! Builds with the features below read them, too (`make check`).
 
 /// For tests: builds that differ in what is shared, as two releases would.
 pub const STEPS: u32 = if cfg!(feature = "far-version") {
@@ -15,6 +19,8 @@ pub const STEPS: u32 = if cfg!(feature = "far-version") {
 
 /// Messages between agent and broker.
 pub const LINK: u32 = 1 + STEPS;
+/// Messages between agent and worker. Both are of one build, and make sure of it.
+pub const WORKER: u32 = 1 + STEPS;
 /// The agent's state directory.
 pub const STATE: u32 = 1 + STEPS;
 /// The shared memory of a connection.

@@ -1,4 +1,6 @@
-//! Agent ↔ worker. Both are of one build (the agent spawns the worker), so the encoding is compact (postcard).
+//! Agent ↔ worker. Both are of one build (the agent spawns the worker), so the encoding is compact (postcard): a miss
+//! costs a message each way. It has no room for what only one side knows, so the worker's first word is its version, and
+//! an agent that finds another program in its worker's place (a laptop's package was upgraded) does not use it.
 //!
 //! ```text
 //!  spawn ──► Ready ──Assign(+fds)──► Answered(init reply) ──Go──► Serving ──► requests …
@@ -133,8 +135,11 @@ fn always() -> u32 {
 /// Worker → agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum FromWorker {
-    /// Started, warmed up, waiting for `Assign`.
-    Ready,
+    /// Started, warmed up, waiting for `Assign`. The first variant and its first field for ever, so that a worker of
+    /// another build is recognised: `protocol` is its [`crate::version::WORKER`].
+    Ready {
+        protocol: u32,
+    },
     /// The session exists and its self-tests passed; the INIT reply as recorded in the shared memory, header included.
     Answered {
         init_reply: Vec<u8>,

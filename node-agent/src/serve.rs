@@ -50,7 +50,7 @@ impl Answer for Arc<Server> {
                 self.metrics.worker_counts(&counts);
             }
             // The supervisor has taken these; a second one is a confused worker, which changes nothing.
-            FromWorker::Ready
+            FromWorker::Ready { .. }
             | FromWorker::Answered { .. }
             | FromWorker::Serving
             | FromWorker::Failed { .. } => {}

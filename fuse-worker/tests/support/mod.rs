@@ -91,7 +91,7 @@ impl Mount {
         ours.set_recv_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut buffer = vec![0; link::MAX_MESSAGE];
         let mut recv = || link::worker::recv::<FromWorker>(&ours, &mut buffer).unwrap().0;
-        assert!(matches!(recv(), FromWorker::Ready));
+        assert!(matches!(recv(), FromWorker::Ready { .. }));
         let fds = [self.device.as_fd(), self.memory.as_fd(), self.agent.root()];
         let assign = ToWorker::Assign(Box::new(self.assign.clone()));
         link::worker::send(&ours, &assign, &fds).unwrap();

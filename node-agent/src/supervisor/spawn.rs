@@ -4,7 +4,7 @@
 //! that spawned the child ends.
 
 use link::worker::{FromWorker, LINK_FD, ToWorker, recv};
-use link::{MAX_MESSAGE, Packet, failpoint};
+use link::{MAX_MESSAGE, Packet, PacketError, failpoint, version};
 use rustix::fs::{Mode, OFlags};
 use std::collections::VecDeque;
 use std::io;
@@ -87,9 +87,12 @@ impl Worker {
         self.socket.set_recv_timeout(Some(READY_LIMIT))?;
         let mut buffer = vec![0; MAX_MESSAGE];
         match recv::<FromWorker>(&self.socket, &mut buffer) {
-            Ok((FromWorker::Ready, _)) => Ok(()),
+            Ok((FromWorker::Ready { protocol: version::WORKER }, _)) => Ok(()),
+            Ok((FromWorker::Ready { protocol }, _)) => Err(io::Error::other(of_another_build(protocol))),
             Ok((FromWorker::Failed { why }, _)) => Err(io::Error::other(why)),
             Ok((other, _)) => Err(io::Error::other(format!("expected Ready, got {other:?}"))),
+            // Of a time when a worker did not say it.
+            Err(PacketError::Malformed(_)) => Err(io::Error::other(of_another_build(0))),
             Err(e) => Err(io::Error::other(e)),
         }
     }
@@ -101,6 +104,13 @@ impl Worker {
     ) -> Result<(), link::PacketError> {
         link::worker::send(&self.socket, message, fds)
     }
+}
+
+fn of_another_build(protocol: u32) -> String {
+    format!(
+        "fuse-worker speaks version {protocol} of its protocol and this agent {}: install both from one release, and restart the agent",
+        version::WORKER
+    )
 }
 
 impl Drop for Worker {
@@ -300,6 +310,24 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_of_another_build_is_not_used_and_the_error_says_what_to_do() {
+        let (ours, theirs) = Packet::pair().unwrap();
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let worker = Worker { socket: Arc::new(ours), child, reaped: false };
+        let later = link::worker::FromWorker::Ready { protocol: version::WORKER + 1 };
+        link::worker::send(&theirs, &later, &[]).unwrap();
+        // And one of a time when workers did not say it.
+        theirs.send(&[0], &[]).unwrap();
+        for _ in 0..2 {
+            let error = worker.wait_ready().unwrap_err().to_string();
+            assert!(error.contains("install both from one release"), "{error}");
+        }
+        let same = link::worker::FromWorker::Ready { protocol: version::WORKER };
+        link::worker::send(&theirs, &same, &[]).unwrap();
+        worker.wait_ready().unwrap();
+    }
 
     #[test]
     fn a_binary_that_cannot_start_is_an_error_and_not_a_hang() {
