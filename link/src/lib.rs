@@ -7,8 +7,14 @@ pub mod broker;
 mod errors;
 pub mod failpoint;
 pub mod flight;
+#[cfg(test)]
+#[allow(dead_code, reason = "each crate uses some of it")]
+#[path = "../../testkit/src/golden.rs"]
+mod golden;
 mod packet;
 mod pulse;
+#[cfg(test)]
+mod samples;
 pub mod version;
 pub mod worker;
 

@@ -12,6 +12,10 @@ pub mod config;
 mod departure;
 mod directories;
 mod flights;
+#[cfg(test)]
+#[allow(dead_code, reason = "each crate uses some of it")]
+#[path = "../../testkit/src/golden.rs"]
+mod golden;
 mod handover;
 mod heals;
 mod health;

@@ -162,6 +162,24 @@ mod tests {
     }
 
     #[test]
+    fn state_is_that_of_the_golden_file() {
+        const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
+        let dir = tempfile::tempdir().unwrap();
+        State::open(dir.path()).unwrap().next().unwrap();
+        let written = ["version", "inodes"].map(|name| fs::read_to_string(dir.path().join(name)).unwrap());
+        let name = format!("state-{}.txt", version::STATE - version::STEPS);
+        let text = match version::STEPS {
+            0 => crate::golden::same(GOLDEN, &name, &written.concat()),
+            _ => crate::golden::read(GOLDEN, &name),
+        };
+        let (version, inodes) = text.split_once('\n').unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("version"), version).unwrap();
+        fs::write(dir.path().join("inodes"), inodes).unwrap();
+        assert_eq!(State::open(dir.path()).unwrap().next().unwrap(), FIRST_INO + RESERVE);
+    }
+
+    #[test]
     fn a_corrupt_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("inodes"), "x").unwrap();

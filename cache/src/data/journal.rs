@@ -188,6 +188,14 @@ mod tests {
         Record { id, key, crcs: Box::new([1, 2, 3]) }
     }
 
+    #[test]
+    fn records_are_those_of_the_golden_file() {
+        let records = [record(1, b"a/b"), record(u64::MAX, b"\xff")];
+        let bytes: Vec<u8> = records.iter().flat_map(encode).collect();
+        let hex = crate::golden::same(crate::GOLDEN, "journal-1.txt", &crate::golden::to_hex(&bytes));
+        assert_eq!(decode_all(&crate::golden::from_hex(&hex)), (records.to_vec(), 0));
+    }
+
     proptest! {
         #[test]
         fn records_around_a_damaged_stretch_survive(

@@ -199,3 +199,22 @@ fn prune(parent: &Path, prefix: &str) {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_format_of_a_directory_is_that_of_the_golden_file() {
+        let (dir, written) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        write_format(written.path(), 131_072).unwrap();
+        let text = std::fs::read_to_string(written.path().join(FORMAT)).unwrap();
+        let text = text + &file_name(0x1234_5678_9abc_def0) + "\n";
+        let text = crate::golden::same(crate::GOLDEN, "directory-1.txt", &text);
+        let (format, name) = text.split_once('\n').unwrap();
+        std::fs::write(dir.path().join(FORMAT), format).unwrap();
+        assert!(matches!(format_of(dir.path()).unwrap(), Format::Ours(131_072)));
+        let id = name.trim_end().split_once('/').and_then(|(_, id)| parse_id(id));
+        assert_eq!(id, Some(0x1234_5678_9abc_def0));
+    }
+}

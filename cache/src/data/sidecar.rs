@@ -128,6 +128,16 @@ mod tests {
         Image { id: 77, key: Arc::new(key), block_bytes: 4096, present, crcs: (0..10).collect() }
     }
 
+    #[test]
+    fn a_sidecar_is_that_of_the_golden_file() {
+        let (image, bytes) = (image(), encode(&image()));
+        let hex = crate::golden::same(crate::GOLDEN, "sidecar-1.txt", &crate::golden::to_hex(&bytes));
+        let bytes = crate::golden::from_hex(&hex);
+        let header = decode_header(&bytes).unwrap();
+        assert_eq!((&header.key, header.id, header.block_bytes), (&*image.key, 77, 4096));
+        assert_eq!(decode_body(&header, &bytes), Some((image.present.clone(), image.crcs)));
+    }
+
     proptest! {
         #[test]
         fn any_damage_is_noticed(at in any::<prop::sample::Index>(), flip in 1u8.., cut in any::<prop::sample::Index>()) {

@@ -318,6 +318,62 @@ mod tests {
         }
     }
 
+    /// A record with everything, one without a copy in the cache, one of an absent name; a key; a directory.
+    #[test]
+    fn records_are_those_of_the_golden_file() {
+        let attributes = |cached| Attributes {
+            ino: 77,
+            kind: Kind::File,
+            size: 1 << 40,
+            mtime_ns: -5,
+            version: 3,
+            epoch: 8,
+            since_epoch: 5,
+            token: "etag".into(),
+            cached,
+            target: Vec::new(),
+        };
+        let known = |attributes: Option<Attributes>| Known {
+            absent: attributes.is_none(),
+            attributes,
+            first: 4,
+            last: 6,
+            seen_ms: 1 << 41,
+        };
+        let link = Attributes { kind: Kind::Symlink, target: b"../\xff".to_vec(), ..attributes(None) };
+        let all = [
+            known(Some(attributes(Some(Cached { generation: 1 << 63, root: 9, file: 42 })))),
+            known(Some(link)),
+            known(None),
+        ];
+        let directory = Directory {
+            in_force: 1,
+            newest: 2,
+            complete: true,
+            seen_ms: 3,
+            entries: 4,
+            hidden: 5,
+            negatives: 6,
+        };
+        let encoded = |known: &Known| {
+            let mut bytes = Vec::new();
+            known.encode(&mut bytes).unwrap();
+            crate::golden::to_hex(&bytes)
+        };
+        let mut text: String = all.iter().map(encoded).collect();
+        text += &crate::golden::to_hex(NameKey::new(1, b"name").unwrap().as_bytes());
+        text += &crate::golden::to_hex(&directory.encode());
+        let name = format!("meta-{}.txt", FORMAT - link::version::STEPS);
+        let text = crate::golden::same(crate::GOLDEN, &name, &text);
+        let lines: Vec<Vec<u8>> = text.lines().map(crate::golden::from_hex).collect();
+        for (bytes, known) in lines.iter().zip(&all) {
+            let read = Record::new(bytes).unwrap().to_owned().unwrap();
+            assert_eq!(format!("{read:?}"), format!("{known:?}"));
+        }
+        assert_eq!(split_key(&lines[3]).unwrap(), (1, &b"name"[..]));
+        assert_eq!(format!("{:?}", Directory::decode(&lines[4]).unwrap()), format!("{directory:?}"));
+    }
+
     #[test]
     fn epochs_alternate_and_end_even() {
         assert_eq!((next_even(0), next_even(1), next_odd(0), next_odd(1)), (2, 2, Some(1), Some(3)));

@@ -67,6 +67,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_file_is_that_of_the_golden_one() {
+        let dir = tempfile::tempdir().unwrap();
+        Counter::open(dir.path()).unwrap().next().unwrap();
+        let file = dir.path().join("mount-id");
+        let text = crate::golden::same(crate::GOLDEN, "mount-id-1.txt", &fs::read_to_string(&file).unwrap());
+        fs::write(file, text).unwrap();
+        assert_eq!(Counter::open(dir.path()).unwrap().next().unwrap(), MountId(1001));
+    }
+
+    #[test]
     fn ids_are_never_given_out_twice() {
         let dir = tempfile::tempdir().unwrap();
         let mut seen = std::collections::BTreeSet::new();

@@ -34,6 +34,8 @@
 
 mod backing;
 mod collect;
+#[cfg(test)]
+mod image;
 mod memory;
 mod operations;
 mod stage;

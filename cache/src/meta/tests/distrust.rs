@@ -38,6 +38,24 @@ fn starts_empty(bench: &Bench) -> String {
     why
 }
 
+/// But for the boot id.
+#[test]
+fn a_stores_marker_is_that_of_the_golden_file() {
+    let bench = Bench::new();
+    filled(&bench);
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let text = fs::read_to_string(bench.dir.path().join("marker")).unwrap();
+    assert_eq!(text.len(), 128, "an older one must not show behind it");
+    let text = text.replace(boot.trim(), "BOOT").trim_end().to_owned() + "\n";
+    let name = format!("meta-marker-{}.txt", FORMAT - link::version::STEPS);
+    let text = match link::version::STEPS {
+        0 => crate::golden::same(crate::GOLDEN, &name, &text),
+        _ => crate::golden::read(crate::GOLDEN, &name),
+    };
+    fs::write(bench.dir.path().join("marker"), text.replace("BOOT", boot.trim())).unwrap();
+    assert_eq!(*bench.open().opened(), Opened::Kept);
+}
+
 #[test]
 fn a_closed_store_is_kept_even_by_another_boot() {
     let bench = Bench::new();

@@ -104,6 +104,28 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
+    /// `MillpondVolume` objects hold the same in their `spec`.
+    #[test]
+    fn a_record_is_that_of_the_golden_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Directory::open(dir.path().into()).unwrap();
+        let context =
+            [("source", "s3://bucket/a"), ("uid", "1000")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+        let record = Record::new("a name", 1 << 40, context.into());
+        assert!(records.insert(&record).unwrap());
+        let file = records.file(&record.id);
+        let text = fs::read_to_string(&file).unwrap() + "\n";
+        let text = crate::golden::same(crate::GOLDEN, "volume-record-1.json", &text);
+        fs::write(&file, &text).unwrap();
+        assert_eq!(records.get(&record.id).unwrap(), Some(record.clone()));
+        // What a later version adds is ignored, and a later format is refused by name.
+        fs::write(&file, text.replacen('{', "{\"later\":1,", 1)).unwrap();
+        assert_eq!(records.get(&record.id).unwrap(), Some(record.clone()));
+        fs::write(&file, text.replace("\"format\": 1", "\"format\": 2")).unwrap();
+        let refused = records.get(&record.id).unwrap_err().to_string();
+        assert!(refused.contains("format 2 instead of 1"), "{refused}");
+    }
+
     #[test]
     fn records_survive_and_are_listed_in_order() {
         let dir = tempfile::tempdir().unwrap();
