@@ -42,6 +42,8 @@ pub struct AgentOptions {
     /// The sources that may be used.
     pub allow: &'static str,
     pub version: Version,
+    /// Of csi-plugin.
+    pub plugin: Version,
     /// How long workers and agent may stand still; None: the programs' own limits.
     pub hang_limit: Option<Duration>,
     pub failpoints: Failpoints,
@@ -98,6 +100,7 @@ impl Default for AgentOptions {
             environment: None,
             allow: "s3://*",
             version: Version::This,
+            plugin: Version::This,
             hang_limit: None,
             failpoints: Failpoints::default(),
         }

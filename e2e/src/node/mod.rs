@@ -141,6 +141,7 @@ impl Node {
             cache_roots: self.options.roots(&self.places),
             hang_limit: self.options.hang_limit,
             failpoint: self.options.failpoints.plugin,
+            version: self.options.plugin,
         }
     }
     /// `kill -9`, or the burial of one that has died; its workers go with it.

@@ -1,6 +1,6 @@
 //! The CSI plugin of a test: its process and what a container orchestrator asks of it.
 
-use super::places::Places;
+use super::places::{Places, Version};
 use super::server::spawn;
 use crate::clock::wait_until;
 use anyhow::{Result, ensure};
@@ -33,12 +33,13 @@ pub(super) struct PluginOptions {
     pub(super) cache_roots: Vec<PathBuf>,
     pub(super) hang_limit: Option<Duration>,
     pub(super) failpoint: Option<&'static str>,
+    pub(super) version: Version,
 }
 
 impl Plugin {
     /// Returns at once.
     pub(super) fn spawn(places: &Places, options: &PluginOptions, runtime: &Handle) -> Result<Self> {
-        let mut command = Command::new(places.bin("csi-plugin"));
+        let mut command = Command::new(places.bin_of(options.version, "csi-plugin")?);
         command.args(["--mode", "all", "--node-id", "e2e-node"]);
         command.arg("--endpoint").arg(format!("unix://{}", places.csi_socket().display()));
         command.arg("--state-dir").arg(places.state("plugin"));

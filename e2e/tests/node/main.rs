@@ -22,6 +22,7 @@ mod sanity;
 mod successors;
 mod tenants;
 mod torture;
+mod versions;
 mod workload;
 
 use e2e::node::{AgentOptions, Node};
@@ -29,7 +30,11 @@ use e2e::tree::{Shape, Tree};
 
 /// A node with defaults, and a small tree below `prefix` of its bucket.
 fn node_with(prefix: &str) -> anyhow::Result<(Node, Tree)> {
-    let node = Node::start(AgentOptions::default())?;
+    node_with_options(prefix, AgentOptions::default())
+}
+
+fn node_with_options(prefix: &str, options: AgentOptions) -> anyhow::Result<(Node, Tree)> {
+    let node = Node::start(options)?;
     let tree = Tree::generated("", Shape::LITTLE);
     node.server.add(&tree, prefix)?;
     Ok((node, tree))
