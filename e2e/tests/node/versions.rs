@@ -2,8 +2,10 @@
 //! ignored (`nextHint`), one that may not (`nextRule`), a value of an enum (profile `next`) and a scheme (`next://`).
 
 use crate::node_with_options;
+use crate::workload::judge;
 use anyhow::{Context, Result, bail, ensure};
 use e2e::clock::wait_until;
+use e2e::mountinfo;
 use e2e::node::{AgentOptions, Mounted, Node, Outcome, Version};
 use e2e::pod::Pod;
 use e2e::tree::Tree;
@@ -87,6 +89,55 @@ fn what_only_the_next_version_knows_is_ignored_by_this_one_or_keeps_the_next_one
     served(&node)?;
     verify(&pods_of_both, &tree)?;
     drop(pods_of_both);
+    node.finish()
+}
+
+/// csi-plugin of that version, in the place of the one before.
+fn upgrade_plugin(node: &mut Node, version: Version) -> Result<()> {
+    node.stop_plugin()?;
+    node.options().plugin = version;
+    node.start_plugin()?;
+    served(node).with_context(|| format!("csi-plugin of {version:?}"))
+}
+
+fn upgrade_agent(node: &mut Node, version: Version) -> Result<()> {
+    let plugin = node.options().plugin;
+    node.hand_over(&of(version, plugin)).with_context(|| format!("agent of {version:?}"))?;
+    served(node)
+}
+
+#[test]
+fn agent_and_plugin_are_upgraded_in_either_order_and_back_and_no_call_fails() -> Result<()> {
+    let (mut node, tree) = node_with_options("set", AgentOptions::default())?;
+    let mut volumes = Vec::new();
+    for profile in ["large", "small"] {
+        let more = [("profile", profile), ("metadataTtl", "5m"), ("uid", "10001"), ("fileMode", "0440")];
+        let volume = node.create(profile, "set", &more)?;
+        let mounted = node.publish(&volume, profile)?;
+        let pod = node.pod(&mounted)?;
+        let running = pod.oracle(&tree, &["--alarm"])?;
+        volumes.push((volume, pod, running));
+    }
+    let before = mountinfo::below(&node.places().kubelet())?.len();
+    for plugin_first in [true, false] {
+        for version in [Version::Next, Version::This] {
+            let steps = [upgrade_plugin, upgrade_agent];
+            let order = if plugin_first { [0, 1] } else { [1, 0] };
+            for step in order {
+                steps[step](&mut node, version).with_context(|| format!("plugin first: {plugin_first}"))?;
+                // Kubelet repeats its publishes.
+                for (volume, ..) in &volumes {
+                    node.publish(volume, &volume.context["profile"]).with_context(|| {
+                        format!("step {step} to {version:?}, plugin first: {plugin_first}")
+                    })?;
+                }
+            }
+        }
+    }
+    assert_eq!(mountinfo::below(&node.places().kubelet())?.len(), before, "mounts were stacked");
+    for (_, _pod, running) in volumes {
+        judge(running)?;
+    }
     node.finish()
 }
 
