@@ -400,7 +400,7 @@ pub fn not_understood(who: &str, why: &str) -> Refusal {
         "{who} does not understand this message ({why}): it is of another version; upgrade agent and csi-plugin to \
          the same one"
     );
-    Refusal::new(RefusalKind::Conflict, message)
+    Refusal::new(RefusalKind::Internal, message)
 }
 
 #[cfg(test)]

@@ -515,7 +515,7 @@ pub(crate) fn allowed(config: &Config, spec: &VolumeSpec) -> Result<(), Refusal>
 
 /// An agent serves what it understands; see `volume::WireSpec`.
 pub(crate) fn understand(described: &WireSpec) -> Result<VolumeSpec, Refusal> {
-    described.understand().map_err(|e| Refusal::new(RefusalKind::Conflict, e.to_string()))
+    described.understand().map_err(|e| Refusal::new(RefusalKind::Invalid, e.to_string()))
 }
 
 /// The scope that a mount was published with.

@@ -82,6 +82,7 @@ enum FirstProfile {
     Small,
 }
 
+#[allow(clippy::needless_update, reason = "parameters to come: what they did not know has its default")]
 pub(super) fn parameters<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
     let first = match ParametersForm::deserialize(from)? {
         ParametersForm::Text(pairs) => return Ok(pairs),
@@ -113,7 +114,6 @@ pub(super) fn parameters<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<
         dir_mode: first.dir_mode,
         heal_timeout: first.heal_timeout,
         store_timeout: first.store_timeout,
-        // What they did not know has its default.
         ..Parameters::default()
     };
     Ok(parameters.chosen().into_iter().map(|(name, value)| (name.to_owned(), value)).collect())

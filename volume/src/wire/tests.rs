@@ -179,6 +179,7 @@ fn what_is_no_volume_is_an_error() {
     }
 }
 
+#[allow(clippy::needless_update, reason = "parameters of the next version")]
 fn parameters() -> impl Strategy<Value = Parameters> {
     let seconds = |most: u64| (1..=most).prop_map(Duration::from_secs);
     let freshness = prop_oneof![
