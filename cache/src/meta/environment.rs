@@ -226,7 +226,7 @@ impl Home {
     fn environment(&self, options: &Options, now_ms: u64) -> Result<View, MetaError> {
         let dir = &self.dir;
         self.reserve_lock_file(options)?;
-        let mut lmdb = EnvOpenOptions::new().read_txn_with_tls();
+        let mut lmdb = EnvOpenOptions::new().read_txn_without_tls();
         lmdb.max_dbs(DATABASES)
             .max_readers(options.readers_max)
             .map_size(options.map_bytes.next_multiple_of(LARGEST_PAGE));
@@ -270,10 +270,10 @@ impl Home {
             }
         }
         txn.commit().map_err(|e| from_heed(e, dir))?;
-        Ok(View { env, tables })
+        Ok(View { env, tables, limit: None })
     }
 
-    /// LMDB makes `lock.mdb` sparse and every reader writes it through a map: on a full disk that is SIGBUS. So its
+    /// LMDB makes `lock.mdb` sparse and this process writes it through a map: on a full disk that is SIGBUS. So its
     /// blocks are taken now, and a full disk is an error here.
     fn reserve_lock_file(&self, options: &Options) -> Result<(), MetaError> {
         let fail = io("cannot create the lock file of the metadata store");

@@ -1,5 +1,6 @@
 //! Storing a listing, of any length, in bounded memory, unseen until its end.
 
+use super::record::Directory;
 use super::store::{BATCH, Store, under_way};
 use super::types::{Incoming, Kind, ListingState, MetaError};
 use super::write::{Listed, Pending, is_name};
@@ -70,6 +71,18 @@ impl<'s> ListingWriter<'s> {
         self.batch = std::mem::take(&mut self.undecided);
         self.flush(true)?;
 
+        let (directory, seen_ms) = self.store.with_room(|| self.put_in_force())?;
+        self.failed = true; // nothing to abort in drop
+        if directory.negatives > 0
+            && let Err(error) = self.store.prune_negatives(self.dir, seen_ms)
+        {
+            // The listing is in force; what was not deleted says the same as it.
+            tracing::debug!(%error, dir = self.dir, "superfluous absences stay for now");
+        }
+        Ok(directory.state())
+    }
+
+    fn put_in_force(&self) -> Result<(Directory, u64), MetaError> {
         let mut pending = self.store.pending();
         let mut write = self.store.begin_write()?;
         let mut directory = write.directory_to_fill(self.dir)?;
@@ -82,15 +95,7 @@ impl<'s> ListingWriter<'s> {
         write.put_directory(self.dir, &directory)?;
         write.commit()?;
         pending.remove(&self.dir);
-        drop(pending);
-        self.failed = true; // nothing to abort in drop
-        if directory.negatives > 0
-            && let Err(error) = self.store.prune_negatives(self.dir, listing.seen_ms)
-        {
-            // The listing is in force; what was not deleted says the same as it.
-            tracing::debug!(%error, dir = self.dir, "superfluous absences stay for now");
-        }
-        Ok(directory.state())
+        Ok((directory, listing.seen_ms))
     }
 
     /// Writes the batch in one transaction.
@@ -98,7 +103,8 @@ impl<'s> ListingWriter<'s> {
         if self.failed {
             return Err(MetaError::ListingFailed(self.dir));
         }
-        let result = self.write(last_word);
+        let store = self.store;
+        let result = store.with_room(|| self.write(last_word));
         if result.is_err() {
             self.abort();
         }

@@ -5,6 +5,7 @@
 //! whole may be thrown away at any doubt, but for the inode numbers, whose high-water mark is kept elsewhere.
 
 mod environment;
+mod fence;
 mod listing;
 mod record;
 mod store;

@@ -1,6 +1,7 @@
 //! The writing side: the one process that learns from the source tells the others through here.
 
 use super::environment::{Home, State};
+use super::fence::Fence;
 use super::listing::ListingWriter;
 use super::record::Directory;
 use super::types::{
@@ -8,11 +9,13 @@ use super::types::{
 };
 use super::view::{View, unexpected};
 use super::write::{Origin, Pending, Write, is_name};
+use heed::{RoTxn, WithoutTls};
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// Most negative records that one directory keeps without a complete listing: they come from guesses (import paths,
 /// optional files), and guesses have no end.
@@ -31,6 +34,8 @@ pub struct Store {
     settled: AtomicBool,
     /// Another process may have the store by now.
     released: AtomicBool,
+    /// For readers in other processes. Lock order: `pending`, then this, then LMDB's writer lock.
+    fence: Mutex<Fence<RoTxn<'static, WithoutTls>>>,
     /// Listings that are being stored, by directory. Lock order: this, then LMDB's writer lock, then `numbers`.
     pending: Mutex<HashMap<u64, Pending>>,
     reserve_bytes: u64,
@@ -61,6 +66,7 @@ impl Store {
             opened,
             settled: AtomicBool::new(false),
             released: AtomicBool::new(false),
+            fence: Mutex::default(),
             pending: Mutex::default(),
             reserve_bytes: options.reserve_bytes,
             reserved_to: AtomicU64::new(0),
@@ -81,9 +87,6 @@ impl Store {
     /// Starts to store a listing. Until [`ListingWriter::finish`] readers see the listing before it, or none.
     pub fn begin_listing(&self, dir: u64) -> Result<ListingWriter<'_>, MetaError> {
         let seen_ms = (self.now_ms)();
-        // A reader that was killed in the middle of a question keeps every page of its time from being used again. A
-        // listing is when that would make the file grow, and beside it this costs nothing.
-        self.reader_check()?;
         let mut pending = self.pending();
         let mut write = self.begin_write()?;
         let mut directory = write.directory_to_fill(dir)?;
@@ -107,6 +110,10 @@ impl Store {
         }
         self.keep_reserve();
         let seen_ms = (self.now_ms)();
+        self.with_room(|| self.put_seen(parent, incoming, seen_ms))
+    }
+
+    fn put_seen(&self, parent: u64, incoming: &Incoming, seen_ms: u64) -> Result<Attributes, MetaError> {
         let mut pending = self.pending();
         let mut write = self.begin_write()?;
         let mut directory = write.directory_to_fill(parent)?;
@@ -129,6 +136,10 @@ impl Store {
         }
         self.keep_reserve();
         let seen_ms = (self.now_ms)();
+        self.with_room(|| self.put_absent_seen(parent, name, seen_ms))
+    }
+
+    fn put_absent_seen(&self, parent: u64, name: &[u8], seen_ms: u64) -> Result<(), MetaError> {
         let mut pending = self.pending();
         let mut write = self.begin_write()?;
         let mut directory = write.directory_to_fill(parent)?;
@@ -148,6 +159,15 @@ impl Store {
     /// Records where the whole and verified content of this version lies, or that it lies nowhere any more. None: the
     /// inode is unknown, no file, or has another version by now; nothing changed.
     pub fn set_cached(
+        &self,
+        ino: u64,
+        version: u32,
+        cached: Option<Cached>,
+    ) -> Result<Option<Attributes>, MetaError> {
+        self.with_room(|| self.set_cached_now(ino, version, cached))
+    }
+
+    fn set_cached_now(
         &self,
         ino: u64,
         version: u32,
@@ -179,12 +199,6 @@ impl Store {
         write.forget_names(dir, &mut directory)?;
         write.put_directory(dir, &directory)?;
         write.commit()
-    }
-
-    /// Frees the slots of killed readers; returns how many there were. Every opening and every listing does the same, so
-    /// it is a caller's choice to do it sooner, after each reap.
-    pub fn reader_check(&self) -> Result<usize, MetaError> {
-        self.view.env.clear_stale_readers().map_err(unexpected)
     }
 
     pub fn stats(&self) -> Result<Stats, MetaError> {
@@ -238,15 +252,44 @@ impl Store {
         let _order = self.pending(); // no write is under way
         self.released.store(true, Ordering::Relaxed);
         self.settled.store(true, Ordering::Relaxed);
+        // The readers of this agent have ended.
+        self.fence().clear();
         self.home.unlock();
+    }
+
+    /// Runs `write`, and where no room is left once more as soon as the pages that are kept for readers can be used again.
+    pub(super) fn with_room<T>(
+        &self,
+        mut write: impl FnMut() -> Result<T, MetaError>,
+    ) -> Result<T, MetaError> {
+        let full = match write() {
+            Err(full @ MetaError::Full(_)) => full,
+            other => return other,
+        };
+        let wait = self.fence().room_in(Instant::now());
+        let Some(wait) = wait else { return Err(full) };
+        std::thread::sleep(wait);
+        write()
     }
 
     /// To be called with `pending` locked.
     pub(super) fn begin_write(&self) -> Result<Write<'_>, MetaError> {
-        match self.released.load(Ordering::Relaxed) {
-            false => Write::begin(&self.view),
-            true => Err(MetaError::Released),
+        if self.released.load(Ordering::Relaxed) {
+            return Err(MetaError::Released);
         }
+        let snapshot = || self.view.env.clone().static_read_txn().map_err(unexpected);
+        self.fence().advance(Instant::now(), snapshot)?;
+        Write::begin(&self.view)
+    }
+
+    #[cfg(test)]
+    pub(super) fn keep_pages_for(&self, kept: std::time::Duration) {
+        self.fence().keep_for(kept);
+    }
+
+    fn fence(&self) -> MutexGuard<'_, Fence<RoTxn<'static, WithoutTls>>> {
+        // A panic in between leaves one snapshot more or less than wanted.
+        self.fence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write_out(&self) -> Result<(), MetaError> {

@@ -109,7 +109,7 @@ pub struct Options {
     /// Bytes of the disk that are taken ahead for new names, as far as there is room: a disk that somebody else fills
     /// up does not stop them at once.
     pub reserve_bytes: u64,
-    /// Most threads, over all processes, that have ever read and still live.
+    /// Most questions of the writing process at once.
     pub readers_max: u32,
 }
 
@@ -180,10 +180,11 @@ pub enum MetaError {
     /// From the implementation of [`InodeNumbers`].
     #[error("no inode number to be had: {0}")]
     Numbers(String),
-    #[error(
-        "too many threads read the metadata store: raise readers_max, or look for workers that were never reaped"
-    )]
+    #[error("too many threads of this process read the metadata store at once: raise readers_max")]
     TooManyReaders,
+    /// Again and again. The machine is overloaded, or somebody stops this process.
+    #[error("a question to the metadata store took so long that its answer could not be trusted")]
+    Overtaken,
     /// Call `Store::distrust`, and open anew.
     #[error("the metadata store is damaged ({0}): it must be set aside")]
     Damaged(String),

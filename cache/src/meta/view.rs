@@ -1,24 +1,46 @@
 //! Reading the store, from any process and any thread, one short transaction per question.
 //!
-//! A thread's first question takes a reader slot in `lock.mdb`; it gives it back when it ends. Later questions take no
-//! lock and make no system call.
+//! The process that writes (the agent) reads under LMDB's locks. The others open the store without them and so leave no
+//! trace that the agent would have to trust: how they are kept from reading a page that is being used again, see `fence`.
+//! No question makes a system call.
 
+use super::fence::READER_LIMIT;
 use super::record::{self, Directory, FORMAT, NameKey, Record, split_key};
 use super::types::{Attributes, DISK_FULL, LIMIT_REACHED, ListingState, Lookup, MetaError, ROOT};
 use heed::types::Bytes;
-use heed::{Database, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, WithTls};
+use heed::{Database, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, WithoutTls};
 use std::ops::Bound;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// How deep a path may be: keys have 1,024 bytes at most, so this is never reached but by damage.
 const DEPTH_MAX: usize = 4096;
 pub(super) const DATABASES: u32 = 4;
+/// A thread that is held up so often in the middle of microseconds is being stopped by somebody.
+const ATTEMPTS: u32 = 16;
+/// Commits that a reader may meet while it begins.
+const BEGIN_ATTEMPTS: u32 = 10_000;
 
 /// A way to read one scope's names. Cheap to clone; all clones share one map.
 #[derive(Clone, Debug)]
 pub struct View {
-    pub(super) env: Env<WithTls>,
+    pub(super) env: Env<WithoutTls>,
     pub(super) tables: Tables,
+    /// How long an answer may take to be believed. None: in the process that writes, under its locks.
+    pub(super) limit: Option<Duration>,
+}
+
+/// A question under way.
+struct Question<'v> {
+    txn: RoTxn<'v, WithoutTls>,
+    /// When its answer is not believed any more.
+    until: Option<Instant>,
+}
+
+impl Question<'_> {
+    fn is_in_time(&self) -> bool {
+        self.until.is_none_or(|until| Instant::now() < until)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -30,21 +52,27 @@ pub(super) struct Tables {
 }
 
 impl View {
-    /// Opens the store of another process, in which the agent has it open. `data.mdb` is mapped read-only, `lock.mdb` is
-    /// written (reader slots). After this returns no file is opened any more; a thread's first question needs futex, and
-    /// closing needs fcntl: a process may lock itself down now. Must be called in the process that reads (not before a fork).
+    /// Opens the store of another process, in which the agent has it open. `data.mdb` is mapped read-only; nothing is
+    /// written, no lock taken. After this returns no file is opened any more: a process may lock itself down now.
     pub fn open(dir: &Path) -> Result<Self, MetaError> {
+        Self::open_with(dir, READER_LIMIT)
+    }
+
+    pub(super) fn open_with(dir: &Path, limit: Duration) -> Result<Self, MetaError> {
         // LMDB would create what is missing.
-        if !dir.join("data.mdb").is_file() || !dir.join("lock.mdb").is_file() {
+        if !dir.join("data.mdb").is_file() {
             return Err(MetaError::NotReady(dir.to_owned()));
         }
         // The size of the map comes from the file: it is what the agent chose.
-        let mut options = EnvOpenOptions::new().read_txn_with_tls();
+        let mut options = EnvOpenOptions::new().read_txn_without_tls();
         options.max_dbs(DATABASES);
-        // SAFETY: READ_ONLY is not one of the flags that weaken LMDB's guarantees.
-        unsafe { options.flags(EnvFlags::READ_ONLY) };
-        // SAFETY: `data.mdb` is changed by the agent alone, through LMDB, under the locks in `lock.mdb`. When the agent
-        // sets a file aside it renames it, so that the pages mapped here stay what they were.
+        // SAFETY: without locks the writer does not know its readers, and may use pages again that one of them is
+        // looking at. It does not before `fence::KEPT` has passed, and every question here ends before that or is
+        // asked again. One that is held up for so long inside LMDB may find anything, and LMDB may then stop this
+        // process: a worker, whose successor goes on.
+        unsafe { options.flags(EnvFlags::READ_ONLY | EnvFlags::NO_LOCK) };
+        // SAFETY: `data.mdb` is changed by the agent alone, through LMDB. When the agent sets a file aside it renames it,
+        // so that the pages mapped here stay what they were.
         let env = unsafe { options.open(dir) }.map_err(|e| from_heed(e, dir))?;
         let txn = env.read_txn().map_err(|e| from_heed(e, dir))?;
         let table = |name| {
@@ -65,7 +93,7 @@ impl View {
         };
         // Dropped, the handles would be forgotten with it.
         txn.commit().map_err(|e| from_heed(e, dir))?;
-        Ok(Self { env, tables })
+        Ok(Self { env, tables, limit: Some(limit) })
     }
 
     /// What is known of `name` in the directory `parent`. A directory that was never heard of knows nothing.
@@ -73,37 +101,42 @@ impl View {
         let Some(key) = NameKey::new(parent, name).filter(|_| !name.is_empty()) else {
             return Err(MetaError::BadName);
         };
-        let txn = self.read()?;
-        let directory = self.tables.directory(&txn, parent)?.unwrap_or_default();
-        let record = self.tables.record(&txn, key.as_bytes())?;
-        if let Some(record) = record {
-            if record.is_visible(directory.in_force) {
-                return Ok(Lookup::Found { attributes: record.attributes()?, seen_ms: record.seen_ms() });
+        self.ask(|txn| {
+            let directory = self.tables.directory(txn, parent)?.unwrap_or_default();
+            let record = self.tables.record(txn, key.as_bytes())?;
+            if let Some(record) = record {
+                if record.is_visible(directory.in_force) {
+                    return Ok(Lookup::Found { attributes: record.attributes()?, seen_ms: record.seen_ms() });
+                }
+                if record.is_absent() {
+                    let listed = if directory.complete { directory.seen_ms } else { 0 };
+                    return Ok(Lookup::Absent { seen_ms: record.seen_ms().max(listed) });
+                }
             }
-            if record.is_absent() {
-                let listed = if directory.complete { directory.seen_ms } else { 0 };
-                return Ok(Lookup::Absent { seen_ms: record.seen_ms().max(listed) });
-            }
-        }
-        Ok(if directory.complete { Lookup::Absent { seen_ms: directory.seen_ms } } else { Lookup::Unknown })
+            Ok(if directory.complete {
+                Lookup::Absent { seen_ms: directory.seen_ms }
+            } else {
+                Lookup::Unknown
+            })
+        })
     }
 
     /// Attributes of an inode whose name exists, with the moment for which that is known. The root always exists; its
     /// `seen_ms` is far in the future.
     pub fn attributes(&self, ino: u64) -> Result<Option<(Attributes, u64)>, MetaError> {
-        let txn = self.read()?;
-        let Some((parent, record)) = self.tables.record_of(&txn, ino)? else { return Ok(None) };
-        let in_force = self.tables.directory(&txn, parent)?.unwrap_or_default().in_force;
-        if !record.is_visible(in_force) {
-            return Ok(None);
-        }
-        Ok(Some((record.attributes()?, record.seen_ms())))
+        self.ask(|txn| {
+            let Some((parent, record)) = self.tables.record_of(txn, ino)? else { return Ok(None) };
+            let in_force = self.tables.directory(txn, parent)?.unwrap_or_default().in_force;
+            if !record.is_visible(in_force) {
+                return Ok(None);
+            }
+            Ok(Some((record.attributes()?, record.seen_ms())))
+        })
     }
 
     /// Attributes of an inode as last known, also after its name has vanished: for what a file still open looks like.
     pub fn last_attributes(&self, ino: u64) -> Result<Option<Attributes>, MetaError> {
-        let txn = self.read()?;
-        self.tables.record_of(&txn, ino)?.map(|(_, record)| record.attributes()).transpose()
+        self.ask(|txn| self.tables.record_of(txn, ino)?.map(|(_, record)| record.attributes()).transpose())
     }
 
     /// Inode of the directory in which `ino` lies, also after it has vanished. The root's parent is the root.
@@ -111,76 +144,107 @@ impl View {
         if ino == ROOT {
             return Ok(Some(ROOT));
         }
-        let txn = self.read()?;
-        match self.tables.key_of(&txn, ino)? {
+        self.ask(|txn| match self.tables.key_of(txn, ino)? {
             Some(key) => Ok(Some(split_key(key)?.0)),
             None => Ok(None),
-        }
+        })
     }
 
     /// Path below the source, segments joined by slashes, empty for the root; also of what has vanished.
     pub fn path(&self, ino: u64) -> Result<Option<Vec<u8>>, MetaError> {
-        let txn = self.read()?;
-        let mut segments = Vec::new();
-        let mut at = ino;
-        while at != ROOT {
-            let Some(key) = self.tables.key_of(&txn, at)? else { return Ok(None) };
-            let (parent, name) = split_key(key)?;
-            segments.push(name);
-            if segments.len() > DEPTH_MAX {
-                return Err(MetaError::Damaged(format!("inode {ino} has no way to the root")));
+        self.ask(|txn| {
+            let mut segments = Vec::new();
+            let mut at = ino;
+            while at != ROOT {
+                let Some(key) = self.tables.key_of(txn, at)? else { return Ok(None) };
+                let (parent, name) = split_key(key)?;
+                segments.push(name);
+                if segments.len() > DEPTH_MAX {
+                    return Err(MetaError::Damaged(format!("inode {ino} has no way to the root")));
+                }
+                at = parent;
             }
-            at = parent;
-        }
-        segments.reverse();
-        Ok(Some(segments.join(&b'/')))
+            segments.reverse();
+            Ok(Some(segments.join(&b'/')))
+        })
     }
 
     /// Inode of a path below the source, if every segment of it is known; also of what has vanished.
     pub fn resolve(&self, path: &[u8]) -> Result<Option<u64>, MetaError> {
-        let txn = self.read()?;
-        let mut at = ROOT;
-        for name in path.split(|b| *b == b'/').filter(|s| !s.is_empty()) {
-            let Some(key) = NameKey::new(at, name) else { return Ok(None) };
-            match self.tables.record(&txn, key.as_bytes())?.map(|r| r.ino()) {
-                None | Some(0) => return Ok(None),
-                Some(ino) => at = ino,
+        self.ask(|txn| {
+            let mut at = ROOT;
+            for name in path.split(|b| *b == b'/').filter(|s| !s.is_empty()) {
+                let Some(key) = NameKey::new(at, name) else { return Ok(None) };
+                match self.tables.record(txn, key.as_bytes())?.map(|r| r.ino()) {
+                    None | Some(0) => return Ok(None),
+                    Some(ino) => at = ino,
+                }
             }
-        }
-        Ok(Some(at))
+            Ok(Some(at))
+        })
     }
 
     /// None: no name of this directory was ever stored, nor a listing begun.
     pub fn listing(&self, dir: u64) -> Result<Option<ListingState>, MetaError> {
-        let txn = self.read()?;
-        Ok(self.tables.directory(&txn, dir)?.map(|d| d.state()))
+        self.ask(|txn| Ok(self.tables.directory(txn, dir)?.map(|d| d.state())))
     }
 
     /// Calls `each` with the names of a directory in byte order, after the name of the inode `after` (which may have
     /// vanished since), until it says false. None: there is no complete listing.
     ///
-    /// `each` runs inside a read transaction: it must be quick and must not ask this store anything.
+    /// `each` runs inside a read transaction: it must be quick and must not ask this store anything. In a
+    /// process that does not write, a call that was held up ends early, after at least one name.
     pub fn read_dir(
         &self,
         dir: u64,
         after: Option<u64>,
         each: &mut dyn FnMut(&[u8], &Attributes) -> bool,
     ) -> Result<Option<()>, MetaError> {
-        let txn = self.read()?;
-        let Some(directory) = self.tables.directory(&txn, dir)?.filter(|d| d.complete) else {
+        let mut name = Vec::new();
+        for _ in 0..ATTEMPTS {
+            let question = self.begin()?;
+            let mut shown = false;
+            let read = self.read_dir_in(&question.txn, dir, after, &mut |found, attributes| {
+                name.clear();
+                name.extend_from_slice(found);
+                // What was copied until now is what it was.
+                if !question.is_in_time() {
+                    return false;
+                }
+                shown = true;
+                each(&name, attributes)
+            });
+            if question.is_in_time() {
+                return read;
+            }
+            if shown {
+                return Ok(Some(())); // the caller goes on from the last name that it was shown
+            }
+        }
+        Err(MetaError::Overtaken)
+    }
+
+    fn read_dir_in(
+        &self,
+        txn: &RoTxn<'_>,
+        dir: u64,
+        after: Option<u64>,
+        each: &mut dyn FnMut(&[u8], &Attributes) -> bool,
+    ) -> Result<Option<()>, MetaError> {
+        let Some(directory) = self.tables.directory(txn, dir)?.filter(|d| d.complete) else {
             return Ok(None);
         };
         let start = match after {
             // No name is empty but the root's own, which has parent 0.
             None => dir.to_be_bytes().to_vec(),
-            Some(ino) => match self.tables.key_of(&txn, ino)? {
+            Some(ino) => match self.tables.key_of(txn, ino)? {
                 Some(key) if split_key(key)?.0 == dir => key.to_vec(),
                 _ => return Err(MetaError::UnknownInode(ino)),
             },
         };
         let end = dir.saturating_add(1).to_be_bytes();
         let range = (Bound::Excluded(&start[..]), Bound::Excluded(&end[..]));
-        for item in self.tables.names.range(&txn, &range).map_err(unexpected)? {
+        for item in self.tables.names.range(txn, &range).map_err(unexpected)? {
             let (key, bytes) = item.map_err(unexpected)?;
             let record = Record::new(bytes)?;
             if record.is_visible(directory.in_force) && !each(split_key(key)?.1, &record.attributes()?) {
@@ -190,15 +254,37 @@ impl View {
         Ok(Some(()))
     }
 
-    pub(super) fn read(&self) -> Result<RoTxn<'_, WithTls>, MetaError> {
-        match self.env.read_txn() {
-            Err(heed::Error::Mdb(MdbError::ReadersFull)) => {
-                // Slots of processes that were killed stay taken until somebody looks.
-                self.env.clear_stale_readers().map_err(unexpected)?;
-                self.env.read_txn().map_err(unexpected)
+    /// Asks once, and again if whoever asks was held up meanwhile.
+    pub(super) fn ask<T>(
+        &self,
+        question: impl Fn(&RoTxn<'_>) -> Result<T, MetaError>,
+    ) -> Result<T, MetaError> {
+        for _ in 0..ATTEMPTS {
+            let begun = self.begin()?;
+            let answer = question(&begun.txn);
+            if begun.is_in_time() {
+                return answer;
             }
-            other => other.map_err(unexpected),
         }
+        Err(MetaError::Overtaken)
+    }
+
+    fn begin(&self) -> Result<Question<'_>, MetaError> {
+        let Some(limit) = self.limit else { return Ok(Question { txn: self.read()?, until: None }) };
+        for _ in 0..BEGIN_ATTEMPTS {
+            let until = Instant::now() + limit;
+            let txn = self.read()?;
+            // The roots of the tables were copied from a page that the next commit but one writes over. If this is the
+            // newest commit still, that one had not begun.
+            if self.env.info().last_txn_id == txn.id() {
+                return Ok(Question { txn, until: Some(until) });
+            }
+        }
+        Err(MetaError::Overtaken)
+    }
+
+    pub(super) fn read(&self) -> Result<RoTxn<'_, WithoutTls>, MetaError> {
+        self.env.read_txn().map_err(unexpected)
     }
 }
 

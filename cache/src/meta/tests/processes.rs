@@ -6,13 +6,15 @@ use super::*;
 use crate::meta::{Opened, ROOT};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The i-th name of a listing in some order.
 type Order = fn(u64) -> u64;
 
 const ROLE: &str = "MILLPOND_META_TEST_ROLE";
 const DIR: &str = "MILLPOND_META_TEST_DIR";
+/// Longer than any machine takes.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 struct Role {
     child: Child,
@@ -80,6 +82,8 @@ fn role() {
     match std::env::var(ROLE).unwrap().as_str() {
         "reader" => reader(&dir),
         "stuck" => stuck(&dir),
+        "patient" => patient(&dir),
+        "held up" => held_up(&dir),
         "writer" => writer(&dir),
         "million" => million(&dir),
         "full" => full(&dir),
@@ -102,9 +106,66 @@ fn reader(dir: &Path) {
                 let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
                 answer(maps.lines().find(|l| l.ends_with("data.mdb")).unwrap());
             }
+            _ if question == "writable" => {
+                let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+                let dir = dir.to_str().unwrap();
+                let writable = maps.lines().filter(|l| l.contains(dir) && l.contains(" rw"));
+                answer(format!("{:?}", writable.collect::<Vec<_>>()));
+            }
             _ => panic!("{question}"),
         }
     }
+}
+
+/// Reads half of the names, waits to be told, and reads the rest.
+fn patient(dir: &Path) {
+    let view = View::open_with(dir, PATIENCE).unwrap();
+    let (mut names, mut tokens) = (0, std::collections::BTreeSet::new());
+    view.read_dir(ROOT, None, &mut |_, attributes| {
+        names += 1;
+        tokens.insert(attributes.token.clone());
+        if names == 1_500 {
+            answer("reading");
+            questions().next().unwrap();
+        }
+        true
+    })
+    .unwrap();
+    answer(format!("{names} names, tokens {tokens:?}"));
+}
+
+fn held_up(dir: &Path) {
+    const LIMIT: Duration = Duration::from_millis(500);
+    let view = View::open_with(dir, LIMIT).unwrap();
+    let (mut calls, mut names, mut after) = (0, 0, None);
+    loop {
+        let before = names;
+        view.read_dir(ROOT, after, &mut |_, attributes| {
+            (names, after) = (names + 1, Some(attributes.ino));
+            if names % 10 == 0 {
+                std::thread::sleep(LIMIT);
+            }
+            true
+        })
+        .unwrap()
+        .unwrap();
+        if names == before {
+            break;
+        }
+        calls += 1;
+    }
+    answer(format!("{calls} {names}"));
+    let asked = std::cell::Cell::new(0);
+    view.ask(|_| {
+        asked.set(asked.get() + 1);
+        if asked.get() < 3 {
+            std::thread::sleep(LIMIT);
+            return Err(MetaError::Damaged("what a page says that is used again".into()));
+        }
+        Ok(())
+    })
+    .unwrap();
+    answer(format!("asked {} times", asked.get()));
 }
 
 /// Reads for ever: a reader that is stopped inside its transaction.
@@ -164,23 +225,57 @@ fn a_reader_cannot_write_the_map() {
 }
 
 #[test]
-fn the_slots_of_killed_readers_are_freed() {
+fn a_reader_holds_nothing_that_it_could_write() {
     let bench = Bench::new();
     let store = bench.open();
     list(&store, ROOT, &[file("a", "1")]);
-    for _ in 0..3 {
-        let mut reader = Role::start("stuck", bench.dir.path());
-        assert_eq!(reader.answer(), "reading");
-        assert_eq!(store.reader_check().unwrap(), 0);
-        reader.kill();
-        assert_eq!(store.reader_check().unwrap(), 1);
+    let mut reader = Role::start("reader", bench.dir.path());
+    assert_eq!(reader.ask("lookup a"), "version 1");
+    // The reader table and the locks of LMDB: whoever writes there reaches into the agent.
+    assert_eq!(reader.ask("writable"), "[]");
+    reader.end();
+}
+
+#[test]
+fn what_a_reader_in_time_looks_at_stays_what_it_was_however_much_is_written() {
+    let bench = Bench::new();
+    let store = bench.open();
+    store.keep_pages_for(PATIENCE);
+    let entries =
+        |token: &str| (0..3_000).map(|i| file(&format!("{i:05}"), token)).collect::<Vec<Incoming>>();
+    list(&store, ROOT, &entries("old"));
+    let mut reader = Role::start("patient", bench.dir.path());
+    assert_eq!(reader.answer(), "reading");
+    for round in 0..8 {
+        list(&store, ROOT, &entries(&format!("new{round}")));
     }
+    assert_eq!(reader.ask("go on"), "3000 names, tokens {\"old\"}");
+    reader.end();
+}
+
+#[test]
+fn a_reader_that_was_held_up_is_not_believed_and_goes_on_from_what_it_has() {
+    let bench = Bench::new();
+    let store = bench.open();
+    list(&store, ROOT, &(0..100).map(|i| file(&format!("{i:05}"), "1")).collect::<Vec<_>>());
+    let mut reader = Role::start("held up", bench.dir.path());
+    // Held up at each tenth name, it is told to come again; names are neither lost nor shown twice.
+    let [calls, names] =
+        reader.answer().split(' ').map(|n| n.parse::<u32>().unwrap()).collect::<Vec<_>>()[..]
+    else {
+        panic!("two numbers")
+    };
+    assert_eq!(names, 100);
+    assert!(calls >= 10, "{calls}");
+    assert_eq!(reader.answer(), "asked 3 times");
+    reader.end();
 }
 
 #[test]
 fn killed_readers_do_not_make_the_file_grow() {
     let bench = Bench::new();
     let store = bench.open();
+    store.keep_pages_for(Duration::ZERO);
     let entries: Vec<Incoming> = (0..2_000).map(|i| file(&format!("{i:05}"), "token")).collect();
     for _ in 0..5 {
         list(&store, ROOT, &entries);
@@ -321,6 +416,8 @@ fn reserve(dir: &Path) {
 fn full(dir: &Path) {
     let bench = Bench::new();
     let store = open(dir, &SMALL, &bench.clock, &bench.numbers).unwrap();
+    // Each name replaces some pages: with a megabyte of room, most of the time would be waiting for them.
+    store.keep_pages_for(Duration::from_millis(10));
     let mut stored = 0;
     let error = loop {
         match store.put(ROOT, &file(&format!("file-{stored}"), "0123456789")) {
