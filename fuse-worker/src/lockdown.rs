@@ -6,7 +6,9 @@ use landlock::{
     RulesetStatus,
 };
 use rustix::process::{Resource, Rlimit};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
@@ -19,6 +21,9 @@ pub const FILES_MAX: u64 = 1024;
 pub fn begin() -> Result<(), String> {
     let text = |what: &'static str| move |e: rustix::io::Errno| format!("{what}: {e}");
     rustix::thread::set_no_new_privs(true).map_err(text("no_new_privs"))?;
+    // Agent and siblings have the same user: none of them, taken over, reads or changes this process.
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+        .map_err(text("PR_SET_DUMPABLE"))?;
     // A huge page for each of fuser's buffers would be 2 MiB where 4 KiB are used.
     // SAFETY: PR_SET_THP_DISABLE takes integers only; refused (before 3.15): memory is larger, nothing else.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
@@ -39,16 +44,19 @@ fn lower(resource: Resource, limit: u64) -> rustix::io::Result<()> {
 /// After the session exists and before other threads do, which inherit both. Returns what this kernel could not do.
 pub fn finish(roots: &[impl AsFd], withhold_landlock: bool) -> Result<Vec<String>, String> {
     let mut missing = Vec::new();
-    if withhold_landlock {
-        missing.push("Landlock is withheld".to_owned());
-    } else if !restrict_files(roots).map_err(|e| format!("Landlock: {e}"))? {
+    let confined = !withhold_landlock && restrict_files(roots).map_err(|e| format!("Landlock: {e}"))?;
+    if !confined {
         missing.push(
-            "this kernel has no Landlock (5.13): system calls are restricted, paths are not".to_owned(),
+            "this kernel has no Landlock (5.13), or it is withheld: each file is asked of the agent"
+                .to_owned(),
         );
     }
-    let filter = filter().map_err(|e| format!("seccomp: {e}"))?;
-    if let Err(error) = seccompiler::apply_filter_all_threads(&filter) {
-        missing.push(format!("seccomp is not possible here: {error}"));
+    let failed = |e: seccompiler::BackendError| format!("seccomp: {e}");
+    // In this order: where both refuse, the newer one's errno counts.
+    for program in [without_clone3().map_err(failed)?, filter(confined).map_err(failed)?] {
+        if let Err(error) = seccompiler::apply_filter_all_threads(&program) {
+            missing.push(format!("seccomp is not possible here: {error}"));
+        }
     }
     Ok(missing)
 }
@@ -65,41 +73,71 @@ fn restrict_files(roots: &[impl AsFd]) -> Result<bool, landlock::RulesetError> {
     Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
 }
 
-fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
-    let rules: BTreeMap<i64, Vec<seccompiler::SeccompRule>> =
-        ALLOWED.iter().map(|number| (*number, Vec::new())).collect();
+/// Landlock confines what `openat2` reaches: without it, nothing is opened any more, and the worker asks the agent.
+fn filter(opens: bool) -> Result<BpfProgram, seccompiler::BackendError> {
+    let anything = ALLOWED.iter().map(|number| (*number, Vec::new()));
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = anything.collect();
+    if opens {
+        rules.insert(libc::SYS_openat2, Vec::new());
+    }
+    let is = |argument, width, value| SeccompCondition::new(argument, width, SeccompCmpOp::Eq, value);
+    let has_not = |argument, bits: u64| {
+        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(bits), 0)
+    };
+    let one = |condition| SeccompRule::new(vec![condition]);
+    // Only itself: agent, siblings and this process have one user. (abort)
+    let me = u64::from(std::process::id());
+    rules.insert(libc::SYS_tgkill, vec![one(is(0, SeccompCmpArgLen::Dword, me)?)?]);
+    // Threads and nothing else: a process of its own would outlive the agent's kill.
+    let threads = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) as u64;
+    let is_thread =
+        SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(threads), threads);
+    rules.insert(libc::SYS_clone, vec![one(is_thread?)?]);
+    // F_SETOWN and F_SETSIG send signals, F_SETLEASE and F_NOTIFY hold up others, F_ADD_SEALS changes shared memory.
+    let commands = [libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_DUPFD_CLOEXEC, libc::F_GET_SEALS];
+    let fcntl = commands.iter().map(|command| one(is(1, SeccompCmpArgLen::Dword, *command as u64)?));
+    rules.insert(libc::SYS_fcntl, fcntl.collect::<Result<_, _>>()?);
+    rules.insert(libc::SYS_prctl, vec![one(is(0, SeccompCmpArgLen::Dword, libc::PR_SET_NAME as u64)?)?]);
+    // No code but the program's.
+    for number in [libc::SYS_mmap, libc::SYS_mprotect] {
+        rules.insert(number, vec![one(has_not(2, libc::PROT_EXEC as u64)?)?]);
+    }
     // Refused calls fail: a panic message still gets out, and a library finds its fallback.
-    SeccompFilter::new(
-        rules,
-        SeccompAction::Errno(libc::EPERM as u32),
-        SeccompAction::Allow,
-        std::env::consts::ARCH.try_into()?,
-    )?
-    .try_into()
+    program(rules, SeccompAction::Errno(libc::EPERM as u32), SeccompAction::Allow)
 }
 
-/// What the worker, glibc's threads and memory, and LMDB's readers need. Nothing here opens a path but `openat2`, which
-/// Landlock confines, and nothing makes a process, a socket or a mount.
+/// What clone3 shall do lies in memory, where no filter sees it. Without it glibc starts threads with clone.
+fn without_clone3() -> Result<BpfProgram, seccompiler::BackendError> {
+    let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    program(rules, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))
+}
+
+fn program(
+    rules: BTreeMap<i64, Vec<SeccompRule>>,
+    otherwise: SeccompAction,
+    matched: SeccompAction,
+) -> Result<BpfProgram, seccompiler::BackendError> {
+    SeccompFilter::new(rules, otherwise, matched, std::env::consts::ARCH.try_into()?)?.try_into()
+}
+
+/// What the worker, glibc's threads and memory, and LMDB's readers need, whatever the arguments. Nothing here opens a
+/// path, sends a signal, or makes a process, a socket or a mount.
 const ALLOWED: &[i64] = &[
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_writev,
     libc::SYS_pread64,
     libc::SYS_close,
-    libc::SYS_openat2,
     libc::SYS_fstat,
     libc::SYS_newfstatat, // fstat in newer glibc
     libc::SYS_statx,
-    libc::SYS_fcntl,
     libc::SYS_lseek,
     libc::SYS_sendmsg,
     libc::SYS_recvmsg,
     libc::SYS_setsockopt,
     libc::SYS_ppoll,
-    libc::SYS_mmap,
     libc::SYS_munmap,
     libc::SYS_mremap,
-    libc::SYS_mprotect,
     libc::SYS_madvise,
     libc::SYS_mlock,
     libc::SYS_brk,
@@ -112,17 +150,14 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getrandom,
     libc::SYS_getpid,
     libc::SYS_gettid,
-    libc::SYS_clone, // threads: without execve and with no_new_privs a child could do no more than its parent
-    libc::SYS_clone3,
+    libc::SYS_clone3, // refused by a filter of its own
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
-    libc::SYS_prctl, // names of threads
     libc::SYS_sigaltstack,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
     libc::SYS_restart_syscall,
-    libc::SYS_tgkill, // abort
     libc::SYS_exit,
     libc::SYS_exit_group,
 ];

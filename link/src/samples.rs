@@ -42,7 +42,7 @@ variants!(refusal_kind, RefusalKind: Invalid Denied NotFound Unavailable Conflic
 variants!(agent_end, AgentEnd: Asked Hung Unknown);
 variants!(mode, Mode: Passthrough NoOpen Kept);
 variants!(to_worker, ToWorker: Assign Roots Go Answer Forget);
-variants!(from_worker, FromWorker: Ready Answered Serving Failed Ask Touched Advance Counted);
+variants!(from_worker, FromWorker: Ready Answered Serving Failed Ask Touched Advance GivenBack Counted);
 variants!(ask, Ask: Lookup List Attributes File Cached Open Read Direct Damaged BackingOpen BackingClose Dying Space);
 variants!(reply, Reply: Stored File Cached Present Gone Detached Backing Dying Space);
 variants!(cause, Cause: NotFound Denied Stale Unavailable NotADirectory Internal);
@@ -215,7 +215,7 @@ fn replies() -> Vec<Reply> {
         Reply::Cached { bytes: 5 },
         Reply::Present { mark: Some(6) },
         Reply::Gone,
-        Reply::Detached { len: 7 },
+        Reply::Detached { len: 7, number: 9 },
         Reply::Backing { id: 8 },
         Reply::Dying { tids: vec![9] },
         Reply::Space { total_bytes: 10, total_inodes: 11 },
@@ -302,6 +302,7 @@ fn from_worker() -> Vec<FromWorker> {
     all.extend(asks().into_iter().map(|body| FromWorker::Ask { id: 300, body }));
     all.push(FromWorker::Touched { files: vec![4, 1 << 63] });
     all.push(FromWorker::Advance { file: 4, offset: 5 });
+    all.push(FromWorker::GivenBack { number: 9 });
     all.push(FromWorker::Counted(counts()));
     all
 }

@@ -23,6 +23,9 @@ pub const LINK_FD: i32 = 3;
 /// Below it, being copied through a worker costs less than the question.
 pub const ANNOUNCED_FROM: u64 = 32 << 20;
 
+/// A READ asks for no more than this, bytes, whatever the size of a page; and so does a worker.
+pub const READ_MAX: u32 = 16 << 20;
+
 /// Agent → worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToWorker {
@@ -164,6 +167,10 @@ pub enum FromWorker {
         file: u64,
         offset: u64,
     },
+    /// What `Detached` lent under this number was copied: the agent empties it.
+    GivenBack {
+        number: u64,
+    },
     /// Counters since the last such message.
     Counted(Counts),
 }
@@ -218,9 +225,11 @@ pub enum Reply {
     },
     /// That cache file was dropped meanwhile (evicted, damaged): ask `File` again and read from what comes.
     Gone,
-    /// The cache could not take the bytes: here they are, in an attached memory file, from offset 0.
+    /// The cache could not take the bytes: here they are, in an attached memory file, from offset 0, until
+    /// [`FromWorker::GivenBack`] says that they were copied.
     Detached {
         len: u32,
+        number: u64,
     },
     Backing {
         id: u32,

@@ -30,6 +30,7 @@ mod owner;
 pub mod privileged;
 mod profile;
 pub mod publish;
+mod questions;
 mod scope;
 mod serve;
 mod state;

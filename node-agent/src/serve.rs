@@ -3,18 +3,24 @@
 use crate::metrics::Metrics;
 use crate::neighbours::{self, Neighbours};
 use crate::privileged::Privileged;
+use crate::questions::Questions;
 use crate::scope::{Scope, fetch_cause};
 use crate::supervisor::{Answer, Mount};
 use crate::together::Together;
 use bytes::Bytes;
 use cache::data::{Engine, File, Presence, ReadOptions};
+use cache::meta::NAME_MAX;
 use link::broker::{BrokerAnswer, BrokerRequest};
-use link::worker::{Ask, FromWorker, Reply, ToWorker};
+use link::worker::{Ask, FromWorker, READ_MAX, Reply, ToWorker};
 use link::{Cause, Packet, PacketError};
-use rustix::fs::MemfdFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+
+/// Threads that a worker may ask about at once: as many as wait in a pod that is being killed, and then some.
+const TIDS_MAX: usize = 4096;
+/// Questions of one worker that have no answer yet: one for each request in flight, and a few of its own. A worker that
+/// asks more is not one of ours any more.
+const QUESTIONS_MAX: usize = link::flight::SLOTS + 1024;
 
 pub struct Server {
     pub engine: Arc<Engine>,
@@ -31,20 +37,27 @@ impl Answer for Arc<Server> {
     fn handle(&self, mount: &Arc<Mount>, worker: &Arc<Packet>, message: FromWorker) {
         match message {
             FromWorker::Ask { id, body } => {
+                let questions = mount.questions();
+                let Some(place) = questions.enter(QUESTIONS_MAX) else {
+                    tracing::error!(volume = %mount.spec.id, "a worker asks without end: it is ended");
+                    return worker.shutdown();
+                };
                 let (server, mount, worker) = (self.clone(), mount.clone(), worker.clone());
                 self.runtime.spawn(async move {
-                    let answered = server.answer(&mount, body).await;
-                    reply(&worker, id, answered).await;
+                    let answered = server.answer(&mount, &questions, body).await;
+                    reply(&mount, &questions, &worker, id, answered).await;
+                    drop(place);
                 });
             }
-            FromWorker::Touched { files } => self.engine.touched(&files),
+            FromWorker::Touched { files } => self.engine.touched(&mount.scope.id, &files),
             FromWorker::Advance { file, offset } => {
-                if let Some(file) = self.engine.by_id(file) {
+                if let Some(file) = self.file_of(mount, file) {
                     // Fetching ahead starts tasks: it needs the runtime's context.
                     let _context = self.runtime.enter();
                     file.advance(offset);
                 }
             }
+            FromWorker::GivenBack { number } => mount.questions().give_back(number),
             FromWorker::Counted(counts) => {
                 mount.count(&counts);
                 self.metrics.worker_counts(&counts);
@@ -67,10 +80,17 @@ impl Server {
         }
     }
 
-    async fn answer(&self, mount: &Arc<Mount>, ask: Ask) -> Answered {
+    /// A cache file that this worker was given: of its volume's scope, whatever number it names.
+    fn file_of(&self, mount: &Mount, id: u64) -> Option<Arc<File>> {
+        self.engine.by_id_of(&mount.scope.id, id)
+    }
+
+    async fn answer(&self, mount: &Arc<Mount>, questions: &Questions, ask: Ask) -> Answered {
         let scope: &Arc<Scope> = &mount.scope;
         let freshness = mount.spec.parameters.freshness;
         match ask {
+            // The kernel asks for no such name.
+            Ask::Lookup { name, .. } if name.len() > NAME_MAX => Err(Cause::NotFound),
             Ask::Lookup { parent, name } => stored(scope.lookup(parent, &name, freshness).await),
             Ask::List { dir } => stored(scope.list(dir, freshness).await),
             Ask::Attributes { ino, force } => stored(scope.attributes(ino, freshness, force).await),
@@ -102,23 +122,26 @@ impl Server {
             }
             Ask::Read { file, offset, len } => {
                 // Evicted between the worker's two questions: its descriptor is of a file that nobody fills.
-                let Some(file) = self.engine.by_id(file) else { return Ok((Reply::Gone, Vec::new())) };
-                match file.read(offset, len).await.map_err(|e| fetch_cause(&e))? {
+                let Some(file) = self.file_of(mount, file) else { return Ok((Reply::Gone, Vec::new())) };
+                match file.read(offset, len.min(READ_MAX)).await.map_err(|e| fetch_cause(&e))? {
                     Presence::Present { mark } => Ok((Reply::Present { mark }, Vec::new())),
-                    Presence::Detached(bytes) => detached(bytes).await,
+                    Presence::Detached(bytes) => detached(questions, bytes).await,
                 }
             }
             Ask::Direct { ino, version, offset, len } => {
-                detached(scope.direct(ino, version, offset, len).await?).await
+                let bytes = scope.direct(ino, version, offset, len.min(READ_MAX)).await?;
+                detached(questions, bytes).await
             }
             Ask::Damaged { file } => {
-                self.engine.damaged(file);
+                if let Some(file) = self.file_of(mount, file) {
+                    self.engine.damaged(file.id());
+                }
                 stored(Ok(()))
             }
             Ask::BackingOpen { file } => {
                 // Not on a disk that fails: the kernel would hand its errors to the reader.
                 let usable = |f: &Arc<File>| f.is_whole() && !scope.disk_fails(f.root());
-                let file = self.engine.by_id(file).filter(usable).ok_or(Cause::Stale)?;
+                let file = self.file_of(mount, file).filter(usable).ok_or(Cause::Stale)?;
                 let data = file.descriptors().map_err(|_| Cause::Internal)?.data;
                 let request = BrokerRequest::BackingOpen { mount: mount.id };
                 match self.privileged.ask(request, vec![data]).await {
@@ -142,7 +165,8 @@ impl Server {
                     other => Err(refused("backing close", other)),
                 }
             }
-            Ask::Dying { tids } => {
+            Ask::Dying { mut tids } => {
+                tids.truncate(TIDS_MAX);
                 match self.privileged.ask(BrokerRequest::Dying { tids }, Vec::new()).await {
                     Ok(BrokerAnswer::Dying { tids }) => Ok((Reply::Dying { tids }, Vec::new())),
                     // Nobody who could tell: everybody lives.
@@ -172,46 +196,44 @@ fn refused(what: &str, answer: Result<BrokerAnswer, link::Refusal>) -> Cause {
     Cause::Internal
 }
 
-async fn detached(bytes: Bytes) -> Answered {
+async fn detached(questions: &Questions, bytes: Bytes) -> Answered {
     let len = bytes.len() as u32;
-    let memory = tokio::task::spawn_blocking(move || memory_file(&bytes)).await;
-    let fd = memory.map_err(|_| Cause::Internal)?.map_err(|error| {
+    let (number, fd) = questions.lend(bytes).await.map_err(|error| {
         tracing::error!(%error, "no memory file for a detached read");
         Cause::Internal
     })?;
-    Ok((Reply::Detached { len }, vec![fd]))
+    Ok((Reply::Detached { len, number }, vec![fd]))
 }
 
-fn memory_file(bytes: &[u8]) -> std::io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("millpond-detached", MemfdFlags::CLOEXEC)?;
-    let mut written = 0;
-    while written < bytes.len() {
-        written += rustix::io::pwrite(&fd, &bytes[written..], written as u64)?;
-    }
-    Ok(fd)
-}
-
-/// Sends without blocking the runtime: a worker that does not read gets its answer from a thread that may wait.
-async fn reply(worker: &Arc<Packet>, id: u64, answered: Answered) {
+/// Sends without blocking the runtime: a worker that does not read gets its answers from a thread that may wait, one for
+/// all of them.
+async fn reply(mount: &Mount, questions: &Questions, worker: &Arc<Packet>, id: u64, answered: Answered) {
     let (body, fds) = match answered {
         Ok((reply, fds)) => (Ok(reply), fds),
         Err(cause) => (Err(cause), Vec::new()),
     };
     let message = ToWorker::Answer { id, body };
-    let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-    let tried = link::worker::try_send(worker, &message, &borrowed);
-    drop(borrowed);
-    match tried {
+    match try_send(worker, &message, &fds) {
         Ok(()) | Err(PacketError::Closed) => {}
         Err(PacketError::TimedOut) => {
-            let worker = worker.clone();
-            let sent = tokio::task::spawn_blocking(move || {
+            let _turn = questions.turn().await;
+            let socket = worker.clone();
+            let send = move || {
                 let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-                link::worker::send(&worker, &message, &borrowed)
-            });
-            // A worker that takes nothing for seconds is hung: the supervisor sees that, nobody else need.
-            let _ = tokio::time::timeout(Duration::from_secs(10), sent).await;
+                link::worker::send(&socket, &message, &borrowed)
+            };
+            // It waits for as long as the socket's limit says. A worker that takes nothing for so long is hung, or not ours
+            // any more: its successor asks again.
+            if let Ok(Err(PacketError::TimedOut)) = tokio::task::spawn_blocking(send).await {
+                tracing::warn!(volume = %mount.spec.id, "a worker takes no answers: it is ended");
+                worker.shutdown();
+            }
         }
         Err(error) => tracing::warn!(%error, "answer to a worker was lost"),
     }
+}
+
+fn try_send(worker: &Packet, message: &ToWorker, fds: &[OwnedFd]) -> Result<(), PacketError> {
+    let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    link::worker::try_send(worker, message, &borrowed)
 }

@@ -175,10 +175,21 @@ impl Engine {
         Some(self.instance(&mut index, id, key, super::fetch::nowhere(), 0))
     }
 
-    /// Workers have read these files.
-    pub fn touched(&self, ids: &[u64]) {
+    /// As [`Self::by_id`], for those who may see this scope alone.
+    pub fn by_id_of(self: &Arc<Self>, scope: &ScopeId, id: u64) -> Option<Arc<File>> {
+        // A whole file gets an instance by being looked for: not before its scope is known.
+        let is_theirs = self.lock_index().is_of(scope, id);
+        is_theirs.then(|| self.by_id(id)).flatten().filter(|file| file.key().scope == *scope)
+    }
+
+    /// Workers have read these files. Those of other scopes are none of their business.
+    pub fn touched(&self, scope: &ScopeId, ids: &[u64]) {
         let mut index = self.lock_index();
-        ids.iter().for_each(|&id| index.touch(id));
+        for &id in ids {
+            if index.is_of(scope, id) {
+                index.touch(id);
+            }
+        }
     }
 
     /// A reader found the data file unreadable or too short: the file is dropped, the next open fetches it again. Blocking.

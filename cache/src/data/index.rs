@@ -265,6 +265,10 @@ impl Index {
         }
     }
 
+    pub(crate) fn is_of(&self, scope: &ScopeId, id: u64) -> bool {
+        self.entries.get(&id).is_some_and(|entry| self.scopes[entry.scope as usize].id == *scope)
+    }
+
     pub(crate) fn touch(&mut self, id: u64) {
         if let Some(entry) = self.entries.get(&id)
             && let Some(usage) = self.roots.get_mut(usize::from(entry.root))

@@ -14,15 +14,13 @@ use super::node::version_of;
 use crate::errno::Failure;
 use crate::reply::Reply;
 use link::Cause;
-use link::worker::{Ask, FromWorker, Mode, Reply as Told};
+use link::worker::{Ask, FromWorker, Mode, READ_MAX, Reply as Told};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// How often a file that is dropped or damaged under a reader is fetched anew. The last time its bytes come without it.
 const ATTEMPTS: u32 = 4;
-/// More than the kernel ever asks for at once (256 pages, or what a later kernel makes of it).
-const READ_MAX: u32 = 16 << 20;
 
 /// A range of one content, clamped to its size once the file is known.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +121,10 @@ impl Fs {
                     file.set_mark(range.offset + u64::from(range.len), mark);
                     fs.send_bytes(&file, range, reply);
                 }
-                Ok((Told::Detached { len }, fds)) => fs.send_detached(len, fds, range, reply),
+                Ok((Told::Detached { len, number }, fds)) => {
+                    fs.send_detached(len, fds, range, reply);
+                    fs.link.tell(FromWorker::GivenBack { number });
+                }
                 Ok((Told::Gone, _)) => fs.once_more(&file, range, reply),
                 Ok(_) => {
                     reply.fail(fs.internal("the agent answered a question for bytes with something else"))
@@ -174,7 +175,10 @@ impl Fs {
         self.link.ask(
             Ask::Direct { ino, version, offset: range.offset, len: range.len },
             Box::new(move |answer| match answer {
-                Ok((Told::Detached { len }, fds)) => fs.send_detached(len, fds, range, reply),
+                Ok((Told::Detached { len, number }, fds)) => {
+                    fs.send_detached(len, fds, range, reply);
+                    fs.link.tell(FromWorker::GivenBack { number });
+                }
                 Ok(_) => {
                     reply.fail(fs.internal("the agent answered a question for bytes with something else"))
                 }

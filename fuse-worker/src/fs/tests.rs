@@ -304,7 +304,7 @@ fn bytes_that_the_cache_cannot_take_come_along_and_failures_become_errnos() {
     bench.agent(Ok((told, fds)));
     let bytes = tempfile::tempfile().unwrap();
     bytes.write_all_at(b"hello", 0).unwrap();
-    bench.agent(Ok((Told::Detached { len: 5 }, vec![bytes.into()])));
+    bench.agent(Ok((Told::Detached { len: 5, number: 9 }, vec![bytes.into()])));
     assert_eq!(bench.only(), (0, b"hello".to_vec()));
     for (cause, errno) in [
         (Cause::Unavailable, libc::EIO),

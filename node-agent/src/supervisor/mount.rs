@@ -8,6 +8,7 @@ use super::spawn::Spawner;
 use crate::heals::{HealCause, Heals};
 use crate::metrics::Metrics;
 use crate::privileged::Privileged;
+use crate::questions::Questions;
 use crate::scope::Scope;
 use link::Packet;
 use link::broker::{BrokerRequest, Claim, MountId, Pod, Resume};
@@ -51,6 +52,8 @@ pub struct Mount {
     counts: Mutex<Counts>,
     /// Passthrough ids that the broker opened for us and that were not closed yet.
     backing: Mutex<HashSet<u32>>,
+    /// Of the worker that is here.
+    questions: Mutex<Arc<Questions>>,
 }
 
 struct State {
@@ -215,6 +218,7 @@ impl Mount {
             changed: Condvar::new(),
             counts: Mutex::default(),
             backing: Mutex::default(),
+            questions: Mutex::default(),
         }
     }
 
@@ -295,6 +299,14 @@ impl Mount {
         c.interrupted += more.interrupted;
         c.replayed += more.replayed;
         c.table_full += more.table_full;
+    }
+
+    pub(crate) fn questions(&self) -> Arc<Questions> {
+        self.lock_questions().clone()
+    }
+
+    fn lock_questions(&self) -> std::sync::MutexGuard<'_, Arc<Questions>> {
+        self.questions.lock().unwrap_or_else(|p| p.into_inner())
     }
 
     pub fn backing_opened(&self, id: u32) {
@@ -418,6 +430,7 @@ impl Mount {
 
     /// Returns the one before.
     fn set_worker(&self, worker: Option<Current>) -> Option<Current> {
+        std::mem::take(&mut *self.lock_questions()).end();
         std::mem::replace(&mut self.lock().worker, worker)
     }
 }

@@ -153,7 +153,9 @@ async fn a_whole_file_is_found_by_its_id_when_nobody_has_it_open() {
     };
     let again = engine.by_id(id).expect("it is whole");
     check_all(&again, &object, MIB).await;
-    engine.touched(&[id, 12345]);
+    engine.touched(&again.key().scope, &[id, 12345]);
+    assert_eq!(engine.by_id_of(&again.key().scope, id).map(|file| file.id()), Some(id));
+    assert!(engine.by_id_of(&scope(99), id).is_none());
     assert!(engine.by_id(12345).is_none());
     assert_eq!(object.requests(), 1);
 }

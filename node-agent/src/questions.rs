@@ -1,0 +1,174 @@
+//! What one worker has asked and not been told, and the memory that it was lent. Both are bounded: a worker serves requests
+//! of strangers, and may not be ours any more.
+
+use rustix::fs::MemfdFlags;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Bytes past the cache that a worker has and has not given back; at least one READ of the largest size. They count as the
+/// agent's memory for as long as anybody holds them.
+const LENT_MAX: usize = 16 << 20;
+
+/// Of one worker; its successor has its own.
+#[derive(Debug)]
+pub(crate) struct Questions {
+    open: AtomicUsize,
+    /// Whoever waits until the worker takes an answer.
+    turn: tokio::sync::Mutex<()>,
+    room: Arc<Semaphore>,
+    lent: Mutex<Lent>,
+}
+
+#[derive(Debug, Default)]
+struct Lent {
+    next: u64,
+    held: HashMap<u64, (OwnedFd, OwnedSemaphorePermit)>,
+    ended: bool,
+}
+
+/// One question; over on drop.
+pub(crate) struct Place(Arc<Questions>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Default for Questions {
+    fn default() -> Self {
+        Self {
+            open: AtomicUsize::new(0),
+            turn: tokio::sync::Mutex::new(()),
+            room: Arc::new(Semaphore::new(LENT_MAX)),
+            lent: Mutex::default(),
+        }
+    }
+}
+
+impl Questions {
+    /// None: it has asked `most` questions that have no answer yet.
+    pub(crate) fn enter(self: &Arc<Self>, most: usize) -> Option<Place> {
+        let place = |open: usize| (open < most).then_some(open + 1);
+        self.open.fetch_update(SeqCst, SeqCst, place).ok()?;
+        Some(Place(self.clone()))
+    }
+
+    pub(crate) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.turn.lock().await
+    }
+
+    /// Waits until so much more may be lent, and then for nothing: `bytes` in a memory file, and its number for
+    /// [`Self::give_back`]. At most [`LENT_MAX`] bytes.
+    pub(crate) async fn lend(&self, bytes: bytes::Bytes) -> std::io::Result<(u64, OwnedFd)> {
+        let size = u32::try_from(bytes.len()).ok().filter(|size| *size as usize <= LENT_MAX);
+        let size = size.ok_or_else(|| std::io::Error::other("more bytes than a READ may ask for"))?;
+        let permit = self.room.clone().acquire_many_owned(size).await;
+        let permit = permit.map_err(|_| std::io::Error::other("the worker has ended"))?;
+        let file = tokio::task::spawn_blocking(move || memory_file(&bytes)).await;
+        let file = file.map_err(std::io::Error::other)??;
+        let copy = file.try_clone()?;
+        let mut lent = self.lock();
+        if lent.ended {
+            return Err(std::io::Error::other("the worker has ended"));
+        }
+        lent.next += 1;
+        let number = lent.next;
+        lent.held.insert(number, (copy, permit));
+        Ok((number, file))
+    }
+
+    /// The worker has copied what it was lent. Whatever it still holds is empty from now on.
+    pub(crate) fn give_back(&self, number: u64) {
+        let given = self.lock().held.remove(&number);
+        empty(given);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lent> {
+        self.lent.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The worker has ended. Whoever may still hold what it was lent holds nothing.
+    pub(crate) fn end(&self) {
+        self.room.close();
+        let mut lent = self.lock();
+        lent.ended = true;
+        empty(lent.held.drain().map(|(_, held)| held));
+    }
+}
+
+impl Drop for Questions {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn empty(held: impl IntoIterator<Item = (OwnedFd, OwnedSemaphorePermit)>) {
+    for (file, permit) in held {
+        if let Err(error) = rustix::fs::ftruncate(&file, 0) {
+            tracing::error!(%error, "a memory file cannot be emptied");
+        }
+        drop(permit);
+    }
+}
+
+fn memory_file(bytes: &[u8]) -> std::io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("millpond-detached", MemfdFlags::CLOEXEC)?;
+    let mut written = 0;
+    while written < bytes.len() {
+        written += rustix::io::pwrite(&fd, &bytes[written..], written as u64)?;
+    }
+    Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    fn size(file: impl AsFd) -> i64 {
+        rustix::fs::fstat(file).unwrap().st_size
+    }
+
+    #[test]
+    fn questions_have_a_limit_and_end_with_their_answer() {
+        let questions = Arc::new(Questions::default());
+        let first = questions.enter(2).unwrap();
+        let _second = questions.enter(2).unwrap();
+        assert!(questions.enter(2).is_none());
+        drop(first);
+        assert!(questions.enter(2).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_worker_is_lent_no_more_than_it_gives_back_and_keeps_nothing_of_it() {
+        let questions = Arc::new(Questions::default());
+        let whole = Bytes::from(vec![7; LENT_MAX]);
+        let (number, kept) = questions.lend(whole.clone()).await.unwrap();
+        assert_eq!(size(&kept), LENT_MAX as i64);
+        let more = tokio::spawn({
+            let (questions, whole) = (questions.clone(), whole.clone());
+            async move { questions.lend(whole).await }
+        });
+        let waits = tokio::time::timeout(Duration::from_millis(50), async {
+            while !more.is_finished() {
+                tokio::task::yield_now().await
+            }
+        });
+        assert!(waits.await.is_err(), "it still has all that it may have");
+        questions.give_back(number);
+        let (_, second) = more.await.unwrap().unwrap();
+        assert_eq!(size(&kept), 0, "what it did not let go of is empty");
+        questions.give_back(number);
+        questions.give_back(u64::MAX);
+        questions.end();
+        assert_eq!(size(&second), 0);
+        assert!(questions.lend(Bytes::from_static(b"x")).await.is_err());
+        assert!(Questions::default().lend(Bytes::from(vec![0; LENT_MAX + 1])).await.is_err());
+    }
+}
