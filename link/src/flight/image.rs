@@ -137,8 +137,6 @@ fn the_shared_memory_is_laid_out_as_in_the_golden_file_and_is_taken_over() {
         }
         _ => golden::read(GOLDEN, &name),
     };
-    // What lies where it lay may be added to, and nothing else.
-    assert!(text.starts_with(&layout()) || STEPS > 0);
 
     let flight = Flight::map(load(&text)).unwrap();
     assert_eq!((flight.init(), flight.init_reply()), (Some(vec![7; 104]), Some(vec![9; 80])));
