@@ -132,6 +132,7 @@ impl App {
             memory_limit: Some(config.workers.memory_limit.0).filter(|bytes| *bytes > 0),
             unlimited: std::sync::Once::new(),
             runtime: runtime.clone(),
+            workers: config.workers.clone(),
             suspend: config.workers.suspend_respawn_file.clone(),
             ended: tell_ended,
             outages: tell_outage,

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use volume::{AllowList, parse_bytes, parse_duration};
+use volume::{AllowList, RequestTimeout, VolumeSpec, parse_bytes, parse_duration};
 
 /// Everything an agent needs to know. `docs/configuration.md` documents each key.
 #[derive(Clone, Debug, Deserialize)]
@@ -146,10 +146,20 @@ pub struct Workers {
     pub hang_limit: Span,
     /// Debug: while this file exists no worker is started again.
     pub suspend_respawn_file: Option<PathBuf>,
+    /// Debug: where the kernel's limits for FUSE are read.
+    pub fuse_sysctl: PathBuf,
     /// Debug: kernel features that workers do without.
     pub withhold: Vec<Feature>,
     /// Debug: what workers do to themselves at files of certain names.
     pub misbehave: Vec<Misdeed>,
+}
+
+impl Workers {
+    /// The volume as calls wait for it: they get EIO before the kernel ends their connection.
+    pub(crate) fn in_time(&self, spec: &VolumeSpec) -> VolumeSpec {
+        let read = |name: &str| std::fs::read_to_string(self.fuse_sysctl.join(name));
+        volume::within(spec, RequestTimeout::of_sysctl(read))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -275,6 +285,7 @@ impl Default for Workers {
             memory_limit: Size(512 << 20),
             hang_limit: Span(Duration::from_secs(15)),
             suspend_respawn_file: None,
+            fuse_sysctl: volume::FUSE_SYSCTL.into(),
             withhold: Vec::new(),
             misbehave: Vec::new(),
         }

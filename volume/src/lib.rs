@@ -12,6 +12,7 @@ mod credentials;
 mod golden;
 mod id;
 mod parameters;
+mod request_timeout;
 mod source;
 mod template;
 mod units;
@@ -23,6 +24,7 @@ pub use id::{BadVolumeId, VolumeId};
 pub use parameters::{
     Addressing, Freshness, KNOWN_PARAMETERS, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS,
 };
+pub use request_timeout::{FUSE_SYSCTL, RequestTimeout, within};
 pub use source::{SourceError, SourceUrl};
 pub use template::{TemplateError, TemplateValues, claim_chooses, expand, expand_path, uses_annotations};
 pub use units::{parse_bytes, parse_duration};

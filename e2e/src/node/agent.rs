@@ -46,6 +46,8 @@ pub struct AgentOptions {
     pub plugin: Version,
     /// How long workers and agent may stand still; None: the programs' own limits.
     pub hang_limit: Option<Duration>,
+    /// What the agent takes for the kernel's `fs.fuse.max_request_timeout`, seconds.
+    pub request_timeout: Option<u32>,
     pub failpoints: Failpoints,
 }
 
@@ -102,6 +104,7 @@ impl Default for AgentOptions {
             version: Version::This,
             plugin: Version::This,
             hang_limit: None,
+            request_timeout: None,
             failpoints: Failpoints::default(),
         }
     }
@@ -168,6 +171,12 @@ impl AgentOptions {
             |m: &Misdeed| format!("{{ name = {:?}, do = {:?}, times = {} }}", m.name, m.what, m.times);
         let misbehave: Vec<_> = self.misbehave.iter().map(misdeed).collect();
         writeln!(text, "misbehave = {}", list(&misbehave))?;
+        if let Some(seconds) = self.request_timeout {
+            let sysctl = places.root().join("run/fuse-sysctl");
+            std::fs::create_dir_all(&sysctl)?;
+            std::fs::write(sysctl.join("max_request_timeout"), format!("{seconds}\n"))?;
+            writeln!(text, "fuse_sysctl = {}", path(sysctl))?;
+        }
         if let Some(limit) = self.hang_limit {
             writeln!(text, "hang_limit = \"{}ms\"", limit.as_millis())?;
         }

@@ -371,6 +371,7 @@ impl Volumes {
     ) -> Result<Arc<Scope>, Refusal> {
         let slot = lock(&self.scopes).entry(id.clone()).or_default().clone();
         let mut slot = slot.lock().await;
+        let spec = &self.config.workers.in_time(spec);
         let source = store::open(spec, credentials, self.limits.clone(), self.observer.clone())
             .map_err(|e| source_refusal(&e))?;
         if let Some(scope) = slot.as_ref() {

@@ -130,6 +130,7 @@ pub struct Surroundings {
     pub ended: tokio::sync::mpsc::UnboundedSender<MountId>,
     /// Told of sources that stop or begin to answer.
     pub(crate) outages: tokio::sync::mpsc::UnboundedSender<crate::health::Change>,
+    pub workers: crate::config::Workers,
     /// Debug: while this file exists nobody is started.
     pub suspend: Option<PathBuf>,
 }

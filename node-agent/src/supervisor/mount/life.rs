@@ -44,13 +44,14 @@ impl Mount {
             heir = Heir::of(end, left, None);
             failpoint::hit("agent.collected");
         }
+        let heal_timeout = around.workers.in_time(&self.spec).parameters.heal_timeout;
         while !self.stopping() {
             if around.suspend.as_ref().is_some_and(|file| file.exists()) {
                 self.enter(Phase::Suspended, "respawn is suspended by the debug file");
                 self.pause(Duration::from_millis(20));
                 continue;
             }
-            match deaths.decide(Instant::now(), self.spec.parameters.heal_timeout) {
+            match deaths.decide(Instant::now(), heal_timeout) {
                 Verdict::GiveUp => return self.give_up(around),
                 Verdict::StartAfter(pause) if !pause.is_zero() => {
                     if self.pause(pause) {
