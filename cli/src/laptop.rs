@@ -8,7 +8,7 @@ use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Mount
 use link::worker::Mode;
 use link::{Refusal, RefusalKind};
 use mounts::probe::{Outcome, What};
-use mounts::{Connection, Helper, Kernel, Linux, LinuxPaths, MountSource, Ours, Target, stack_at};
+use mounts::{Connection, Control, Helper, Kernel, Linux, LinuxPaths, MountSource, Ours, Target, stack_at};
 use node_agent::App;
 use node_agent::config::{Agent, Cache, Config, LogFormat, Size, Span, Store, Tier, TierKind, Workers};
 use node_agent::privileged::Privileged;
@@ -131,7 +131,9 @@ async fn publish(
 ) -> Result<()> {
     let init = kernel.read_init(device.as_fd(), INIT_LIMIT)?;
     let copy = device.try_clone()?;
-    direct.live.set((device, connection)).map_err(|_| anyhow::anyhow!("mounted twice"))?;
+    // Without fusectl waiting requests cannot be counted, and an abort goes to the mount at its place.
+    let control = kernel.control(connection, device.as_fd()).ok();
+    direct.live.set(Live { device, connection, control }).map_err(|_| anyhow::anyhow!("mounted twice"))?;
     let request = Publish {
         mount: MOUNT,
         spec: spec.into(),
@@ -146,7 +148,7 @@ async fn publish(
     let AgentAnswer::Prepared { init_reply, read_ahead_kb, resume } = answer else {
         bail!("unexpected answer")
     };
-    let (device, _) = direct.live.get().context("just set")?;
+    let Live { device, .. } = direct.live.get().context("just set")?;
     kernel.write_init_reply(device.as_fd(), &init_reply)?;
     kernel.set_read_ahead_kb(connection, read_ahead_kb)?;
     app.serve(AgentRequest::Start { mount: MOUNT }, Vec::new()).await?;
@@ -248,7 +250,13 @@ fn config(options: &MountOptions, spec: &VolumeSpec) -> Result<Config> {
 struct Direct {
     kernel: Arc<Linux>,
     target: Arc<Target>,
-    live: OnceLock<(OwnedFd, Connection)>,
+    live: OnceLock<Live>,
+}
+
+struct Live {
+    device: OwnedFd,
+    connection: Connection,
+    control: Option<Control>,
 }
 
 #[async_trait::async_trait]
@@ -256,7 +264,7 @@ impl Privileged for Direct {
     async fn ask(&self, request: BrokerRequest, fds: Vec<OwnedFd>) -> Result<BrokerAnswer, Refusal> {
         let failed = |e: mounts::KernelError| Refusal::new(RefusalKind::Internal, e.to_string());
         let absent = || Refusal::new(RefusalKind::NotFound, "not mounted yet");
-        let (device, connection) = self.live.get().ok_or_else(absent)?;
+        let Live { device, connection, control } = self.live.get().ok_or_else(absent)?;
         match request {
             BrokerRequest::BackingOpen { .. } => {
                 let file = fds.first().ok_or_else(|| Refusal::new(RefusalKind::Invalid, "no descriptor"))?;
@@ -272,7 +280,10 @@ impl Privileged for Direct {
                 Ok(BrokerAnswer::Dying { tids })
             }
             BrokerRequest::Waiting { .. } => {
-                Ok(BrokerAnswer::Waiting { count: self.kernel.waiting(*connection).map_err(failed)? })
+                let uncounted =
+                    || Refusal::new(RefusalKind::Internal, "no fusectl: waiting requests are not counted");
+                let control = control.as_ref().ok_or_else(uncounted)?;
+                Ok(BrokerAnswer::Waiting { count: self.kernel.waiting(control).map_err(failed)? })
             }
             BrokerRequest::Probe { .. } => {
                 let (kernel, target) = (self.kernel.clone(), self.target.clone());
@@ -282,7 +293,12 @@ impl Privileged for Direct {
                 Ok(BrokerAnswer::Probed { serving })
             }
             BrokerRequest::Abort { .. } => {
-                self.kernel.abort(*connection, &self.target).map_err(failed)?;
+                let aborted = match control {
+                    _ if self.kernel.has_ended(device.as_fd()) => Ok(()),
+                    Some(control) => self.kernel.abort(control),
+                    None => self.kernel.abort_at(&self.target, *connection),
+                };
+                aborted.map_err(failed)?;
                 Ok(BrokerAnswer::Done)
             }
             // For Events of Kubernetes, of which there are none here; the log has it.

@@ -126,6 +126,8 @@ impl From<KernelError> for Failure {
             KernelError::Call { .. }
             | KernelError::BadInit(_)
             | KernelError::NoFusectl { .. }
+            | KernelError::Ended
+            | KernelError::OtherConnection
             | KernelError::Vanished(_) => Self::Internal(text),
         }
     }

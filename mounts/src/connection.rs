@@ -1,8 +1,8 @@
-//! A live FUSE connection as sysfs and fusectl name it: by the device number of its superblock.
+//! A live FUSE connection as sysfs and the mount table name it: by the device number of its superblock. The number of one
+//! that has ended is soon another's: see [`crate::Control`] for what must not reach that one.
 
 use crate::KernelError;
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Device number of the FUSE superblock, taken from the mount table, because a stat would ask the worker.
@@ -22,30 +22,6 @@ impl Connection {
         let file = self.directory(bdi).join("read_ahead_kb");
         fs::write(&file, kb.to_string())
             .map_err(|e| KernelError::call("write", file.display().to_string(), e))
-    }
-
-    pub(crate) fn waiting(self, fusectl: &Path) -> Result<u64, KernelError> {
-        let file = fusectl.join(self.minor.to_string()).join("waiting");
-        let text = fs::read_to_string(&file).map_err(|e| self.explain(fusectl, "read", &file, e))?;
-        text.trim().parse().map_err(|_| {
-            KernelError::call(
-                "understand",
-                file.display().to_string(),
-                std::io::Error::from(ErrorKind::InvalidData),
-            )
-        })
-    }
-
-    pub(crate) fn abort(self, fusectl: &Path) -> Result<(), KernelError> {
-        let file = fusectl.join(self.minor.to_string()).join("abort");
-        fs::write(&file, "1").map_err(|e| self.explain(fusectl, "write", &file, e))
-    }
-
-    fn explain(self, fusectl: &Path, what: &'static str, file: &Path, error: std::io::Error) -> KernelError {
-        match error.kind() {
-            ErrorKind::NotFound => KernelError::NoFusectl { dir: fusectl.to_owned(), minor: self.minor },
-            _ => KernelError::call(what, file.display().to_string(), error),
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! FUSE mounts that are nowhere yet: made and served first, put in a dead mount's place when they work.
 
-use crate::place::{Descriptors, shown, swap};
+use crate::place::{Descriptors, ONTO, shown, swap};
 use crate::{Connection, FUSE_TYPE, KernelError, MountOptions, MountSource, Target};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
@@ -62,5 +62,16 @@ impl Detached {
             rustix::fs::open(target.pinned_path(), flags, Mode::empty())
         };
         swap(self.mount.as_fd(), old, Descriptors("/proc/self/fd"), place).map_err(failed)
+    }
+
+    /// On top at `target` is a guard, by its device number.
+    pub(crate) fn put_on(&self, target: &Target, guard: Connection) -> Result<(), KernelError> {
+        let failed =
+            |e: rustix::io::Errno| KernelError::call("mount at", target.path().display().to_string(), e);
+        let place = target.open()?;
+        if shown(&place).map_err(failed)?.device != guard {
+            return Err(KernelError::Vanished(target.path().to_owned()));
+        }
+        rustix::mount::move_mount(&self.mount, "", &place, "", ONTO).map_err(failed)
     }
 }

@@ -57,9 +57,23 @@ pub(crate) fn write_init_reply(device: BorrowedFd<'_>, reply: &[u8]) -> Result<(
 
 /// The kernel says so through poll; a read would say it too, but might take a request.
 pub(crate) fn has_ended(device: BorrowedFd<'_>) -> bool {
+    have_ended(&[device]).contains(&true)
+}
+
+/// The minor device number of its connection, where the kernel tells (`fuse_dev_show_fdinfo`).
+pub(crate) fn number(device: BorrowedFd<'_>) -> Option<u32> {
+    let told = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_raw_fd())).ok()?;
+    told.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?.trim().parse().ok()
+}
+
+/// Looks, and does not wait: whoever waits at a device is woken by each of its requests, whatever it asks to be told of
+/// (the queue's `wake_up` names no event), which costs a busy mount a context switch for each.
+pub(crate) fn have_ended(devices: &[BorrowedFd<'_>]) -> Vec<bool> {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let mut polled = [PollFd::new(&device, PollFlags::IN)];
-    poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(PollFlags::ERR)
+    let mut polled: Vec<PollFd<'_>> =
+        devices.iter().map(|device| PollFd::from_borrowed_fd(*device, PollFlags::empty())).collect();
+    let seen = poll(&mut polled, Some(&now)).is_ok();
+    polled.iter().map(|device| seen && device.revents().contains(PollFlags::ERR)).collect()
 }
 
 pub(crate) fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, KernelError> {

@@ -1,8 +1,8 @@
 //! A kernel for tests: a mount table in memory, devices that are pipes, and failures on demand.
 
 use crate::{
-    Attributes, Connection, Detached, FUSE_TYPE, Kernel, KernelError, MountEntry, MountOptions, MountSource,
-    Replaced, Replacement, Target, probe, sample_init, stack_at,
+    Attributes, Connection, Control, Detached, FUSE_TYPE, Kernel, KernelError, MountEntry, MountOptions,
+    MountSource, Ours, Replaced, Replacement, Target, probe, sample_init, stack_at,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -22,10 +22,13 @@ pub struct FakeState {
     pub unmounted: BTreeSet<u32>,
     /// Devices, by the inode of their pipe, and the connections that they serve.
     devices: BTreeMap<u64, u32>,
+    /// What mounts that are nowhere yet are marked with.
+    detached: BTreeMap<u32, String>,
     pub init_replies: Vec<Vec<u8>>,
     pub read_ahead_kb: BTreeMap<u32, u32>,
     pub backing_open: BTreeSet<u32>,
     pub dying: BTreeSet<u32>,
+    pub sysctl: BTreeMap<&'static str, String>,
     pub waiting: u64,
     /// Of the last mount.
     pub options: Option<MountOptions>,
@@ -86,6 +89,11 @@ impl FakeState {
         self.table.retain(|e| e.id != top);
     }
 
+    /// The device number that was given out last.
+    pub fn newest(&self) -> u32 {
+        self.last
+    }
+
     fn has_ended(&self, minor: u32) -> bool {
         let nobody_has_it = self.unmounted.contains(&minor) && !self.elsewhere.contains(&minor);
         self.aborted.contains(&minor) || self.dead.contains(&minor) || nobody_has_it
@@ -100,6 +108,11 @@ impl FakeState {
 
     fn add(&mut self, at: &Path, parent: u64, fs_type: &str, source: String) -> u32 {
         let minor = self.next();
+        self.put(at, parent, minor, fs_type, source);
+        minor
+    }
+
+    fn put(&mut self, at: &Path, parent: u64, minor: u32, fs_type: &str, source: String) {
         self.table.push(MountEntry {
             id: 1000 + u64::from(minor),
             parent,
@@ -111,7 +124,6 @@ impl FakeState {
             source,
             attributes: Attributes::default(),
         });
-        minor
     }
 
     fn next(&mut self) -> u32 {
@@ -143,12 +155,13 @@ impl Kernel for Fake {
     fn mount_detached(
         &self,
         device: BorrowedFd<'_>,
-        _source: &MountSource,
+        source: &MountSource,
         options: MountOptions,
     ) -> Result<Detached, KernelError> {
         let mut state = self.enter("mount_detached")?;
         state.options = Some(options);
         let connection = Connection { major: 0, minor: state.next() };
+        state.detached.insert(connection.minor, source.fuse_text());
         state.devices.insert(inode(device), connection.minor);
         Ok(Detached { connection, mount: descriptor()? })
     }
@@ -158,6 +171,19 @@ impl Kernel for Fake {
         let old = state.table.iter_mut().find(|e| e.mount_point == target.path() && e.connection() == dead);
         let old = old.ok_or_else(|| KernelError::Vanished(target.path().to_owned()))?;
         old.minor = mount.connection.minor;
+        Ok(())
+    }
+
+    fn put_on_guard(&self, mount: &Detached, target: &Target, volume: &str) -> Result<(), KernelError> {
+        let mut state = self.enter("put_on_guard")?;
+        let gone = || KernelError::Vanished(target.path().to_owned());
+        let top = stack_at(&state.table, target.path()).last().copied().cloned().ok_or_else(gone)?;
+        if top.ours() != Some(Ours::Guard { volume: volume.to_owned() }) {
+            return Err(gone());
+        }
+        let minor = mount.connection.minor;
+        let source = state.detached.remove(&minor).unwrap_or_default();
+        state.put(target.path(), top.id, minor, FUSE_TYPE, source);
         Ok(())
     }
 
@@ -223,7 +249,19 @@ impl Kernel for Fake {
         Ok(())
     }
 
-    fn waiting(&self, _connection: Connection) -> Result<u64, KernelError> {
+    fn control(&self, connection: Connection, device: BorrowedFd<'_>) -> Result<Control, KernelError> {
+        drop(self.enter("control")?);
+        let number = self.state().devices.get(&inode(device)).copied();
+        match self.has_ended(device) {
+            true => Err(KernelError::Ended),
+            false if number.is_some_and(|number| number != connection.minor) => {
+                Err(KernelError::OtherConnection)
+            }
+            false => Ok(Control::pretended(connection)),
+        }
+    }
+
+    fn waiting(&self, _control: &Control) -> Result<u64, KernelError> {
         Ok(self.enter("waiting")?.waiting)
     }
 
@@ -232,13 +270,39 @@ impl Kernel for Fake {
         state.devices.get(&inode(device)).is_some_and(|minor| state.has_ended(*minor))
     }
 
+    fn have_ended(&self, devices: &[BorrowedFd<'_>]) -> Vec<bool> {
+        devices.iter().map(|device| self.has_ended(*device)).collect()
+    }
+
     fn remains(&self, connection: Connection) -> bool {
         self.state().elsewhere.contains(&connection.minor)
     }
 
-    fn abort(&self, connection: Connection, _target: &Target) -> Result<(), KernelError> {
-        self.enter("abort")?.aborted.insert(connection.minor);
+    fn is_mounted_anywhere(&self, connection: Connection, _volume: &str) -> Result<bool, KernelError> {
+        let state = self.enter("is_mounted_anywhere")?;
+        let minor = connection.minor;
+        Ok(state.elsewhere.contains(&minor) || state.table.iter().any(|e| e.minor == minor))
+    }
+
+    fn abort(&self, control: &Control) -> Result<(), KernelError> {
+        self.enter("abort")?.aborted.insert(control.connection().minor);
         Ok(())
+    }
+
+    fn abort_at(&self, target: &Target, connection: Connection) -> Result<(), KernelError> {
+        let mut state = self.enter("abort_at")?;
+        match stack_at(&state.table, target.path()).last() {
+            Some(top) if top.connection() == connection => {
+                state.aborted.insert(connection.minor);
+                Ok(())
+            }
+            _ => Err(KernelError::Vanished(target.path().to_owned())),
+        }
+    }
+
+    fn fuse_sysctl(&self, name: &str) -> std::io::Result<String> {
+        let absent = || std::io::Error::from(std::io::ErrorKind::NotFound);
+        self.state().sysctl.get(name).cloned().ok_or_else(absent)
     }
 
     fn dying(&self, tid: u32) -> bool {

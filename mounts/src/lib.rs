@@ -8,6 +8,7 @@ mod attributes;
 mod backing;
 mod cgroup;
 mod connection;
+mod control;
 mod detached;
 mod device;
 mod dying;
@@ -28,6 +29,7 @@ mod target;
 pub use attributes::Attributes;
 pub use cgroup::{CgroupError, Cgroups};
 pub use connection::Connection;
+pub use control::Control;
 pub use detached::Detached;
 pub use device::sample_init;
 pub use fake::{Fake, FakeProbe, FakeState};
@@ -80,6 +82,9 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
     /// Puts it at `target` in the place of the mount of the connection `dead`; the guard below stays.
     fn put(&self, mount: &Detached, target: &Target, dead: Connection) -> Result<(), KernelError>;
 
+    /// Puts it at `target` on the guard of `volume`, on which nothing lies.
+    fn put_on_guard(&self, mount: &Detached, target: &Target, volume: &str) -> Result<(), KernelError>;
+
     /// Gives the mount at a target to whoever still has a dead one of it, in any mount namespace.
     fn replace(&self, replacement: &Replacement) -> Result<Replaced, KernelError>;
 
@@ -100,15 +105,27 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
     fn backing_open(&self, device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, KernelError>;
     fn backing_close(&self, device: BorrowedFd<'_>, id: u32) -> Result<(), KernelError>;
 
+    /// The control of the connection of this device, which lives. `connection` is its number, as the mount table has
+    /// told it since the device was mounted.
+    fn control(&self, connection: Connection, device: BorrowedFd<'_>) -> Result<Control, KernelError>;
     /// Requests that nobody has answered yet.
-    fn waiting(&self, connection: Connection) -> Result<u64, KernelError>;
+    fn waiting(&self, control: &Control) -> Result<u64, KernelError>;
     /// Has the connection of this device ended?
     fn has_ended(&self, device: BorrowedFd<'_>) -> bool;
+    /// The same of many devices, in their order, with one call.
+    fn have_ended(&self, devices: &[BorrowedFd<'_>]) -> Vec<bool>;
     /// Is there something of it left? The last mount or open file, in whatever namespace, takes the superblock along.
     fn remains(&self, connection: Connection) -> bool;
-    /// Ends the connection: every waiting and later request fails with ENOTCONN or ECONNABORTED. A connection that
-    /// is gone already is a success.
-    fn abort(&self, connection: Connection, target: &Target) -> Result<(), KernelError>;
+    /// Does any mount namespace have a mount of this volume by that number? A container's, or a part of it for a subPath.
+    fn is_mounted_anywhere(&self, connection: Connection, volume: &str) -> Result<bool, KernelError>;
+    /// Ends the connection: every waiting and later request fails with ENOTCONN or ECONNABORTED. One that has ended
+    /// already is a success.
+    fn abort(&self, control: &Control) -> Result<(), KernelError>;
+    /// The same of the topmost mount at `target`, if that is this connection's, for want of anything that is held of it.
+    fn abort_at(&self, target: &Target, connection: Connection) -> Result<(), KernelError>;
+
+    /// A setting of `fs.fuse`, as text.
+    fn fuse_sysctl(&self, name: &str) -> io::Result<String>;
 
     /// Is this thread being killed? A thread that cannot be looked at is not.
     fn dying(&self, tid: u32) -> bool;
@@ -137,6 +154,10 @@ pub enum KernelError {
         dir.display()
     )]
     NoFusectl { dir: PathBuf, minor: u32 },
+    #[error("the connection has ended")]
+    Ended,
+    #[error("the mount is another connection's than the device")]
+    OtherConnection,
     #[error("{} is covered by a mount that is not ours ({kind} {source_text:?}): unmount it first", target.display())]
     Foreign { target: PathBuf, kind: String, source_text: String },
     #[error("the mount at {} disappeared while it was being set up", .0.display())]

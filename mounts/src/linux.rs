@@ -1,8 +1,10 @@
 //! The real kernel.
 
+use crate::place::shown;
 use crate::{
-    Connection, Detached, FUSE_TYPE, Helper, Kernel, KernelError, MountEntry, MountOptions, MountSource,
-    Ours, Replaced, Replacement, Target, backing, device, dying, parse_mountinfo, probe, replace, stack_at,
+    Connection, Control, Detached, FUSE_TYPE, Helper, Kernel, KernelError, MountEntry, MountOptions,
+    MountSource, Ours, Replaced, Replacement, Target, backing, device, dying, parse_mountinfo, probe,
+    replace, stack_at,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -29,6 +31,7 @@ pub struct LinuxPaths {
     pub fusectl: PathBuf,
     pub bdi: PathBuf,
     pub mountinfo: PathBuf,
+    pub sysctl: PathBuf,
 }
 
 impl Default for LinuxPaths {
@@ -38,6 +41,7 @@ impl Default for LinuxPaths {
             fusectl: "/sys/fs/fuse/connections".into(),
             bdi: "/sys/class/bdi".into(),
             mountinfo: "/proc/self/mountinfo".into(),
+            sysctl: "/proc/sys/fs/fuse".into(),
         }
     }
 }
@@ -122,6 +126,16 @@ impl Kernel for Linux {
         mount.put(target, dead)
     }
 
+    fn put_on_guard(&self, mount: &Detached, target: &Target, volume: &str) -> Result<(), KernelError> {
+        let table = self.table()?;
+        match stack_at(&table, target.path()).last() {
+            Some(top) if top.ours() == Some(Ours::Guard { volume: volume.to_owned() }) => {
+                mount.put_on(target, top.connection())
+            }
+            _ => Err(KernelError::Vanished(target.path().to_owned())),
+        }
+    }
+
     fn replace(&self, replacement: &Replacement) -> Result<Replaced, KernelError> {
         replace::everywhere(&self.helper, replacement)
     }
@@ -182,43 +196,58 @@ impl Kernel for Linux {
         device::backing_close(device, id)
     }
 
-    fn waiting(&self, connection: Connection) -> Result<u64, KernelError> {
-        connection.waiting(&self.paths.fusectl)
+    fn control(&self, connection: Connection, device: BorrowedFd<'_>) -> Result<Control, KernelError> {
+        Control::open(&self.paths.fusectl, connection, device)
+    }
+
+    fn waiting(&self, control: &Control) -> Result<u64, KernelError> {
+        control.waiting()
     }
 
     fn has_ended(&self, device: BorrowedFd<'_>) -> bool {
         device::has_ended(device)
     }
 
+    fn have_ended(&self, devices: &[BorrowedFd<'_>]) -> Vec<bool> {
+        device::have_ended(devices)
+    }
+
     fn remains(&self, connection: Connection) -> bool {
         connection.directory(&self.paths.bdi).exists()
     }
 
-    fn abort(&self, connection: Connection, target: &Target) -> Result<(), KernelError> {
-        let is_here = || -> Result<bool, KernelError> {
-            Ok(self.table()?.iter().any(|e| e.connection() == connection))
-        };
-        match connection.abort(&self.paths.fusectl) {
-            // No fusectl on this host. A forced unmount ends the connection first (`umount_begin`), whether or not
-            // the unmount itself then succeeds.
-            Err(KernelError::NoFusectl { .. }) if is_here()? => {
-                let top_is_it = stack_at(&self.table()?, target.path())
-                    .last()
-                    .is_some_and(|e| e.connection() == connection);
-                if !top_is_it {
-                    return connection.abort(&self.paths.fusectl);
-                }
-                match rustix::mount::unmount(
-                    target.pinned_path(),
-                    UnmountFlags::FORCE | UnmountFlags::NOFOLLOW,
-                ) {
-                    Ok(()) | Err(Errno::BUSY | Errno::INVAL) => Ok(()),
-                    Err(e) => Err(KernelError::call("abort", target.path().display().to_string(), e)),
+    fn is_mounted_anywhere(&self, connection: Connection, volume: &str) -> Result<bool, KernelError> {
+        replace::is_anywhere(connection, volume)
+    }
+
+    fn abort(&self, control: &Control) -> Result<(), KernelError> {
+        control.abort()
+    }
+
+    fn abort_at(&self, target: &Target, connection: Connection) -> Result<(), KernelError> {
+        let failed = |e: Errno| KernelError::call("abort", target.path().display().to_string(), e);
+        // As long as this is open the mount cannot go, and its number is nobody else's.
+        let held = target.open()?;
+        if shown(&held).map_err(failed)?.device != connection {
+            return Err(KernelError::Vanished(target.path().to_owned()));
+        }
+        match Control::open_pinned(&self.paths.fusectl, connection) {
+            Ok(control) => control.abort(),
+            // No fusectl on this host. A forced unmount ends the connection first (`umount_begin`); the mount itself is
+            // busy, because we hold it, and stays.
+            Err(KernelError::NoFusectl { .. }) => {
+                let here = Path::new("/proc/self/fd").join(held.as_raw_fd().to_string());
+                match rustix::mount::unmount(here, UnmountFlags::FORCE) {
+                    Ok(()) | Err(Errno::BUSY) => Ok(()),
+                    Err(e) => Err(failed(e)),
                 }
             }
-            Err(KernelError::NoFusectl { .. }) => Ok(()), // the connection went with its last mount
-            other => other,
+            Err(error) => Err(error),
         }
+    }
+
+    fn fuse_sysctl(&self, name: &str) -> std::io::Result<String> {
+        std::fs::read_to_string(self.paths.sysctl.join(name))
     }
 
     fn dying(&self, tid: u32) -> bool {

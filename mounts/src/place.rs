@@ -34,7 +34,7 @@ impl Descriptors {
     }
 }
 
-const ONTO: MoveMountFlags =
+pub(crate) const ONTO: MoveMountFlags =
     MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH.union(MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH);
 
 /// Puts `new`, a mount that is nowhere, where `old` is, which goes. `place` opens the mount point when `old` is gone.

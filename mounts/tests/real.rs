@@ -246,21 +246,101 @@ fn a_served_mount_is_probed_and_an_aborted_one_is_dead() {
     // A caller waits: it is counted, and the abort lets it go.
     let mut caller = std::process::Command::new("stat").arg("-f").arg(target.path()).spawn().unwrap();
     let deadline = Instant::now() + limit;
-    while bench.kernel.waiting(connection).unwrap() == 0 {
+    let control = bench.kernel.control(connection, device.as_fd()).unwrap();
+    while bench.kernel.waiting(&control).unwrap() == 0 {
         assert!(Instant::now() < deadline, "the waiting request was never counted");
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(!bench.kernel.has_ended(device.as_fd()));
-    bench.kernel.abort(connection, &target).unwrap();
+    bench.kernel.abort(&control).unwrap();
     assert!(bench.kernel.has_ended(device.as_fd()));
     assert!(!caller.wait().unwrap().success());
     assert_eq!(bench.kernel.probe(&target, probe::What::Alive, limit).unwrap(), probe::Outcome::Dead);
 
     assert_eq!(bench.kernel.unmount(&target).unwrap(), 2);
+    assert!(matches!(bench.kernel.control(connection, device.as_fd()), Err(KernelError::NoFusectl { .. })));
     drop(device);
-    let gone = Connection { major: 0, minor: 999_999 };
-    bench.kernel.abort(gone, &target).unwrap();
-    assert!(matches!(bench.kernel.waiting(gone), Err(KernelError::NoFusectl { .. })));
+    bench.kernel.abort(&control).unwrap();
+    assert_eq!(bench.kernel.waiting(&control).unwrap(), 0);
+}
+
+/// Numbers are given out anew at once: the mount that has one now is somebody else's.
+#[test]
+fn what_is_held_of_a_connection_reaches_no_other_that_has_its_number_by_now() {
+    let bench = Bench::new();
+    let (first, second) = (bench.target("pod/first"), bench.target("pod/second"));
+    for _ in 0..200 {
+        let (device, gone) = bench.mount(&first);
+        let control = bench.kernel.control(gone, device.as_fd()).unwrap();
+        assert_eq!(bench.kernel.unmount(&first).unwrap(), 2);
+        assert!(bench.kernel.has_ended(device.as_fd()));
+        let (other, connection) = bench.mount(&second);
+        if connection == gone {
+            bench.kernel.abort(&control).unwrap();
+            assert_eq!(bench.kernel.waiting(&control).unwrap(), 0, "the other one's INIT waits");
+            // A device of another mount is no proof, where the kernel tells.
+            let mixed = bench.kernel.control(connection, bench.mount(&bench.target("pod/third")).0.as_fd());
+            assert!(matches!(mixed, Err(KernelError::OtherConnection)) || !tells(&other), "{mixed:?}");
+            // Who has nothing but the device of one that has ended gets nothing by its number.
+            assert!(matches!(bench.kernel.control(gone, device.as_fd()), Err(KernelError::Ended)));
+            // And what is at a target is looked at while it is held.
+            assert!(matches!(bench.kernel.abort_at(&first, gone), Err(KernelError::Vanished(_))));
+            assert!(!bench.kernel.has_ended(other.as_fd()), "another mount was ended");
+            bench.kernel.abort_at(&second, connection).unwrap();
+            assert!(bench.kernel.has_ended(other.as_fd()));
+            return;
+        }
+        bench.kernel.unmount(&second).unwrap();
+    }
+    panic!("the kernel has never given the number again");
+}
+
+#[test]
+fn many_devices_are_looked_at_at_once() {
+    let bench = Bench::new();
+    let targets: Vec<Target> = (0..3).map(|n| bench.target(&format!("pod/{n}"))).collect();
+    let devices: Vec<_> = targets.iter().map(|target| bench.mount(target).0).collect();
+    let ended = || bench.kernel.have_ended(&devices.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+    assert_eq!(ended(), [false; 3]);
+    rustix::mount::unmount(targets[1].path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    assert_eq!(ended(), [false, true, false]);
+}
+
+/// Does this kernel say which connection a device serves?
+fn tells(device: &OwnedFd) -> bool {
+    use std::os::fd::AsRawFd;
+    let told = fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_raw_fd())).unwrap();
+    told.contains("fuse_connection:")
+}
+
+/// As after `umount -f`: the guard is open, and a mount that is nowhere yet is put on it.
+#[test]
+fn a_new_mount_is_put_on_the_guard_of_the_same_volume_and_on_nothing_else() {
+    let bench = Bench::new();
+    let target = bench.target("pod/guarded");
+    // Other tests run beside this one, and numbers are given out again.
+    let source = MountSource { volume: "pvc-guarded".into(), digest: "00ff".into() };
+    let device = bench.kernel.open_device().unwrap();
+    let before = bench.kernel.mount(&target, device.as_fd(), &source, MountOptions::default()).unwrap();
+    assert!(bench.kernel.is_mounted_anywhere(before, "pvc-guarded").unwrap());
+    assert!(!bench.kernel.is_mounted_anywhere(before, "pvc-8").unwrap());
+    let new = bench.kernel.open_device().unwrap();
+    let mount =
+        bench.kernel.mount_detached(new.as_fd(), &source, MountOptions::default()).expect("a detached mount");
+    let covered = bench.kernel.put_on_guard(&mount, &target, "pvc-guarded");
+    assert!(matches!(covered, Err(KernelError::Vanished(_))), "{covered:?}");
+    rustix::mount::unmount(target.path(), rustix::mount::UnmountFlags::FORCE).unwrap();
+    assert!(bench.kernel.has_ended(device.as_fd()));
+    assert!(!bench.kernel.is_mounted_anywhere(before, "pvc-guarded").unwrap());
+    let foreign = bench.kernel.put_on_guard(&mount, &target, "pvc-8");
+    assert!(matches!(foreign, Err(KernelError::Vanished(_))), "{foreign:?}");
+    bench.kernel.put_on_guard(&mount, &target, "pvc-guarded").unwrap();
+    let table = bench.kernel.table().unwrap();
+    let top = *stack_at(&table, target.path()).last().unwrap();
+    assert_eq!((top.connection(), top.ours()), (mount.connection, Some(mounts::Ours::Fuse(source))));
+    assert_eq!(bench.kernel.unmount(&target).unwrap(), 2);
+    let bare = bench.kernel.put_on_guard(&mount, &target, "pvc-guarded");
+    assert!(matches!(bare, Err(KernelError::Vanished(_))), "{bare:?}");
 }
 
 #[test]
@@ -273,7 +353,10 @@ fn without_fusectl_a_forced_unmount_ends_the_connection() {
     let blind = Linux::new(LinuxPaths { fusectl: empty, ..LinuxPaths::default() }, Vec::new(), helper);
     let (device, connection) = bench.mount(&target);
     bench.kernel.read_init(device.as_fd(), Duration::from_secs(5)).unwrap();
-    blind.abort(connection, &target).unwrap();
+    let refused = blind.control(connection, device.as_fd()).unwrap_err();
+    assert!(refused.to_string().contains("mount -t fusectl"), "{refused}");
+    blind.abort_at(&target, connection).unwrap();
+    assert_eq!(bench.mounts_at(&target), 2, "the mount itself stays");
     let dead = rustix::io::read(device.as_fd(), &mut vec![0; 1 << 16]).unwrap_err();
     assert!(matches!(dead, rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED), "{dead}");
     bench.kernel.unmount(&target).unwrap();

@@ -8,16 +8,15 @@
 //! Everything that publishes, unpublishes, adopts or shows a mount keeps the order by itself (see `mounts_table`). Here
 //! is found what gets lost all the same: an answer that did not come, a word that did not arrive, an unmount by somebody
 //! else. Nothing that is merely under way may be mended, so a look that sees agents come and go counts for nothing.
+//! Connections that have ended are not found here: see `ended`.
 
 use super::mounts_table::{Mount, State};
 use super::renew::candidates;
 use super::socket::AgentLink;
 use super::{Broker, GOODBYE_LIMIT};
-use crate::events::{Reason, text};
 use link::broker::{AgentAnswer, AgentEnd, AgentRequest, MountId};
 use mounts::{Connection, MountEntry, stack_at};
 use std::collections::BTreeSet;
-use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError, Weak};
 use std::time::Duration;
@@ -49,7 +48,6 @@ pub struct Known {
     pub id: MountId,
     pub state: State,
     pub owner: Owner,
-    pub connection_ended: bool,
     pub place: Place,
 }
 
@@ -75,10 +73,6 @@ pub enum Finding {
     ServedByNobody(MountId),
     /// The broker waits for an agent for it, and the agent holds it: served.
     HeldThoughOrphaned(MountId),
-    /// Its connection has ended and it is nowhere any more: forgotten.
-    Vanished(MountId),
-    /// Its connection has ended and it is still mounted: made anew.
-    Aborted(MountId),
     /// It lives, but not at its target. It may be in use in a container: reported.
     Displaced(MountId),
     /// The kernel alone has it: looked at like every dead mount.
@@ -92,8 +86,6 @@ impl Finding {
             | Self::HeldUnknown(id)
             | Self::ServedByNobody(id)
             | Self::HeldThoughOrphaned(id)
-            | Self::Vanished(id)
-            | Self::Aborted(id)
             | Self::Displaced(id) => Some(id),
             Self::Stray(..) => None,
         }
@@ -127,8 +119,6 @@ fn judge(mount: &Known, held: Option<&BTreeSet<MountId>>) -> Option<Finding> {
         (State::Dead | State::Unpublished, _) => {
             (is_held == Some(true)).then_some(Finding::HeldThoughOver(id))
         }
-        _ if mount.connection_ended && mount.place == Place::Nowhere => Some(Finding::Vanished(id)),
-        _ if mount.connection_ended => Some(Finding::Aborted(id)),
         (State::Serving, Owner::Gone) => Some(Finding::ServedByNobody(id)),
         (State::Serving, Owner::Current) if is_held == Some(false) => Some(Finding::ServedByNobody(id)),
         (State::Orphaned(_), Owner::Current) if is_held == Some(true) => {
@@ -210,6 +200,9 @@ impl Broker {
             }
         };
         let mounts = self.table.all();
+        for mount in &mounts {
+            self.note_if_ended(mount);
+        }
         let strays = candidates(&table, &self.config.kubelet_dirs);
         let strays = strays.iter().map(|stray| stray.connection);
         let strays = strays.filter(|stray| !mounts.iter().any(|mount| mount.connection == *stray));
@@ -234,8 +227,7 @@ impl Broker {
             _ if self.agents.has(&agent) => Owner::Connected,
             _ => Owner::Gone,
         };
-        let connection_ended = mount.device().is_some_and(|device| self.kernel.has_ended(device.as_fd()));
-        Known { id: mount.id, state: mount.state(), owner, connection_ended, place: place(table, mount) }
+        Known { id: mount.id, state: mount.state(), owner, place: place(table, mount) }
     }
 
     fn held_by(&self, agent: &AgentLink) -> Option<BTreeSet<MountId>> {
@@ -303,23 +295,6 @@ impl Broker {
                 });
                 false
             }
-            (Finding::Vanished(_), Some(mount)) => {
-                tracing::warn!(mount = %id, volume = %mount.spec.id, "broker and agent hold a mount that the kernel does not have any more: forgotten");
-                self.retire(&mount, "the kernel does not have it any more");
-                self.table.remove(id);
-                let newer = self.table.at(mount.target.path());
-                if newer.is_none() {
-                    self.forget_target(&mount.target);
-                }
-                let message = text::vanished(&mount.spec.id, &self.config.node_id);
-                self.events.note(&mount.subjects, Reason::Failed, &message);
-                false
-            }
-            (Finding::Aborted(_), Some(mount)) => {
-                self.end(&mount, "somebody has aborted its connection");
-                self.renewals.wake();
-                false
-            }
             _ => false,
         }
     }
@@ -333,7 +308,7 @@ mod tests {
     const ID: MountId = MountId(7);
 
     fn known(state: State) -> Known {
-        Known { id: ID, state, owner: Owner::Current, connection_ended: false, place: Place::Target }
+        Known { id: ID, state, owner: Owner::Current, place: Place::Target }
     }
 
     fn found(known: Known, held: Option<&[u64]>) -> Vec<Finding> {
@@ -361,8 +336,8 @@ mod tests {
         }
         for state in [State::Preparing, State::Adopting(Instant::now())] {
             for place in [Place::Target, Place::Elsewhere, Place::Nowhere] {
-                for (held, connection_ended) in [(&[][..], false), (&[7][..], true)] {
-                    let under_way = Known { place, connection_ended, ..known(state) };
+                for held in [&[][..], &[7][..]] {
+                    let under_way = Known { place, ..known(state) };
                     assert_eq!(found(under_way, Some(held)), [], "{under_way:?}");
                 }
             }
@@ -396,22 +371,6 @@ mod tests {
         {
             assert_eq!(found(Known { owner, ..known(State::Serving) }, Some(&[])), expected, "{owner:?}");
             assert_eq!(found(Known { owner, ..known(orphaned) }, Some(&[7])), [], "{owner:?}");
-        }
-    }
-
-    #[test]
-    fn a_connection_that_has_ended_comes_before_all_else() {
-        for state in [State::Serving, State::Orphaned(Instant::now())] {
-            for held in [None, Some(&[][..]), Some(&[7][..])] {
-                for (place, expected) in [
-                    (Place::Target, Finding::Aborted(ID)),
-                    (Place::Elsewhere, Finding::Aborted(ID)),
-                    (Place::Nowhere, Finding::Vanished(ID)),
-                ] {
-                    let ended = Known { place, connection_ended: true, ..known(state) };
-                    assert_eq!(found(ended, held), [expected], "{ended:?}");
-                }
-            }
         }
     }
 

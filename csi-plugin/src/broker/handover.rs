@@ -117,6 +117,8 @@ impl Broker {
     pub(super) fn hand_all_over(&self, agent: &AgentLink, spare: Option<&AgentIdentity>) -> Given {
         let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         let mut orphans = self.table.all();
+        // Nobody can serve what somebody has ended, however well an agent takes it over.
+        orphans.retain(|mount| !self.note_if_ended(mount));
         orphans.retain(|mount| match mount.state() {
             State::Orphaned(_) => true,
             // The predecessor's connection has ended, and nobody has noted it yet.

@@ -5,14 +5,17 @@ use super::mounts_table::{Mount, Parts, State};
 use super::socket::AgentIdentity;
 use super::targets::Recipe;
 use crate::events::Subjects;
-use link::broker::{BrokerAnswer, Hold, MountId};
+use link::broker::{BrokerAnswer, Hold, MountId, Publish};
 use link::{Refusal, RefusalKind, failpoint};
-use mounts::{Connection, MountSource, Ours, Target, stack_at};
+use mounts::{Connection, MountSource, Ours, Target, probe, stack_at};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use volume::{Credentials, WireSpec};
+
+const ALIVE_LIMIT: Duration = Duration::from_secs(1);
 
 impl Broker {
     /// A mount of an earlier broker, told by the agent that serves it.
@@ -38,12 +41,23 @@ impl Broker {
         let path = Path::new(&publish.target);
         let target = Target::resolve(&self.config.kubelet_dirs, path).map_err(|e| invalid(&e))?;
         if self.kernel.has_ended(device.as_fd()) {
+            self.hold_dead(agent, publish, credentials, device, target);
             return Err(self.relieve_of_ended(agent, id));
         }
         let (connection, source) = self.mounted(&target, &publish.spec).inspect_err(|why| {
             // Containers may have it all the same, so it is left to them; nobody else can be given it.
             tracing::warn!(mount = %id, %why, "an agent serves a mount that somebody has taken from its target");
         })?;
+        // The mount at its target may be a later one of the same volume, and this one somewhere else.
+        let taken =
+            self.table.all().iter().any(|other| other.connection == connection && other.device().is_some());
+        let control = match self.control(connection, &device) {
+            Ok(control) if !taken => control,
+            _ => {
+                let text = format!("at the target of volume {} is another mount of it", publish.spec.id);
+                return Err(Refusal::new(RefusalKind::NotFound, text));
+            }
+        };
         let mount = self.table.insert(Mount::new(Parts {
             id,
             target: Arc::new(target),
@@ -55,6 +69,8 @@ impl Broker {
             environment: publish.environment,
             agent: agent.clone(),
             device,
+            control,
+            limit: self.request_timeout(),
         }));
         failpoint::hit("broker.noted");
         mount.keep_prepared(flight, resume);
@@ -82,6 +98,43 @@ impl Broker {
         }
         failpoint::hit("broker.held");
         Ok(BrokerAnswer::Done)
+    }
+
+    /// Somebody has ended its connection while there was no broker. What is known of it now (its secret is on no disk)
+    /// is what it is made anew from.
+    fn hold_dead(
+        &self,
+        agent: &AgentIdentity,
+        publish: Publish,
+        credentials: Credentials,
+        device: OwnedFd,
+        target: Target,
+    ) {
+        let Ok((connection, source)) = self.mounted(&target, &publish.spec) else { return };
+        // A dead mount says so at once. One that lives is another one, in its place.
+        let dead = self.kernel.probe(&target, probe::What::Alive, ALIVE_LIMIT);
+        if self.table.at(target.path()).is_some() || !matches!(dead, Ok(probe::Outcome::Dead)) {
+            return;
+        }
+        let mount = self.table.insert(Mount::new(Parts {
+            id: publish.mount,
+            target: Arc::new(target),
+            connection,
+            source,
+            spec: publish.spec,
+            credentials,
+            subjects: Subjects { pod: publish.pod, claim: publish.claim },
+            environment: publish.environment,
+            agent: agent.clone(),
+            device,
+            control: None,
+            limit: None,
+        }));
+        mount.end_of_others("somebody else has ended its connection while there was no broker", |_| true);
+        mount.release();
+        self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
+        self.tell_of_end(&mount);
+        self.renewals.wake();
     }
 
     fn hold_known(&self, agent: &AgentIdentity, known: &Mount) -> Result<BrokerAnswer, Refusal> {

@@ -6,8 +6,10 @@
 mod accept;
 mod backing;
 pub mod compare;
+mod condition;
 mod confine;
 mod counter;
+mod ended;
 mod ends;
 pub mod expiry;
 mod handover;
@@ -25,14 +27,14 @@ mod targets;
 
 use crate::busy::Busy;
 use crate::config::NodeConfig;
-use crate::events::{Events, Subjects};
+use crate::events::{Events, Reason, Subjects, text};
 use crate::status::Failure;
 use counter::Counter;
 use ends::Ends;
 use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, MountId, Publish};
 use link::worker::Mode;
 use link::{Refusal, RefusalKind, failpoint};
-use mounts::{Connection, Kernel, MountOptions, MountSource, Target, probe};
+use mounts::{Connection, Control, Kernel, KernelError, MountOptions, MountSource, Target, probe};
 use mounts_table::{Mount, Parts, State, Table};
 use renew::Renewals;
 use slots::AgentSlots;
@@ -44,7 +46,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 use targets::{Recipe, Targets};
-use volume::{Credentials, WireSpec};
+use volume::{Credentials, RequestTimeout, WireSpec};
 
 const INIT_LIMIT: Duration = Duration::from_secs(2);
 const START_LIMIT: Duration = Duration::from_secs(5);
@@ -53,6 +55,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Unpublish must not wait longer for an agent that hangs: the abort frees everything it holds.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: &str = "the kernel ends a connection in which a request takes longer than fs.fuse.max_request_timeout (or default_request_timeout): healTimeout and storeTimeout are cut to half of it; set both to 0";
 
 /// One volume to be mounted at one target.
 #[derive(Debug)]
@@ -141,6 +144,9 @@ impl Broker {
                 "mounts of an earlier broker go on; their agent will hand them over"
             );
         }
+        if let Some(limit) = broker.request_timeout() {
+            tracing::warn!(limit = ?limit.limit(), "{REQUEST_TIMEOUT}");
+        }
         let watch = Arc::downgrade(&broker);
         let watcher = thread::Builder::new().name("expiry".into()).spawn(move || expiry::watch(watch))?;
         let _ = broker.watcher.set(watcher.thread().clone()); // set here only
@@ -150,6 +156,8 @@ impl Broker {
         thread::Builder::new().name("agent-watch".into()).spawn(move || hangs::watch(&watch))?;
         let watch = Arc::downgrade(&broker);
         thread::Builder::new().name("compare".into()).spawn(move || compare::watch(&watch))?;
+        let watch = Arc::downgrade(&broker);
+        thread::Builder::new().name("ended".into()).spawn(move || ended::watch(&watch))?;
         let accepting = broker.clone();
         thread::Builder::new().name("broker".into()).spawn(move || accept::accept(&accepting))?;
         Ok(broker)
@@ -226,7 +234,11 @@ impl Broker {
         let connection = self.kernel.mount(target, device.as_fd(), &order.source(), order.options)?;
         let mount = self.enlist(id, agent, order, target, device, connection);
         failpoint::hit("broker.mounted");
-        self.serve(agent, &mount).and_then(|mode| self.look_into(&mount, mode)).inspect_err(|_| {
+        let served = self.serve(agent, &mount).and_then(|mode| self.look_into(&mount, mode));
+        if served.is_ok() {
+            self.warn_of_request_timeout(&mount);
+        }
+        served.inspect_err(|_| {
             if let Err(error) = self.take_down(&mount) {
                 tracing::error!(mount = %mount.id, %error, "a failed mount could not be taken down");
             }
@@ -248,6 +260,7 @@ impl Broker {
         device: OwnedFd,
         connection: Connection,
     ) -> Arc<Mount> {
+        let control = self.control(connection, &device).unwrap_or_default();
         self.table.insert(Mount::new(Parts {
             id,
             target: target.clone(),
@@ -259,7 +272,43 @@ impl Broker {
             environment: order.environment,
             agent: agent.identity().clone(),
             device,
+            control,
+            limit: self.request_timeout(),
         }))
+    }
+
+    /// Of the connections that are made now.
+    fn request_timeout(&self) -> Option<RequestTimeout> {
+        RequestTimeout::of_sysctl(|name| self.kernel.fuse_sysctl(name))
+    }
+
+    /// An administrator's limit that is shorter than what a volume may wait: its waits are shortened, and its owner knows.
+    fn warn_of_request_timeout(&self, mount: &Mount) {
+        let shortens = |limit: &RequestTimeout| {
+            mount.spec.understand().is_ok_and(|spec| limit.shortens(&spec.parameters))
+        };
+        let Some(limit) = self.request_timeout().filter(shortens) else {
+            return;
+        };
+        let (volume, node) = (&mount.spec.id, &self.config.node_id);
+        tracing::warn!(mount = %mount.id, %volume, limit = ?limit.limit(), "{REQUEST_TIMEOUT}");
+        let message = text::request_timeout(volume, limit, node);
+        self.events.note(&mount.subjects, Reason::Degraded, &message);
+    }
+
+    /// What its connection can be ended with, whatever becomes of its number; an error if the mount that was found is
+    /// another connection's. Before anybody else hears of the mount.
+    fn control(&self, connection: Connection, device: &OwnedFd) -> Result<Option<Control>, KernelError> {
+        match self.kernel.control(connection, device.as_fd()) {
+            Ok(control) => Ok(Some(control)),
+            Err(KernelError::Ended) => Ok(None),
+            Err(KernelError::OtherConnection) => Err(KernelError::OtherConnection),
+            Err(error) => {
+                let connection = format!("{}:{}", connection.major, connection.minor);
+                tracing::warn!(connection, %error, "a connection can be ended only where it is mounted, and its waiting requests are not counted");
+                Ok(None)
+            }
+        }
     }
 
     /// Device to agent, INIT back and forth, go.
@@ -318,7 +367,10 @@ impl Broker {
             return Err(Failure::Unavailable("the agent that served this mount is gone".into()));
         }
         match agent.ask(AgentRequest::Usage { mount: mount.id }, &[], GOODBYE_LIMIT)? {
-            (AgentAnswer::Usage(usage), _) => Ok(usage),
+            (AgentAnswer::Usage(usage), _) => {
+                mount.condition.note_usage(usage);
+                Ok(usage)
+            }
             _ => Err(Failure::Internal("the node agent answered a usage request with something else".into())),
         }
     }
@@ -352,8 +404,11 @@ impl Handler for Broker {
             }
             BrokerRequest::Waiting { mount } => {
                 let mount = self.owned(agent, mount)?;
-                let count = self.kernel.waiting(mount.connection);
-                let count = count.map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?;
+                let refused = |why: String| Refusal::new(RefusalKind::Internal, why);
+                let control = mount
+                    .control()
+                    .ok_or_else(|| refused("the control of this connection is not held".into()))?;
+                let count = self.kernel.waiting(&control).map_err(|e| refused(e.to_string()))?;
                 Ok(BrokerAnswer::Waiting { count })
             }
             BrokerRequest::Probe { mount } => self.look(agent, mount),

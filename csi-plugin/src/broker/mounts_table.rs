@@ -10,7 +10,7 @@
 //!      │                               │   │ another agent comes            ▼        ▲
 //!      │                               │   └────────────────────────────────┴────────┘
 //!      │
-//!      │   from each of them: abort asked, healTimeout over, connection found to have ended
+//!      │   from each of them: abort asked, healTimeout over, connection ended by somebody else
 //!      ├───────────────────────────────────────────────────────────────────► Dead
 //!      │   from each of them, and from Dead: unpublished, vanished, replaced   │
 //!      └───────────────────────────────────────────────────────────────────► Unpublished ──► (removed)
@@ -20,15 +20,16 @@
 //! that it is second: whatever comes in between, nothing leads from Unpublished to anywhere, and Dead only there.
 
 use link::broker::{MountId, Resume};
-use mounts::{Connection, MountSource, Target};
+use mounts::{Connection, Control, MountSource, Target};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use volume::{Credentials, WireSpec};
+use volume::{Credentials, RequestTimeout, WireSpec};
 
 use super::Order;
+use super::condition::Condition;
 use super::socket::AgentIdentity;
 use crate::events::Subjects;
 
@@ -81,6 +82,8 @@ pub struct Mount {
     pub environment: bool,
     /// Taken by the abort: once every holder has let go, the kernel forgets the connection.
     pub device: Mutex<Option<Arc<OwnedFd>>>,
+    pub(super) condition: Condition,
+    limit: Option<RequestTimeout>,
     changing: Mutex<Changing>,
 }
 
@@ -94,6 +97,10 @@ struct Changing {
     prepared: Option<(Arc<OwnedFd>, Resume)>,
     /// Passthrough ids that the kernel holds for us.
     backing: BTreeSet<u32>,
+    /// Of its connection; None where there is no fusectl.
+    control: Option<Arc<Control>>,
+    /// Somebody else has ended its connection.
+    ended_by_others: bool,
     /// Dead mounts in whose place it shall be, wherever they are found.
     replaces: Vec<Connection>,
 }
@@ -111,18 +118,31 @@ pub struct Parts {
     pub environment: bool,
     pub agent: AgentIdentity,
     pub device: OwnedFd,
+    pub control: Option<Control>,
+    /// The kernel's own, of this connection.
+    pub limit: Option<RequestTimeout>,
+}
+
+/// What the broker held of a mount.
+#[derive(Debug)]
+pub struct Released {
+    pub device: Option<Arc<OwnedFd>>,
+    pub control: Option<Arc<Control>>,
+    /// Passthrough ids that were open.
+    pub backing: BTreeSet<u32>,
 }
 
 impl Mount {
     pub fn new(parts: Parts) -> Self {
-        let Parts { id, target, connection, source, spec, credentials, subjects, environment, agent, device } =
-            parts;
+        let Parts { id, target, connection, source, spec, subjects, environment, .. } = parts;
         let changing = Changing {
             state: State::Preparing,
-            agent,
-            credentials,
+            agent: parts.agent,
+            credentials: parts.credentials,
             prepared: None,
             backing: BTreeSet::new(),
+            control: parts.control.map(Arc::new),
+            ended_by_others: false,
             replaces: Vec::new(),
         };
         Self {
@@ -133,7 +153,9 @@ impl Mount {
             spec,
             subjects,
             environment,
-            device: Mutex::new(Some(Arc::new(device))),
+            device: Mutex::new(Some(Arc::new(parts.device))),
+            condition: Condition::default(),
+            limit: parts.limit,
             changing: Mutex::new(changing),
         }
     }
@@ -165,8 +187,10 @@ impl Mount {
         }
     }
 
+    /// Shorter than its parameter where the kernel itself would not wait so long.
     pub fn heal_timeout(&self) -> Duration {
-        self.spec.heal_timeout()
+        let asked = self.spec.heal_timeout();
+        self.limit.map_or(asked, |limit| limit.cap(asked))
     }
 
     pub fn credentials(&self) -> Credentials {
@@ -193,6 +217,27 @@ impl Mount {
         drop(changing);
         self.log(from, to, why);
         true
+    }
+
+    /// As [`Self::enter_if`], to Dead, because somebody else has ended its connection.
+    pub fn end_of_others(&self, why: &str, holds: impl FnOnce(State) -> bool) -> bool {
+        let mut changing = self.changing();
+        let from = changing.state;
+        if !from.allows(State::Dead) || !holds(from) {
+            return false;
+        }
+        (changing.state, changing.ended_by_others) = (State::Dead, true);
+        drop(changing);
+        self.log(from, State::Dead, why);
+        true
+    }
+
+    pub fn is_ended_by_others(&self) -> bool {
+        self.changing().ended_by_others
+    }
+
+    pub fn control(&self) -> Option<Arc<Control>> {
+        self.changing().control.clone()
     }
 
     /// This agent is about to be given what nobody serves, or only one whose end nobody has noted, and may speak of it
@@ -242,12 +287,12 @@ impl Mount {
         self.device.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Lets go of device and shared memory; the ids that were open come back.
-    pub fn release(&self) -> (Option<Arc<OwnedFd>>, BTreeSet<u32>) {
+    /// Lets go of device, control and shared memory.
+    pub fn release(&self) -> Released {
         let device = self.device.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut changing = self.changing();
         changing.prepared = None;
-        (device, std::mem::take(&mut changing.backing))
+        Released { device, control: changing.control.take(), backing: std::mem::take(&mut changing.backing) }
     }
 
     pub fn backing(&self) -> Vec<u32> {
@@ -349,6 +394,8 @@ mod tests {
             environment: false,
             agent: agent(1),
             device: tempfile::tempfile().unwrap().into(),
+            control: None,
+            limit: None,
         })
     }
 

@@ -22,6 +22,10 @@ impl Broker {
         why: &str,
         holds: impl FnOnce(State, &AgentIdentity) -> bool,
     ) -> bool {
+        // Success is not told of a mount that somebody has ended meanwhile.
+        if to == State::Serving && self.note_if_ended(mount) {
+            return false;
+        }
         let entered = mount.enter_if(to, why, holds);
         // Who stops hangs up first: nothing has happened to the mount.
         if entered && !self.stopped() {
@@ -34,33 +38,39 @@ impl Broker {
         let volume = &mount.spec.id;
         match to {
             State::Preparing | State::Adopting(_) | State::Unpublished => {}
-            State::Serving => self.events.note(&mount.subjects, Reason::Recovered, &text::recovered(volume)),
+            State::Serving => self.tell(mount, Reason::Recovered, &text::recovered(volume)),
             State::Orphaned(_) => self.degraded(mount, why),
-            State::Dead => self.events.note(&mount.subjects, Reason::Failed, &text::ended(volume, why)),
+            State::Dead => self.tell(mount, Reason::Failed, &text::ended(volume, why)),
         }
     }
 
     /// The agent's own words about one of its mounts.
     pub(super) fn reported(&self, mount: &Mount, report: Report) {
         let (volume, node) = (&mount.spec.id, &self.config.node_id);
+        // What its agent says of a mount that has ended was meant for the time before.
+        if self.note_if_ended(mount) || mount.state().is_over() {
+            return;
+        }
         match report {
             Report::Healed { cause, took_us } => {
                 let message = text::healed(volume, &cause, Duration::from_micros(took_us), node);
-                self.events.note(&mount.subjects, Reason::Healed, &message);
+                self.tell(mount, Reason::Healed, &message);
             }
             Report::Degraded { why } => self.degraded(mount, &why),
             Report::Recovered => {
-                self.events.note(&mount.subjects, Reason::Recovered, &text::recovered(volume));
+                self.tell(mount, Reason::Recovered, &text::recovered(volume));
             }
             Report::Poisoned { operation, deaths } => {
                 let message = text::poisoned(volume, &operation, deaths, node);
-                self.events.note(&mount.subjects, Reason::RequestFailed, &message);
+                self.tell(mount, Reason::RequestFailed, &message);
             }
             Report::SourceAway { why } => {
                 let message = text::source_away(volume, &why);
+                mount.condition.note_source(Some(&message));
                 self.events.note(&mount.subjects, Reason::Degraded, &message);
             }
             Report::SourceBack => {
+                mount.condition.note_source(None);
                 self.events.note(&mount.subjects, Reason::Recovered, &text::source_back(volume));
             }
         }
@@ -68,7 +78,7 @@ impl Broker {
 
     fn degraded(&self, mount: &Mount, why: &str) {
         let message = text::degraded(&mount.spec.id, why, mount.heal_timeout(), &self.config.node_id);
-        self.events.note(&mount.subjects, Reason::Degraded, &message);
+        self.tell(mount, Reason::Degraded, &message);
     }
 
     /// A republish brought another secret. The mount goes on with the old one until the new one is known to work.

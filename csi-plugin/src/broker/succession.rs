@@ -149,7 +149,8 @@ impl Broker {
                 }
                 None => Ok(()), // it ended meanwhile
             };
-            result.err().filter(|_| live(mount)).map(|error| {
+            // Whoever ends it meanwhile is no reason against the new agent.
+            result.err().filter(|_| !self.note_if_ended(mount) && live(mount)).map(|error| {
                 format!("volume {} ({}) cannot be served by the new agent: {error}", mount.spec.id, mount.id)
             })
         })

@@ -3,7 +3,7 @@
 //! The state changes first, then the world: whoever works on the same mount meanwhile finds that it is over, and undoes
 //! what it has done.
 
-use super::mounts_table::{Mount, State};
+use super::mounts_table::{Mount, Released, State};
 use super::socket::{AgentIdentity, AgentLink};
 use super::{Broker, GOODBYE_LIMIT};
 use crate::status::Failure;
@@ -63,14 +63,19 @@ impl Broker {
     }
 
     pub(super) fn abort(&self, mount: &Mount) {
-        let (device, ids) = mount.release();
-        // The number of a connection that has ended may be somebody else's by now.
-        let has_ended = device.as_ref().is_some_and(|device| self.kernel.has_ended(device.as_fd()));
-        if !has_ended && let Err(error) = self.kernel.abort(mount.connection, &mount.target) {
+        let Released { device, control, backing } = mount.release();
+        // Whoever has taken it has ended the connection; its number may be somebody else's by now.
+        let Some(device) = device else { return };
+        let aborted = match control {
+            _ if self.kernel.has_ended(device.as_fd()) => Ok(()),
+            Some(control) => self.kernel.abort(&control),
+            // As long as its device lives the number is its own.
+            None => self.kernel.abort_at(&mount.target, mount.connection),
+        };
+        if let Err(error) = aborted {
             tracing::error!(mount = %mount.id, %error, "connection not aborted; it ends with its last descriptor");
         }
-        let Some(device) = device else { return };
-        for id in ids {
+        for id in backing {
             // An aborted connection gives its ids back itself when the last reference goes; a lingering process may
             // hold it, and the blocks of evicted files with it.
             if let Err(error) = self.kernel.backing_close(device.as_fd(), id) {

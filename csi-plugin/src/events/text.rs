@@ -1,7 +1,7 @@
 //! What Events say: what happened, and what to do. They are read by the owner of a pod, not by its node's operator.
 
 use std::time::Duration;
-use volume::VolumeId;
+use volume::{RequestTimeout, VolumeId};
 
 pub fn healed(volume: &VolumeId, cause: &str, took: Duration, node: &str) -> String {
     let what = match cause {
@@ -26,6 +26,38 @@ pub fn recovered(volume: &VolumeId) -> String {
 pub fn renewed(volume: &VolumeId) -> String {
     format!(
         "Volume {volume}: all who held the mount had died, and it was made anew. Files that were open before fail (ENOTCONN) and must be opened again; paths work."
+    )
+}
+
+pub fn ended_by_others(volume: &VolumeId, node: &str) -> String {
+    format!(
+        "Volume {volume}: somebody on node {node} has ended its mount, and it was not Millpond (umount -f, an abort through /sys/fs/fuse/connections, or the kernel's limit fs.fuse.max_request_timeout). It is made anew by itself, within seconds if the agent's pod runs. Files that were open fail (ENOTCONN) and must be opened again."
+    )
+}
+
+pub fn renewed_after_others(volume: &VolumeId) -> String {
+    format!(
+        "Volume {volume}: the mount that somebody else had ended was made anew. Files that were open before fail (ENOTCONN) and must be opened again; paths work."
+    )
+}
+
+pub fn request_timeout(volume: &VolumeId, limit: RequestTimeout, node: &str) -> String {
+    let (limit, half) = (limit.limit(), limit.cap(Duration::MAX));
+    format!(
+        "Volume {volume}: the kernel of node {node} ends a mount in which a call takes longer than {limit:?} (fs.fuse.max_request_timeout, default_request_timeout). So that it does not, calls fail after {half:?} at the latest, whatever storeTimeout and healTimeout say. Ask the node's administrator to set both to 0."
+    )
+}
+
+/// For want of an Event that says it better.
+pub fn dead(volume: &str) -> String {
+    format!(
+        "Volume {volume}: the mount is dead, and programs get ENOTCONN. It is made anew by itself when the agent's pod runs, or with kubelet's next republish."
+    )
+}
+
+pub fn no_agent(volume: &str) -> String {
+    format!(
+        "Volume {volume}: nobody is known to serve the mount: calls that need it wait. Look at the agent's pod."
     )
 }
 
@@ -65,7 +97,7 @@ pub fn ended(volume: &VolumeId, why: &str) -> String {
 
 pub fn vanished(volume: &VolumeId, node: &str) -> String {
     format!(
-        "Volume {volume}: somebody on node {node} has unmounted it, and nothing is left of the mount. Kubelet's next republish mounts it anew; containers that are running may not see that: delete the pod."
+        "Volume {volume}: somebody on node {node} has unmounted it, and no container has it any more. Kubelet's next publish, which comes before a container is started, mounts it anew."
     )
 }
 

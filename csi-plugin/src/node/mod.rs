@@ -66,8 +66,12 @@ impl Node for NodeService {
         &self,
         _: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
-        let offered =
-            [rpc::Type::GetVolumeStats, rpc::Type::SingleNodeMultiWriter, rpc::Type::VolumeMountGroup];
+        let offered = [
+            rpc::Type::GetVolumeStats,
+            rpc::Type::SingleNodeMultiWriter,
+            rpc::Type::VolumeMountGroup,
+            rpc::Type::VolumeCondition,
+        ];
         let capability =
             |kind: rpc::Type| NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: kind.into() })) };
         Ok(Response::new(NodeGetCapabilitiesResponse {

@@ -15,14 +15,17 @@ use std::time::Duration;
 use volume::{Credentials, Parameters, TemplateValues, VolumeId, VolumeSpec, WireSpec};
 
 /// A mount that an earlier broker left gets so long to show that it is served.
-const ALIVE_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const ALIVE_LIMIT: Duration = Duration::from_secs(1);
 
 /// What the mount table says of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     Nothing,
-    /// Our guard without its FUSE mount.
-    Guard,
+    /// Our guard without its FUSE mount, which somebody has unmounted if the broker knows one here.
+    Guard {
+        volume: String,
+        known: bool,
+    },
     Fuse {
         source: MountSource,
         standing: Standing,
@@ -59,7 +62,8 @@ pub fn decide(found: &Found, wanted: &MountSource, target: &Path) -> Step {
     let target = target.display();
     match found {
         Found::Nothing => Step::Mount,
-        Found::Guard => Step::Replace,
+        Found::Guard { volume, known: true } if *volume == wanted.volume => Step::Renew,
+        Found::Guard { .. } => Step::Replace,
         Found::Foreign(what) => Step::Refuse(Failure::Precondition(format!(
             "something else is mounted at {target} ({what}): unmount it first"
         ))),
@@ -113,7 +117,7 @@ impl Inner {
         let table = self.broker.kernel.table().ok()?;
         match self.look(&table, target.path()) {
             Found::Fuse { source, standing } if source.volume == request.volume_id => Some(standing),
-            Found::Guard => Some(Standing::Dead),
+            Found::Guard { .. } => Some(Standing::Dead),
             _ => None,
         }
     }
@@ -168,9 +172,16 @@ impl Inner {
     pub(super) fn look(&self, table: &[MountEntry], path: &Path) -> Found {
         let stack = stack_at(table, path);
         let Some(top) = stack.last() else { return Found::Nothing };
+        // Who asks shall not be told that it is served until somebody has noticed.
+        if let Some(mount) = self.broker.table.at(path) {
+            self.broker.note_if_ended(&mount);
+        }
         match top.ours() {
             None => Found::Foreign(format!("{} {}", top.fs_type, top.source)),
-            Some(Ours::Guard { .. }) => Found::Guard,
+            Some(Ours::Guard { volume }) => {
+                let known = self.broker.table.at(path).is_some_and(|mount| mount.spec.id.as_str() == volume);
+                Found::Guard { volume, known }
+            }
             Some(Ours::Fuse(source)) => {
                 let known = self.broker.table.at(path).filter(|m| m.connection.minor == top.minor);
                 let spec = match &known {
@@ -215,15 +226,14 @@ impl Inner {
         Ok(())
     }
 
-    /// Connections of an earlier broker's mounts: their requests must not outlive the mount.
+    /// The connection of an earlier broker's mount: its requests must not outlive the mount.
     fn abort_strays(&self, target: &Target) -> Result<(), Failure> {
         let table = self.broker.kernel.table()?;
-        for entry in stack_at(&table, target.path()) {
-            if let Some(Ours::Fuse(source)) = entry.ours()
-                && let Err(error) = self.broker.kernel.abort(entry.connection(), target)
-            {
-                tracing::warn!(volume = %source.volume, %error, "connection of an earlier broker not aborted");
-            }
+        if let Some(top) = stack_at(&table, target.path()).last()
+            && let Some(Ours::Fuse(source)) = top.ours()
+            && let Err(error) = self.broker.kernel.abort_at(target, top.connection())
+        {
+            tracing::warn!(volume = %source.volume, %error, "connection of an earlier broker not aborted");
         }
         Ok(())
     }
@@ -283,7 +293,11 @@ mod tests {
         let fuse = |s: &MountSource, standing| Found::Fuse { source: s.clone(), standing };
         let decide = |found: Found| decide(&found, &wanted, Path::new("/t"));
         assert!(matches!(decide(Found::Nothing), Step::Mount));
-        assert!(matches!(decide(Found::Guard), Step::Replace));
+        let guard = |volume: &str, known| Found::Guard { volume: volume.into(), known };
+        assert!(matches!(decide(guard("v", true)), Step::Renew));
+        for other in [guard("v", false), guard("w", true), guard("w", false)] {
+            assert!(matches!(decide(other), Step::Replace));
+        }
         assert!(matches!(decide(Found::Foreign("x".into())), Step::Refuse(Failure::Precondition(_))));
         assert!(matches!(decide(fuse(&wanted, Standing::Serving)), Step::AlreadyThere));
         assert!(matches!(decide(fuse(&wanted, Standing::Orphaned)), Step::Refuse(Failure::Unavailable(_))));

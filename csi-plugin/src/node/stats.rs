@@ -1,11 +1,15 @@
 //! NodeGetVolumeStats: from the agent's memory. A statfs on the mount could hang for minutes.
+//!
+//! A mount that is not well is an answer, too: its condition says what is wrong, as the Events do, and its size is the
+//! last that was known (kubelet takes an answer without any for a failure, and drops the condition with it).
 
 use super::Inner;
-use super::publish::Found;
+use super::publish::{ALIVE_LIMIT, Found, Standing};
+use crate::events::text;
 use crate::status::Failure;
-use mounts::{Target, TargetError};
+use mounts::{Target, TargetError, probe};
 use proto::csi::v1::volume_usage::Unit;
-use proto::csi::v1::{NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeUsage};
+use proto::csi::v1::{NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeCondition, VolumeUsage};
 use std::path::Path;
 
 /// A store has no size of its own. With nothing available every volume would set off the alerts of those who watch
@@ -37,11 +41,22 @@ impl Inner {
             Err(_) => return Err(unknown()),
         };
         let table = self.broker.kernel.table()?;
-        match self.look(&table, target.path()) {
-            Found::Fuse { source, .. } if source.volume == request.volume_id => {}
+        let standing = match self.look(&table, target.path()) {
+            Found::Fuse { source, standing } if source.volume == request.volume_id => standing,
+            // Somebody has unmounted it.
+            Found::Guard { volume, .. } if volume == request.volume_id => Standing::Dead,
             _ => return Err(unknown()),
-        }
-        let usage = self.broker.usage(&target)?;
+        };
+        let mut trouble = self.trouble(&request.volume_id, &target, standing);
+        let usage = match self.broker.usage(&target) {
+            Ok(usage) => usage,
+            // It lives, and is about to be shown to this broker.
+            Err(failure) if standing == Standing::Unknown && trouble.is_none() => return Err(failure),
+            Err(_) => {
+                trouble.get_or_insert_with(|| text::no_agent(&request.volume_id));
+                self.broker.last_usage(&target)
+            }
+        };
         let line = |used: u64, nominal: i64, unit: Unit| {
             let used = i64::try_from(used).unwrap_or(i64::MAX);
             let total = nominal.max(used);
@@ -52,7 +67,26 @@ impl Inner {
                 line(usage.total_bytes, NOMINAL_BYTES, Unit::Bytes),
                 line(usage.total_inodes, NOMINAL_INODES, Unit::Inodes),
             ],
-            volume_condition: None,
+            volume_condition: Some(VolumeCondition {
+                abnormal: trouble.is_some(),
+                message: trouble.unwrap_or_else(|| "the mount is served".into()),
+            }),
         })
+    }
+
+    /// What is wrong with it; None: nothing, as far as anybody knows.
+    fn trouble(&self, volume: &str, target: &Target, standing: Standing) -> Option<String> {
+        let told = self.broker.trouble(volume, target);
+        match standing {
+            Standing::Serving => told,
+            Standing::Orphaned => told.or_else(|| Some(text::no_agent(volume))),
+            Standing::Dead => told.or_else(|| Some(text::dead(volume))),
+            // Its agent shows it to this broker any moment, unless it is dead.
+            Standing::Unknown => match self.broker.kernel.probe(target, probe::What::Alive, ALIVE_LIMIT) {
+                Ok(probe::Outcome::Primed | probe::Outcome::Serving) => None,
+                Ok(probe::Outcome::Dead) => told.or_else(|| Some(text::dead(volume))),
+                Err(_) => told.or_else(|| Some(text::no_agent(volume))),
+            },
+        }
     }
 }

@@ -40,7 +40,7 @@ impl Inner {
                     target.path().display()
                 )));
             }
-            Found::Fuse { .. } | Found::Guard => {
+            Found::Fuse { .. } | Found::Guard { .. } => {
                 self.clear(&target)?;
                 tracing::info!(volume = request.volume_id, target_path = %target.path().display(), "unpublished");
                 self.tell_of_holders(request, stack_at(&table, target.path()));

@@ -7,6 +7,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod controller;
+mod ended;
 mod kubernetes;
 mod manifests;
 mod node;

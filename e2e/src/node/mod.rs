@@ -234,7 +234,10 @@ impl Node {
         let mut unknown: Vec<&Mounted> = self.published.iter().collect();
         let held = wait_until(limit, || {
             while let Some(m) = unknown.last() {
-                if self.plugin().stats(&m.id, &m.target).is_err() {
+                // A source that is away says nothing of who holds the mount.
+                let well = |how: csi::VolumeCondition| !how.abnormal || how.message.contains("its source");
+                let stats = self.plugin().stats(&m.id, &m.target);
+                if !stats.is_ok_and(|stats| stats.volume_condition.is_some_and(well)) {
                     return false;
                 }
                 unknown.pop();

@@ -2,6 +2,7 @@
 
 pub mod cycles;
 mod deck;
+pub mod ended;
 pub mod faults;
 pub mod frozen;
 pub mod handovers;

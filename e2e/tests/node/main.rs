@@ -4,6 +4,7 @@ mod bad_input;
 mod changes;
 mod deaths;
 mod disks;
+mod ended;
 mod endings;
 mod failpoints;
 mod faults;

@@ -65,6 +65,15 @@ pub(crate) fn everywhere(helper: &Helper, replacement: &Replacement) -> Result<R
     Ok(all)
 }
 
+/// Has anybody a mount of this volume by that number?
+pub(crate) fn is_anywhere(connection: Connection, volume: &str) -> Result<bool, KernelError> {
+    let is_it = |entry: &MountEntry| {
+        entry.connection() == connection
+            && matches!(entry.ours(), Some(Ours::Fuse(source)) if source.volume == volume)
+    };
+    Ok(!namespaces::with(is_it)?.is_empty())
+}
+
 fn in_one(
     helper: &Helper,
     namespace: namespaces::Namespace,

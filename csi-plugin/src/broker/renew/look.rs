@@ -1,6 +1,14 @@
 //! One look at the mount table: which of our mounts are dead, and can they be made anew now?
+//!
+//! | At its target | Somebody has it | |
+//! |---|---|---|
+//! | the dead mount | – | made anew in its place |
+//! | its guard alone: somebody has unmounted it | a container, a subPath | made anew on the guard |
+//! | its guard alone | nobody | forgotten: whoever starts a container publishes first |
+//! | nothing of ours | – | forgotten when nobody has it: somebody takes the pod away |
 
 use super::is_last;
+use crate::broker::handover::for_each;
 use crate::broker::mounts_table::{Mount, State};
 use crate::broker::socket::AgentLink;
 use crate::broker::{Broker, Order};
@@ -9,6 +17,7 @@ use link::broker::{AgentAnswer, AgentRequest};
 use mounts::{Connection, MountEntry, MountSource, Ours, Target, probe, stack_at};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use volume::VolumeId;
@@ -48,6 +57,7 @@ impl Broker {
         };
         let mut candidates = candidates(&table, &self.config.kubelet_dirs);
         candidates.retain(|c| self.known(c).is_none_or(|mount| mount.state() == State::Dead));
+        let unmounted = self.unmounted(&table);
         let showing = !candidates.is_empty() && look < SHOWING_LOOKS && self.is_showing(&agent);
         let (next, unfinished) = (AtomicUsize::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -61,10 +71,11 @@ impl Broker {
                 });
             }
         });
-        self.find_stragglers(look) | unfinished.into_inner()
+        let settled = for_each(&unmounted, |mount| self.settle_unmounted(mount));
+        self.find_stragglers(look) | unfinished.into_inner() | settled.contains(&false)
     }
 
-    fn known(&self, candidate: &Candidate) -> Option<std::sync::Arc<Mount>> {
+    fn known(&self, candidate: &Candidate) -> Option<Arc<Mount>> {
         self.table.at(&candidate.path).filter(|mount| mount.connection == candidate.connection)
     }
 
@@ -92,11 +103,13 @@ impl Broker {
             Some(_) => return true,
             None if showing => return false,
             None => match self.kernel.probe(&target, probe::What::Alive, ALIVE_LIMIT) {
-                Ok(probe::Outcome::Dead) => match self.recorded(candidate) {
-                    Some(order) => order,
-                    // The next republish makes it.
-                    None => return true,
-                },
+                Ok(probe::Outcome::Dead) => {
+                    match self.remembered(candidate).or_else(|| self.recorded(candidate)) {
+                        Some(order) => order,
+                        // The next republish makes it.
+                        None => return true,
+                    }
+                }
                 // Its agent has not shown it yet, or its last holder has not gone yet.
                 _ => return false,
             },
@@ -109,6 +122,53 @@ impl Broker {
                 false
             }
         }
+    }
+
+    /// Dead mounts that somebody has taken from their targets.
+    fn unmounted(&self, table: &[MountEntry]) -> Vec<Arc<Mount>> {
+        let mut mounts = self.table.all();
+        mounts.retain(|mount| mount.state() == State::Dead && !is_fuse(table, mount.target.path()));
+        mounts
+    }
+
+    /// A pod that is being deleted may be unmounted by anybody, and must not get it again. Its containers are gone before
+    /// its volumes, so what a container still has is wanted. False: it must be looked at again.
+    fn settle_unmounted(&self, mount: &Mount) -> bool {
+        let (path, volume) = (mount.target.path(), &mount.spec.id);
+        let Ok(_turn) = self.busy.enter(&[format!("volume {volume}")], TURN_LIMIT) else { return false };
+        // It may have been unpublished or made anew before our turn came.
+        let newest = self.table.at(path).is_some_and(|newest| newest.id == mount.id);
+        let (Ok(table), Ok(in_use)) = (self.kernel.table(), self.is_in_use(mount)) else { return false };
+        if !newest || mount.state() != State::Dead || is_fuse(&table, path) {
+            return true;
+        }
+        if !in_use {
+            tracing::warn!(mount = %mount.id, %volume, target_path = %path.display(), "somebody has unmounted it, and nobody has it any more: forgotten");
+            self.retire(mount, "somebody has unmounted it");
+            self.table.remove(mount.id);
+            self.forget_target(&mount.target);
+            return true;
+        }
+        let why = match is_guard(&table, path, volume.as_str()) {
+            false => "somebody has taken everything from its target, as for a pod that is deleted".to_owned(),
+            true => match Target::resolve(&self.config.kubelet_dirs, path) {
+                Ok(target) => match self.renew(mount.order(), target) {
+                    Ok(()) => return true,
+                    Err(failure) => failure.to_string(),
+                },
+                Err(error) => error.to_string(),
+            },
+        };
+        let source = mount.source.clone();
+        let candidate = Candidate { path: path.to_owned(), connection: mount.connection, source };
+        self.cannot(&candidate, &mount.subjects, &why);
+        false
+    }
+
+    /// It was itself made in the place of one that is still known, and has ended before it served.
+    fn remembered(&self, candidate: &Candidate) -> Option<Order> {
+        let before = self.table.at(&candidate.path).filter(|mount| mount.state() == State::Dead)?;
+        (before.spec.id.as_str() == candidate.source.volume).then(|| before.order())
     }
 
     /// What it was made from, if that needs no secret.
@@ -135,7 +195,11 @@ impl Broker {
             volume, target_path = %candidate.path.display(), why,
             "a dead mount is not made anew yet: the next republish, or another attempt, does it"
         );
-        self.events.note(subjects, Reason::Degraded, &text::not_renewed(volume, why));
+        let message = text::not_renewed(volume, why);
+        match self.known(candidate) {
+            Some(mount) => self.tell(&mount, Reason::Degraded, &message),
+            None => self.events.note(subjects, Reason::Degraded, &message),
+        }
     }
 
     /// Containers that started while mounts were replaced may have a dead one. True: look again.
@@ -167,6 +231,15 @@ impl Broker {
         }
         again
     }
+}
+
+fn is_fuse(table: &[MountEntry], path: &Path) -> bool {
+    stack_at(table, path).last().is_some_and(|top| matches!(top.ours(), Some(Ours::Fuse(_))))
+}
+
+pub(super) fn is_guard(table: &[MountEntry], path: &Path, volume: &str) -> bool {
+    let guard = Some(Ours::Guard { volume: volume.to_owned() });
+    stack_at(table, path).last().is_some_and(|top| top.ours() == guard)
 }
 
 /// The topmost mounts of ours at targets. A target has a guard; a bind of a part of it, for a subPath, has none.

@@ -113,6 +113,11 @@ impl Renewals {
         told.insert(target.to_owned(), what.to_owned()).is_none_or(|before| before != what)
     }
 
+    /// Why a target's mount is not made anew, if that was said.
+    pub(super) fn told_of(&self, target: &Path) -> Option<String> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).get(target).cloned()
+    }
+
     /// It is well, or gone.
     pub(super) fn all_told(&self, target: &Path) {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(target);

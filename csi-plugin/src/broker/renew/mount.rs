@@ -1,5 +1,6 @@
 //! Makes one mount anew: served first, then put in the dead one's place, then given to whoever has the dead one.
 
+use super::look::is_guard;
 use crate::broker::mounts_table::{Mount, State};
 use crate::broker::targets::Recipe;
 use crate::broker::{Broker, GOODBYE_LIMIT, Order};
@@ -12,22 +13,32 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Where a new mount goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Of the dead mount.
+    Dead,
+    /// On the guard, from which somebody has taken the mount.
+    Guard,
+}
+
 impl Broker {
-    /// At `target` is a dead mount of the same volume. After an error it is still there; the caller holds the
-    /// volume's turn.
+    /// At `target` is a dead mount of the same volume, or its guard, from which somebody has taken the mount. After an
+    /// error that is still there; the caller holds the volume's turn.
     pub fn renew(&self, order: Order, target: Target) -> Result<(), Failure> {
         let begun = Instant::now();
         // A dead mount is still better than a missing one.
         let agent = self.publishing_agent()?;
-        let dead = self.dead_at(&target)?;
+        let (dead, place) = self.dead_at(&target, order.spec.id.as_str())?;
         let target = Arc::new(target);
         let (path, volume) = (target.path(), order.spec.id.clone());
         self.targets.add(path, Recipe::of(&order));
         let replaces = self.targets.add_dead(path, &volume, dead);
         failpoint::hit("broker.renewal-noted");
         let predecessor = self.table.at(path);
-        // Another connection's number may be somebody else's by now.
-        if let Some(it) = predecessor.as_ref().filter(|mount| mount.connection == dead) {
+        let by_others =
+            predecessor.as_ref().is_some_and(|it| it.is_ended_by_others() || place == Place::Guard);
+        if let Some(it) = predecessor.as_ref().filter(|it| place == Place::Dead && it.connection == dead) {
             self.abort(it);
         }
 
@@ -37,7 +48,17 @@ impl Broker {
         let mount = self.enlist(id, &agent, order, &target, device, new.connection);
         let works = self.serve(&agent, &mount).and_then(|mode| {
             failpoint::hit("broker.renewal-served");
-            self.kernel.put(&new, &target, dead)?;
+            match place {
+                Place::Dead => self.kernel.put(&new, &target, dead)?,
+                Place::Guard => {
+                    // It may live on in a container, which gets the new one.
+                    if let Some(it) = &predecessor {
+                        it.enter(State::Dead, "somebody has unmounted it at its target: it is made anew");
+                        self.abort(it);
+                    }
+                    self.kernel.put_on_guard(&new, &target, volume.as_str())?;
+                }
+            }
             failpoint::hit("broker.renewal-put");
             self.look_into(&mount, mode)
         });
@@ -61,7 +82,9 @@ impl Broker {
             duration_ms = begun.elapsed().as_millis() as u64,
             "healed: mounted anew in the place of a dead mount"
         );
-        self.events.note(&mount.subjects, Reason::Recovered, &text::renewed(&volume));
+        let message = if by_others { text::renewed_after_others(&volume) } else { text::renewed(&volume) };
+        // What containers have is told by itself, and may still be wrong.
+        self.events.note(&mount.subjects, Reason::Recovered, &message);
         let took_us = begun.elapsed().as_micros() as u64;
         if let Err(error) = agent.ask(AgentRequest::Renewed { mount: mount.id, took_us }, &[], GOODBYE_LIMIT)
         {
@@ -71,11 +94,17 @@ impl Broker {
         Ok(())
     }
 
-    fn dead_at(&self, target: &Target) -> Result<Connection, Failure> {
+    /// The connection of the dead mount, and where the new one goes.
+    fn dead_at(&self, target: &Target, volume: &str) -> Result<(Connection, Place), Failure> {
         let table = self.kernel.table()?;
         match stack_at(&table, target.path()).last() {
-            Some(top) if matches!(top.ours(), Some(Ours::Fuse(_))) => Ok(top.connection()),
-            _ => Err(Failure::Unavailable(format!("the mount at {} is gone", target.path().display()))),
+            Some(top) if matches!(top.ours(), Some(Ours::Fuse(_))) => Ok((top.connection(), Place::Dead)),
+            _ => match self.table.at(target.path()) {
+                Some(mount) if is_guard(&table, target.path(), volume) => {
+                    Ok((mount.connection, Place::Guard))
+                }
+                _ => Err(Failure::Unavailable(format!("the mount at {} is gone", target.path().display()))),
+            },
         }
     }
 
@@ -103,7 +132,7 @@ impl Broker {
         let why = left.join("; ");
         if self.renewals.tell(path, &why) {
             tracing::warn!(mount = %mount.id, %volume, why, "a dead mount was not replaced in every container");
-            self.events.note(&mount.subjects, Reason::Degraded, &text::left_behind(volume, &why));
+            self.tell(mount, Reason::Degraded, &text::left_behind(volume, &why));
         }
         false
     }

@@ -1,0 +1,97 @@
+//! How a volume does, in the words of its latest Events: what `NodeGetVolumeStats` tells kubelet, too.
+
+use super::Broker;
+use super::mounts_table::Mount;
+use crate::events::{Reason, text};
+use link::broker::Usage;
+use mounts::Target;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Of one mount. The default: all is well, and nothing is known of its size.
+#[derive(Debug, Default)]
+pub(super) struct Condition {
+    latest: Mutex<Latest>,
+}
+
+#[derive(Debug, Default)]
+struct Latest {
+    /// What is wrong with the mount.
+    mount: Option<String>,
+    /// What is wrong with its source, while the mount itself is well.
+    source: Option<String>,
+    usage: Usage,
+}
+
+impl Condition {
+    fn latest(&self) -> MutexGuard<'_, Latest> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, reason: Reason, message: &str) {
+        match reason {
+            Reason::Degraded | Reason::Failed => self.latest().mount = Some(message.to_owned()),
+            Reason::Recovered => self.latest().mount = None,
+            // One call failed, or nobody noticed.
+            Reason::RequestFailed | Reason::Healed => {}
+        }
+    }
+
+    pub(super) fn note_source(&self, trouble: Option<&str>) {
+        self.latest().source = trouble.map(str::to_owned);
+    }
+
+    pub(super) fn trouble(&self) -> Option<String> {
+        let latest = self.latest();
+        latest.mount.clone().or_else(|| latest.source.clone())
+    }
+
+    pub(super) fn note_usage(&self, usage: Usage) {
+        self.latest().usage = usage;
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        self.latest().usage
+    }
+}
+
+impl Broker {
+    /// What is wrong with the mount at this target, if anything was said.
+    pub fn trouble(&self, volume: &str, target: &Target) -> Option<String> {
+        let known = self.table.at(target.path()).and_then(|mount| mount.condition.trouble());
+        known.or_else(|| self.renewals.told_of(target.path()).map(|why| text::not_renewed(volume, &why)))
+    }
+
+    /// The last that its agent has told of it.
+    pub fn last_usage(&self, target: &Target) -> Usage {
+        self.table.at(target.path()).map(|mount| mount.condition.usage()).unwrap_or_default()
+    }
+
+    /// An Event on the mount's pod and claim, which is its condition from now on.
+    pub(super) fn tell(&self, mount: &Mount, reason: Reason, message: &str) {
+        mount.condition.note(reason, message);
+        self.events.note(&mount.subjects, reason, message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_event_is_the_condition_and_the_mounts_own_comes_first() {
+        let condition = Condition::default();
+        let trouble = |condition: &Condition| condition.trouble();
+        assert_eq!(trouble(&condition), None);
+        condition.note_source(Some("the store is away"));
+        condition.note(Reason::Degraded, "nobody serves it");
+        assert_eq!(trouble(&condition).as_deref(), Some("nobody serves it"));
+        condition.note(Reason::Failed, "it has ended");
+        condition.note(Reason::Healed, "healed");
+        condition.note(Reason::RequestFailed, "one call");
+        assert_eq!(trouble(&condition).as_deref(), Some("it has ended"));
+        condition.note(Reason::Recovered, "well");
+        assert_eq!(trouble(&condition).as_deref(), Some("the store is away"), "which is not over");
+        condition.note_source(None);
+        assert_eq!(trouble(&condition), None);
+    }
+}

@@ -1,0 +1,38 @@
+//! Connections that somebody else ends: what an administrator, another program or the kernel itself does to a mount.
+
+use crate::mountinfo;
+use crate::node::{Mounted, Node};
+use anyhow::{Context, Result};
+use rustix::mount::{MountFlags, UnmountFlags};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// `echo 1 > /sys/fs/fuse/connections/N/abort`; the kernel's `max_request_timeout` does the same.
+    Abort,
+    /// `umount -f` at the target.
+    ForcedUnmount,
+}
+
+/// Minor device number of the FUSE mount at the target.
+pub fn number(mounted: &Mounted) -> Result<String> {
+    let all = mountinfo::below(&mounted.target)?;
+    let fuse = all.into_iter().rfind(|m| m.kind.starts_with("fuse")).context("there is no FUSE mount")?;
+    Ok(fuse.device.rsplit(':').next().unwrap_or_default().to_owned())
+}
+
+pub fn end(node: &Node, mounted: &Mounted, how: Ending) -> Result<()> {
+    match how {
+        Ending::Abort => {
+            let control = node.places().root().join("run/fusectl-of-somebody");
+            std::fs::create_dir_all(&control)?;
+            let number = number(mounted)?;
+            rustix::mount::mount("fusectl", &control, "fusectl", MountFlags::empty(), None)?;
+            let aborted = std::fs::write(control.join(number).join("abort"), "1");
+            rustix::mount::unmount(&control, UnmountFlags::DETACH)?;
+            aborted.context("abort")
+        }
+        Ending::ForcedUnmount => {
+            rustix::mount::unmount(&mounted.target, UnmountFlags::FORCE).context("umount -f")
+        }
+    }
+}
