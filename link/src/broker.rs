@@ -227,7 +227,7 @@ pub struct Adopt {
     pub publish: Publish,
     pub resume: Resume,
     /// Passthrough ids that the kernel holds for this connection.
-    #[serde(default)]
+    #[serde(default, with = "crate::backing_ids")]
     pub backing: Vec<u32>,
     /// How long nobody has served it, as far as the broker knows.
     #[serde(default)]
@@ -256,7 +256,7 @@ pub enum AgentEnd {
 pub struct Hold {
     pub publish: Publish,
     pub resume: Resume,
-    #[serde(default)]
+    #[serde(default, with = "crate::backing_ids")]
     pub backing: Vec<u32>,
 }
 

@@ -3,6 +3,7 @@
 //! One message is one packet: a bounded body and up to [`MAX_FDS`] file descriptors. No I/O other than on that socket
 //! happens here, and no policy.
 
+mod backing_ids;
 pub mod broker;
 mod errors;
 pub mod failpoint;
@@ -18,6 +19,7 @@ mod samples;
 pub mod version;
 pub mod worker;
 
+pub use backing_ids::BACKING_IDS_MAX;
 pub use errors::{Cause, Refusal, RefusalKind};
 pub use packet::{MAX_FDS, MAX_MESSAGE, Packet, PacketError, PeerIdentity};
 pub use pulse::Pulse;

@@ -239,7 +239,8 @@ impl Kernel for Fake {
     fn backing_open(&self, _device: BorrowedFd<'_>, _file: BorrowedFd<'_>) -> Result<u32, KernelError> {
         let mut state = self.enter("backing_open")?;
         state.last += 1;
-        let id = state.last;
+        // As of a connection that has opened many: the kernel counts up.
+        let id = 1_000_000_000 + state.last;
         state.backing_open.insert(id);
         Ok(id)
     }

@@ -4,7 +4,7 @@ use super::Broker;
 use super::mounts_table::Mount;
 use super::socket::AgentIdentity;
 use link::broker::{BrokerAnswer, MountId};
-use link::{Refusal, RefusalKind};
+use link::{BACKING_IDS_MAX, Refusal, RefusalKind};
 use mounts::KernelError;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -28,6 +28,11 @@ impl Broker {
             .map_err(|_| Refusal::new(RefusalKind::Invalid, "BackingOpen takes one descriptor"))?;
         let gone = || Refusal::new(RefusalKind::NotFound, format!("mount {id} has ended"));
         let device = mount.device().ok_or_else(gone)?;
+        // Each pins a file, and all of them must fit into the message that gives the mount to the next agent.
+        if mount.backing().len() >= BACKING_IDS_MAX {
+            let why = format!("mount {id} has {BACKING_IDS_MAX} passthrough files open, which is the limit");
+            return Err(Refusal::new(RefusalKind::Unavailable, why));
+        }
         let backing = self.kernel.backing_open(device.as_fd(), file.as_fd()).map_err(refusal)?;
         mount.record_backing(backing);
         if mount.state().is_over() {

@@ -6,8 +6,8 @@ use link::{Refusal, RefusalKind};
 use mounts::{FakeState, MountSource};
 use proto::csi::v1::volume_capability::access_mode::Mode;
 use proto::csi::v1::*;
-use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, mpsc};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tonic::Code;
@@ -441,5 +441,38 @@ async fn nothing_is_handed_over_before_the_broker_knows_every_mount() {
     until("the old one was asked to step back, and did not", || old.saw("StepBack") == 1).await;
     until("the new one may try again", || successor().is_ok()).await;
     assert_eq!((next.saw("Prepare"), next.saw("Succeed"), next.saw("Dismiss")), (1, 0, 0));
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn passthrough_ids_beyond_what_a_message_can_carry_are_refused_and_all_of_them_reach_the_next_agent() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    let mount = MountId(1);
+    let file = tempfile::tempfile().unwrap();
+    let mut refused = None;
+    for _ in 0..=link::BACKING_IDS_MAX {
+        if let Err(refusal) = agent.ask(BrokerRequest::BackingOpen { mount }, &[file.as_fd()]) {
+            refused = Some(refusal);
+        }
+    }
+    assert!(refused.is_some_and(|refusal| refusal.message.contains("is the limit")));
+    agent.die();
+    let (send, given) = mpsc::channel();
+    let behave = move |request: &AgentRequest, fds: &[OwnedFd]| {
+        if let AgentRequest::Adopt(adopt) = request {
+            send.send(adopt.backing.len()).unwrap();
+        }
+        obliging(request, fds)
+    };
+    let socket = driver.dir.path().join("broker.sock");
+    let mut next = None;
+    until("the agent's place is free", || {
+        next = Agent::introduce_with(&socket, Hello { life: 2, ..hello() }, behave.clone()).ok();
+        next.is_some()
+    })
+    .await;
+    assert_eq!(given.recv_timeout(LIMIT).unwrap(), link::BACKING_IDS_MAX);
     let _ = driver.stop().await;
 }
