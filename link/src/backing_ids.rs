@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn a_few_are_written_as_builds_before_wrote_them() {
         assert_eq!(written([1, 9]), r#"{"backing":[1,9]}"#);
-        assert_eq!(serde_json::from_str::<Message>("{}").unwrap().backing, []);
+        assert!(serde_json::from_str::<Message>("{}").unwrap().backing.is_empty());
     }
 
     #[test]
