@@ -63,6 +63,13 @@ impl Client {
             Addressing::Path => format!("{endpoint}/{bucket}/"),
             Addressing::Virtual => format!("{}/", endpoint.replacen("://", &format!("://{bucket}."), 1)),
         };
+        // An IP address, or a bucket that no host can be called, in virtual style. The signer would panic on it.
+        if let Err(e) = Url::parse(&base) {
+            let why = format!(
+                "{base} is no URL ({e}): use addressingStyle \"path\", or an endpoint with a host name"
+            );
+            return Err(StoreError::Invalid { what: format!("s3://{bucket}"), why });
+        }
         let http = limits.client(&endpoint)?;
         let credential = credential(credentials)?;
         Ok(Self { http, limits, observer, credential, region, bucket: bucket.to_owned(), endpoint, base })

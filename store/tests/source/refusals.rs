@@ -112,6 +112,13 @@ async fn an_endpoint_that_is_down_or_unknown_or_speaks_no_tls_says_so() {
         "{text}"
     );
 
+    // The bucket becomes part of a host's name, which an address has none of.
+    spec.parameters.addressing = volume::Addressing::Virtual;
+    spec.parameters.endpoint = Some(format!("http://{}", server.address()).parse().unwrap());
+    let (error, text) = refused(&spec, &good).await;
+    assert!(matches!(error, StoreError::Invalid { .. }) && text.contains("addressingStyle"), "{text}");
+    spec.parameters.addressing = volume::Addressing::Path;
+
     // A port that was free a moment ago.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     spec.parameters.endpoint = Some(format!("http://{free}").parse().unwrap());
