@@ -3,6 +3,7 @@
 use crate::api::Api;
 use crate::broker_client::{Broker, Serve};
 use crate::candidate::{self, Entry, Prepared};
+use crate::collect;
 use crate::config::{Config, TierKind};
 use crate::departure::{self, End, Order};
 use crate::directories;
@@ -39,7 +40,7 @@ pub struct App {
     /// Where the metrics page really listens (the configured port may be 0).
     pub metrics_address: Option<std::net::SocketAddr>,
     api_socket: PathBuf,
-    /// The operator API, and the metrics page if there is one.
+    /// The operator API, the metrics page if there is one, and who removes metadata stores that nobody uses.
     servers: Vec<JoinHandle<()>>,
     orders: mpsc::UnboundedReceiver<Order>,
     /// Of this agent until it steps back.
@@ -117,6 +118,7 @@ impl App {
             privileged: privileged.clone(),
             metrics: metrics.clone(),
             runtime: runtime.clone(),
+            readahead: config.cache.readahead.0,
             together: Together::default(),
             neighbours: Arc::new(Neighbours::new(engine.clone())),
         });
@@ -203,7 +205,7 @@ impl App {
                 tracing::error!(%error, "the operator API ended");
             }
         });
-        let mut servers = vec![serving];
+        let mut servers = vec![serving, collect::start(&volumes)];
         let metrics_address = match config.agent.metrics {
             None => None,
             Some(address) => {

@@ -1,5 +1,8 @@
 //! A source and what it is asked with, which may be exchanged while volumes are mounted: keys are rotated, session tokens
 //! expire. Whoever asks with a token that has expired waits for the next one, as for a store that does not answer.
+//!
+//! A question is asked once for all volumes of the scope, so it waits as long as the most patient of them. One that waits
+//! less gives up on its own ([`AskedWith::give_up`]), and leaves the question to the others.
 
 use crate::health::Health;
 use bytes::Bytes;
@@ -13,9 +16,17 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use volume::Credentials;
 
+/// Longer than the volume's own `storeTimeout`: should the question end at that very moment, its error says more.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Opens the source with these credentials, for questions that may take so long.
+pub(crate) type Opener = dyn Fn(&Credentials, Duration) -> Result<Arc<dyn Source>, StoreError> + Send + Sync;
+
 #[derive(Clone)]
 struct Asked {
     source: Arc<dyn Source>,
+    /// How long `source` asks before it gives up. It is not opened anew to ask for a shorter time.
+    patience: Duration,
     credentials: Credentials,
     /// The keys are no longer those that name the scope.
     rotated: bool,
@@ -27,33 +38,86 @@ struct Asked {
 #[derive(Clone)]
 pub(crate) struct AskedWith {
     current: Arc<watch::Sender<Asked>>,
-    /// Longest wait for a new token: the volume's `storeTimeout`.
-    patience: Duration,
+    open: Arc<Opener>,
     /// For people.
     shown: String,
     health: Arc<Health>,
 }
 
 impl AskedWith {
+    /// `patience`: the first volume's `storeTimeout`.
     pub(crate) fn new(
-        source: Arc<dyn Source>,
+        open: Arc<Opener>,
         credentials: Credentials,
         patience: Duration,
         shown: String,
         health: Arc<Health>,
-    ) -> Self {
-        let current = watch::Sender::new(Asked { source, credentials, rotated: false, over: false });
-        Self { current: Arc::new(current), patience, shown, health }
+    ) -> Result<Self, StoreError> {
+        let source = open(&credentials, patience)?;
+        let current =
+            watch::Sender::new(Asked { source, patience, credentials, rotated: false, over: false });
+        Ok(Self { current: Arc::new(current), open, shown, health })
     }
 
     /// Of the same identity: key and secret are those that name this scope.
-    pub(crate) fn replace(&self, source: Arc<dyn Source>, credentials: Credentials) {
-        self.current.send_replace(Asked { source, credentials, rotated: false, over: false });
+    pub(crate) fn replace(&self, credentials: Credentials) -> Result<(), StoreError> {
+        self.exchange(credentials, false)
     }
 
     /// Keys that took the place of those that name this scope.
-    pub(crate) fn rotate(&self, source: Arc<dyn Source>, credentials: Credentials) {
-        self.current.send_replace(Asked { source, credentials, rotated: true, over: false });
+    pub(crate) fn rotate(&self, credentials: Credentials) -> Result<(), StoreError> {
+        self.exchange(credentials, true)
+    }
+
+    fn exchange(&self, credentials: Credentials, rotated: bool) -> Result<(), StoreError> {
+        let mut failed = None;
+        self.current.send_modify(|asked| match (self.open)(&credentials, asked.patience) {
+            Ok(source) => {
+                let patience = asked.patience;
+                *asked = Asked { source, patience, credentials, rotated, over: false };
+            }
+            Err(error) => failed = Some(error),
+        });
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// A volume waits so long. Questions that are under way go on for it.
+    pub(crate) fn wait_for(&self, patience: Duration) -> Result<(), StoreError> {
+        let mut failed = None;
+        self.current.send_if_modified(|asked| {
+            let again = std::mem::replace(&mut asked.over, false);
+            if asked.patience >= patience {
+                return again;
+            }
+            match (self.open)(&asked.credentials, patience) {
+                Ok(source) => (asked.source, asked.patience) = (source, patience),
+                Err(error) => failed = Some(error),
+            }
+            true
+        });
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Returns when a volume that waits for `own` has waited long enough, if questions take longer than that: its own
+    /// end by themselves. `begun`: when it began to wait, or when an answer last came nearer.
+    pub(crate) async fn give_up(&self, own: Duration, begun: impl Fn() -> Instant) {
+        let mut changes = self.current.subscribe();
+        loop {
+            let longer = changes.borrow_and_update().patience > own;
+            let until = begun() + own + GRACE;
+            if longer && until <= Instant::now() {
+                return;
+            }
+            let changed = async {
+                if changes.changed().await.is_err() {
+                    std::future::pending::<()>().await; // it lives as long as we do
+                }
+            };
+            match longer {
+                true => drop(tokio::time::timeout_at(until, changed).await),
+                false => changed.await,
+            }
+        }
     }
 
     /// The keys with which the source is asked are newer than those that name the scope.
@@ -74,9 +138,10 @@ impl AskedWith {
         self.current.borrow().credentials == *credentials
     }
 
-    /// For a first contact, which waits for no renewed secret.
-    pub(crate) fn source(&self) -> Arc<dyn Source> {
-        self.current.borrow().source.clone()
+    /// Has somebody come who waits longer than this question, and is there time left?
+    fn is_waited_for(&self, asked_for: Duration, begun: Instant) -> bool {
+        let Asked { patience, over, .. } = *self.current.borrow();
+        !over && patience > asked_for && begun.elapsed() < patience
     }
 
     /// Asks; should the token have expired, again with the next one.
@@ -84,22 +149,23 @@ impl AskedWith {
         &self,
         question: impl Fn(Arc<dyn Source>) -> BoxFuture<'a, Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let until = Instant::now() + self.patience;
+        let begun = Instant::now();
         let mut changes = self.current.subscribe();
         let mut waited = false;
         loop {
             // Before the question: what comes while it is asked is a change.
-            let Asked { source, over, .. } = changes.borrow_and_update().clone();
+            let Asked { source, patience, over, .. } = changes.borrow_and_update().clone();
             match question(source).await {
                 Err(error @ StoreError::Expired { .. }) if over => return Err(error),
                 Err(error @ StoreError::Expired { .. }) => {
                     tracing::warn!(source = %self.shown, %error, "waiting for a renewed secret");
                     self.health.fails(&error.to_string());
-                    if tokio::time::timeout_at(until, changes.changed()).await.is_err() {
+                    if tokio::time::timeout_at(begun + patience, changes.changed()).await.is_err() {
                         return Err(error);
                     }
                     waited = true;
                 }
+                Err(StoreError::Unavailable { .. }) if self.is_waited_for(patience, begun) => {}
                 answer => {
                     if waited && answer.is_ok() {
                         self.health.works();
@@ -117,7 +183,15 @@ impl AskedWith {
         version: &Version,
         range: Range<u64>,
     ) -> Result<ByteStream, StoreError> {
-        let rest = Rest { asked: self.clone(), path: path.to_vec(), version: version.clone(), range };
+        let (begun, patience) = (Instant::now(), self.current.borrow().patience);
+        let rest = Rest {
+            asked: self.clone(),
+            path: path.to_vec(),
+            version: version.clone(),
+            range,
+            begun,
+            patience,
+        };
         let first = rest.get().await?;
         let parts = futures::stream::unfold((Some(first), rest), |(stream, mut rest)| async move {
             let mut stream: ByteStream = stream?;
@@ -127,7 +201,7 @@ impl AskedWith {
                         rest.range.start += chunk.len() as u64;
                         return Some((Ok::<Bytes, StoreError>(chunk), (Some(stream), rest)));
                     }
-                    Err(StoreError::Expired { .. }) => match rest.get().await {
+                    Err(error) if rest.may_go_on(&error) => match rest.get().await {
                         Ok(again) => stream = again,
                         Err(error) => return Some((Err(error), (None, rest))),
                     },
@@ -153,9 +227,20 @@ struct Rest {
     path: Vec<u8>,
     version: Version,
     range: Range<u64>,
+    begun: Instant,
+    /// For which it was asked.
+    patience: Duration,
 }
 
 impl Rest {
+    fn may_go_on(&self, error: &StoreError) -> bool {
+        match error {
+            StoreError::Expired { .. } => true,
+            StoreError::Unavailable { .. } => self.asked.is_waited_for(self.patience, self.begun),
+            _ => false,
+        }
+    }
+
     async fn get(&self) -> Result<ByteStream, StoreError> {
         let Self { path, version, range, .. } = self;
         self.asked.ask(|source| async move { source.get(path, version, range.clone()).await }.boxed()).await
@@ -205,26 +290,111 @@ mod tests {
         }
     }
 
+    /// Never answers, and is given up when its time is over.
+    #[derive(Debug)]
+    struct Silent(Duration);
+
+    #[async_trait::async_trait]
+    impl Source for Silent {
+        async fn list(&self, _: &[u8], _: Option<&str>) -> Result<Page, StoreError> {
+            tokio::time::sleep(self.0).await;
+            let cause = "silent".to_owned();
+            Err(StoreError::Unavailable { what: "x".into(), waited: self.0, attempts: 1, cause })
+        }
+        async fn head(&self, _: &[u8]) -> Result<Option<Entry>, StoreError> {
+            self.list(b"", None).await.map(|_| None)
+        }
+        async fn get(&self, _: &[u8], _: &Version, range: Range<u64>) -> Result<ByteStream, StoreError> {
+            let chunk = Bytes::from(vec![7; (range.end - range.start) as usize / 2]);
+            let given_up = Self(self.0);
+            let rest = futures::stream::once(async move { Err(given_up.list(b"", None).await.unwrap_err()) });
+            Ok(futures::stream::iter([Ok(chunk)]).chain(rest).boxed())
+        }
+        async fn check(&self, _: Duration) -> Result<(), StoreError> {
+            Ok(())
+        }
+    }
+
     type Told = tokio::sync::mpsc::UnboundedReceiver<crate::health::Change>;
 
-    fn asked_with(patience: Duration) -> (AskedWith, Arc<Mutex<Vec<Range<u64>>>>, Told) {
+    fn asked_with(open: Arc<Opener>, patience: Duration) -> (AskedWith, Told) {
         let (tell, told) = tokio::sync::mpsc::unbounded_channel();
         let health = Health::new(volume::ScopeId::parse(&"0".repeat(32)).unwrap(), tell);
-        let asked = Arc::new(Mutex::default());
-        let old = Arc::new(Tokened { expired: true, asked: asked.clone() });
-        (AskedWith::new(old, Credentials::anonymous(), patience, "s".into(), Arc::new(health)), asked, told)
+        let with = AskedWith::new(open, Credentials::anonymous(), patience, "s".into(), Arc::new(health));
+        (with.unwrap(), told)
+    }
+
+    /// Its first token has expired; the next is good.
+    fn tokened(patience: Duration) -> (AskedWith, Arc<Mutex<Vec<Range<u64>>>>, Told) {
+        let asked: Arc<Mutex<Vec<Range<u64>>>> = Arc::default();
+        let (log, opened) = (asked.clone(), std::sync::atomic::AtomicBool::new(false));
+        let open = move |_: &Credentials, _: Duration| {
+            let renewed = opened.swap(true, std::sync::atomic::Ordering::SeqCst);
+            Ok(Arc::new(Tokened { expired: !renewed, asked: log.clone() }) as Arc<dyn Source>)
+        };
+        let (with, told) = asked_with(Arc::new(open), patience);
+        (with, asked, told)
+    }
+
+    fn silent(patience: Duration) -> (AskedWith, Told) {
+        asked_with(Arc::new(|_: &Credentials, patience| Ok(Arc::new(Silent(patience)) as _)), patience)
+    }
+
+    const HOUR: Duration = Duration::from_secs(3600);
+    const SHORT: Duration = Duration::from_millis(50);
+    const LONGER: Duration = Duration::from_millis(400);
+
+    #[tokio::test]
+    async fn a_question_goes_on_for_a_volume_that_came_later_and_waits_longer() {
+        let (with, _told) = silent(SHORT);
+        let begun = Instant::now();
+        let later = async { with.wait_for(LONGER).unwrap() };
+        let (listed, ()) = tokio::join!(with.list(b"", None), later);
+        assert!(matches!(listed, Err(StoreError::Unavailable { .. })));
+        assert!(begun.elapsed() >= LONGER, "{:?}", begun.elapsed());
+        // One that waits less changes nothing for the others.
+        with.wait_for(SHORT).unwrap();
+        let begun = Instant::now();
+        with.list(b"", None).await.unwrap_err();
+        assert!(begun.elapsed() >= LONGER, "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test]
+    async fn half_a_body_goes_on_for_a_volume_that_waits_longer() {
+        let (with, _told) = silent(SHORT);
+        let version = Version("v".into());
+        let mut body = with.get(b"a", &version, 0..64).await.unwrap();
+        assert_eq!(body.next().await.unwrap().unwrap().len(), 32);
+        with.wait_for(HOUR).unwrap();
+        assert_eq!(body.next().await.unwrap().unwrap().len(), 16);
+    }
+
+    #[tokio::test]
+    async fn a_volume_that_waits_less_gives_up_by_itself_and_only_where_others_wait_longer() {
+        let (with, _told) = silent(SHORT);
+        let begun = Instant::now();
+        // Its questions end by themselves.
+        let alone = tokio::time::timeout(GRACE + LONGER, with.give_up(SHORT, || begun)).await;
+        assert!(alone.is_err());
+        // Somebody comes who makes them last.
+        let (begun, joined) = (Instant::now(), async { with.wait_for(HOUR).unwrap() });
+        tokio::join!(with.give_up(SHORT, || begun), joined);
+        assert!(begun.elapsed() >= SHORT + GRACE);
+        // As long as the answer comes nearer it waits.
+        let nearer = Instant::now() + LONGER;
+        with.give_up(SHORT, || nearer.min(Instant::now())).await;
+        assert!(nearer.elapsed() >= SHORT + GRACE);
     }
 
     #[tokio::test]
     async fn whoever_asks_with_a_token_that_expired_goes_on_with_the_next_where_it_stopped() {
-        let (with, asked, mut told) = asked_with(Duration::from_secs(60));
+        let (with, asked, mut told) = tokened(Duration::from_secs(60));
         let version = Version("v".into());
         let mut stream = with.get(b"a", &version, 0..30).await.unwrap();
         assert_eq!(stream.next().await.unwrap().unwrap()[0], 0);
         // In this order, on the one thread: both wait when the token is renewed.
         let rest = stream.map(|chunk| chunk.unwrap()[0]).collect::<Vec<u8>>();
-        let renewed = Arc::new(Tokened { expired: false, asked: asked.clone() });
-        let renewing = async { with.replace(renewed, Credentials::anonymous()) };
+        let renewing = async { with.replace(Credentials::anonymous()).unwrap() };
         let (rest, listed, ()) = tokio::join!(rest, with.list(b"", None), renewing);
         assert_eq!(rest, [10, 20]);
         listed.unwrap();
@@ -237,7 +407,7 @@ mod tests {
     #[tokio::test]
     async fn a_token_that_nobody_renews_is_an_error_in_the_end() {
         let patience = Duration::from_millis(50);
-        let (with, _, _told) = asked_with(patience);
+        let (with, _, _told) = tokened(patience);
         let begun = Instant::now();
         assert!(matches!(with.list(b"", None).await, Err(StoreError::Expired { .. })));
         assert!(begun.elapsed() >= patience);
@@ -245,7 +415,7 @@ mod tests {
 
     #[tokio::test]
     async fn nobody_waits_for_a_secret_of_a_volume_that_is_gone() {
-        let (with, _, _told) = asked_with(Duration::from_secs(3600));
+        let (with, _, _told) = tokened(HOUR);
         let ending = async { with.end() };
         let (listed, ()) = tokio::join!(with.list(b"", None), ending);
         assert!(matches!(listed, Err(StoreError::Expired { .. })));

@@ -66,12 +66,20 @@ pub struct Cache {
     /// Bytes of its disk that each store takes ahead for new names.
     #[serde(default = "metadata_reserve")]
     pub metadata_reserve: Size,
+    /// Most bytes of all metadata stores.
+    #[serde(default = "metadata_total")]
+    pub metadata_total: Size,
+    /// How long, and how many of, the stores that no volume uses are kept.
+    #[serde(default = "two_weeks")]
+    pub metadata_idle: Span,
+    #[serde(default = "thousand")]
+    pub metadata_stores: usize,
     #[serde(default = "block")]
     pub block: Size,
     /// Most bytes of bodies in flight between network and disk.
     #[serde(default = "memory")]
     pub memory: Size,
-    /// Most bytes one credential scope may hold; None: the whole tier.
+    /// Most bytes one credential scope may hold, whatever its volumes want; None: the whole tier.
     pub scope_limit: Option<Size>,
     /// Largest readahead of a sequential reader.
     #[serde(default = "readahead")]
@@ -201,6 +209,9 @@ impl Cache {
             metadata_dir,
             metadata_limit: metadata_limit(),
             metadata_reserve: metadata_reserve(),
+            metadata_total: metadata_total(),
+            metadata_idle: two_weeks(),
+            metadata_stores: thousand(),
             block: block(),
             memory: memory(),
             scope_limit: None,
@@ -238,6 +249,15 @@ fn metadata_limit() -> Size {
 }
 fn metadata_reserve() -> Size {
     Size(cache::meta::Options::default().reserve_bytes)
+}
+fn metadata_total() -> Size {
+    Size(64 << 30)
+}
+fn two_weeks() -> Span {
+    Span(Duration::from_secs(14 * 86_400))
+}
+fn thousand() -> usize {
+    1000
 }
 fn block() -> Size {
     Size(128 << 10)
@@ -326,6 +346,11 @@ impl Config {
         }
         if !(16 << 20..=1 << 40).contains(&self.cache.metadata_limit.0) {
             return wrong("cache.metadata_limit must be from 16Mi to 1Ti".into());
+        }
+        if self.cache.metadata_total.0 < self.cache.metadata_reserve.0.max(16 << 20) {
+            return wrong(
+                "cache.metadata_total must be at least 16Mi, and at least cache.metadata_reserve".into(),
+            );
         }
         if self.cache.part.0 < block || !self.cache.part.0.is_multiple_of(block) {
             return wrong("cache.part must be a multiple of cache.block".into());
@@ -418,6 +443,8 @@ mod tests {
             ("quota", "qouta", "qouta"),
             ("10Gi", "10 gigs", "not a size"),
             ("\"/cache\"", "\"cache\"", "absolute"),
+            ("[cache]", "[cache]\nmetadata_total = \"1Mi\"", "metadata_total"),
+            ("[cache]", "[cache]\nmetadata_idle = \"14\"", "not a duration"),
             ("kind = \"ssd\"", "kind = \"tape\"", "tape"),
             ("paths = [\"/cache\"]", "paths = []", "no paths"),
             ("[cache]", "[workers]\nhang_limit = \"1s\"\n[cache]", "hang_limit"),

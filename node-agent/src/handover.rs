@@ -3,6 +3,7 @@
 
 use crate::heals::HealCause;
 use crate::publish::{self, Arriving, Volumes};
+use crate::scope::Wants;
 use crate::supervisor::{Left, Mount, Parts};
 use link::broker::{Adopt, AgentEnd, BrokerAnswer, BrokerRequest, Hold, MountId, Publish};
 use link::{Refusal, RefusalKind, failpoint};
@@ -60,12 +61,13 @@ impl Volumes {
         let spec = publish::understand(&described)?;
         self.may_serve(&spec)?;
         let credentials = self.credentials(&secrets, environment)?;
-        let rotated = spec.scope(&credentials) != scope;
+        let rotated = !spec.is_in(&scope, &credentials, self.numbers.scope_key());
         let scope = self.open_scope(scope, &spec, &credentials, false).await?;
         if rotated {
             // It asks with newer keys than those that it is named after: see `rotate`.
             scope.asked.note_rotated();
         }
+        let member = scope.join(Wants::of(&self.config().workers.in_time(&spec).parameters));
         failpoint::hit("agent.scope-opened");
         let roots = self.root_directories(&scope)?;
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
@@ -79,6 +81,7 @@ impl Volumes {
             pod,
             claim,
             scope,
+            member,
             assign,
             device,
             roots,

@@ -8,6 +8,7 @@ mod asked;
 mod beat;
 mod broker_client;
 mod candidate;
+mod collect;
 pub mod config;
 mod departure;
 mod directories;

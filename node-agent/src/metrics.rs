@@ -57,6 +57,7 @@ pub struct Metrics {
     cache_events: Counters,
     evicted_bytes: Counters,
     fetch_seconds: Histogram,
+    stores_removed: Counters,
     heals: Family<HealLabel, Counter>,
     heal_seconds: Family<HealLabel, Histogram>,
     heal_requests: Family<HealLabel, Counter>,
@@ -93,6 +94,7 @@ impl Metrics {
             cache_events: Family::default(),
             evicted_bytes: Family::default(),
             fetch_seconds: seconds(),
+            stores_removed: Family::default(),
             heals: Family::default(),
             heal_seconds: Family::new_with_constructor(seconds),
             heal_requests: Family::default(),
@@ -154,6 +156,11 @@ impl Metrics {
                 "Time of one fetch into the cache",
                 Unit::Seconds,
                 m.fetch_seconds.clone(),
+            );
+            r.register(
+                "metadata_stores_removed",
+                "Metadata stores that no volume used and that were removed, by reason",
+                m.stores_removed.clone(),
             );
             r.register("heals", "Heals that a probe has seen, by level and cause", m.heals.clone());
             r.register_with_unit(
@@ -230,6 +237,10 @@ impl Metrics {
         self.heals.get_or_create(&label).inc();
         self.heal_seconds.get_or_create(&label).observe(heal.took.as_secs_f64());
         self.heal_requests.get_or_create(&label).inc_by(heal.replayed);
+    }
+
+    pub fn store_removed(&self, reason: &'static str) {
+        self.stores_removed.get_or_create(&Label { kind: reason }).inc();
     }
 
     pub fn poisoned(&self, operation: &'static str) {

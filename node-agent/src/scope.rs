@@ -4,6 +4,10 @@
 //! question that several workers ask at once is asked of the source once. What the source answers goes into the
 //! metadata store; the asker is told to look there.
 
+mod members;
+
+pub(crate) use members::{Member, Wants};
+
 use crate::asked::AskedWith;
 use crate::flights::Flights;
 use crate::health::Health;
@@ -18,6 +22,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use store::{Page, StoreError};
+use tokio::time::Instant;
 use volume::{Freshness, ScopeId};
 
 /// After this many single look-ups in a directory too large for one page, its whole listing is fetched.
@@ -42,6 +47,10 @@ pub struct Scope {
     engine: Arc<Engine>,
     /// With what the source is asked; later volumes and republishes bring fresh credentials.
     pub(crate) asked: AskedWith,
+    /// The volumes that use it.
+    members: Mutex<members::Members>,
+    /// Listings under way, and when each last got on.
+    getting_on: Mutex<HashMap<u64, Instant>>,
     generation: u64,
     listings: Flights<u64, Listed>,
     heads: Flights<(u64, Vec<u8>), ()>,
@@ -116,6 +125,8 @@ impl Scope {
             metadata_dir,
             engine,
             asked,
+            members: Mutex::default(),
+            getting_on: Mutex::default(),
             generation,
             listings: Flights::default(),
             heads: Flights::default(),
@@ -239,6 +250,12 @@ impl Scope {
     }
 
     async fn list_now(self: Arc<Self>, dir: u64, one_page: bool) -> Result<Listed, Cause> {
+        let listed = self.clone().list_pages(dir, one_page).await;
+        lock(&self.getting_on).remove(&dir);
+        listed
+    }
+
+    async fn list_pages(self: Arc<Self>, dir: u64, one_page: bool) -> Result<Listed, Cause> {
         let path = self.names.path(dir).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
         let failed = |e: StoreError| self.cause("listing", &path, &e);
         let mut page = self.asked.list(&path, None).await.map_err(failed)?;
@@ -280,6 +297,7 @@ impl Scope {
                     return Ok(()); // the writer failed and says why
                 }
                 let Some(token) = next else { break };
+                lock(&self.getting_on).insert(dir, Instant::now());
                 page = self.asked.list(&path, Some(&token)).await.map_err(failed)?;
             }
             let _ = pages.send(None).await;

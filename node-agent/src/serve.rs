@@ -27,6 +27,8 @@ pub struct Server {
     pub privileged: Arc<dyn Privileged>,
     pub metrics: Arc<Metrics>,
     pub runtime: tokio::runtime::Handle,
+    /// Bytes ahead of a sequential reader, for volumes that do not say.
+    pub readahead: u64,
     pub(crate) together: Together,
     pub(crate) neighbours: Arc<Neighbours>,
 }
@@ -54,7 +56,7 @@ impl Answer for Arc<Server> {
                 if let Some(file) = self.file_of(mount, file) {
                     // Fetching ahead starts tasks: it needs the runtime's context.
                     let _context = self.runtime.enter();
-                    file.advance(offset);
+                    file.advance(offset, self.reader_options(mount));
                 }
             }
             FromWorker::GivenBack { number } => mount.questions().give_back(number),
@@ -74,10 +76,12 @@ impl Answer for Arc<Server> {
 impl Server {
     /// What this volume asks of the cache; what it leaves open the agent's configuration decides.
     pub fn read_options(mount: &Mount) -> ReadOptions {
-        ReadOptions {
-            readahead_bytes: mount.spec.parameters.readahead,
-            scope_limit_bytes: mount.spec.parameters.cache_limit,
-        }
+        ReadOptions { readahead_bytes: mount.spec.parameters.readahead }
+    }
+
+    /// The same for one read: others may have opened the file since.
+    fn reader_options(&self, mount: &Mount) -> ReadOptions {
+        ReadOptions { readahead_bytes: Some(mount.spec.parameters.readahead.unwrap_or(self.readahead)) }
     }
 
     /// A cache file that this worker was given: of its volume's scope, whatever number it names.
@@ -88,19 +92,26 @@ impl Server {
     async fn answer(&self, mount: &Arc<Mount>, questions: &Questions, ask: Ask) -> Answered {
         let scope: &Arc<Scope> = &mount.scope;
         let freshness = mount.spec.parameters.freshness;
+        // Others may wait longer for the same answer.
+        let own = mount.spec.parameters.store_timeout;
         match ask {
             // The kernel asks for no such name.
             Ask::Lookup { name, .. } if name.len() > NAME_MAX => Err(Cause::NotFound),
-            Ask::Lookup { parent, name } => stored(scope.lookup(parent, &name, freshness).await),
-            Ask::List { dir } => stored(scope.list(dir, freshness).await),
-            Ask::Attributes { ino, force } => stored(scope.attributes(ino, freshness, force).await),
+            Ask::Lookup { parent, name } => {
+                stored(scope.within(own, Some(parent), scope.lookup(parent, &name, freshness)).await)
+            }
+            Ask::List { dir } => stored(scope.within(own, Some(dir), scope.list(dir, freshness)).await),
+            Ask::Attributes { ino, force } => {
+                stored(scope.within(own, None, scope.attributes(ino, freshness, force)).await)
+            }
             Ask::File { ino, version } => {
                 let file = scope.file(ino, version, Self::read_options(mount))?;
                 if file.key().size <= neighbours::SMALL && !file.is_whole() {
                     self.neighbours.missed(scope, ino, Self::read_options(mount));
                     // The read that follows would ask for it anyway: save the second question. A failure is told
                     // to that read.
-                    let _ = file.whole().await;
+                    let whole = async { file.whole().await.map_err(|e| fetch_cause(&e)) };
+                    let _ = scope.within(own, None, whole).await;
                 }
                 let descriptors = file.descriptors().map_err(|error| {
                     tracing::warn!(%error, file = file.id(), "cache file cannot be opened: dropped");
@@ -123,14 +134,18 @@ impl Server {
             Ask::Read { file, offset, len } => {
                 // Evicted between the worker's two questions: its descriptor is of a file that nobody fills.
                 let Some(file) = self.file_of(mount, file) else { return Ok((Reply::Gone, Vec::new())) };
-                match file.read(offset, len.min(READ_MAX)).await.map_err(|e| fetch_cause(&e))? {
+                let options = self.reader_options(mount);
+                let read = async {
+                    file.read_with(offset, len.min(READ_MAX), options).await.map_err(|e| fetch_cause(&e))
+                };
+                match scope.within(own, None, read).await? {
                     Presence::Present { mark } => Ok((Reply::Present { mark }, Vec::new())),
                     Presence::Detached(bytes) => detached(questions, bytes).await,
                 }
             }
             Ask::Direct { ino, version, offset, len } => {
-                let bytes = scope.direct(ino, version, offset, len.min(READ_MAX)).await?;
-                detached(questions, bytes).await
+                let direct = scope.direct(ino, version, offset, len.min(READ_MAX));
+                detached(questions, scope.within(own, None, direct).await?).await
             }
             Ask::Damaged { file } => {
                 if let Some(file) = self.file_of(mount, file) {

@@ -1,20 +1,24 @@
 //! The agent's state directory: what must survive although the cache may be thrown away at any doubt.
 //!
-//! Today that is one number: the inode high-water mark. A block of numbers is reserved on disk before any of it is
-//! given out, so that a number is never given out twice, whenever the agent dies.
+//! Today that is the inode high-water mark, of which a block of numbers is reserved on disk before any of it is given out,
+//! so that a number is never given out twice, whenever the agent dies; and the key that makes the names of scopes this
+//! node's own. A key that is lost costs the cache: what lies under the old names is found no more, and is collected.
 //!
 //! ```text
 //! version    "millpond-state 1": who wrote here last; its direct neighbours read and write what it wrote
 //! inodes     the high-water mark; what follows it on the line is a later version's
+//! scope-key  64 hex digits, readable by the agent alone
 //! owner      locked by the agent that works here, see `owner`
 //! ```
 
 use cache::meta::{FIRST_INO, INO_LIMIT, InodeNumbers, MetaError};
 use link::version;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use volume::ScopeKey;
 
 /// First word of the file that names the version.
 const MARK: &str = "millpond-state";
@@ -23,6 +27,7 @@ const RESERVE: u64 = 1 << 20;
 
 pub(crate) struct State {
     dir: PathBuf,
+    key: ScopeKey,
     numbers: Mutex<Numbers>,
 }
 
@@ -62,7 +67,12 @@ impl State {
             Err(e) if e.kind() == io::ErrorKind::NotFound => FIRST_INO,
             Err(e) => return Err(failed(e)),
         };
-        Ok(Self { dir: dir.to_owned(), numbers: Mutex::new(Numbers { next, reserved_until: next }) })
+        let key = scope_key(dir).map_err(failed)?;
+        Ok(Self { dir: dir.to_owned(), key, numbers: Mutex::new(Numbers { next, reserved_until: next }) })
+    }
+
+    pub(crate) fn scope_key(&self) -> &ScopeKey {
+        &self.key
     }
 
     /// Which version wrote here last, if any did; an error if this build must not touch it.
@@ -103,11 +113,31 @@ impl State {
 /// A file of one line, whole at every moment.
 fn replace(dir: &Path, name: &str, line: &str) -> io::Result<()> {
     let temporary = dir.join(format!("{name}.new"));
-    let mut file = File::create(&temporary)?;
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
     writeln!(file, "{line}")?;
     file.sync_all()?;
     fs::rename(&temporary, dir.join(name))?;
     File::open(dir)?.sync_all()
+}
+
+/// Made once. One that cannot be understood is as good as lost: it names nothing that could not be fetched again.
+fn scope_key(dir: &Path) -> io::Result<ScopeKey> {
+    const NAME: &str = "scope-key";
+    let mut bytes = [0; ScopeKey::BYTES];
+    match fs::read(dir.join(NAME)) {
+        Ok(text) if hex::decode_to_slice(text.trim_ascii(), &mut bytes).is_ok() => {
+            return Ok(ScopeKey::new(bytes));
+        }
+        Ok(_) => tracing::warn!(
+            dir = %dir.display(),
+            "the file {NAME} cannot be understood and is made anew: what is cached under the old names is found no more"
+        ),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
+    }
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    replace(dir, NAME, &hex::encode(bytes))?;
+    Ok(ScopeKey::new(bytes))
 }
 
 impl InodeNumbers for State {
@@ -177,6 +207,33 @@ mod tests {
         fs::write(dir.path().join("version"), version).unwrap();
         fs::write(dir.path().join("inodes"), inodes).unwrap();
         assert_eq!(State::open(dir.path()).unwrap().next().unwrap(), FIRST_INO + RESERVE);
+    }
+
+    #[test]
+    fn the_key_of_scope_names_is_made_once_and_is_the_agents_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let spec = volume::VolumeSpec {
+            id: volume::VolumeId::parse("v").unwrap(),
+            source: volume::SourceUrl::parse("s3://bucket/a").unwrap(),
+            parameters: volume::Parameters::default(),
+        };
+        let name = |dir: &Path| {
+            let state = State::open(dir).unwrap();
+            spec.scope(&volume::Credentials::anonymous(), state.scope_key())
+        };
+        let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let first = name(here.path());
+        assert_eq!(name(here.path()), first);
+        assert_ne!(name(there.path()), first, "two nodes have one name for it");
+        let key = here.path().join("scope-key");
+        assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
+        // Torn, or of somebody else: another one, and the agent starts.
+        for text in ["", "12ab", &"zz".repeat(32)] {
+            fs::write(&key, text).unwrap();
+            let anew = name(here.path());
+            assert_ne!(anew, first);
+            assert_eq!(name(here.path()), anew);
+        }
     }
 
     #[test]

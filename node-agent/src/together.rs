@@ -120,7 +120,9 @@ impl Together {
                 Judgement::Wait if seen.is_some() && hurry.is_none() => hurry = Some(file.hurry()),
                 Judgement::Wait => {}
                 Judgement::InVain => {
-                    self.lock().quiet.insert(mount.scope.id.clone(), Instant::now());
+                    let mut known = self.lock();
+                    known.quiet.retain(|_, since| since.elapsed() < QUIET);
+                    known.quiet.insert(mount.scope.id.clone(), Instant::now());
                     break;
                 }
             }

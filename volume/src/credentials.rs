@@ -1,7 +1,7 @@
 //! Credentials of a volume: kept in memory, never shown, told apart by a digest.
 
-use crate::{Parameters, SourceUrl};
-use secrecy::{ExposeSecret, SecretString};
+use crate::{Addressing, Parameters, SourceUrl};
+use secrecy::{ExposeSecret, SecretBox, SecretString};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -110,31 +110,53 @@ impl Credentials {
     }
 }
 
+/// Makes the names of scopes those of one node: who sees one cannot test guesses of a secret against it, and learns
+/// nothing from the names of another node.
+pub struct ScopeKey(SecretBox<[u8; ScopeKey::BYTES]>);
+
+impl ScopeKey {
+    pub const BYTES: usize = 32;
+
+    /// From so many random bytes.
+    pub fn new(bytes: [u8; Self::BYTES]) -> Self {
+        Self(SecretBox::new(Box::new(bytes)))
+    }
+}
+
+impl std::fmt::Debug for ScopeKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ScopeKey(redacted)")
+    }
+}
+
 /// Names what may share cached bytes: one source seen with one set of credentials. 32 hex digits, safe as a file name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ScopeId(String);
 
 impl ScopeId {
-    pub(crate) fn of(source: &SourceUrl, parameters: &Parameters, credentials: &Credentials) -> Self {
+    /// HMAC-SHA-256 of what identifies the bytes, its first half.
+    pub(crate) fn of(
+        key: &ScopeKey,
+        source: &SourceUrl,
+        parameters: &Parameters,
+        credentials: &Credentials,
+    ) -> Self {
+        use hmac::{KeyInit, Mac};
+        let mac = hmac::Hmac::<sha2::Sha256>::new_from_slice(key.0.expose_secret());
+        let mut mac = mac.expect("HMAC takes keys of any length");
+        identity(source, parameters, credentials, &mut |bytes| mac.update(bytes));
+        Self(hex::encode(&mac.finalize().into_bytes()[..16]))
+    }
+
+    /// The name that the version before gave: mounts that are taken over from it still have it.
+    pub(crate) fn without_key(
+        source: &SourceUrl,
+        parameters: &Parameters,
+        credentials: &Credentials,
+    ) -> Self {
         use sha2::Digest;
         let mut digest = sha2::Sha256::new();
-        let mut field = |bytes: &[u8]| {
-            digest.update((bytes.len() as u64).to_le_bytes());
-            digest.update(bytes);
-        };
-        field(source.to_string().as_bytes());
-        field(parameters.endpoint.as_ref().map(|e| e.as_str()).unwrap_or_default().as_bytes());
-        field(parameters.region.as_deref().unwrap_or_default().as_bytes());
-        match &credentials.keys {
-            None => field(b"anonymous"),
-            Some(k) => {
-                field(b"keys");
-                field(k.access_key_id.expose_secret().as_bytes());
-                // The secret belongs to the scope: knowing someone's key id must not open their cache.
-                // A session token does not: it changes every hour for the same identity.
-                field(k.secret_access_key.expose_secret().as_bytes());
-            }
-        }
+        identity(source, parameters, credentials, &mut |bytes| digest.update(bytes));
         Self(hex::encode(&digest.finalize()[..16]))
     }
 
@@ -151,6 +173,38 @@ impl ScopeId {
 impl std::fmt::Display for ScopeId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+/// Everything that decides which bytes are seen, field by field. How they are asked for (timeouts, freshness, limits) is
+/// each volume's own.
+fn identity(
+    source: &SourceUrl,
+    parameters: &Parameters,
+    credentials: &Credentials,
+    update: &mut dyn FnMut(&[u8]),
+) {
+    let mut field = |bytes: &[u8]| {
+        update(&(bytes.len() as u64).to_le_bytes());
+        update(bytes);
+    };
+    field(source.to_string().as_bytes());
+    field(parameters.endpoint.as_ref().map(|e| e.as_str()).unwrap_or_default().as_bytes());
+    field(parameters.region.as_deref().unwrap_or_default().as_bytes());
+    match &credentials.keys {
+        None => field(b"anonymous"),
+        Some(k) => {
+            field(b"keys");
+            field(k.access_key_id.expose_secret().as_bytes());
+            // The secret belongs to the scope: knowing someone's key id must not open their cache.
+            // A session token does not: it changes every hour for the same identity.
+            field(k.secret_access_key.expose_secret().as_bytes());
+        }
+    }
+    // Another host: what it answers need not be what the endpoint does, and one that cannot be reached is nobody else's
+    // trouble.
+    if parameters.addressing == Addressing::Virtual {
+        field(b"virtual");
     }
 }
 
@@ -182,20 +236,67 @@ mod tests {
         assert!(Credentials::from_secrets::<&str, &str>([]).unwrap().is_anonymous());
     }
 
+    fn key(byte: u8) -> ScopeKey {
+        ScopeKey::new([byte; ScopeKey::BYTES])
+    }
+
     #[test]
     fn scopes_differ_by_source_endpoint_and_secret_but_not_by_token() {
         let source = SourceUrl::parse("s3://bucket/a").unwrap();
         let params = Parameters::default();
-        let base = ScopeId::of(&source, &params, &keys("id", "secret"));
-        assert_ne!(base, ScopeId::of(&source, &params, &keys("id", "other")));
-        assert_ne!(base, ScopeId::of(&source, &params, &Credentials::anonymous()));
+        let of = |params: &Parameters, credentials: &Credentials| {
+            ScopeId::of(&key(1), &source, params, credentials)
+        };
+        let base = of(&params, &keys("id", "secret"));
+        assert_ne!(base, of(&params, &keys("id", "other")));
+        assert_ne!(base, of(&params, &Credentials::anonymous()));
         let token = Credentials::from_secrets([
             ("accessKeyId", "id"),
             ("secretAccessKey", "secret"),
             ("sessionToken", "t"),
         ])
         .unwrap();
-        assert_eq!(base, ScopeId::of(&source, &params, &token));
+        assert_eq!(base, of(&params, &token));
         assert_eq!(ScopeId::parse(base.as_str()), Some(base));
+    }
+
+    #[test]
+    fn what_names_another_host_is_another_scope_and_how_it_is_asked_is_not() {
+        let source = SourceUrl::parse("s3://bucket/a").unwrap();
+        let with = |change: &dyn Fn(&mut Parameters)| {
+            let mut params = Parameters::default();
+            change(&mut params);
+            ScopeId::of(&key(1), &source, &params, &keys("id", "secret"))
+        };
+        let base = with(&|_| {});
+        assert_ne!(base, with(&|p| p.addressing = Addressing::Virtual));
+        assert_ne!(base, with(&|p| p.endpoint = Some("https://h".parse().unwrap())));
+        assert_ne!(base, with(&|p| p.region = Some("r".into())));
+        let minute = std::time::Duration::from_secs(60);
+        assert_eq!(base, with(&|p| p.store_timeout = minute));
+        assert_eq!(
+            base,
+            with(&|p| (p.heal_timeout, p.cache_limit, p.readahead) = (minute, Some(1), Some(1)))
+        );
+        assert_eq!(base, with(&|p| (p.uid, p.file_mode, p.allow_http) = (7, 0o400, true)));
+    }
+
+    #[test]
+    fn a_name_tells_nothing_without_the_nodes_key() {
+        let source = SourceUrl::parse("s3://bucket/a").unwrap();
+        let params = Parameters::default();
+        let secret = keys("id", "secret");
+        let here = ScopeId::of(&key(1), &source, &params, &secret);
+        assert_ne!(here, ScopeId::of(&key(2), &source, &params, &secret), "two nodes have one name for it");
+        assert_ne!(here, ScopeId::without_key(&source, &params, &secret), "a guess can be tested");
+        assert!(!format!("{:?}", key(0xab)).contains("ab"));
+    }
+
+    /// What the version before wrote, so that its mounts are found in their scope.
+    #[test]
+    fn the_name_of_the_version_before_is_known() {
+        let source = SourceUrl::parse("s3://bucket/a").unwrap();
+        let found = ScopeId::without_key(&source, &Parameters::default(), &keys("id", "secret"));
+        assert_eq!(found.as_str(), "e32d2fd29931b259c9b8497366d032ea");
     }
 }

@@ -19,7 +19,7 @@ mod units;
 mod wire;
 
 pub use allow::{AllowList, NotAllowed};
-pub use credentials::{Credentials, CredentialsError, ScopeId};
+pub use credentials::{Credentials, CredentialsError, ScopeId, ScopeKey};
 pub use id::{BadVolumeId, VolumeId};
 pub use parameters::{
     Addressing, Freshness, KNOWN_PARAMETERS, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS,
@@ -42,8 +42,15 @@ pub struct VolumeSpec {
 impl VolumeSpec {
     /// What the cache may share: same bytes behind the same credentials.
     /// Endpoint and region belong to the identity, because `s3://data` is another bucket on another endpoint.
-    pub fn scope(&self, credentials: &Credentials) -> ScopeId {
-        ScopeId::of(&self.source, &self.parameters, credentials)
+    /// So does the addressing style: it decides which host is asked.
+    pub fn scope(&self, credentials: &Credentials, key: &ScopeKey) -> ScopeId {
+        ScopeId::of(key, &self.source, &self.parameters, credentials)
+    }
+
+    /// Is `scope` what these credentials open, by this version's name or by that of the version before?
+    pub fn is_in(&self, scope: &ScopeId, credentials: &Credentials, key: &ScopeKey) -> bool {
+        *scope == self.scope(credentials, key)
+            || *scope == ScopeId::without_key(&self.source, &self.parameters, credentials)
     }
 
     /// See [`WireSpec::digest`].

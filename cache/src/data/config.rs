@@ -8,7 +8,7 @@ pub struct Config {
     pub tiers: Vec<Tier>,
     /// Unit of presence, checksums and random reads: a power of two from 4 KiB to 16 MiB.
     pub block_bytes: u64,
-    /// How much one credential scope may keep, unless [`ReadOptions`] says otherwise. None: no limit.
+    /// How much one credential scope may keep, whatever its volumes say. None: no limit.
     pub scope_limit_bytes: Option<u64>,
     /// How far ahead of a sequential reader the cache fetches at most, unless [`ReadOptions`] says otherwise.
     pub readahead_bytes: u64,
@@ -49,8 +49,6 @@ pub enum TierKind {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReadOptions {
     pub readahead_bytes: Option<u64>,
-    /// Of the whole scope: the last opener's word counts.
-    pub scope_limit_bytes: Option<u64>,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

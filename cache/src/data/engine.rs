@@ -40,6 +40,8 @@ pub struct Engine {
     subscribers: Mutex<Vec<mpsc::UnboundedSender<Event>>>,
     written: AtomicU64,
     keeper: Arc<Bell>,
+    /// Held while directories of scopes are removed.
+    pub(crate) sweeping: Mutex<()>,
     /// Held by the keeper while it works. True: the directories may be another process's by now.
     closed: Mutex<bool>,
 }
@@ -105,6 +107,7 @@ impl Engine {
             subscribers: Mutex::default(),
             written: AtomicU64::new(0),
             keeper: Arc::default(),
+            sweeping: Mutex::default(),
             closed: Mutex::new(false),
             config,
         });
@@ -117,16 +120,13 @@ impl Engine {
     }
 
     /// The file of `key`: the instance that others read, one from the disk, or a new one. `fetch` replaces the one given
-    /// before (new credentials). Makes no system call.
+    /// before (new credentials), and the readahead is that of readers who do not say theirs. Makes no system call.
     pub fn file(self: &Arc<Self>, key: FileKey, fetch: Arc<dyn Fetch>, options: ReadOptions) -> Arc<File> {
         self.bury();
         let mut dropped = None;
         let mut verify = false;
         let mut index = self.lock_index();
         let scope = index.scope(&key.scope, self.config.scope_limit_bytes);
-        if options.scope_limit_bytes.is_some() {
-            index.scopes[scope as usize].limit = options.scope_limit_bytes;
-        }
         let id = match index.find(&key) {
             Some(id) => {
                 index.touch(id);
@@ -259,7 +259,7 @@ impl Engine {
                 roots,
             }
         });
-        let scopes = index.scopes.iter().map(|s| ScopeUsage {
+        let scopes = index.known_scopes().map(|s| ScopeUsage {
             scope: s.id.clone(),
             bytes: s.bytes,
             files: s.files,

@@ -193,6 +193,7 @@ impl Engine {
             }
         }
         self.relieve_scopes();
+        self.sweep_scopes();
     }
 }
 

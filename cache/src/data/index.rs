@@ -9,7 +9,7 @@ use super::sidecar::Image;
 use super::{FileKey, NO_ROOT, SMALL_BLOCKS};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use volume::ScopeId;
 
@@ -25,7 +25,9 @@ pub(crate) struct Index {
     /// Sidecars on their way to the disk: newer than what is there.
     pub parked: HashMap<u64, Arc<Image>>,
     recent: VecDeque<Arc<File>>,
+    /// By number; those that are gone keep theirs until another scope gets it.
     pub scopes: Vec<Scope>,
+    free_numbers: Vec<u32>,
     scope_numbers: HashMap<ScopeId, u32>,
     pub roots: Vec<RootUse>,
     block_bytes: u64,
@@ -75,6 +77,10 @@ pub(crate) struct Scope {
     pub limit: Option<u64>,
     pub bytes: u64,
     pub files: u64,
+    /// In the index, placed or not.
+    entries: u64,
+    /// Volumes use it. Looked at without the index's lock, by whoever removes its directories.
+    pub held: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -154,6 +160,7 @@ impl Index {
             parked: HashMap::new(),
             recent: VecDeque::new(),
             scopes: Vec::new(),
+            free_numbers: Vec::new(),
             scope_numbers: HashMap::new(),
             roots: (0..roots).map(|_| RootUse::default()).collect(),
             block_bytes,
@@ -189,14 +196,52 @@ impl Index {
         if let Some(&number) = self.scope_numbers.get(scope) {
             return number;
         }
-        let number = self.scopes.len() as u32;
-        self.scopes.push(Scope { id: scope.clone(), limit: default_limit, bytes: 0, files: 0 });
+        let new = Scope {
+            id: scope.clone(),
+            limit: default_limit,
+            bytes: 0,
+            files: 0,
+            entries: 0,
+            held: Arc::default(),
+        };
+        let number = match self.free_numbers.pop() {
+            Some(number) => {
+                self.scopes[number as usize] = new;
+                number
+            }
+            None => {
+                self.scopes.push(new);
+                (self.scopes.len() - 1) as u32
+            }
+        };
         self.scope_numbers.insert(scope.clone(), number);
         number
     }
 
     pub(crate) fn scope_number(&self, scope: &ScopeId) -> Option<u32> {
         self.scope_numbers.get(scope).copied()
+    }
+
+    /// Scopes that are known, with their numbers.
+    pub(crate) fn known_scopes(&self) -> impl Iterator<Item = &Scope> {
+        self.scope_numbers.values().map(|&number| &self.scopes[number as usize])
+    }
+
+    /// Scopes that no volume uses and that have nothing cached.
+    pub(crate) fn unused_scopes(&self) -> Vec<(ScopeId, Arc<AtomicBool>)> {
+        let unused = |s: &&Scope| s.entries == 0 && !s.held.load(Ordering::Relaxed);
+        self.known_scopes().filter(unused).map(|s| (s.id.clone(), s.held.clone())).collect()
+    }
+
+    /// Forgets a scope, unless somebody has come back to it.
+    pub(crate) fn forget_scope(&mut self, scope: &ScopeId) {
+        let Some(number) = self.scope_number(scope) else { return };
+        let known = &self.scopes[number as usize];
+        if known.entries == 0 && !known.held.load(Ordering::Relaxed) {
+            self.scope_numbers.remove(scope);
+            self.roots.iter_mut().for_each(|root| drop(root.policies.remove(&number)));
+            self.free_numbers.push(number);
+        }
     }
 
     /// A new file, unplaced. Whatever else had this key (only after a hash collision) is no longer found by it.
@@ -214,6 +259,7 @@ impl Index {
             root: NO_ROOT,
             rest: Rest::Unplaced,
         };
+        self.scopes[scope as usize].entries += 1;
         self.entries.insert(id, entry);
         self.by_key.insert(self.digest(key), id);
     }
@@ -329,6 +375,7 @@ impl Index {
     fn take(&mut self, id: u64) -> Option<Removed> {
         let key = Arc::new(self.key(id)?);
         let entry = self.entries.remove(&id)?;
+        self.scopes[entry.scope as usize].entries -= 1;
         let digest = self.digest(&key);
         if self.by_key.get(&digest) == Some(&id) {
             self.by_key.remove(&digest);

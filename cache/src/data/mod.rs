@@ -49,6 +49,7 @@ mod read;
 mod recover;
 mod root;
 mod save;
+mod scopes;
 mod sidecar;
 mod stream;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! A read: is the range there, is it on its way, or what has to be started. Decided under the file's lock, waited for
 //! without it.
 
+use super::ReadOptions;
 use super::fetch::{Cause, FetchError};
 use super::file::{Blocks, Body, File, Launch, Presence, State, Waiter, Woken};
 use super::stream::{Goal, Limits};
@@ -25,9 +26,20 @@ enum Look {
 }
 
 impl File {
-    /// Waits until the range (clipped to the file) is in the data file, or gives its bytes. Dropping the future cancels nothing
-    /// that others may want. A failed fetch fails its waiters only; the next read tries again.
+    /// As [`Self::read_with`], for whoever says nothing.
     pub async fn read(self: &Arc<Self>, offset: u64, len: u32) -> Result<Presence, FetchError> {
+        self.read_with(offset, len, ReadOptions::default()).await
+    }
+
+    /// Waits until the range (clipped to the file) is in the data file, or gives its bytes. Dropping the future cancels nothing
+    /// that others may want. A failed fetch fails its waiters only; the next read tries again. `options` are this reader's,
+    /// whatever others of the same file want.
+    pub async fn read_with(
+        self: &Arc<Self>,
+        offset: u64,
+        len: u32,
+        options: ReadOptions,
+    ) -> Result<Presence, FetchError> {
         let range = offset..offset.saturating_add(u64::from(len)).min(self.key().size);
         if range.is_empty() {
             return Ok(Presence::Present { mark: None });
@@ -36,7 +48,7 @@ impl File {
         let observer = &self.engine.observer;
         let mut goal = None;
         for looks in 0..LOOKS_MAX {
-            match self.look(&range, &mut goal) {
+            match self.look(&range, &mut goal, options) {
                 Look::Present(mark) => {
                     if looks == 0 {
                         observer.hit(bytes);
@@ -64,9 +76,9 @@ impl File {
     }
 
     /// A sequential reader passed the mark: fetch on. Cheap, and harmless when said too often.
-    pub fn advance(self: &Arc<Self>, offset: u64) {
+    pub fn advance(self: &Arc<Self>, offset: u64, options: ReadOptions) {
         let mut state = self.lock();
-        let limits = self.limits(&state);
+        let limits = self.limits(&state, options);
         state.streams.advance(offset.min(self.key().size), limits);
         self.fetch_ahead(&mut state);
         self.launch(state);
@@ -85,7 +97,7 @@ impl File {
         Ok(())
     }
 
-    fn look(self: &Arc<Self>, range: &Range<u64>, goal: &mut Option<Goal>) -> Look {
+    fn look(self: &Arc<Self>, range: &Range<u64>, goal: &mut Option<Goal>, options: ReadOptions) -> Look {
         let mut state = self.lock();
         let want = self.blocks_of(range);
         match state.body {
@@ -93,7 +105,7 @@ impl File {
             Body::Resting => return Look::Resting,
             Body::Partial(_) => {}
         }
-        let limits = self.limits(&state);
+        let limits = self.limits(&state, options);
         let goal = *goal.get_or_insert_with(|| state.streams.note(range.clone(), limits));
         if state.has(want.clone()) {
             self.fetch_ahead(&mut state);
@@ -160,11 +172,12 @@ impl File {
         }
     }
 
-    fn limits(&self, state: &State) -> Limits {
+    fn limits(&self, state: &State, options: ReadOptions) -> Limits {
+        let readahead = options.readahead_bytes.unwrap_or(state.readahead);
         Limits {
             size: self.key().size,
             // A small file comes whole anyway.
-            window_max: if self.is_large() { state.readahead } else { 0 },
+            window_max: if self.is_large() { readahead } else { 0 },
             part: self.engine.config.part_bytes,
         }
     }

@@ -149,6 +149,8 @@ fn scan(root: &Root, block_bytes: u64) -> Scan {
                 scan_shelf(root, &scope, &shelf, block_bytes, &mut records, &mut scan);
             }
         }
+        // Nobody uses it yet. Only if nothing lies in it.
+        let _ = super::root::remove_empty(dir, scope.as_str());
     }
     scan
 }

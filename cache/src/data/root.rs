@@ -155,6 +155,25 @@ impl Root {
         Ok(dir)
     }
 
+    /// Closes the directories of scopes that nobody reads from; they are opened again when a file of theirs is evicted.
+    pub(crate) fn close_scopes(&self, unused: impl Fn(&ScopeId) -> bool) {
+        let mut scopes = self.scopes.lock().unwrap_or_else(PoisonError::into_inner);
+        scopes.retain(|scope, _| !unused(scope));
+    }
+
+    /// Removes the empty directories of a scope without volumes, unless somebody has `held` it meanwhile: whoever holds a
+    /// scope says so before he asks for its directory, and asks for it under this lock. What the disk does not let go of
+    /// is found again at the next start. Blocking.
+    pub(crate) fn remove_scope(&self, scope: &ScopeId, held: &AtomicBool) {
+        let Ok(root) = self.dir() else { return };
+        let mut scopes = self.scopes.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.load(Ordering::SeqCst) || !self.is_writable() {
+            return;
+        }
+        scopes.remove(scope);
+        let _ = remove_empty(root, scope.as_str());
+    }
+
     pub(crate) fn create_data(&self, key: &FileKey, id: u64) -> io::Result<OwnedFd> {
         self.create(&key.scope, &layout::file_name(id), OFlags::RDWR | OFlags::CREATE)
     }
@@ -209,10 +228,19 @@ impl Root {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let open = || rustix::fs::openat(&*dir, name, flags, Mode::RUSR | Mode::WUSR);
         match open() {
-            Err(rustix::io::Errno::NOENT) => {
-                make_dir(dir.as_fd(), &name[..2])?;
-                Ok(open()?)
-            }
+            Err(rustix::io::Errno::NOENT) => match make_dir(dir.as_fd(), &name[..2]) {
+                // Removed since we opened it, because nobody used it: make it anew.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    self.close_scopes(|closed| closed == scope);
+                    let dir = self.scope_dir(scope)?;
+                    make_dir(dir.as_fd(), &name[..2])?;
+                    Ok(rustix::fs::openat(&*dir, name, flags, Mode::RUSR | Mode::WUSR)?)
+                }
+                made => {
+                    made?;
+                    Ok(open()?)
+                }
+            },
             other => Ok(other?),
         }
     }
@@ -330,6 +358,22 @@ fn read_probe(fd: &OwnedFd) -> io::Result<()> {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         _ => Ok(()),
     }
+}
+
+/// The directory of a scope, with its shelves, if there is no file in it.
+pub(crate) fn remove_empty(root: BorrowedFd<'_>, scope: &str) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let dir = match rustix::fs::openat(root, scope, flags, Mode::empty()) {
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        other => other?,
+    };
+    for entry in rustix::fs::Dir::read_from(&dir)? {
+        let entry = entry?;
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            rustix::fs::unlinkat(&dir, entry.file_name(), AtFlags::REMOVEDIR)?;
+        }
+    }
+    Ok(rustix::fs::unlinkat(root, scope, AtFlags::REMOVEDIR)?)
 }
 
 fn make_dir(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {

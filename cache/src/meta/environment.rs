@@ -26,13 +26,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const DATA: &str = "data.mdb";
-const LOCK: &str = "lock.mdb";
-const MARKER: &str = "marker";
+pub(super) const DATA: &str = "data.mdb";
+pub(super) const LOCK: &str = "lock.mdb";
+pub(super) const MARKER: &str = "marker";
 /// Ten milliseconds apart.
 const LOCK_ATTEMPTS: u32 = 20;
 const MARKER_BYTES: usize = 128;
-const SET_ASIDE: &str = "data.mdb.set-aside";
+pub(super) const SET_ASIDE: &str = "data.mdb.set-aside";
 /// Less is not worth a system call.
 const RESERVE_MIN: u64 = 256 << 10;
 /// A slot of LMDB's reader table, bytes; the header takes two to four of them.
@@ -56,6 +56,20 @@ pub(super) enum State {
 }
 
 impl State {
+    /// What a marker says, and whether this boot and this build can do something with it. None: it is no marker.
+    pub(super) fn read(path: &Path) -> Result<Option<(Self, bool)>, MetaError> {
+        let bytes = fs::read(path).map_err(io("cannot read the marker of the metadata store"))?;
+        let text = String::from_utf8_lossy(&bytes[..bytes.len().min(MARKER_BYTES)]).into_owned();
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let ["millpond-meta", format, state, boot] = words[..] else { return Ok(None) };
+        let Some(state) = [Self::Open, Self::Clean, Self::Distrusted].into_iter().find(|s| s.word() == state)
+        else {
+            return Ok(None);
+        };
+        let this_boot = state == Self::Clean || boot == boot_id()?;
+        Ok(Some((state, this_boot && format.parse().is_ok_and(record::is_known))))
+    }
+
     fn word(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -68,8 +82,16 @@ impl State {
 impl Home {
     pub(super) fn take(dir: &Path) -> Result<Self, MetaError> {
         fs::create_dir_all(dir).map_err(io("cannot create the directory of the metadata store"))?;
+        Self::take_within(dir, LOCK_ATTEMPTS)
+    }
+
+    /// Of a store that is there.
+    pub(super) fn take_now(dir: &Path) -> Result<Self, MetaError> {
+        Self::take_within(dir, 0)
+    }
+
+    fn take_within(dir: &Path, mut patience: u32) -> Result<Self, MetaError> {
         let handle = File::open(dir).map_err(io("cannot open the directory of the metadata store"))?;
-        let mut patience = LOCK_ATTEMPTS;
         loop {
             match rustix::fs::flock(&handle, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Self { dir: dir.to_owned(), handle }),
@@ -221,6 +243,22 @@ impl Home {
                 rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, used, bytes).is_ok()
             });
         if taken { used + bytes } else { 0 }
+    }
+
+    /// What is only of use while the store is open goes back to the disk: the reserve behind the data, and the table of readers,
+    /// of whom there are none. Failure leaves it there, for the next owner.
+    pub(super) fn give_back(&self) {
+        let trim = || -> io::Result<()> {
+            let data = File::options().write(true).open(self.dir.join(DATA))?;
+            // Frees what lies behind the end, where it is.
+            data.set_len(data.metadata()?.len())?;
+            fs::remove_file(self.dir.join(LOCK))
+        };
+        if let Err(error) = trim()
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::debug!(dir = %self.dir.display(), %error, "the reserve of a metadata store stays");
+        }
     }
 
     fn environment(&self, options: &Options, now_ms: u64) -> Result<View, MetaError> {

@@ -115,7 +115,7 @@ impl<'s> ListingWriter<'s> {
         // In key order a transaction touches each page of the map once. A stable sort: the last word on a name wins.
         self.batch.sort_by(|a, b| a.name.cmp(&b.name));
         let now_ms = self.store.now_ms();
-        self.store.keep_reserve();
+        self.store.keep_reserve()?;
         let mut pending = self.store.pending();
         let mut write = self.store.begin_write()?;
         let mut directory = write.directory_to_fill(self.dir)?;

@@ -6,8 +6,10 @@
 
 mod environment;
 mod fence;
+pub mod idle;
 mod listing;
 mod record;
+mod room;
 mod store;
 mod types;
 mod view;
@@ -17,6 +19,7 @@ mod write;
 mod tests;
 
 pub use listing::ListingWriter;
+pub use room::Room;
 pub use store::Store;
 pub use types::{
     Attributes, Cached, Clock, EPOCH_MAX, FIRST_INO, INO_LIMIT, Incoming, InodeNumbers, Kind, ListingState,

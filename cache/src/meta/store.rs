@@ -4,8 +4,10 @@ use super::environment::{Home, State};
 use super::fence::Fence;
 use super::listing::ListingWriter;
 use super::record::Directory;
+use super::room::Room;
 use super::types::{
     Attributes, Cached, Clock, INO_LIMIT, Incoming, InodeNumbers, Kind, MetaError, Opened, Options, Stats,
+    TOTAL_REACHED,
 };
 use super::view::{View, unexpected};
 use super::write::{Origin, Pending, Write, is_name};
@@ -20,6 +22,8 @@ use std::time::Instant;
 /// Most negative records that one directory keeps without a complete listing: they come from guesses (import paths,
 /// optional files), and guesses have no end.
 const NEGATIVES_MAX: u64 = 65_536;
+/// A store that cannot have a reserve takes room in such steps; more than a transaction writes.
+const LAST_BYTES: u64 = 4 << 20;
 /// Entries written in one transaction.
 pub(super) const BATCH: usize = 10_000;
 
@@ -41,6 +45,9 @@ pub struct Store {
     reserve_bytes: u64,
     /// Blocks of the disk are taken up to here, bytes from the start of the file.
     reserved_to: AtomicU64,
+    /// Shared by all stores, and what this one has of it. A leaf in the lock order.
+    room: Arc<Room>,
+    counted: Mutex<u64>,
 }
 
 impl Store {
@@ -56,6 +63,17 @@ impl Store {
         numbers: Arc<dyn InodeNumbers>,
         now_ms: Clock,
     ) -> Result<Self, MetaError> {
+        Self::open_in(dir, options, numbers, now_ms, Arc::new(Room::new(u64::MAX)))
+    }
+
+    /// As one of those that share `room`.
+    pub fn open_in(
+        dir: &Path,
+        options: &Options,
+        numbers: Arc<dyn InodeNumbers>,
+        now_ms: Clock,
+        room: Arc<Room>,
+    ) -> Result<Self, MetaError> {
         let home = Home::take(dir)?;
         let (view, opened) = home.open(options, now_ms())?;
         let store = Self {
@@ -70,8 +88,10 @@ impl Store {
             pending: Mutex::default(),
             reserve_bytes: options.reserve_bytes,
             reserved_to: AtomicU64::new(0),
+            room,
+            counted: Mutex::new(0),
         };
-        store.keep_reserve();
+        let _ = store.keep_reserve(); // without room it is read all the same
         Ok(store)
     }
 
@@ -108,7 +128,7 @@ impl Store {
         if !is_name(&incoming.name) {
             return Err(MetaError::BadName);
         }
-        self.keep_reserve();
+        self.keep_reserve()?;
         let seen_ms = (self.now_ms)();
         self.with_room(|| self.put_seen(parent, incoming, seen_ms))
     }
@@ -134,7 +154,7 @@ impl Store {
         if !is_name(name) {
             return Err(MetaError::BadName);
         }
-        self.keep_reserve();
+        self.keep_reserve()?;
         let seen_ms = (self.now_ms)();
         self.with_room(|| self.put_absent_seen(parent, name, seen_ms))
     }
@@ -224,14 +244,24 @@ impl Store {
         (self.view.env.info().last_page_number as u64 + 1) * page
     }
 
-    /// To be called before names are stored. What the disk does not give now is asked for again the next time.
-    pub(super) fn keep_reserve(&self) {
+    /// To be called before names are stored: takes blocks ahead for them. What the disk does not give now is asked for again the
+    /// next time. An error: the stores have no more room, all together.
+    pub(super) fn keep_reserve(&self) -> Result<(), MetaError> {
         let used = self.used_bytes();
         let reserved_to = self.reserved_to.load(Ordering::Relaxed);
-        if used + self.reserve_bytes / 2 > reserved_to {
-            let reserved_to = self.home.reserve(used, self.reserve_bytes).max(reserved_to);
-            self.reserved_to.store(reserved_to, Ordering::Relaxed);
+        if used + self.reserve_bytes / 2 <= reserved_to {
+            return Ok(());
         }
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = used + self.reserve_bytes;
+        if !self.room.take(&mut counted, wanted) {
+            // What it has, it may use up.
+            let full = used + LAST_BYTES > *counted && !self.room.take(&mut counted, used + LAST_BYTES);
+            return if full { Err(MetaError::Full(TOTAL_REACHED)) } else { Ok(()) };
+        }
+        let reserved_to = self.home.reserve(used, self.reserve_bytes).max(reserved_to);
+        self.reserved_to.store(reserved_to, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Damage was found: the next opening sets this store aside.
@@ -299,6 +329,7 @@ impl Store {
         self.view.env.force_sync().map_err(unexpected)?;
         self.home.mark(State::Clean)?;
         self.settled.store(true, Ordering::Relaxed);
+        self.home.give_back();
         Ok(())
     }
 
@@ -351,6 +382,8 @@ impl Drop for Store {
         if let Err(e) = self.write_out() {
             tracing::warn!(error = %e, "metadata store not written out; it is kept until the machine restarts");
         }
+        let counted = self.counted.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.room.take(counted, 0);
     }
 }
 

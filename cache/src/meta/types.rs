@@ -152,6 +152,9 @@ pub(super) const DISK_FULL: &str = "no space is left on its disk, make room ther
 pub(super) const LIMIT_REACHED: &str =
     "its size limit (cache.metadata_limit) is reached; it is started anew when no volume uses it";
 
+pub(super) const TOTAL_REACHED: &str =
+    "all metadata stores together have reached their limit (cache.metadata_total): raise it, or mount less";
+
 /// Every error leaves the store as it was before the call.
 #[derive(Debug, thiserror::Error)]
 pub enum MetaError {

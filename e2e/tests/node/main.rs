@@ -20,6 +20,8 @@ mod promises;
 mod reading;
 mod renewals;
 mod sanity;
+mod scopes;
+mod settings;
 mod successors;
 mod tenants;
 mod torture;

@@ -1,15 +1,15 @@
 //! Publish and unpublish: from a mount request to a worker that serves it, and back.
 
 mod arrivals;
+mod open;
 mod requests;
 mod rotate;
+mod scopes;
 
-use crate::asked::AskedWith;
 use crate::config::Config;
 use crate::departure::Order;
-use crate::health::Health;
 use crate::profile;
-use crate::scope::{Scope, now_ms, store_cause};
+use crate::scope::{Scope, Wants, store_cause};
 use crate::supervisor::{Mount, Parts, Surroundings};
 use arrivals::{Arrival, Mounts, Present, Unsettled};
 use cache::data::Engine;
@@ -17,7 +17,8 @@ use cache::meta;
 use link::broker::{AgentAnswer, MountId, Publish, Resume, Usage};
 use link::worker::{Assign, Mode, Show};
 use link::{Cause, Refusal, RefusalKind, failpoint};
-use std::collections::{BTreeMap, HashMap};
+use scopes::Scopes;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,13 +41,15 @@ struct Absence {
 pub struct Volumes {
     config: Config,
     engine: Arc<Engine>,
-    numbers: Arc<crate::state::State>,
+    pub(crate) numbers: Arc<crate::state::State>,
     generation: u64,
     limits: Arc<store::Limits>,
     observer: Arc<dyn store::Observer>,
     pub around: Arc<Surroundings>,
     mounts: Mounts<Entry>,
-    scopes: Mutex<HashMap<ScopeId, ScopeSlot>>,
+    scopes: Scopes,
+    /// Of the disk, for all metadata stores.
+    room: Arc<meta::Room>,
     /// This agent was asked to stop: the next one takes new mounts.
     leaving: AtomicBool,
     /// No mount has a worker any more.
@@ -56,9 +59,6 @@ pub struct Volumes {
     /// What concerns the agent as a whole.
     orders: mpsc::UnboundedSender<Order>,
 }
-
-/// Held while a scope is being opened, so that a second publish of it waits for the first.
-type ScopeSlot = Arc<tokio::sync::Mutex<Option<Arc<Scope>>>>;
 
 pub(crate) struct Entry {
     mount: Arc<Mount>,
@@ -80,6 +80,7 @@ impl Volumes {
         around: Arc<Surroundings>,
         orders: mpsc::UnboundedSender<Order>,
     ) -> Arc<Self> {
+        let room = Arc::new(meta::Room::new(config.cache.metadata_total.0));
         Arc::new(Self {
             config,
             engine,
@@ -89,7 +90,8 @@ impl Volumes {
             observer,
             around,
             mounts: Mounts::default(),
-            scopes: Mutex::default(),
+            scopes: Scopes::default(),
+            room,
             leaving: AtomicBool::new(false),
             stepped_back: AtomicBool::new(false),
             absence: Mutex::default(),
@@ -120,13 +122,33 @@ impl Volumes {
 
     /// Live scopes only.
     pub fn scope(&self, id: &ScopeId) -> Option<Arc<Scope>> {
-        let slot = lock(&self.scopes).get(id)?.clone();
-        slot.try_lock().ok()?.clone()
+        self.scopes.get(id)
     }
 
     pub fn scopes(&self) -> Vec<Arc<Scope>> {
-        let slots: Vec<_> = lock(&self.scopes).values().cloned().collect();
-        slots.iter().filter_map(|slot| slot.try_lock().ok()?.clone()).collect()
+        self.scopes.all()
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn room(&self) -> &meta::Room {
+        &self.room
+    }
+
+    /// Nobody opens this scope while what is returned lives. None: a volume uses it, or is about to.
+    pub(crate) fn shut_scope(&self, id: &ScopeId) -> Option<scopes::Shut> {
+        self.scopes.shut(id)
+    }
+
+    pub(crate) fn sweep_scopes(&self) {
+        self.scopes.sweep();
+    }
+
+    /// Returns when a scope was closed.
+    pub(crate) async fn scope_closed(&self) {
+        self.scopes.closed().await;
     }
 
     pub async fn publish(
@@ -145,7 +167,7 @@ impl Volumes {
         let spec = understand(&request.spec)?;
         self.may_serve(&spec)?;
         let credentials = self.credentials(&request.secrets, request.environment)?;
-        let (id, scope) = (request.mount, spec.scope(&credentials));
+        let (id, scope) = (request.mount, spec.scope(&credentials, self.numbers.scope_key()));
         let arrival = match self.arrive(id, &scope)? {
             Some(arrival) => arrival,
             None => {
@@ -170,7 +192,8 @@ impl Volumes {
     ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
         let Publish { mount: id, spec: described, secrets, environment, init, target, pod, claim } = request;
         let scope = self.open_scope(scope, &spec, credentials, true).await?;
-        let mode = self.mode(&spec, &scope).await?;
+        let member = scope.join(Wants::of(&self.config.workers.in_time(&spec).parameters));
+        let mode = self.mode(&spec, credentials).await?;
         let roots = self.root_directories(&scope)?;
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
         let volume = spec.id.clone();
@@ -184,6 +207,7 @@ impl Volumes {
             pod,
             claim,
             scope,
+            member,
             assign,
             device,
             roots,
@@ -278,6 +302,7 @@ impl Volumes {
     pub async fn unpublish(&self, id: MountId) {
         let Some(mut entry) = self.mounts.end(id) else { return };
         entry.mount.stop();
+        entry.mount.leave_scope();
         if let Some(thread) = entry.thread.take() {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }
@@ -361,99 +386,17 @@ impl Volumes {
         credentials(secrets, environment, |name| std::env::var(name).ok())
     }
 
-    /// The scope; opened if no volume uses it yet, and then checked against its source if `check`.
-    pub(crate) async fn open_scope(
-        &self,
-        id: ScopeId,
-        spec: &VolumeSpec,
-        credentials: &Credentials,
-        check: bool,
-    ) -> Result<Arc<Scope>, Refusal> {
-        let slot = lock(&self.scopes).entry(id.clone()).or_default().clone();
-        let mut slot = slot.lock().await;
-        let spec = &self.config.workers.in_time(spec);
-        let source = store::open(spec, credentials, self.limits.clone(), self.observer.clone())
-            .map_err(|e| source_refusal(&e))?;
-        if let Some(scope) = slot.as_ref() {
-            if check && scope.asked.is_rotated() {
-                // It asks with newer keys by now: whoever brings the old ones must show that they still open it.
-                self.check(spec, &source).await?;
-            } else {
-                scope.asked.replace(source, credentials.clone());
-            }
-            return Ok(scope.clone());
-        }
-        if check {
-            self.check(spec, &source).await?;
-        }
-        let metadata = self.config.cache.metadata_dir.join(id.as_str());
-        let numbers = self.numbers.clone();
-        let dir = metadata.clone();
-        // Mounts that are taken over have inode numbers of it in the kernel.
-        let options = meta::Options { start_anew: check, ..self.config.cache.metadata() };
-        let open = move || meta::Store::open_with(&dir, &options, numbers, Arc::new(now_ms));
-        let opened = tokio::task::spawn_blocking(open).await;
-        let opened = opened
-            .map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?
-            .map_err(|e| Refusal::new(RefusalKind::Unavailable, format!("metadata store: {e}")))?;
-        if let meta::Opened::SetAside { why } | meta::Opened::StartedAnew { why } = opened.opened() {
-            tracing::warn!(scope = %id, why, "metadata store started empty: names are asked for again");
-        }
-        let health = Arc::new(Health::new(id.clone(), self.around.outages.clone()));
-        let shown = spec.source.to_string();
-        let patience = spec.parameters.store_timeout;
-        let asked = AskedWith::new(source, credentials.clone(), patience, shown.clone(), health.clone());
-        let scope = Scope::new(
-            id,
-            shown,
-            Arc::new(opened),
-            metadata,
-            self.engine.clone(),
-            asked,
-            health,
-            self.generation,
-        );
-        *slot = Some(scope.clone());
-        Ok(scope)
-    }
-
-    /// Is it there, and do these credentials open it?
-    async fn check(&self, spec: &VolumeSpec, source: &Arc<dyn store::Source>) -> Result<(), Refusal> {
-        let wait = self.config.agent.source_wait.0;
-        match tokio::time::timeout(wait, source.check(wait)).await {
-            Ok(checked) => checked.map_err(|e| source_refusal(&e)),
-            Err(_) => Err(Refusal::new(
-                RefusalKind::Unavailable,
-                format!(
-                    "{} did not answer within {wait:?}: is its endpoint reachable from this node?",
-                    spec.source
-                ),
-            )),
-        }
-    }
-
-    /// Closes the scope when its last mount is gone: an environment that nobody has open can be evicted as a whole.
-    pub(crate) fn release_scope(&self, id: &ScopeId) {
-        if self.mounts.uses(id, |entry| &entry.mount.scope.id) {
-            return;
-        }
-        let mut scopes = lock(&self.scopes);
-        // A publish that is under way holds the slot.
-        let idle = scopes.get(id).filter(|slot| Arc::strong_count(slot) == 1);
-        if let Some(Ok(scope)) = idle.map(|slot| slot.try_lock().map(|scope| scope.clone())) {
-            scope.iter().for_each(|scope| scope.asked.end());
-            scopes.remove(id);
-        }
-    }
-
-    async fn mode(&self, spec: &VolumeSpec, scope: &Scope) -> Result<Mode, Refusal> {
+    async fn mode(&self, spec: &VolumeSpec, credentials: &Credentials) -> Result<Mode, Refusal> {
         let small = match (spec.parameters.profile, spec.parameters.freshness) {
             (_, Freshness::Strict) | (Profile::Large, _) => false,
             #[cfg(feature = "next-version")]
             (Profile::Next, _) => false,
             (Profile::Small, _) => true,
             (Profile::Auto, _) => {
-                profile::is_small(scope.asked.source().as_ref()).await.map_err(|e| source_refusal(&e))?
+                // Not as the scope asks: another volume may wait for days.
+                let patience = spec.parameters.store_timeout.min(self.config.agent.source_wait.0);
+                let source = self.opener(spec)(credentials, patience).map_err(|e| source_refusal(&e))?;
+                profile::is_small(source.as_ref()).await.map_err(|e| source_refusal(&e))?
             }
         };
         let withhold = self.config.withhold();

@@ -16,7 +16,7 @@ impl Volumes {
         if scope.asked.has(&fresh) {
             return Ok(());
         }
-        let same_identity = mount.spec.scope(&fresh) == scope.id;
+        let same_identity = mount.spec.is_in(&scope.id, &fresh, self.numbers.scope_key());
         if !same_identity {
             // What the new keys bring in is seen by every volume of the scope.
             one_namespace(&mount, &self.mounts())?;
@@ -25,9 +25,10 @@ impl Volumes {
             .map_err(|e| source_refusal(&e))?;
         self.check(&mount.spec, &source).await?;
         match same_identity {
-            true => scope.asked.replace(source, fresh),
-            false => scope.asked.rotate(source, fresh),
+            true => scope.asked.replace(fresh),
+            false => scope.asked.rotate(fresh),
         }
+        .map_err(|e| source_refusal(&e))?;
         mount.rotated(secrets);
         tracing::info!(mount = %id, volume = %mount.spec.id, "a changed secret is in use");
         Ok(())

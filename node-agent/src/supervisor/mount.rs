@@ -9,7 +9,7 @@ use crate::heals::{HealCause, Heals};
 use crate::metrics::Metrics;
 use crate::privileged::Privileged;
 use crate::questions::Questions;
-use crate::scope::Scope;
+use crate::scope::{Member, Scope};
 use link::Packet;
 use link::broker::{BrokerRequest, Claim, MountId, Pod, Resume};
 use link::flight::{Flight, FlightError};
@@ -38,6 +38,8 @@ pub struct Mount {
     pub pod: Option<Pod>,
     pub claim: Option<Claim>,
     pub scope: Arc<Scope>,
+    /// Until it ends.
+    member: Mutex<Option<Member>>,
     pub published: SystemTime,
     /// What every worker of this mount is told; `takeover` is set for successors.
     pub assign: Assign,
@@ -146,6 +148,7 @@ pub struct Parts {
     pub pod: Option<Pod>,
     pub claim: Option<Claim>,
     pub scope: Arc<Scope>,
+    pub(crate) member: Member,
     pub assign: Assign,
     pub device: OwnedFd,
     pub roots: Vec<OwnedFd>,
@@ -198,6 +201,7 @@ impl Mount {
             pod: parts.pod,
             claim: parts.claim,
             scope: parts.scope,
+            member: Mutex::new(Some(parts.member)),
             published: now,
             assign: parts.assign,
             device: parts.device,
@@ -245,6 +249,11 @@ impl Mount {
 
     pub fn rotated(&self, secrets: &BTreeMap<String, String>) {
         *self.secrets.lock().unwrap_or_else(|p| p.into_inner()) = secrets.clone();
+    }
+
+    /// What this volume wanted of its scope binds nobody any more, though somebody may still hold the mount.
+    pub(crate) fn leave_scope(&self) {
+        drop(self.member.lock().unwrap_or_else(|p| p.into_inner()).take());
     }
 
     /// What a successor must not decide anew.

@@ -7,6 +7,7 @@ mod policy;
 mod reading;
 mod restart;
 mod room;
+mod scopes;
 
 use super::*;
 use async_trait::async_trait;

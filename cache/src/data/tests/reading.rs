@@ -51,7 +51,7 @@ async fn a_reader_wakes_when_its_own_range_is_there() {
     let (engine, _, _) = open(&config(vec![tier(&[dir.path()])]));
     let object = Object::new(9, 4 * MIB);
     object.gated.store(true, SeqCst);
-    let options = ReadOptions { readahead_bytes: Some(0), ..ReadOptions::default() };
+    let options = ReadOptions { readahead_bytes: Some(0) };
     let file = engine.file(key("gated", object.size), Arc::new(From(object.clone())), options);
     let read = |len: u32| {
         let file = file.clone();
@@ -99,7 +99,7 @@ async fn a_sequential_reader_gets_growing_windows_and_marks() {
     assert!(mark > 0 && mark <= 4 * MIB, "{mark}");
     until("the first window is there", || object.fetched() >= 4 * MIB).await;
     // The worker reads on without asking, passes the mark and says so.
-    file.advance(mark);
+    file.advance(mark, ReadOptions::default());
     until("the window moved on", || object.fetched() > 9 * MIB / 2).await;
     let mut at = mark;
     while at < object.size {
@@ -109,6 +109,27 @@ async fn a_sequential_reader_gets_growing_windows_and_marks() {
     until("the file is whole", || file.is_whole()).await;
     assert_eq!(object.fetched(), object.size);
     assert!(object.requests() <= 64 * 2 + 20, "{} requests", object.requests());
+}
+
+#[tokio::test]
+async fn each_reader_is_fetched_ahead_for_as_it_says_whoever_opened_the_file_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let (engine, _, _) = open(&config(vec![tier(&[dir.path()])]));
+    let object = Object::new(13, 64 * MIB);
+    let none = ReadOptions { readahead_bytes: Some(0) };
+    // The last opener wants much, this reader nothing.
+    let file = file(&engine, "shared", &object);
+    for k in 0..64 {
+        file.read_with(k * BLOCK, BLOCK as u32, none).await.unwrap();
+    }
+    assert_eq!(object.fetched(), 64 * BLOCK);
+    // And the other way round.
+    engine.file(key("shared", object.size), Arc::new(From(object.clone())), none);
+    let much = ReadOptions { readahead_bytes: Some(4 * MIB) };
+    for k in 0..64 {
+        file.read_with(32 * MIB + k * BLOCK, BLOCK as u32, much).await.unwrap();
+    }
+    until("there is more than was read", || object.fetched() > (64 + 64 + 16) * BLOCK).await;
 }
 
 #[tokio::test]

@@ -60,11 +60,11 @@ async fn a_greedy_scope_evicts_itself_and_not_its_neighbour() {
     let (engine, _, counts) = open(&config(vec![small_root(dir.path(), 64 * MIB)]));
     let neighbour = Object::new(1, 256 << 10);
     check_all(&file(&engine, "neighbour", &neighbour), &neighbour, MIB).await;
-    let options = ReadOptions { scope_limit_bytes: Some(2 * MIB), ..ReadOptions::default() };
+    engine.hold_scope(&scope(2), Some(2 * MIB));
     for k in 0..100 {
         let object = Object::new(k, 100 << 10);
         let key = FileKey { scope: scope(2), ..key(&format!("g{k}"), object.size) };
-        let file = engine.file(key, Arc::new(From(object.clone())), options);
+        let file = engine.file(key, Arc::new(From(object.clone())), ReadOptions::default());
         check_all(&file, &object, MIB).await;
     }
     let of = |n: u8| engine.usage().scopes.into_iter().find(|s| s.scope == scope(n)).unwrap();

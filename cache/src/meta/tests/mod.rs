@@ -3,6 +3,7 @@
 mod collisions;
 mod content;
 mod distrust;
+mod idle;
 mod listings;
 mod model;
 mod processes;

@@ -16,18 +16,18 @@ const DIR: &str = "MILLPOND_META_TEST_DIR";
 /// Longer than any machine takes.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-struct Role {
+pub(super) struct Role {
     child: Child,
     say: ChildStdin,
     hear: BufReader<ChildStdout>,
 }
 
 impl Role {
-    fn start(role: &str, dir: &Path) -> Self {
+    pub(super) fn start(role: &str, dir: &Path) -> Self {
         Self::spawn(Command::new(std::env::current_exe().unwrap()), role, dir)
     }
 
-    fn spawn(mut command: Command, role: &str, dir: &Path) -> Self {
+    pub(super) fn spawn(mut command: Command, role: &str, dir: &Path) -> Self {
         let mut child = command
             .args(["--exact", "meta::tests::processes::role", "--ignored", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
@@ -40,13 +40,13 @@ impl Role {
         Self { child, say, hear }
     }
 
-    fn ask(&mut self, question: &str) -> String {
+    pub(super) fn ask(&mut self, question: &str) -> String {
         writeln!(self.say, "{question}").unwrap();
         self.answer()
     }
 
     /// The next line that a role printed (the test harness prints others).
-    fn answer(&mut self) -> String {
+    pub(super) fn answer(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert_ne!(self.hear.read_line(&mut line).unwrap(), 0, "the other process ended");
@@ -56,22 +56,27 @@ impl Role {
         }
     }
 
-    fn kill(mut self) {
+    pub(super) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    fn end(mut self) {
+    /// By a signal, of itself.
+    pub(super) fn dies(mut self) {
+        assert_eq!(self.child.wait().unwrap().code(), None);
+    }
+
+    pub(super) fn end(mut self) {
         drop(self.say);
         assert!(self.child.wait().unwrap().success());
     }
 }
 
-fn answer(text: impl std::fmt::Display) {
+pub(super) fn answer(text: impl std::fmt::Display) {
     println!("\nANSWER {text}");
 }
 
-fn questions() -> impl Iterator<Item = String> {
+pub(super) fn questions() -> impl Iterator<Item = String> {
     std::io::stdin().lines().map(|line| line.unwrap())
 }
 
@@ -89,6 +94,8 @@ fn role() {
         "full" => full(&dir),
         "reserve" => reserve(&dir),
         "successor" => successor(&dir),
+        "many" => super::idle::many(&dir),
+        "remover" => super::idle::remover(&dir),
         other => panic!("no role {other}"),
     }
 }
@@ -461,7 +468,7 @@ fn a_million_names_are_listed_in_bounded_memory() {
     assert!(peak_kib < 64 << 10, "{peak_kib} KiB of anonymous memory");
 }
 
-fn anonymous_kib() -> u64 {
+pub(super) fn anonymous_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|l| l.starts_with("RssAnon:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()

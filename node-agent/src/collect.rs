@@ -1,0 +1,275 @@
+//! Which metadata stores are worth their place on the disk.
+//!
+//! A store that no volume uses keeps the names for the next one. It goes when nobody has come back to it for long, when
+//! there are too many, or when all stores together take too much: then those first that nobody has used for longest.
+//! One that is in use never goes, nor one that an agent before may have left in use: its mounts may still be given to us.
+
+use crate::config;
+use crate::publish::Volumes;
+use cache::meta::idle::{self, Left};
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant, SystemTime};
+use volume::ScopeId;
+
+/// Between two looks, when no volume goes meanwhile.
+const PERIOD: Duration = Duration::from_secs(60);
+/// From a volume's end to the look: others go with it.
+const SETTLE: Duration = Duration::from_secs(1);
+/// The longest `healTimeout`: for so long the broker may keep a mount for an agent that comes.
+const ADOPTIONS: Duration = Duration::from_secs(3600);
+/// Percent of the metadata directory's file system that idle stores leave free.
+const FREE_PERCENT: u64 = 5;
+
+/// What an agent may keep.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    idle: Duration,
+    stores: usize,
+    bytes: u64,
+}
+
+impl Limits {
+    pub(crate) fn of(cache: &config::Cache) -> Self {
+        Self { idle: cache.metadata_idle.0, stores: cache.metadata_stores, bytes: cache.metadata_total.0 }
+    }
+}
+
+/// A store that nobody has open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Store {
+    since: SystemTime,
+    bytes: u64,
+    /// Its mounts may still be given to us.
+    expected: bool,
+}
+
+/// What the stores share with others.
+#[derive(Clone, Copy, Debug)]
+struct Around {
+    /// Bytes of the stores that are open.
+    open: u64,
+    /// Bytes of their file system; None: it does not say.
+    free: Option<(u64, u64)>,
+    now: SystemTime,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    Age,
+    Number,
+    Space,
+}
+
+impl Reason {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Age => "age",
+            Self::Number => "number",
+            Self::Space => "space",
+        }
+    }
+}
+
+/// Which of `stores` go, by index.
+fn choose(stores: &[Store], limits: &Limits, around: &Around) -> Vec<(usize, Reason)> {
+    let mut order: Vec<usize> = (0..stores.len()).filter(|&k| !stores[k].expected).collect();
+    order.sort_by_key(|&k| stores[k].since);
+    let (mut count, mut bytes) = (stores.len(), stores.iter().map(|s| s.bytes).sum::<u64>());
+    let (mut free, floor) = match around.free {
+        Some((free, all)) => (free, all / 100 * FREE_PERCENT),
+        None => (0, 0),
+    };
+    let mut gone = Vec::new();
+    for k in order {
+        let Store { since, bytes: of_this, .. } = stores[k];
+        let age = around.now.duration_since(since).unwrap_or_default();
+        let reason = match () {
+            () if age > limits.idle => Reason::Age,
+            () if count > limits.stores => Reason::Number,
+            () if around.open.saturating_add(bytes) > limits.bytes || free < floor => Reason::Space,
+            () => break, // all others are younger
+        };
+        (count, bytes, free) = (count - 1, bytes - of_this, free + of_this);
+        gone.push((k, reason));
+    }
+    gone
+}
+
+/// Looks now, and again whenever volumes have gone, and now and then.
+pub(crate) fn start(volumes: &Arc<Volumes>) -> tokio::task::JoinHandle<()> {
+    let weak = Arc::downgrade(volumes);
+    tokio::spawn(async move {
+        let started = Started { at: Instant::now(), time: SystemTime::now() };
+        let mut first = true;
+        while let Some(volumes) = Weak::upgrade(&weak) {
+            let looking = volumes.clone();
+            let looked = tokio::task::spawn_blocking(move || look(&looking, &started, first)).await;
+            if looked.is_err() {
+                return; // the runtime is going, or it panicked, which has been reported
+            }
+            first = false;
+            let closed = tokio::time::timeout(PERIOD, volumes.scope_closed()).await.is_ok();
+            drop(volumes);
+            if closed {
+                tokio::time::sleep(SETTLE).await;
+            }
+        }
+    })
+}
+
+#[derive(Clone, Copy)]
+struct Started {
+    at: Instant,
+    time: SystemTime,
+}
+
+impl Started {
+    /// May the store be one of a mount that is still on its way to us? Those that were closed since are not.
+    fn expects(&self, store: &idle::Idle) -> bool {
+        let recently = self.time.checked_sub(ADOPTIONS).unwrap_or(SystemTime::UNIX_EPOCH);
+        let by_another = (recently..self.time).contains(&store.since);
+        self.at.elapsed() < ADOPTIONS
+            && (store.left == Left::Open || by_another && store.left == Left::Closed)
+    }
+}
+
+/// Blocking.
+fn look(volumes: &Volumes, started: &Started, first: bool) {
+    volumes.sweep_scopes();
+    let dir = &volumes.config().cache.metadata_dir;
+    let found = match find(volumes, dir, started, first) {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::warn!(dir = %dir.display(), %error, "the metadata directory cannot be looked through");
+            return;
+        }
+    };
+    let stores: Vec<Store> = found.iter().map(|(_, store)| *store).collect();
+    let space = rustix::fs::statvfs(dir).ok().filter(|s| s.f_blocks > 0);
+    let around = Around {
+        open: volumes.room().open(),
+        free: space.map(|s| (s.f_bavail * s.f_frsize, s.f_blocks * s.f_frsize)),
+        now: SystemTime::now(),
+    };
+    let mut left: u64 = stores.iter().map(|store| store.bytes).sum();
+    for (k, reason) in choose(&stores, &Limits::of(&volumes.config().cache), &around) {
+        let id = &found[k].0;
+        // A volume may have come for it since.
+        let Some(_shut) = volumes.shut_scope(id) else { continue };
+        match idle::remove(&path(dir, id)) {
+            Ok(true) => {
+                left -= stores[k].bytes;
+                volumes.around.metrics.store_removed(reason.as_str());
+                tracing::info!(scope = %id, reason = reason.as_str(), "a metadata store that nobody uses was removed");
+            }
+            Ok(false) => {}
+            Err(error) => tracing::warn!(scope = %id, %error, "an unused metadata store stays"),
+        }
+    }
+    volumes.room().note_idle(left);
+}
+
+/// Those that nobody has open, tidied up.
+fn find(
+    volumes: &Volumes,
+    dir: &std::path::Path,
+    started: &Started,
+    first: bool,
+) -> std::io::Result<Vec<(ScopeId, Store)>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        let Some(id) = name.to_str().and_then(ScopeId::parse) else { continue };
+        let path = path(dir, &id);
+        let seen = match idle::look(&path) {
+            Ok(Some(seen)) => seen,
+            Ok(None) => continue, // not ours
+            Err(error) => {
+                tracing::warn!(scope = %id, %error, "a metadata store cannot be looked at");
+                continue;
+            }
+        };
+        let expected = started.expects(&seen);
+        let Some(shut) = volumes.shut_scope(&id) else { continue };
+        let now = SystemTime::now();
+        let tidied = match seen.left {
+            _ if expected => Ok(()),
+            // Nobody closes it any more but us.
+            Left::Open => idle::close(&path).map(drop),
+            Left::Worthless if first => idle::trim(&path),
+            // The clock was set back: from now on it ages.
+            Left::Closed if seen.since > now => idle::touch(&path),
+            Left::Closed | Left::Worthless => Ok(()),
+        };
+        drop(shut);
+        if let Err(error) = tidied {
+            tracing::warn!(scope = %id, %error, "an unused metadata store could not be tidied up");
+        }
+        let seen = idle::look(&path).ok().flatten().unwrap_or(seen);
+        found.push((id, Store { since: seen.since, bytes: seen.bytes, expected }));
+    }
+    Ok(found)
+}
+
+fn path(dir: &std::path::Path, id: &ScopeId) -> PathBuf {
+    dir.join(id.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn now() -> SystemTime {
+        SystemTime::UNIX_EPOCH + HOUR * 500_000
+    }
+
+    fn store(hours_ago: u32, bytes: u64) -> Store {
+        Store { since: now() - HOUR * hours_ago, bytes, expected: false }
+    }
+
+    fn gone(stores: &[Store], limits: Limits, open: u64, free: Option<(u64, u64)>) -> Vec<(usize, Reason)> {
+        choose(stores, &limits, &Around { open, free, now: now() })
+    }
+
+    const WIDE: Limits = Limits { idle: Duration::from_secs(100 * 3600), stores: 100, bytes: 1000 };
+
+    #[test]
+    fn what_nobody_came_back_to_goes_and_then_the_oldest_until_the_rest_fits() {
+        let stores = [store(3, 10), store(200, 10), store(1, 10), store(2, 10)];
+        assert_eq!(gone(&stores, WIDE, 0, None), [(1, Reason::Age)]);
+        let few = Limits { stores: 2, ..WIDE };
+        assert_eq!(gone(&stores, few, 0, None), [(1, Reason::Age), (0, Reason::Number)]);
+        // Those in use count, and stay.
+        assert_eq!(gone(&stores[2..], WIDE, 990, None), [(1, Reason::Space)]);
+        assert_eq!(gone(&stores[2..], WIDE, 5000, None), [(1, Reason::Space), (0, Reason::Space)]);
+        // On a disk that others fill they make room.
+        assert_eq!(gone(&stores[2..], WIDE, 0, Some((45, 1000))), [(1, Reason::Space)]);
+        assert_eq!(gone(&stores[2..], WIDE, 0, Some((50, 1000))), []);
+    }
+
+    #[test]
+    fn what_an_agent_before_may_have_left_in_use_stays() {
+        let expected = Store { expected: true, ..store(5000, 5000) };
+        assert_eq!(gone(&[expected, store(1, 10)], WIDE, 0, Some((0, 100))), [(1, Reason::Space)]);
+    }
+
+    #[test]
+    fn a_time_in_the_future_is_no_age() {
+        let future = Store { since: now() + HOUR * 5000, ..store(0, 10) };
+        assert_eq!(gone(&[future], WIDE, 0, None), []);
+    }
+
+    #[test]
+    fn mounts_may_come_for_what_was_open_or_closed_just_before_the_start() {
+        let started = Started { at: Instant::now(), time: now() };
+        let seen = |left, hours_ago: u32| idle::Idle { bytes: 0, since: now() - HOUR * hours_ago, left };
+        assert!(started.expects(&seen(Left::Open, 5000)));
+        assert!(started.expects(&seen(Left::Closed, 1)));
+        assert!(!started.expects(&seen(Left::Closed, 2)), "its mounts have ended");
+        assert!(!started.expects(&seen(Left::Closed, 0)), "closed by this agent");
+        assert!(!started.expects(&seen(Left::Worthless, 1)));
+    }
+}
