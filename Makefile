@@ -16,7 +16,7 @@ ROUNDS ?=
 RELEASE := target/release
 # The programs that the demo starts, and itself.
 DEMO := node-agent fuse-worker csi-plugin s3-server oracle demo
-CRATES := cache cli csi-plugin e2e fuse-worker link mounts node-agent proto store testkit volume
+CRATES := cache cli csi-plugin e2e fuse-worker link mounts node-agent proto startup store testkit volume
 
 .PHONY: help build release check test e2e demo lint coverage proto advisories bench kernels kills torture cycles faults handovers memory listing renewals frozen $(CRATES:%=test-%)
 

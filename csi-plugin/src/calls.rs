@@ -1,6 +1,7 @@
 //! Calls on their way from the runtime to threads that may block, and their failures on the way back.
 
 use crate::status::Failure;
+use link::failpoint;
 use std::sync::Arc;
 use tonic::{Response, Status};
 
@@ -15,7 +16,11 @@ where
     T: Send + 'static,
 {
     let service = service.clone();
-    let done = tokio::task::spawn_blocking(move || work(&service)).await;
+    let done = tokio::task::spawn_blocking(move || {
+        failpoint::pass("broker.called");
+        work(&service)
+    })
+    .await;
     let result = done.unwrap_or_else(|e| Err(Failure::Internal(format!("the operation broke off: {e}"))));
     match result {
         Ok(answer) => Ok(Response::new(answer)),

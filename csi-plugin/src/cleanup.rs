@@ -4,7 +4,7 @@
 use crate::config::CleanupConfig;
 use mounts::{MemoryTier, MountEntry, Ours, parse_mountinfo};
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,11 +15,14 @@ const OUR_NAME: &str = "millpond";
 pub fn run(config: &CleanupConfig) -> ExitCode {
     match clean(config) {
         Ok(lines) => {
-            lines.iter().for_each(|line| println!("{line}"));
+            for line in &lines {
+                let _ = writeln!(io::stdout(), "{line}"); // it is done, whoever reads of it
+            }
             ExitCode::SUCCESS
         }
         Err(why) => {
-            eprintln!("csi-plugin: {why}");
+            // As it is, and not as an event: a person reads it.
+            startup::log::say(&format!("csi-plugin: {why}"));
             ExitCode::FAILURE
         }
     }

@@ -1,13 +1,15 @@
 //! The `csi-plugin` binary: arguments, log, signals.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 use anyhow::Context;
 use clap::Parser;
 use csi_plugin::config::{Arguments, LogFormat};
 use mounts::{Helper, Kernel, Linux, LinuxPaths};
+use startup::log;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use tracing_subscriber::EnvFilter;
 
 /// Exit status of wrong arguments, as clap's own.
 const USAGE: u8 = 2;
@@ -15,23 +17,33 @@ const USAGE: u8 = 2;
 /// The client library logs every failed request as an error; whoever asked says it better, and once.
 const LOG_DEFAULT: &str = "info,kube_client::client::builder=off";
 
-fn main() -> anyhow::Result<ExitCode> {
-    // The disposable processes that touch a mount are this binary too.
+fn main() -> ExitCode {
+    startup::begin("csi-plugin");
+    // The disposable processes that touch a mount are this binary too. They have no log.
     mounts::run_if_asked();
 
+    let done = run().unwrap_or_else(|error| {
+        log::fail("csi-plugin", &format!("{error:#}"));
+        ExitCode::FAILURE
+    });
+    log::end();
+    done
+}
+
+fn run() -> anyhow::Result<ExitCode> {
+    log::start()?;
     let config = match Arguments::parse().check() {
         Ok(config) => config,
         Err(error) => {
-            eprintln!("csi-plugin: {error}");
+            log::fail("csi-plugin", &error.to_string());
             return Ok(ExitCode::from(USAGE));
         }
     };
-    let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_DEFAULT));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match config.log_format {
-        LogFormat::Json => log.json().init(),
-        LogFormat::Text => log.with_ansi(false).init(),
-    }
+    let format = match config.log_format {
+        LogFormat::Json => log::Format::Json,
+        LogFormat::Text => log::Format::Text,
+    };
+    log::init(format, LOG_DEFAULT);
     if let Some(cleanup) = &config.cleanup {
         return Ok(csi_plugin::cleanup::run(cleanup));
     }

@@ -78,6 +78,16 @@ pub fn signal_child(pid: u32, parent_pid: u32, signal: Signal) -> Result<()> {
     Ok(rustix::process::pidfd_send_signal(&handle, signal)?)
 }
 
+/// A process whose failpoint is `panics` panics at the n-th place that it passes from now on.
+pub fn panic_at(pid: u32, n: u32) -> Result<()> {
+    let value = libc::sigval { sival_ptr: n as usize as *mut libc::c_void };
+    // SAFETY: sigqueue takes numbers; the receiver only reads the value as one.
+    match unsafe { libc::sigqueue(i32::try_from(pid)?, libc::SIGUSR2, value) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()).with_context(|| format!("ask process {pid} to panic")),
+    }
+}
+
 /// Bytes, from `/proc/<pid>/smaps_rollup`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Memory {

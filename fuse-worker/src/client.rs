@@ -4,6 +4,7 @@ use crate::pool::Pool;
 use crate::transport::{Current, current, set_current};
 use link::worker::{Ask, FromWorker, Reply, ToWorker};
 use link::{Cause, MAX_MESSAGE, Packet, PacketError};
+use startup::log::say;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -133,7 +134,7 @@ impl Link for Client {
                 Err(
                     PacketError::TooLarge(..) | PacketError::Malformed(_) | PacketError::NotUnderstood { .. },
                 ) => {
-                    eprintln!("fuse-worker: a message to the agent does not fit");
+                    say("fuse-worker: a message to the agent does not fit");
                     return;
                 }
                 // Closed: the thread that reads the link ends the process.

@@ -1,6 +1,7 @@
 //! The one place where a failure becomes an errno.
 
 use link::Cause;
+use startup::log::say;
 
 /// Why a request is not answered with data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +30,7 @@ impl From<cache::meta::MetaError> for Failure {
             MetaError::BadName => Self::NameTooLong,
             MetaError::UnknownInode(_) => Self::Cause(Cause::Stale),
             other => {
-                eprintln!("fuse-worker: metadata store: {other}");
+                say(&format!("fuse-worker: metadata store: {other}"));
                 Self::Cause(Cause::Internal)
             }
         }

@@ -9,6 +9,8 @@
 //!               └──────── reply ◄──────────┴ → client → agent → pool      (a miss)
 //! ```
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod adapter;
 pub mod client;
 pub mod errno;

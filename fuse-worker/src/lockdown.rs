@@ -31,7 +31,6 @@ pub fn begin() -> Result<(), String> {
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     lower(Resource::Data, DATA_BYTES_MAX).map_err(text("RLIMIT_DATA"))?;
     lower(Resource::Nofile, FILES_MAX).map_err(text("RLIMIT_NOFILE"))?;
-    lower(Resource::Core, 0).map_err(text("RLIMIT_CORE"))?;
     Ok(())
 }
 

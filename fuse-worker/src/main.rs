@@ -1,5 +1,7 @@
 //! The worker's process: the two C symbols that fuser's traffic goes through, and nothing else.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 use fuse_worker::{session, transport};
 use libc::{c_int, c_void, iovec, size_t, ssize_t};
 use link::worker::LINK_FD;
@@ -8,24 +10,20 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // A worker that has lost its head is replaced; one that limps along with a thread less is not.
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        report(panic);
-        std::process::abort();
-    }));
+    startup::begin("fuse-worker");
     // SAFETY: nothing is dereferenced; both symbols' object must be part of the link.
     std::hint::black_box((read as *const (), writev as *const ()));
     // SAFETY: fcntl on any number is harmless.
     if unsafe { libc::fcntl(LINK_FD, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-        eprintln!("fuse-worker: started by hand? It expects the agent's socket as descriptor {LINK_FD}.");
+        let what = format!("started by hand? It expects the agent's socket as descriptor {LINK_FD}.");
+        startup::log::fail("fuse-worker", &what);
         return ExitCode::from(2);
     }
     // SAFETY: the descriptor is open (checked), inherited for this purpose, and nobody else's.
     match session::run(unsafe { OwnedFd::from_raw_fd(LINK_FD) }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("fuse-worker: {why}");
+            startup::log::fail("fuse-worker", &why);
             ExitCode::FAILURE
         }
     }

@@ -1,5 +1,6 @@
 //! A few threads that finish requests whose answer has come, so that a slow disk holds up neither the device nor the link.
 
+use link::failpoint;
 use link::flight::Flight;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -49,6 +50,7 @@ impl Pool {
         if let Some(flight) = flight {
             flight.resume(unique);
         }
+        failpoint::pass("worker.finishing");
         job();
         if let Some(flight) = flight {
             flight.suspend(unique);

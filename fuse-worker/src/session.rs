@@ -18,6 +18,7 @@ use fuser::SessionACL;
 use link::flight::Flight;
 use link::worker::{Assign, FromWorker, ToWorker};
 use link::{MAX_MESSAGE, Packet, failpoint};
+use startup::log::say;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -80,7 +81,7 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     let init_reply = settle_reply(&flight, &transport, frozen, assign.takeover)?;
 
     for missing in lockdown::finish(&roots, assign.withhold.landlock)? {
-        eprintln!("fuse-worker: {missing}");
+        say(&format!("fuse-worker: {missing}"));
     }
     drop(roots);
     failpoint::hit("worker.prepared");
@@ -105,7 +106,7 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     spawn("link-in", move || {
         let why = reader.run(|file| listener.forget_file(file));
         if !matches!(why, link::PacketError::Closed) {
-            eprintln!("fuse-worker: the link failed: {why}");
+            say(&format!("fuse-worker: the link failed: {why}"));
         }
         // The agent is gone: its successor takes the connection up. Nothing here needs to be put in order.
         // SAFETY: ends the process at once, without running anything of ours.
@@ -153,7 +154,7 @@ fn receive(socket: &Packet) -> Result<Option<Assigned>, String> {
     };
     let (flight, alone) = Flight::hold(memory).map_err(|e| e.to_string())?;
     if !alone {
-        eprintln!("fuse-worker: a predecessor has not gone yet: it is stuck in the kernel, and passed by");
+        say("fuse-worker: a predecessor has not gone yet: it is stuck in the kernel, and passed by");
     }
     let mut roots: Vec<OwnedFd> = fds.collect();
     while (roots.len() as u32) < assign.roots {
@@ -194,6 +195,7 @@ fn beat(
 ) {
     for turn in 1u64.. {
         std::thread::sleep(BEAT);
+        failpoint::pass("worker.beat");
         if client.is_live(limit) && pool.is_live(limit) && !transport.is_stuck(limit) {
             flight.beat();
         }

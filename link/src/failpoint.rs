@@ -4,10 +4,13 @@
 //! never goes on, and holds what it holds; with `<step>=until:<file>` it goes on when that file exists. Workers are
 //! started with an empty environment: the n-th worker that an agent starts gets the n-th of the comma-separated steps in
 //! the agent's `MILLPOND_WORKER_FAILPOINTS`; an empty step, and every worker after the last one, lives.
-//! docs/development.md says where the steps are listed.
+//!
+//! `MILLPOND_FAILPOINT=panics` waits for a signal with a number, n, and then panics at the n-th step that any of its
+//! threads gets to (`startup::begin`); an agent's workers do so, too. docs/development.md says where the steps are listed.
 
+use std::io::Write;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
@@ -16,37 +19,62 @@ pub const VARIABLE: &str = "MILLPOND_FAILPOINT";
 /// Names those of the workers that this process starts.
 pub const WORKERS_VARIABLE: &str = "MILLPOND_WORKER_FAILPOINTS";
 
+/// In the place of a step.
+const PANICS: &str = "panics";
 /// How often a thread that waits at a step looks for its file.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
+/// Steps until one panics; not above 0: none does.
+static STEPS_LEFT: AtomicI64 = AtomicI64::new(0);
+
 /// Aborts the process if `step` is the one that it shall not survive, or stays here.
 pub fn hit(step: &str) {
-    static NAMED: OnceLock<Option<String>> = OnceLock::new();
-    let named = NAMED.get_or_init(|| std::env::var(VARIABLE).ok());
-    match named.as_deref().and_then(|named| named.strip_prefix(step)) {
+    pass(step);
+    match named().and_then(|named| named.strip_prefix(step)) {
         Some("") => {
             // Several threads may get here: it is said once.
             static DYING: Once = Once::new();
             DYING.call_once(|| {
-                eprintln!("failpoint: aborted at {step}");
+                say(&format!("failpoint: aborted at {step}"));
                 std::process::abort();
             });
         }
         Some("=hang") => {
-            eprintln!("failpoint: hangs at {step}");
+            say(&format!("failpoint: hangs at {step}"));
             loop {
                 std::thread::park();
             }
         }
         Some(rest) => {
             let Some(file) = rest.strip_prefix("=until:") else { return };
-            eprintln!("failpoint: waits at {step}");
+            say(&format!("failpoint: waits at {step}"));
             while !Path::new(file).exists() {
                 std::thread::sleep(LOOK_EVERY);
             }
         }
         None => {}
     }
+}
+
+/// A place at which a process may panic, but not stop otherwise.
+pub fn pass(place: &str) {
+    if is_armed() && STEPS_LEFT.fetch_sub(1, Relaxed) == 1 {
+        panic!("failpoint: panics at {place}");
+    }
+}
+
+/// Whether [`arm`] will be called.
+pub fn panics_on_request() -> bool {
+    named() == Some(PANICS)
+}
+
+/// The n-th place from now on panics. Async-signal-safe.
+pub fn arm(n: u32) {
+    STEPS_LEFT.store(n.into(), Relaxed);
+}
+
+pub fn is_armed() -> bool {
+    STEPS_LEFT.load(Relaxed) > 0
 }
 
 /// The step for the next worker that this process starts.
@@ -57,5 +85,16 @@ pub fn of_next_worker() -> Option<String> {
         let text = std::env::var(WORKERS_VARIABLE).unwrap_or_default();
         text.split(',').map(str::to_owned).collect()
     });
-    steps.get(STARTED.fetch_add(1, Relaxed)).filter(|step| !step.is_empty()).cloned()
+    let step = steps.get(STARTED.fetch_add(1, Relaxed)).filter(|step| !step.is_empty()).cloned();
+    step.or_else(|| panics_on_request().then(|| PANICS.to_owned()))
+}
+
+fn named() -> Option<&'static str> {
+    static NAMED: OnceLock<Option<String>> = OnceLock::new();
+    NAMED.get_or_init(|| std::env::var(VARIABLE).ok()).as_deref()
+}
+
+fn say(line: &str) {
+    // A single write, so that nobody's line gets in between; nobody may be there to read it.
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }

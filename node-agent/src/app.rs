@@ -307,6 +307,7 @@ pub(crate) fn spawn_options(config: &Config) -> Result<SpawnOptions> {
         binary: worker_binary(config)?,
         standby: config.workers.standby,
         memory_bytes: config.workers.memory.0,
+        runtime: tokio::runtime::Handle::current(),
     })
 }
 

@@ -68,5 +68,8 @@ pub(crate) fn execute_anew() -> io::Error {
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_default();
     // Whatever lies under the program's name by now.
+    if let Err(error) = startup::log::restore() {
+        return error;
+    }
     std::process::Command::new("/proc/self/exe").arg0(name).args(arguments).exec()
 }

@@ -2,6 +2,8 @@
 //!
 //! Never here: a mount system call (the broker's), a FUSE request (a worker's), a Kubernetes API call.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod api;
 pub mod app;
 mod asked;

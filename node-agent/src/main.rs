@@ -1,10 +1,14 @@
 //! The `node-agent` binary: reads its configuration, then is the agent until it is told to stop.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 use anyhow::Result;
 use clap::Parser;
 use node_agent::config::{Config, LogFormat};
+use startup::log;
+use std::io::Write;
 use std::path::PathBuf;
-use tracing_subscriber::EnvFilter;
+use std::process::ExitCode;
 
 /// Millpond's node agent: the cache of a node and the supervisor of its FUSE workers.
 #[derive(Parser)]
@@ -18,18 +22,28 @@ struct Arguments {
     check: bool,
 }
 
-fn main() -> Result<()> {
-    let arguments = Arguments::parse();
-    let config = Config::load(&arguments.config)?;
+fn main() -> ExitCode {
+    startup::begin("node-agent");
+    let done = run(&Arguments::parse());
+    if let Err(error) = &done {
+        log::fail("node-agent", &format!("{error:#}"));
+    }
+    log::end();
+    if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
     if arguments.check {
-        println!("{}: fine", arguments.config.display());
+        Config::load(&arguments.config)?;
+        writeln!(std::io::stdout(), "{}: fine", arguments.config.display())?;
         return Ok(());
     }
-    let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match config.agent.log_format {
-        LogFormat::Json => log.json().init(),
-        LogFormat::Text => log.with_ansi(false).init(),
-    }
+    log::start()?;
+    let config = Config::load(&arguments.config)?;
+    let format = match config.agent.log_format {
+        LogFormat::Json => log::Format::Json,
+        LogFormat::Text => log::Format::Text,
+    };
+    log::init(format, "info");
     node_agent::app::run(config)
 }

@@ -12,6 +12,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -62,6 +63,7 @@ pub struct Metrics {
     heal_seconds: Family<HealLabel, Histogram>,
     heal_requests: Family<HealLabel, Counter>,
     poisoned: Counters,
+    log_lost: Counter,
     pub volumes: Gauge,
     pub standby: Gauge,
     pub anonymous_bytes: Gauge,
@@ -99,6 +101,7 @@ impl Metrics {
             heal_seconds: Family::new_with_constructor(seconds),
             heal_requests: Family::default(),
             poisoned: Family::default(),
+            log_lost: Counter::default(),
             volumes: Gauge::default(),
             standby: Gauge::default(),
             anonymous_bytes: Gauge::default(),
@@ -175,6 +178,11 @@ impl Metrics {
                 "Requests answered EIO because they killed worker after worker",
                 m.poisoned.clone(),
             );
+            r.register(
+                "log_lost_lines",
+                "Lines that the agent's log could not take: what it is written to was full, closed or failed",
+                m.log_lost.clone(),
+            );
             r.register("volumes", "Mounted volumes", m.volumes.clone());
             r.register("standby_workers", "Workers that stand by", m.standby.clone());
             r.register_with_unit(
@@ -193,6 +201,7 @@ impl Metrics {
     /// The page that Prometheus scrapes (OpenMetrics text).
     pub fn page(&self) -> String {
         let mut text = String::new();
+        self.log_lost.inner().store(startup::log::lost(), Ordering::Relaxed);
         let registry = self.registry.lock().unwrap_or_else(|p| p.into_inner());
         prometheus_client::encoding::text::encode(&mut text, &registry)
             .expect("writing into a String does not fail");

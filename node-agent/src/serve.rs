@@ -12,7 +12,7 @@ use cache::data::{Engine, File, Presence, ReadOptions};
 use cache::meta::NAME_MAX;
 use link::broker::{BrokerAnswer, BrokerRequest};
 use link::worker::{Ask, FromWorker, READ_MAX, Reply, ToWorker};
-use link::{Cause, Packet, PacketError};
+use link::{Cause, Packet, PacketError, failpoint};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -37,6 +37,7 @@ type Answered = Result<(Reply, Vec<OwnedFd>), Cause>;
 
 impl Answer for Arc<Server> {
     fn handle(&self, mount: &Arc<Mount>, worker: &Arc<Packet>, message: FromWorker) {
+        failpoint::pass("agent.told");
         match message {
             FromWorker::Ask { id, body } => {
                 let questions = mount.questions();
@@ -90,6 +91,7 @@ impl Server {
     }
 
     async fn answer(&self, mount: &Arc<Mount>, questions: &Questions, ask: Ask) -> Answered {
+        failpoint::pass("agent.answering");
         let scope: &Arc<Scope> = &mount.scope;
         let freshness = mount.spec.parameters.freshness;
         // Others may wait longer for the same answer.

@@ -102,6 +102,7 @@ struct Flight {
 
 impl Flight {
     async fn run(mut self, fetch: Arc<dyn Fetch>) {
+        tracing::trace!(file = self.file.id(), blocks = ?self.rest, "fetch");
         let started = Instant::now();
         let (mut first_byte, mut bytes) = (Duration::ZERO, 0);
         let mut batch = Batch::new(self.file.clone(), self.rest.start);

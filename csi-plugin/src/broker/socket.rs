@@ -5,7 +5,7 @@ use link::broker::{
     AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello,
 };
 use link::version::{self, neighbours};
-use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
+use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind, failpoint};
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -286,6 +286,7 @@ fn receive(link: &Arc<AgentLink>, handler: &Arc<dyn Handler>, slow: &SyncSender<
                 return;
             }
         };
+        failpoint::pass("broker.told");
         match frame {
             Frame::Answer { id, body } => {
                 let waiting = link.pending().as_mut().and_then(|p| p.remove(&id));

@@ -1,7 +1,7 @@
 //! The node agent of a test: its configuration, its process and its operator API.
 
+use super::log::{LogTo, Logged, spawn};
 use super::places::{Places, Version};
-use super::server::spawn;
 use crate::clock::wait_until;
 use crate::processes::{self, Memory};
 use anyhow::{Context, Result, ensure};
@@ -12,7 +12,6 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
-use testkit::process::Process;
 use tokio::runtime::Handle;
 use tonic::transport::Channel;
 
@@ -49,6 +48,8 @@ pub struct AgentOptions {
     /// What the agent takes for the kernel's `fs.fuse.max_request_timeout`, seconds.
     pub request_timeout: Option<u32>,
     pub failpoints: Failpoints,
+    /// Of agent and plugin.
+    pub log: LogTo,
 }
 
 /// Steps at which processes of this node abort (`link::failpoint`), until they are taken away again.
@@ -106,6 +107,7 @@ impl Default for AgentOptions {
             hang_limit: None,
             request_timeout: None,
             failpoints: Failpoints::default(),
+            log: LogTo::default(),
         }
     }
 }
@@ -187,7 +189,7 @@ impl AgentOptions {
 #[derive(Debug)]
 pub struct Agent {
     version: Version,
-    process: Process,
+    logged: Logged,
     client: AgentClient<Channel>,
     runtime: Handle,
 }
@@ -205,9 +207,9 @@ impl Agent {
         }
         command.envs(options.failpoints.agent.map(|step| ("MILLPOND_FAILPOINT", step)));
         command.env("MILLPOND_WORKER_FAILPOINTS", options.failpoints.workers.join(","));
-        let process = spawn(&mut command, places, "node-agent")?;
+        let logged = spawn(&mut command, places, "node-agent", options.log)?;
         let client = AgentClient::new(super::channel(&places.agent_socket(), runtime)?);
-        Ok(Self { version: options.version, process, client, runtime: runtime.clone() })
+        Ok(Self { version: options.version, logged, client, runtime: runtime.clone() })
     }
 
     /// Returns when the agent has found the broker.
@@ -222,7 +224,8 @@ impl Agent {
             }
         };
         let ready = wait_until(Duration::from_secs(60), || {
-            connected(&mut agent, &mut last) || agent.process.child().try_wait().is_ok_and(|s| s.is_some())
+            connected(&mut agent, &mut last)
+                || agent.logged.process.child().try_wait().is_ok_and(|s| s.is_some())
         });
         ensure!(ready && agent.is_alive(), "the agent did not become ready: {last:?}");
         Ok(agent)
@@ -232,20 +235,20 @@ impl Agent {
         self.version
     }
     pub fn pid(&self) -> u32 {
-        self.process.pid()
+        self.logged.process.pid()
     }
     pub fn is_alive(&mut self) -> bool {
-        matches!(self.process.child().try_wait(), Ok(None))
+        matches!(self.logged.process.child().try_wait(), Ok(None))
     }
     /// None: it lives.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
-        Ok(self.process.child().try_wait()?)
+        Ok(self.logged.process.child().try_wait()?)
     }
     pub fn kill(mut self) -> Result<()> {
-        self.process.kill().map(drop)
+        self.logged.process.kill().map(drop)
     }
     pub fn terminate(mut self, limit: Duration) -> Result<()> {
-        let status = self.process.terminate(limit)?;
+        let status = self.logged.process.terminate(limit)?;
         ensure!(status.success(), "the agent ended with {status}");
         Ok(())
     }

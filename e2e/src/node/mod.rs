@@ -6,6 +6,7 @@
 mod agent;
 mod disk;
 mod handover;
+mod log;
 mod places;
 mod plugin;
 mod server;
@@ -13,6 +14,7 @@ mod server;
 pub use agent::{Agent, AgentOptions, Failpoints, Misdeed, Tier};
 pub use disk::{FaultyDisk, small_disk};
 pub use handover::Outcome;
+pub use log::LogTo;
 pub use places::{OneAtATime, Places, Version, programs};
 pub use plugin::{Plugin, capability};
 pub use server::{BUCKET, Proxy, Server, secrets};
@@ -26,6 +28,7 @@ use proto::csi::v1 as csi;
 use rustix::process::Signal;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tonic::Status;
@@ -142,6 +145,7 @@ impl Node {
             hang_limit: self.options.hang_limit,
             failpoint: self.options.failpoints.plugin,
             version: self.options.plugin,
+            log: self.options.log,
         }
     }
     /// `kill -9`, or the burial of one that has died; its workers go with it.
@@ -186,6 +190,14 @@ impl Node {
     }
     pub fn plugin_has_ended(&mut self) -> bool {
         self.plugin.as_mut().is_some_and(|plugin| !plugin.is_alive())
+    }
+    /// How it ended. None: it lives.
+    pub fn agent_end(&mut self) -> Result<Option<ExitStatus>> {
+        self.agent.as_mut().context("the agent is down already")?.ended()
+    }
+    /// How it ended. None: it lives.
+    pub fn plugin_end(&mut self) -> Result<Option<ExitStatus>> {
+        self.plugin.as_mut().context("the plugin is down already")?.ended()
     }
     /// In place of one that the broker has killed.
     pub fn replace_killed_agent(&mut self) -> Result<()> {

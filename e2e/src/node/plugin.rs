@@ -1,7 +1,7 @@
 //! The CSI plugin of a test: its process and what a container orchestrator asks of it.
 
+use super::log::{LogTo, Logged, spawn};
 use super::places::{Places, Version};
-use super::server::spawn;
 use crate::clock::wait_until;
 use anyhow::{Result, ensure};
 use proto::csi::v1 as csi;
@@ -12,16 +12,15 @@ use proto::csi::v1::volume_capability::access_mode::Mode;
 use proto::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
-use testkit::process::Process;
 use tokio::runtime::Handle;
 use tonic::Status;
 use tonic::transport::Channel;
 
 #[derive(Debug)]
 pub struct Plugin {
-    process: Process,
+    logged: Logged,
     channel: Channel,
     runtime: Handle,
 }
@@ -34,6 +33,7 @@ pub(super) struct PluginOptions {
     pub(super) hang_limit: Option<Duration>,
     pub(super) failpoint: Option<&'static str>,
     pub(super) version: Version,
+    pub(super) log: LogTo,
 }
 
 impl Plugin {
@@ -53,9 +53,9 @@ impl Plugin {
             command.arg("--agent-hang-limit").arg(format!("{}ms", limit.as_millis()));
         }
         command.envs(options.failpoint.map(|step| ("MILLPOND_FAILPOINT", step)));
-        let process = spawn(&mut command, places, "csi-plugin")?;
+        let logged = spawn(&mut command, places, "csi-plugin", options.log)?;
         let channel = super::channel(&places.csi_socket(), runtime)?;
-        Ok(Self { process, channel, runtime: runtime.clone() })
+        Ok(Self { logged, channel, runtime: runtime.clone() })
     }
 
     /// Returns when the plugin answers.
@@ -67,16 +67,20 @@ impl Plugin {
     }
 
     pub fn pid(&self) -> u32 {
-        self.process.pid()
+        self.logged.process.pid()
     }
     pub fn is_alive(&mut self) -> bool {
-        matches!(self.process.child().try_wait(), Ok(None))
+        matches!(self.logged.process.child().try_wait(), Ok(None))
+    }
+    /// None: it lives.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.logged.process.child().try_wait()?)
     }
     pub fn kill(mut self) -> Result<()> {
-        self.process.kill().map(drop)
+        self.logged.process.kill().map(drop)
     }
     pub fn terminate(mut self, limit: Duration) -> Result<()> {
-        let status = self.process.terminate(limit)?;
+        let status = self.logged.process.terminate(limit)?;
         ensure!(status.success(), "the plugin ended with {status}");
         Ok(())
     }

@@ -83,11 +83,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Processes that have said that they abort at this step.
 fn aborted(node: &Node, step: &str) -> Result<usize> {
+    // Of a worker it is a line of its agent's log.
     let said = format!("failpoint: aborted at {step}");
     let mut times = 0;
     for log in ["node-agent", "csi-plugin"] {
         let text = std::fs::read(node.places().log(log))?;
-        times += String::from_utf8_lossy(&text).lines().filter(|line| *line == said).count();
+        times += String::from_utf8_lossy(&text)
+            .lines()
+            .filter(|line| *line == said || line.contains(&format!("{said} worker=")))
+            .count();
     }
     Ok(times)
 }

@@ -3,6 +3,7 @@
 use super::{Fs, ino_of};
 use link::flight::Counter;
 use link::worker::{Deed, Misdeed};
+use startup::log::say;
 
 impl Fs {
     /// At every request for a name.
@@ -11,7 +12,7 @@ impl Fs {
         let due = |m: &&Misdeed| m.name.as_bytes() == name && done < u64::from(m.times);
         if let Some(misdeed) = self.settings.misdeeds.iter().find(due) {
             self.flight.count(Counter::Misdeeds);
-            eprintln!("fuse-worker: misdeed {:?} at {:?}", misdeed.what, misdeed.name);
+            say(&format!("fuse-worker: misdeed {:?} at {:?}", misdeed.what, misdeed.name));
             commit(misdeed.what);
         }
     }

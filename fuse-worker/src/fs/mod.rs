@@ -30,6 +30,7 @@ use files::Files;
 use link::flight::Flight;
 use link::worker::{Ask, FromWorker, Misdeed, Mode, Show};
 use space::Buffers;
+use startup::log::say;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -181,7 +182,7 @@ impl Fs {
     }
 
     fn internal(&self, what: &str) -> Failure {
-        eprintln!("fuse-worker: {what}");
+        say(&format!("fuse-worker: {what}"));
         Failure::Cause(link::Cause::Internal)
     }
 }

@@ -16,6 +16,7 @@ use crate::reply::Reply;
 use link::Cause;
 use link::worker::{Ask, FromWorker, Mode, READ_MAX, Reply as Told};
 use rustix::io::Errno;
+use startup::log::say;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -147,7 +148,7 @@ impl Fs {
 
     /// The cache file is shorter than it must be, or its disk fails.
     fn damaged(self: &Arc<Self>, file: &Arc<OpenFile>, range: Range, reply: Reply) {
-        eprintln!("fuse-worker: cache file {:016x} cannot be read at {}", file.id, range.offset);
+        say(&format!("fuse-worker: cache file {:016x} cannot be read at {}", file.id, range.offset));
         let (fs, file) = (self.clone(), file.clone());
         self.link.ask(
             Ask::Damaged { file: file.id },

@@ -4,6 +4,7 @@ use super::{Interrupts, SESSION, TRANSPORT};
 use crate::reply::{Delivery, Sink};
 use link::failpoint;
 use link::flight::{Claim, Counter, Flight, Orphan, Probe, RequestHeader, STAGE_BYTES, STAGES, Slot};
+use startup::log::say;
 use std::cell::Cell;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -389,7 +390,7 @@ impl Sink for Transport {
         match self.answer(unique, parts) {
             Ok(delivery) => delivery,
             Err(errno) => {
-                eprintln!("fuse-worker: the kernel refused an answer of {len} bytes (errno {errno})");
+                say(&format!("fuse-worker: the kernel refused an answer of {len} bytes (errno {errno})"));
                 // Refused as malformed, so the caller still waits: an error is better than silence.
                 if error == 0 { self.send(unique, -libc::EIO, &[]) } else { Delivery::Dropped }
             }

@@ -15,6 +15,7 @@ mod mount;
 mod policy;
 mod rehearsal;
 mod spawn;
+mod worker_log;
 
 pub(crate) use mount::{Answer, Left, Mount, MountState, Parts, Phase, Surroundings};
 pub(crate) use policy::End;

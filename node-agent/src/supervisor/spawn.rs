@@ -3,6 +3,7 @@
 //! All workers are children of one thread that lives as long as the agent: PR_SET_PDEATHSIG fires when the *thread*
 //! that spawned the child ends.
 
+use super::worker_log;
 use link::worker::{FromWorker, LINK_FD, ToWorker, recv};
 use link::{MAX_MESSAGE, Packet, PacketError, failpoint, version};
 use rustix::fs::{Mode, OFlags};
@@ -25,6 +26,8 @@ pub struct SpawnOptions {
     pub standby: usize,
     /// RLIMIT_DATA of a worker, bytes: its anonymous memory.
     pub memory_bytes: u64,
+    /// Reads what workers say.
+    pub runtime: tokio::runtime::Handle,
 }
 
 /// A started worker. Dropping it kills the process.
@@ -264,7 +267,8 @@ fn spawn(options: &SpawnOptions) -> io::Result<Worker> {
     let parent = std::process::id();
     let memory = options.memory_bytes;
     let mut command = Command::new(&options.binary);
-    command.env_clear().stdin(Stdio::null()).stdout(Stdio::null());
+    let (said, says) = worker_log::pipe()?;
+    command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(says);
     if let Some(step) = failpoint::of_next_worker() {
         command.env(failpoint::VARIABLE, step);
     }
@@ -286,8 +290,6 @@ fn spawn(options: &SpawnOptions) -> io::Result<Worker> {
             }
             let data = rustix::process::Rlimit { current: Some(memory), maximum: Some(memory) };
             rustix::process::setrlimit(rustix::process::Resource::Data, data)?;
-            let core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
-            rustix::process::setrlimit(rustix::process::Resource::Core, core)?;
             if number == LINK_FD {
                 // dup2 onto itself would leave close-on-exec set.
                 if libc::fcntl(number, libc::F_SETFD, 0) < 0 {
@@ -299,8 +301,9 @@ fn spawn(options: &SpawnOptions) -> io::Result<Worker> {
             Ok(())
         });
     }
-    let child = command.spawn()?;
-    Ok(Worker { socket: Arc::new(mine), child, reaped: false })
+    let worker = Worker { socket: Arc::new(mine), child: command.spawn()?, reaped: false };
+    worker_log::follow(said, worker.pid(), &options.runtime)?;
+    Ok(worker)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -331,8 +334,13 @@ mod tests {
 
     #[test]
     fn a_binary_that_cannot_start_is_an_error_and_not_a_hang() {
-        let options =
-            SpawnOptions { binary: "/nonexistent/worker".into(), standby: 1, memory_bytes: 1 << 30 };
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let options = SpawnOptions {
+            binary: "/nonexistent/worker".into(),
+            standby: 1,
+            memory_bytes: 1 << 30,
+            runtime: runtime.handle().clone(),
+        };
         let spawner = Spawner::start(options).unwrap();
         assert!(spawner.take().is_err());
         assert_eq!(spawner.standing_by(), 0);

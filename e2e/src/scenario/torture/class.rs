@@ -26,13 +26,17 @@ pub enum Class {
     /// Somebody else fills the memory that a worker may have, and the kernel chooses the worker. Only where groups of
     /// memory can be made.
     WorkerOom,
+    /// A panic in some thread, at a random one of the places that it passes, here and below.
+    WorkerPanic,
+    AgentPanic,
+    BrokerPanic,
     /// SIGSTOP. Only with a hang limit, here and below: the programs' own is longer than an oracle's patience.
     WorkerHang,
     AgentHang,
 }
 
 impl Class {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 18] = [
         Self::Worker,
         Self::Workers,
         Self::Agent,
@@ -46,6 +50,9 @@ impl Class {
         Self::HandOverAndDeath,
         Self::Crowd,
         Self::WorkerOom,
+        Self::WorkerPanic,
+        Self::AgentPanic,
+        Self::BrokerPanic,
         Self::WorkerHang,
         Self::AgentHang,
     ];
@@ -65,9 +72,16 @@ impl Class {
             Self::HandOverAndDeath => "hand-over+death",
             Self::Crowd => "worker, crowd",
             Self::WorkerOom => "worker OOM",
+            Self::WorkerPanic => "worker panic",
+            Self::AgentPanic => "agent panic",
+            Self::BrokerPanic => "broker panic",
             Self::WorkerHang => "worker STOP",
             Self::AgentHang => "agent STOP",
         }
+    }
+
+    pub fn is_panic(self) -> bool {
+        matches!(self, Self::WorkerPanic | Self::AgentPanic | Self::BrokerPanic)
     }
 
     pub fn is_hang(self) -> bool {

@@ -2,7 +2,7 @@
 
 use super::super::memory;
 use super::crowd::CrowdVolume;
-use super::{Class, Plan};
+use super::{Class, Plan, panics};
 use crate::clock::{monotonic_ns, wait_until};
 use crate::node::{AgentOptions, Mounted, Node, Version};
 use crate::oracle::Crowd;
@@ -130,6 +130,20 @@ impl Killer {
                 }
             }
             Class::WorkerOom => self.starve_a_worker(node, &mut fault)?,
+            Class::WorkerPanic => {
+                let (volume, pid) = self.victim(node, self.applications)?;
+                fault.at_ns = monotonic_ns();
+                fault.volumes.insert(volume);
+                panics::worker(node, pid, &mut self.random, self.patience)?;
+            }
+            Class::AgentPanic => {
+                panics::agent(node, &mut self.random, self.patience)?;
+                Self::restart_agent(node)?;
+            }
+            Class::BrokerPanic => {
+                panics::broker(node, &mut self.random, self.patience)?;
+                Self::restart_broker(node)?;
+            }
             Class::WorkerHang => self.stop_a_worker(node, &mut fault)?,
             Class::AgentHang => {
                 processes::signal(node.agent().pid(), Signal::STOP)?;
@@ -140,7 +154,7 @@ impl Killer {
         }
         match class {
             // Broker and agent are who they were.
-            Class::Worker | Class::Workers | Class::WorkerOom | Class::WorkerHang => {
+            Class::Worker | Class::Workers | Class::WorkerOom | Class::WorkerPanic | Class::WorkerHang => {
                 node.wait_served(self.patience)?;
             }
             _ => node.wait_whole(self.patience)?,

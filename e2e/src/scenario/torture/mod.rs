@@ -10,6 +10,7 @@
 mod class;
 mod crowd;
 mod killer;
+pub mod panics;
 mod table;
 
 pub use class::Class;
@@ -131,6 +132,9 @@ pub fn run(node: &mut Node, plan: &Plan) -> Result<TortureReport> {
     }
     let pods = mounted.iter().take(plan.applications).map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
     let mut killer = Killer::new(node, plan, &mounted)?;
+    if plan.classes.iter().any(|class| class.is_panic()) {
+        panics::allow(node);
+    }
     // What agent and broker hold depends a little on whether they mounted something or were given it.
     killer.strike(node, Class::Agent)?;
     killer.strike(node, Class::Broker)?;
@@ -157,6 +161,9 @@ pub fn run(node: &mut Node, plan: &Plan) -> Result<TortureReport> {
         if !total.is_clean() {
             break; // the report says what; the rest of the run would only bury the logs
         }
+    }
+    if plan.classes.iter().any(|class| class.is_panic()) {
+        eprintln!("torture: panics at {}", panics::places(node)?);
     }
     before.ensure_same(node)?;
     killer.end(node)?;
