@@ -1,7 +1,7 @@
 //! `millpond doctor`: looks for what is wrong on this node and says what to do about it.
 
 use crate::client::connect;
-use crate::output::{Format, bytes, print_json, table};
+use crate::output::{Format, bytes, print, print_json, table};
 use anyhow::Result;
 use proto::agent::v1 as pb;
 use serde_json::json;
@@ -118,8 +118,7 @@ fn show(findings: &[Finding], format: Format) -> Result<()> {
     for f in findings {
         t.add_row([f.what.as_str(), word(f.grade), f.saw.as_str(), f.todo.as_str()]);
     }
-    println!("{t}");
-    Ok(())
+    print(t)
 }
 
 fn kernel_version() -> Option<(u32, u32)> {

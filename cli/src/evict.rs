@@ -1,7 +1,7 @@
 //! `millpond evict`: drops cached data.
 
 use crate::client::connect;
-use crate::output::bytes;
+use crate::output::{bytes, print};
 use crate::warm::absolute;
 use anyhow::Result;
 use proto::agent::v1 as pb;
@@ -26,6 +26,10 @@ pub(crate) async fn run(api: &Path, options: Options) -> Result<ExitCode> {
         .await
         .map_err(|status| anyhow::anyhow!("{}", status.message()))?
         .into_inner();
-    println!("{} files, {} evicted (open files keep what they hold)", done.files, bytes(done.bytes));
+    print(format_args!(
+        "{} files, {} evicted (open files keep what they hold)",
+        done.files,
+        bytes(done.bytes)
+    ))?;
     Ok(ExitCode::SUCCESS)
 }

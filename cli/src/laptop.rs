@@ -3,6 +3,7 @@
 //! The engine is the node's own: the same agent, the same workers. Only the broker is missing; its few privileged
 //! acts are done here.
 
+use crate::output::{Closed, print};
 use anyhow::{Context, Result, bail};
 use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, MountId, Publish};
 use link::worker::Mode;
@@ -13,7 +14,8 @@ use node_agent::App;
 use node_agent::config::{Agent, Cache, Config, LogFormat, Size, Span, Store, Tier, TierKind, Workers};
 use node_agent::privileged::Privileged;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -23,7 +25,16 @@ use volume::{AllowList, Credentials, Parameters, SourceUrl, TemplateValues, Volu
 const MOUNT: MountId = MountId(1);
 const INIT_LIMIT: Duration = Duration::from_secs(5);
 const PROBE_LIMIT: Duration = Duration::from_secs(20);
+/// Whether a mount that is there already is served.
+const LIVE_LIMIT: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CACHE: &str = "/var/cache/millpond";
+/// Below the cache directory, of which one process at a time is the owner.
+const LOG: &str = "mount.log";
+const SOCKET: &str = "api.sock";
+/// What the serving process says to the one that started it.
+const SERVING: &str = "serving ";
+const FAILED: &str = "failed ";
 
 #[derive(clap::Args)]
 pub(crate) struct MountOptions {
@@ -36,56 +47,78 @@ pub(crate) struct MountOptions {
     #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
     options: Vec<String>,
     /// Where cache, metadata and state live.
-    #[arg(long, default_value = "/var/cache/millpond")]
+    #[arg(long, default_value = CACHE)]
     cache: PathBuf,
     /// Most bytes of cache.
     #[arg(long, default_value = "10Gi")]
     quota: String,
-    /// Stay in the foreground and log to the terminal.
+    /// Stay in the foreground and log to the terminal. Otherwise the log is mount.log in the cache directory.
     #[arg(long)]
     foreground: bool,
+    /// Set by the command that goes on in the background.
+    #[arg(long, hide = true)]
+    log_file: Option<PathBuf>,
 }
 
 #[derive(clap::Args)]
 pub(crate) struct UmountOptions {
     dir: PathBuf,
+    /// The cache directory of `millpond mount`.
+    #[arg(long, default_value = CACHE)]
+    cache: PathBuf,
 }
 
 pub(crate) async fn mount(options: MountOptions) -> Result<ExitCode> {
     anyhow::ensure!(rustix::process::geteuid().is_root(), "mounting needs root: run this with sudo");
-    if options.foreground { serve(options).await } else { detach().await }
+    let log = match &options.log_file {
+        None if !options.foreground => return detach(&options).await,
+        None => startup::log::start().context("no log"),
+        Some(path) => startup::log::start_into(path).with_context(|| format!("log file {}", path.display())),
+    };
+    let detached = options.log_file.is_some();
+    let done = match log {
+        Ok(()) => {
+            startup::log::init(startup::log::Format::Text, "info");
+            serve(options).await
+        }
+        Err(error) => Err(error),
+    };
+    if let (true, Err(error)) = (detached, &done) {
+        let why = format!("{error:#}").replace('\n', " ");
+        let _ = print(format_args!("{FAILED}{why}")); // the log has it, too
+    }
+    done
 }
 
-/// Starts this command again in the foreground, in a session of its own, and waits until it says that it serves.
-async fn detach() -> Result<ExitCode> {
+/// Starts this command again, in a session of its own and with a log of its own, and waits until it says that it serves.
+async fn detach(options: &MountOptions) -> Result<ExitCode> {
+    let cache = std::path::absolute(&options.cache)?;
+    std::fs::create_dir_all(&cache).with_context(|| format!("cache directory {}", cache.display()))?;
+    let log = cache.join(LOG);
     let mut command = tokio::process::Command::new(std::env::current_exe()?);
-    command.args(std::env::args_os().skip(1)).arg("--foreground");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(std::env::args_os().skip(1)).arg("--foreground").arg("--log-file").arg(&log);
+    // Nothing of the terminal's may be needed later.
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     // SAFETY: setsid is async-signal-safe.
     unsafe { command.pre_exec(|| rustix::process::setsid().map(|_| ()).map_err(Into::into)) };
     let mut child = command.spawn().context("the serving process cannot be started")?;
     let out = child.stdout.take().context("no pipe to the serving process")?;
-    let err = child.stderr.take().context("no pipe to the serving process")?;
     let mut lines = BufReader::new(out).lines();
     while let Some(line) = lines.next_line().await? {
-        if let Some(shown) = line.strip_prefix("serving ") {
-            println!("{shown} (pid {}); end it with `millpond umount`", child.id().unwrap_or_default());
+        if let Some(shown) = line.strip_prefix(SERVING) {
+            let pid = child.id().unwrap_or_default();
+            print(format_args!("{shown} (pid {pid}, log {}); end it with `millpond umount`", log.display()))?;
             return Ok(ExitCode::SUCCESS);
         }
+        if let Some(why) = line.strip_prefix(FAILED) {
+            bail!("{why}");
+        }
     }
-    let mut why = BufReader::new(err).lines();
-    let mut last = String::new();
-    while let Some(line) = why.next_line().await? {
-        last = line;
-    }
-    child.wait().await?;
-    bail!("{}", last.strip_prefix("millpond: ").unwrap_or(&last))
+    let status = child.wait().await?;
+    bail!("the serving process ended before it served ({status}): see {}", log.display())
 }
 
 async fn serve(options: MountOptions) -> Result<ExitCode> {
-    let filter =
-        tracing_subscriber::EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let (source, parameters) = parameters(&options)?;
     let dir = std::path::absolute(&options.dir)?;
     let above = dir.parent().context("the root directory cannot be mounted upon")?.to_owned();
@@ -95,10 +128,8 @@ async fn serve(options: MountOptions) -> Result<ExitCode> {
     let cache_roots = config.cache.tiers.iter().flat_map(|t| t.paths.clone()).collect();
     let kernel = Arc::new(Linux::new(LinuxPaths::default(), cache_roots, Helper::own()));
     let target = Arc::new(Target::resolve(&[above], &dir)?);
+    clear(&kernel, &target).await?;
     anyhow::ensure!(dir.is_dir(), "{} is not a directory: create it first", dir.display());
-    if stack_at(&kernel.table()?, target.path()).last().is_some_and(|top| top.ours().is_some()) {
-        bail!("{} is mounted already: `millpond umount {}` first", dir.display(), dir.display());
-    }
 
     let direct = Arc::new(Direct { kernel: kernel.clone(), target: target.clone(), live: OnceLock::new() });
     let app = App::start(config, Some(direct.clone())).await?;
@@ -108,7 +139,11 @@ async fn serve(options: MountOptions) -> Result<ExitCode> {
     let served = publish(&app, &kernel, &direct, &target, connection, device, spec).await;
     let done = match served {
         Ok(()) => {
-            println!("serving {} at {}", options.source, dir.display());
+            // Whoever waited for it may be gone: it serves nevertheless.
+            match print(format_args!("{SERVING}{} at {}", options.source, dir.display())) {
+                Err(error) if !error.is::<Closed>() => tracing::warn!("{error:#}"),
+                _ => {}
+            }
             wait_for_end(&kernel, &target).await
         }
         Err(error) => Err(error),
@@ -118,6 +153,23 @@ async fn serve(options: MountOptions) -> Result<ExitCode> {
     done?;
     unmounted?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a serving process left that was killed is taken away; what is served stays, and is an error.
+async fn clear(kernel: &Arc<Linux>, target: &Arc<Target>) -> Result<()> {
+    let table = kernel.table()?;
+    let Some(top) = stack_at(&table, target.path()).last().and_then(|top| top.ours()) else { return Ok(()) };
+    // The guard alone: somebody has unmounted what lay on it.
+    let live = matches!(top, Ours::Fuse(_)) && {
+        let (kernel, target) = (kernel.clone(), target.clone());
+        let look = move || kernel.probe(&target, What::Alive, LIVE_LIMIT);
+        !matches!(tokio::task::spawn_blocking(look).await?, Ok(Outcome::Dead))
+    };
+    let dir = target.path().display();
+    anyhow::ensure!(!live, "{dir} is mounted already: `millpond umount {dir}` first");
+    tracing::warn!(directory = %dir, "a mount that nobody serves any more is taken away");
+    kernel.unmount(target)?;
+    Ok(())
 }
 
 async fn publish(
@@ -185,9 +237,18 @@ pub(crate) fn umount(options: &UmountOptions) -> Result<ExitCode> {
     let target = Target::resolve(&[above], &dir)?;
     match kernel.unmount(&target)? {
         0 => bail!("nothing of Millpond's is mounted at {}", dir.display()),
-        _ => println!("{} unmounted", dir.display()),
+        _ => print(format_args!("{} unmounted", dir.display()))?,
     }
+    forget_socket(&std::path::absolute(&options.cache)?.join(SOCKET));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Of a serving process that was killed. One that ends in order removes its own.
+fn forget_socket(socket: &Path) {
+    let refused = |e: std::io::Error| e.kind() == std::io::ErrorKind::ConnectionRefused;
+    if UnixStream::connect(socket).is_err_and(refused) {
+        let _ = std::fs::remove_file(socket); // the next mount replaces it anyway
+    }
 }
 
 fn parameters(options: &MountOptions) -> Result<(SourceUrl, Parameters)> {
@@ -210,7 +271,7 @@ fn config(options: &MountOptions, spec: &VolumeSpec) -> Result<Config> {
     let config = Config {
         agent: Agent {
             broker_socket: None,
-            api_socket: base.join(format!("api-{}.sock", std::process::id())),
+            api_socket: base.join(SOCKET),
             state_dir: base.join("state"),
             worker: None,
             metrics: None,

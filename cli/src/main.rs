@@ -1,5 +1,7 @@
 //! The `millpond` command: a person's hands. Owns nothing; it talks to the agent, or is one for a laptop.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod client;
 mod doctor;
 mod evict;
@@ -41,16 +43,21 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    startup::begin("millpond");
     // The helper process that looks through a new mount is this binary too.
     mounts::run_if_asked();
     let arguments = Arguments::parse();
-    match run(arguments) {
+    let code = match run(arguments) {
         Ok(code) => code,
+        // Whoever read it has seen enough: `millpond status | head -1`.
+        Err(error) if error.is::<output::Closed>() => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("millpond: {error:#}");
+            output::remark(format_args!("millpond: {error:#}"));
             ExitCode::FAILURE
         }
-    }
+    };
+    startup::log::end();
+    code
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode> {

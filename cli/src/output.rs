@@ -1,7 +1,10 @@
 //! How results are shown: tables for people, JSON for programs.
 
+use anyhow::Result;
 use clap::ValueEnum;
 use comfy_table::{ContentArrangement, Table, presets};
+use std::fmt::Display;
+use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -9,6 +12,24 @@ pub(crate) enum Format {
     #[default]
     Table,
     Json,
+}
+
+/// Nobody reads standard output any more.
+#[derive(Debug, thiserror::Error)]
+#[error("standard output is closed")]
+pub(crate) struct Closed;
+
+/// A line on standard output.
+pub(crate) fn print(line: impl Display) -> Result<()> {
+    writeln!(io::stdout(), "{line}").map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Closed.into(),
+        _ => anyhow::Error::new(error).context("standard output"),
+    })
+}
+
+/// A remark on standard error, which may be closed.
+pub(crate) fn remark(line: impl Display) {
+    startup::log::say(&line.to_string());
 }
 
 pub(crate) fn table(header: &[&str]) -> Table {
@@ -37,9 +58,8 @@ pub(crate) fn ago(ms: i64) -> String {
     format!("{} ago", humantime::format_duration(Duration::from_secs(age.as_secs())))
 }
 
-pub(crate) fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string_pretty(value)?);
-    Ok(())
+pub(crate) fn print_json(value: &serde_json::Value) -> Result<()> {
+    print(serde_json::to_string_pretty(value)?)
 }
 
 #[cfg(test)]

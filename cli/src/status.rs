@@ -1,7 +1,7 @@
 //! `millpond status`: what this node serves and how it is doing.
 
 use crate::client::connect;
-use crate::output::{Format, ago, bytes, print_json, table};
+use crate::output::{Format, ago, bytes, print, print_json, table};
 use anyhow::Result;
 use proto::agent::v1 as pb;
 use serde_json::json;
@@ -24,7 +24,7 @@ pub(crate) async fn run(api: &Path, options: Options) -> Result<ExitCode> {
     let heals = agent.list_heals(pb::ListHealsRequest {}).await?.into_inner().heals;
     match options.output {
         Format::Json => print_json(&as_json(&status, &volumes, &cache, &heals))?,
-        Format::Table => as_tables(&status, &volumes, &cache, &heals),
+        Format::Table => as_tables(&status, &volumes, &cache, &heals)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -34,8 +34,8 @@ fn as_tables(
     volumes: &[pb::Volume],
     cache: &pb::GetCacheResponse,
     heals: &[pb::Heal],
-) {
-    println!(
+) -> Result<()> {
+    print(format_args!(
         "agent {} (pid {}, up since {}), broker {}, memory {} of workers and agent, {} standby",
         status.version,
         status.pid,
@@ -43,8 +43,8 @@ fn as_tables(
         if status.broker_connected { "connected" } else { "NOT CONNECTED: new pods cannot mount" },
         bytes(status.anonymous_bytes),
         status.standby_workers,
-    );
-    println!("\nVolumes");
+    ))?;
+    print("\nVolumes")?;
     let mut t = table(&["volume", "source", "pod", "mode", "worker", "state", "since", "heals", "hits"]);
     for v in volumes {
         let worker = v.worker.clone().unwrap_or_default();
@@ -60,8 +60,8 @@ fn as_tables(
             percent(v.reads_hit, v.reads_miss),
         ]);
     }
-    println!("{t}");
-    println!("\nCache");
+    print(&t)?;
+    print("\nCache")?;
     let mut t = table(&["tier", "kind", "used", "quota", "files", "free on disk", "state"]);
     for c in &cache.tiers {
         t.add_row([
@@ -74,9 +74,9 @@ fn as_tables(
             if c.degraded { "FAILING".to_owned() } else { "fine".to_owned() },
         ]);
     }
-    println!("{t}");
+    print(&t)?;
     if !heals.is_empty() {
-        println!("\nLatest heals ({} in memory)", heals.len());
+        print(format_args!("\nLatest heals ({} in memory)", heals.len()))?;
         let mut t = table(&["when", "volume", "level", "cause", "took", "requests taken over"]);
         for h in heals.iter().take(HEALS_SHOWN) {
             t.add_row([
@@ -88,8 +88,9 @@ fn as_tables(
                 h.replayed.to_string(),
             ]);
         }
-        println!("{t}");
+        print(&t)?;
     }
+    Ok(())
 }
 
 fn cause(heal: &pb::Heal) -> String {

@@ -1,7 +1,7 @@
 //! `millpond warm`: brings files into the cache and shows how far it has come.
 
 use crate::client::connect;
-use crate::output::bytes;
+use crate::output::{bytes, print, remark};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use proto::agent::v1 as pb;
@@ -41,12 +41,13 @@ pub(crate) async fn run(api: &Path, options: Options) -> Result<ExitCode> {
     }
     bar.finish_and_clear();
     anyhow::ensure!(last.done, "the agent ended before everything was warm: see its log, and run this again");
-    println!("{} of {} files, {} in the cache", last.files_done, last.files_total, bytes(last.bytes_done));
+    let cached = bytes(last.bytes_done);
+    print(format_args!("{} of {} files, {cached} in the cache", last.files_done, last.files_total))?;
     for error in &last.errors {
-        eprintln!("  {error}");
+        remark(format_args!("  {error}"));
     }
     if last.failed > 0 {
-        eprintln!("{} files could not be brought in", last.failed);
+        remark(format_args!("{} files could not be brought in", last.failed));
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)

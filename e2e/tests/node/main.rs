@@ -11,6 +11,7 @@ mod faults;
 mod handovers;
 mod hangs;
 mod holders;
+mod laptop;
 mod logs;
 mod memory;
 mod operators;

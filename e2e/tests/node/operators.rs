@@ -22,7 +22,7 @@ use testkit::process::Process;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One run of `millpond` against this node's agent.
-fn millpond(node: &Node, arguments: &[&str]) -> Result<Output> {
+pub(crate) fn millpond(node: &Node, arguments: &[&str]) -> Result<Output> {
     let mut command = Command::new(node.places().bin("millpond"));
     command.arg("--api").arg(node.places().agent_socket()).args(arguments);
     let output = command.stdin(Stdio::null()).output()?;
@@ -31,7 +31,7 @@ fn millpond(node: &Node, arguments: &[&str]) -> Result<Output> {
     Ok(output)
 }
 
-fn json(output: &Output) -> Result<Value> {
+pub(crate) fn json(output: &Output) -> Result<Value> {
     serde_json::from_slice(&output.stdout).context("the output is not JSON")
 }
 
