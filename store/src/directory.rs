@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::{Instant, timeout_at};
 
 pub(crate) struct Directory {
@@ -119,13 +119,22 @@ impl Source for Directory {
         let (tree, limits) = (self.tree.clone(), self.limits.clone());
         let (name, wanted) = (path.to_vec(), version.clone());
         let meter = Meter::start(&self.observer, "get");
-        let slot = enter(&tree, &limits, Lane::Data, deadline).await?;
-        let opened = {
-            let tree = tree.clone();
-            move || tree.open_file(&name, &wanted).map(Arc::new)
+        let open = async || {
+            let slot = enter(&tree, &limits, Lane::Data, deadline).await?;
+            let (at, name, wanted) = (tree.clone(), name.clone(), wanted.clone());
+            blocking(&tree, deadline, slot, move || at.open_file(&name, &wanted)).await
         };
-        let file = match blocking(&tree, deadline, slot, opened).await {
-            Ok(file) => file,
+        let opened = match open().await {
+            // Once is enough: from the first look on nothing can change without being seen.
+            Ok(opened) if !opened.settles_in.is_zero() => {
+                drop(opened.file);
+                tokio::time::sleep(opened.settles_in).await;
+                open().await
+            }
+            opened => opened,
+        };
+        let file = match opened {
+            Ok(opened) => Arc::new(opened.file),
             Err(e) => return report(meter, Err(e)),
         };
         let reader = Reader { tree, limits, file, path: path.to_vec(), version: version.clone(), deadline };
@@ -151,6 +160,17 @@ impl Source for Directory {
     async fn check(&self, limit: Duration) -> Result<(), StoreError> {
         self.run("list", limit, |tree| tree.list(b"", None).map(|_| ())).await
     }
+}
+
+/// Of file systems that count seconds (or two of them: FAT).
+const COARSE_STEP_NS: i64 = 2_000_000_000;
+/// Of all others: the kernel's tick, which is ten milliseconds at most, with room for a file system's own rounding.
+const FINE_STEP_NS: i64 = 50_000_000;
+
+struct Opened {
+    file: OwnedFd,
+    /// It changed so lately that a change from now on might leave the same version: its bytes are not to be trusted yet.
+    settles_in: Duration,
 }
 
 /// A file being streamed.
@@ -249,14 +269,18 @@ impl Tree {
     }
 
     /// A regular file in the wanted version. NONBLOCK, lest a FIFO put in its place hold us up.
-    fn open_file(&self, path: &[u8], wanted: &Version) -> Result<OwnedFd, StoreError> {
+    fn open_file(&self, path: &[u8], wanted: &Version) -> Result<Opened, StoreError> {
         if !is_segments(path) {
             return Err(StoreError::not_found(&self.what(path)));
         }
         let file = self.open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
         let found = rustix::fs::fstat(&file).map_err(|e| self.error(path, e))?;
         match FileType::from_raw_mode(found.st_mode) {
-            FileType::RegularFile if version(&found) == *wanted => Ok(file),
+            FileType::RegularFile if version(&found) == *wanted => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let settles_in = settles_in(changed_ns(&found), now.as_nanos() as i64);
+                Ok(Opened { file, settles_in })
+            }
             _ => Err(StoreError::Stale { what: self.what(path) }),
         }
     }
@@ -338,12 +362,51 @@ fn is_segments(path: &[u8]) -> bool {
     is_path(&text)
 }
 
+/// The change time is in it because nobody can set it: a file whose old modification time was put back has changed.
 fn version(found: &Stat) -> Version {
-    Version(format!("{}-{}", found.st_size, modified_ns(found)))
+    Version(format!("{}-{}-{}", found.st_size, modified_ns(found), changed_ns(found)))
+}
+
+/// How long until a change of a file that last changed then would be seen by its change time. A file system knows time in
+/// steps, and two changes within one leave the same. `now_ns` is this machine's clock, `changed_ns` may be a server's:
+/// what lies in the future is waited for no longer than one step.
+fn settles_in(changed_ns: i64, now_ns: i64) -> Duration {
+    let step_ns = if changed_ns % 1_000_000_000 == 0 { COARSE_STEP_NS } else { FINE_STEP_NS };
+    let since = now_ns.saturating_sub(changed_ns);
+    Duration::from_nanos((step_ns - since.clamp(0, step_ns)) as u64)
+}
+
+fn changed_ns(found: &Stat) -> i64 {
+    // Both fields are of other widths on other platforms.
+    #[allow(clippy::unnecessary_cast)]
+    (found.st_ctime as i64).saturating_mul(1_000_000_000).saturating_add(found.st_ctime_nsec as i64)
 }
 
 fn modified_ns(found: &Stat) -> i64 {
     // Both fields are of other widths on other platforms.
     #[allow(clippy::unnecessary_cast)]
     (found.st_mtime as i64).saturating_mul(1_000_000_000).saturating_add(found.st_mtime_nsec as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: i64 = 1_000_000_000;
+
+    #[test]
+    fn a_file_is_read_when_another_change_of_it_would_be_seen() {
+        let ms = Duration::from_millis;
+        let fine = 1_700_000_000 * S + 4_000_000;
+        assert_eq!(settles_in(fine, fine + S), ms(0));
+        assert_eq!(settles_in(fine, fine + FINE_STEP_NS), ms(0));
+        assert_eq!(settles_in(fine, fine + 10_000_000), ms(40));
+        assert_eq!(settles_in(fine, fine), ms(50));
+        // A server whose clock is ahead, or a clock that was set back: nobody knows, and nobody waits for ever.
+        assert_eq!(settles_in(fine, fine - 3600 * S), ms(50));
+        let coarse = 1_700_000_000 * S;
+        assert_eq!(settles_in(coarse, coarse + S / 2), ms(1500));
+        assert_eq!(settles_in(coarse, coarse + 2 * S), ms(0));
+        assert_eq!(settles_in(i64::MAX, i64::MIN), ms(50));
+    }
 }

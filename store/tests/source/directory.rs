@@ -129,6 +129,57 @@ async fn a_file_that_changed_is_stale() {
 }
 
 #[tokio::test]
+async fn a_file_that_was_rewritten_with_its_size_and_time_kept_is_stale() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    fs::write(root.join("f"), "one").unwrap();
+    let source = open(&root);
+    let (_, version) = file(&*source, "f").await;
+    let modified = fs::metadata(root.join("f")).unwrap().modified().unwrap();
+    // As `cp --preserve` over it, or an archive that is unpacked again.
+    fs::write(root.join("f"), "two").unwrap();
+    fs::File::options().write(true).open(root.join("f")).unwrap().set_modified(modified).unwrap();
+    assert_eq!(fs::metadata(root.join("f")).unwrap().modified().unwrap(), modified);
+    let got = read(&*source, "f", &version, 0..3).await;
+    assert!(matches!(got, Err(StoreError::Stale { .. })), "{got:?}");
+}
+
+/// Whatever the steps of the file system's clock: what is delivered as a version is all of one.
+#[tokio::test]
+async fn a_file_that_is_rewritten_while_it_is_read_is_one_version_or_stale() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let size = 3 << 20;
+    let (mut whole, mut stale) = (0, 0);
+    for round in 0..40u8 {
+        fs::write(root.join("f"), vec![round; size]).unwrap();
+        let source = open(&root);
+        let (len, version) = file(&*source, "f").await;
+        let mut stream = match source.get(b"f", &version, 0..len).await {
+            Ok(stream) => stream,
+            Err(error) => panic!("nobody has touched it: {error}"),
+        };
+        let first = stream.try_next().await.unwrap().unwrap();
+        if round % 2 == 0 {
+            let times = fs::metadata(root.join("f")).unwrap().modified().unwrap();
+            let f = fs::File::options().write(true).open(root.join("f")).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&f, &vec![!round; size], 0).unwrap();
+            f.set_modified(times).unwrap();
+        }
+        let rest: Result<Vec<_>, _> = stream.try_collect().await;
+        match rest {
+            Ok(rest) => {
+                assert!(rest.iter().chain([&first]).all(|piece| piece.iter().all(|b| *b == round)), "torn");
+                whole += 1;
+            }
+            Err(StoreError::Stale { .. }) => stale += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert_eq!((whole, stale), (20, 20));
+}
+
+#[tokio::test]
 async fn large_directories_come_in_bounded_pages() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().canonicalize().unwrap();
