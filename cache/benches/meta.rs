@@ -4,7 +4,7 @@
 //! read-only and is the end that asks. Both look up the same random names. `MILLPOND_BENCH_NAMES` sets how many there
 //! are (default 1,000,000). Never passes or fails.
 
-use cache::meta::{Clock, FIRST_INO, Incoming, InodeNumbers, Kind, Lookup, MetaError, ROOT, Store, View};
+use cache::meta::{FIRST_INO, Incoming, InodeNumbers, Kind, Lookup, MetaError, ROOT, Store, View};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -61,9 +61,8 @@ fn store_listing(store: &Store) {
 
 fn agent() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let clock: Clock = Arc::new(|| 1);
-    let store = Store::open(dir.path(), Arc::new(Numbers(AtomicU64::new(FIRST_INO))), clock)
-        .expect("the store opens");
+    let store =
+        Store::open(dir.path(), Arc::new(Numbers(AtomicU64::new(FIRST_INO)))).expect("the store opens");
     let begun = Instant::now();
     store_listing(&store);
     println!("| {} names, reader in another process | median | p99 | mean |", names());

@@ -21,7 +21,7 @@ use link::{MAX_MESSAGE, Packet, failpoint};
 use startup::log::say;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Threads that finish requests whose answer has come.
 const FINISHERS: usize = 3;
@@ -63,13 +63,15 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
         .map_err(|e| format!("cannot prepare the session: {e}"))?;
     // The pool's threads would not inherit what the lock-down of this thread gives up: they start after Go.
     let late = Arc::new(Late::default());
+    let time = view.clone();
+    let clock = Arc::new(move || time.now_ms());
     let fs = Fs::new(
         settings(&assign, offer),
         view,
         late.clone(),
         flight.clone(),
         roots.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().map_err(|e| e.to_string())?,
-        Arc::new(now_ms),
+        clock,
     );
     let adapter = Adapter { fs: fs.clone(), transport: transport.clone(), offer };
     let mut config = fuser::Config::default();
@@ -218,10 +220,6 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), String> 
 
 fn tell(socket: &Packet, message: &FromWorker) {
     let _ = link::worker::send(socket, message, &[]); // closed: the next receive says so
-}
-
-fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_millis() as u64)
 }
 
 /// The client, once there is one. No request is served before.

@@ -20,7 +20,7 @@ use link::Cause;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use store::{Page, StoreError};
 use tokio::time::Instant;
 use volume::{Freshness, ScopeId};
@@ -159,7 +159,9 @@ impl Scope {
     pub async fn lookup(&self, parent: u64, name: &[u8], freshness: Freshness) -> Result<(), Cause> {
         // Another worker may have been faster.
         match self.names.lookup(parent, name).map_err(|e| self.failed(e))? {
-            Lookup::Found { seen_ms, .. } | Lookup::Absent { seen_ms } if fresh(freshness, seen_ms) => {
+            Lookup::Found { seen_ms, .. } | Lookup::Absent { seen_ms }
+                if fresh(freshness, seen_ms, self.names.now_ms()) =>
+            {
                 return Ok(());
             }
             _ => {}
@@ -218,7 +220,9 @@ impl Scope {
         let (attributes, seen_ms) =
             self.names.attributes(ino).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
         // A directory's attributes are ours, not the source's.
-        if attributes.kind == meta::Kind::Directory || !force && fresh(freshness, seen_ms) {
+        if attributes.kind == meta::Kind::Directory
+            || !force && fresh(freshness, seen_ms, self.names.now_ms())
+        {
             return Ok(());
         }
         let (parent, name) = self.parent_and_name(ino).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
@@ -229,7 +233,7 @@ impl Scope {
     pub async fn list(&self, dir: u64, freshness: Freshness) -> Result<(), Cause> {
         if let Some(state) = self.names.listing(dir).map_err(|e| self.failed(e))?
             && state.complete
-            && fresh(freshness, state.seen_ms)
+            && fresh(freshness, state.seen_ms, self.names.now_ms())
         {
             return Ok(());
         }
@@ -593,16 +597,12 @@ fn incoming(entry: store::Entry) -> Incoming {
     Incoming { name: entry.name, kind, size, mtime_ns: entry.modified_ns, token, target }
 }
 
-pub(crate) fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64
-}
-
-/// Was it confirmed recently enough? A clock that went backwards makes things look new: treat that as stale.
-fn fresh(freshness: Freshness, seen_ms: u64) -> bool {
+/// Was it confirmed recently enough?
+fn fresh(freshness: Freshness, seen_ms: u64, now_ms: u64) -> bool {
     match freshness {
         Freshness::Static => true,
         Freshness::Ttl(ttl) => {
-            now_ms().checked_sub(seen_ms).is_some_and(|age| u128::from(age) < ttl.as_millis())
+            meta::age_ms(seen_ms, now_ms).is_some_and(|age| u128::from(age) < ttl.as_millis())
         }
         Freshness::Strict => false,
     }

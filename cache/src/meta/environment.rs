@@ -14,7 +14,8 @@
 //!
 //! Commits are not synced (a listing of a million names would take minutes), so the marker carries the boot id.
 
-use super::record::{self, FORMAT, Known, NameKey};
+use super::clock::{ALWAYS_MS, Clock};
+use super::record::{self, CLOCK, FORMAT, Known, NameKey};
 use super::types::{Attributes, DISK_FULL, Kind, MetaError, Opened, Options, ROOT};
 use super::view::{DATABASES, Tables, View, from_heed, is_no_room};
 use heed::types::Bytes;
@@ -107,7 +108,7 @@ impl Home {
     }
 
     /// Opens what is there, or sets it aside and starts empty.
-    pub(super) fn open(&self, options: &Options, now_ms: u64) -> Result<(View, Opened), MetaError> {
+    pub(super) fn open(&self, options: &Options, clock: &Clock) -> Result<(View, Opened), MetaError> {
         let mut opened = match self.judge()? {
             None if self.dir.join(DATA).exists() => Opened::Kept,
             None => Opened::Fresh,
@@ -121,11 +122,11 @@ impl Home {
         }
         // Before the first write: from here on only this boot can vouch for the file.
         self.mark(State::Open)?;
-        let view = match self.environment(options, now_ms) {
+        let view = match self.environment(options, clock) {
             // Every file whose marker was good and whose content is not: start empty, once.
             Err(MetaError::Damaged(why) | MetaError::Format { found: why, .. }) if opened == Opened::Kept => {
                 opened = self.set_aside(why)?;
-                self.environment(options, now_ms)?
+                self.environment(options, clock)?
             }
             other => other?,
         };
@@ -261,7 +262,7 @@ impl Home {
         }
     }
 
-    fn environment(&self, options: &Options, now_ms: u64) -> Result<View, MetaError> {
+    fn environment(&self, options: &Options, clock: &Clock) -> Result<View, MetaError> {
         let dir = &self.dir;
         self.reserve_lock_file(options)?;
         let mut lmdb = EnvOpenOptions::new().read_txn_without_tls();
@@ -285,13 +286,18 @@ impl Home {
             directories: table("directories")?,
             about: table("about")?,
         };
+        let recorded = tables.about.get(&txn, CLOCK).map_err(|e| from_heed(e, dir))?;
+        let base = clock.base(recorded);
+        if recorded != Some(&base.encode()) {
+            tables.about.put(&mut txn, CLOCK, &base.encode()).map_err(|e| from_heed(e, dir))?;
+        }
         match tables.about.get(&txn, b"format").map_err(|e| from_heed(e, dir))? {
             None => {
                 tables
                     .about
                     .put(&mut txn, b"format", &FORMAT.to_le_bytes())
                     .map_err(|e| from_heed(e, dir))?;
-                let (key, value) = root_record(now_ms)?;
+                let (key, value) = root_record(clock.now_ms(base.ms))?;
                 tables.names.put(&mut txn, key.as_bytes(), &value).map_err(|e| from_heed(e, dir))?;
                 tables
                     .inodes
@@ -308,7 +314,7 @@ impl Home {
             }
         }
         txn.commit().map_err(|e| from_heed(e, dir))?;
-        Ok(View { env, tables, limit: None })
+        Ok(View { env, tables, base_ms: base.ms, limit: None })
     }
 
     /// LMDB makes `lock.mdb` sparse and this process writes it through a map: on a full disk that is SIGBUS. So its
@@ -360,8 +366,7 @@ fn root_record(now_ms: u64) -> Result<(NameKey, Vec<u8>), MetaError> {
         absent: false,
         first: 0,
         last: u32::MAX,
-        // Never stale, and far from overflowing when a caller adds to it.
-        seen_ms: u64::MAX / 2,
+        seen_ms: ALWAYS_MS,
     };
     let mut value = Vec::new();
     known.encode(&mut value)?;
@@ -384,7 +389,7 @@ fn io(what: &'static str) -> impl Fn(io::Error) -> MetaError + Copy {
     move |source| MetaError::Io { what, source }
 }
 
-fn boot_id() -> Result<String, MetaError> {
+pub(super) fn boot_id() -> Result<String, MetaError> {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map(|s| s.trim().to_owned())
         .map_err(io("cannot read this machine's boot id"))

@@ -1,9 +1,10 @@
 //! What a node knows of names: inode numbers, attributes, listings, absences, in a memory map that all processes read.
 //!
 //! One environment per scope. The agent writes it through [`Store`], a worker reads it through [`View`] without asking
-//! anyone. Nothing here talks to a source, decides freshness (callers compare `seen_ms`) or is needed to survive: the
+//! anyone. Nothing here talks to a source, decides freshness (callers compare `seen_ms`, with [`age_ms`]) or is needed to survive: the
 //! whole may be thrown away at any doubt, but for the inode numbers, whose high-water mark is kept elsewhere.
 
+mod clock;
 mod environment;
 mod fence;
 pub mod idle;
@@ -18,11 +19,12 @@ mod write;
 #[cfg(test)]
 mod tests;
 
+pub use clock::{ALWAYS_MS, Clock, age_ms};
 pub use listing::ListingWriter;
 pub use room::Room;
 pub use store::Store;
 pub use types::{
-    Attributes, Cached, Clock, EPOCH_MAX, FIRST_INO, INO_LIMIT, Incoming, InodeNumbers, Kind, ListingState,
-    Lookup, MetaError, NAME_MAX, Opened, Options, ROOT, Stats,
+    Attributes, Cached, EPOCH_MAX, FIRST_INO, INO_LIMIT, Incoming, InodeNumbers, Kind, ListingState, Lookup,
+    MetaError, NAME_MAX, Opened, Options, ROOT, Stats,
 };
 pub use view::View;

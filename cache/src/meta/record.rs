@@ -6,6 +6,7 @@
 //! | `inodes`      | ino u64 BE                | parent u64 BE, name: the key of its `Record`       |
 //! | `directories` | ino u64 BE                | [`Directory`]: its listing                         |
 //! | `about`       | `format`                  | u32 LE                                             |
+//! |               | `clock`                   | the clock's base in the boot of its last opening   |
 //!
 //! # Which names a directory shows
 //!
@@ -19,6 +20,9 @@ use super::types::{Attributes, Cached, EPOCH_MAX, Kind, MetaError, NAME_MAX};
 /// Raised by every change of this file. Node ids of live mounts are in here: a build reads and writes the stores of its
 /// direct neighbours, so a change adds what the build before can do without, and nothing else.
 pub(super) const FORMAT: u32 = 1 + link::version::STEPS;
+
+/// Key in `about`. A build that does not know it compares with the wall clock, which is about the same.
+pub(super) const CLOCK: &[u8] = b"clock";
 
 /// Can this build work with a store of that format?
 pub(super) fn is_known(format: u32) -> bool {

@@ -1,12 +1,13 @@
 //! The writing side: the one process that learns from the source tells the others through here.
 
-use super::environment::{Home, State};
+use super::clock::Clock;
+use super::environment::{Home, State, boot_id};
 use super::fence::Fence;
 use super::listing::ListingWriter;
 use super::record::Directory;
 use super::room::Room;
 use super::types::{
-    Attributes, Cached, Clock, INO_LIMIT, Incoming, InodeNumbers, Kind, MetaError, Opened, Options, Stats,
+    Attributes, Cached, INO_LIMIT, Incoming, InodeNumbers, Kind, MetaError, Opened, Options, Stats,
     TOTAL_REACHED,
 };
 use super::view::{View, unexpected};
@@ -32,7 +33,7 @@ pub struct Store {
     view: View,
     home: Home,
     numbers: Arc<dyn InodeNumbers>,
-    now_ms: Clock,
+    clock: Clock,
     opened: Opened,
     /// The marker is final: dropping must not write it again.
     settled: AtomicBool,
@@ -52,8 +53,8 @@ pub struct Store {
 
 impl Store {
     /// Opens or creates the store in `dir` with the default [`Options`].
-    pub fn open(dir: &Path, numbers: Arc<dyn InodeNumbers>, now_ms: Clock) -> Result<Self, MetaError> {
-        Self::open_with(dir, &Options::default(), numbers, now_ms)
+    pub fn open(dir: &Path, numbers: Arc<dyn InodeNumbers>) -> Result<Self, MetaError> {
+        Self::open_with(dir, &Options::default(), numbers)
     }
 
     /// What cannot be trusted or read is set aside and a new store started: see [`Store::opened`].
@@ -61,9 +62,18 @@ impl Store {
         dir: &Path,
         options: &Options,
         numbers: Arc<dyn InodeNumbers>,
-        now_ms: Clock,
     ) -> Result<Self, MetaError> {
-        Self::open_in(dir, options, numbers, now_ms, Arc::new(Room::new(u64::MAX)))
+        Self::open_at(dir, options, numbers, Clock::of_machine(&boot_id()?))
+    }
+
+    /// As [`Self::open_with`], with a clock that others hold: for tests.
+    pub fn open_at(
+        dir: &Path,
+        options: &Options,
+        numbers: Arc<dyn InodeNumbers>,
+        clock: Clock,
+    ) -> Result<Self, MetaError> {
+        Self::open_both(dir, options, numbers, clock, Arc::new(Room::new(u64::MAX)))
     }
 
     /// As one of those that share `room`.
@@ -71,16 +81,25 @@ impl Store {
         dir: &Path,
         options: &Options,
         numbers: Arc<dyn InodeNumbers>,
-        now_ms: Clock,
+        room: Arc<Room>,
+    ) -> Result<Self, MetaError> {
+        Self::open_both(dir, options, numbers, Clock::of_machine(&boot_id()?), room)
+    }
+
+    pub(super) fn open_both(
+        dir: &Path,
+        options: &Options,
+        numbers: Arc<dyn InodeNumbers>,
+        clock: Clock,
         room: Arc<Room>,
     ) -> Result<Self, MetaError> {
         let home = Home::take(dir)?;
-        let (view, opened) = home.open(options, now_ms())?;
+        let (view, opened) = home.open(options, &clock)?;
         let store = Self {
             view,
             home,
             numbers,
-            now_ms,
+            clock,
             opened,
             settled: AtomicBool::new(false),
             released: AtomicBool::new(false),
@@ -106,7 +125,7 @@ impl Store {
 
     /// Starts to store a listing. Until [`ListingWriter::finish`] readers see the listing before it, or none.
     pub fn begin_listing(&self, dir: u64) -> Result<ListingWriter<'_>, MetaError> {
-        let seen_ms = (self.now_ms)();
+        let seen_ms = self.now_ms();
         let mut pending = self.pending();
         let mut write = self.begin_write()?;
         let mut directory = write.directory_to_fill(dir)?;
@@ -129,7 +148,7 @@ impl Store {
             return Err(MetaError::BadName);
         }
         self.keep_reserve()?;
-        let seen_ms = (self.now_ms)();
+        let seen_ms = self.now_ms();
         self.with_room(|| self.put_seen(parent, incoming, seen_ms))
     }
 
@@ -155,7 +174,7 @@ impl Store {
             return Err(MetaError::BadName);
         }
         self.keep_reserve()?;
-        let seen_ms = (self.now_ms)();
+        let seen_ms = self.now_ms();
         self.with_room(|| self.put_absent_seen(parent, name, seen_ms))
     }
 
@@ -339,7 +358,7 @@ impl Store {
     }
 
     pub(super) fn now_ms(&self) -> u64 {
-        (self.now_ms)()
+        self.clock.now_ms(self.view.base_ms)
     }
 
     pub(super) fn numbers(&self) -> &dyn InodeNumbers {

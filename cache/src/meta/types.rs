@@ -1,7 +1,5 @@
 //! The words of the metadata store: what is asked of it and what it answers.
 
-use std::sync::Arc;
-
 /// Inode number of the directory that a scope's source URL names.
 pub const ROOT: u64 = 1;
 /// Smallest inode number that a name can get; those below are reserved.
@@ -69,7 +67,7 @@ pub struct Incoming {
 /// What the store knows of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// `seen_ms`: wall clock, milliseconds since 1970, of the moment for which the source last confirmed this.
+    /// `seen_ms`: the moment for which the source last confirmed this, on the store's own clock ([`super::View::now_ms`]).
     Found { attributes: Attributes, seen_ms: u64 },
     /// The source was asked and has no such name, or a complete listing lacks it.
     Absent { seen_ms: u64 },
@@ -82,7 +80,7 @@ pub enum Lookup {
 pub struct ListingState {
     /// A listing was stored from its first to its last page.
     pub complete: bool,
-    /// When the last complete listing was begun, milliseconds since 1970; 0: never.
+    /// When the last complete listing was begun, on the store's own clock; 0: never.
     pub seen_ms: u64,
     /// Names that `read_dir` shows.
     pub entries: u64,
@@ -95,9 +93,6 @@ pub trait InodeNumbers: Send + Sync {
     /// A number ≥ [`FIRST_INO`] and < [`INO_LIMIT`] that was never given out before.
     fn next(&self) -> Result<u64, MetaError>;
 }
-
-/// Wall clock, milliseconds since 1970.
-pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// How large the store may become and how many may look into it. All of it is virtual until used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,9 @@
 //! trace that the agent would have to trust: how they are kept from reading a page that is being used again, see `fence`.
 //! No question makes a system call.
 
+use super::clock::{Base, since_boot_ms, wall_base_ms};
 use super::fence::READER_LIMIT;
-use super::record::{self, Directory, FORMAT, NameKey, Record, split_key};
+use super::record::{self, CLOCK, Directory, FORMAT, NameKey, Record, split_key};
 use super::types::{Attributes, DISK_FULL, LIMIT_REACHED, ListingState, Lookup, MetaError, ROOT};
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, WithoutTls};
@@ -26,6 +27,8 @@ const BEGIN_ATTEMPTS: u32 = 10_000;
 pub struct View {
     pub(super) env: Env<WithoutTls>,
     pub(super) tables: Tables,
+    /// Of the store's clock, for this boot.
+    pub(super) base_ms: u64,
     /// How long an answer may take to be believed. None: in the process that writes, under its locks.
     pub(super) limit: Option<Duration>,
 }
@@ -85,6 +88,9 @@ impl View {
             Some(bytes) if record::stored(bytes).is_some_and(record::is_known) => {}
             other => return Err(MetaError::Format { found: format!("{other:?}"), expected: FORMAT }),
         }
+        let clock = about.get(&txn, CLOCK).map_err(|e| from_heed(e, dir))?;
+        // An agent of a build that does not know the clock takes the wall's.
+        let base_ms = clock.and_then(Base::decode).map_or_else(wall_base_ms, |base| base.ms);
         let tables = Tables {
             names: table("names")?,
             inodes: table("inodes")?,
@@ -93,7 +99,12 @@ impl View {
         };
         // Dropped, the handles would be forgotten with it.
         txn.commit().map_err(|e| from_heed(e, dir))?;
-        Ok(Self { env, tables, limit: Some(limit) })
+        Ok(Self { env, tables, base_ms, limit: Some(limit) })
+    }
+
+    /// What time it is, on the clock of which `seen_ms` tells everywhere here. Nobody can set it; see `clock`.
+    pub fn now_ms(&self) -> u64 {
+        self.base_ms.saturating_add(since_boot_ms())
     }
 
     /// What is known of `name` in the directory `parent`. A directory that was never heard of knows nothing.
@@ -122,7 +133,7 @@ impl View {
     }
 
     /// Attributes of an inode whose name exists, with the moment for which that is known. The root always exists; its
-    /// `seen_ms` is far in the future.
+    /// `seen_ms` is [`super::ALWAYS_MS`].
     pub fn attributes(&self, ino: u64) -> Result<Option<(Attributes, u64)>, MetaError> {
         self.ask(|txn| {
             let Some((parent, record)) = self.tables.record_of(txn, ino)? else { return Ok(None) };

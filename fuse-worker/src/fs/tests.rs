@@ -3,7 +3,7 @@
 use super::*;
 use crate::client::Then;
 use crate::reply::{Delivery, FOPEN_KEEP_CACHE, FOPEN_PASSTHROUGH, Sink};
-use cache::meta::{Cached, Incoming, InodeNumbers, MetaError, ROOT, Store};
+use cache::meta::{Cached, Clock, Incoming, InodeNumbers, MetaError, Options, ROOT, Store};
 use link::Cause;
 use link::worker::{ANNOUNCED_FROM, Reply as Told};
 use std::collections::VecDeque;
@@ -71,12 +71,10 @@ impl Bench {
         let home = tempfile::tempdir().unwrap();
         let now = Arc::new(AtomicU64::new(1_000_000));
         let clock = now.clone();
-        let store = Store::open(
-            home.path(),
-            Arc::new(Counting(AtomicU64::new(16))),
-            Arc::new(move || clock.load(SeqCst)),
-        )
-        .unwrap();
+        let wall = now.clone();
+        let time = Clock::new("boot", move || clock.load(SeqCst), move || wall.load(SeqCst));
+        let numbers = Arc::new(Counting(AtomicU64::new(16)));
+        let store = Store::open_at(home.path(), &Options::default(), numbers, time).unwrap();
         let link = Arc::new(FakeLink::default());
         let clock = now.clone();
         let fs = Fs::new(

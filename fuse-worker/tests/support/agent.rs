@@ -12,7 +12,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// One object of the source, in the root or in one directory.
 #[derive(Clone, Debug)]
@@ -57,16 +56,12 @@ impl InodeNumbers for Counting {
     }
 }
 
-fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
-}
-
 impl Agent {
     pub fn new(home: &Path, device: Arc<OwnedFd>, objects: Vec<Object>) -> Arc<Self> {
         let (metadata, root) = (home.join("meta"), home.join("cache"));
         std::fs::create_dir_all(&metadata).unwrap();
         std::fs::create_dir_all(&root).unwrap();
-        let store = Store::open(&metadata, Arc::new(Counting(AtomicU64::new(16))), Arc::new(now_ms)).unwrap();
+        let store = Store::open(&metadata, Arc::new(Counting(AtomicU64::new(16)))).unwrap();
         let agent = Arc::new(Self {
             store,
             home: home.to_owned(),

@@ -3,7 +3,7 @@
 use super::{Volumes, source_refusal};
 use crate::asked::{AskedWith, Opener};
 use crate::health::Health;
-use crate::scope::{Scope, now_ms};
+use crate::scope::Scope;
 use cache::meta;
 use link::{Refusal, RefusalKind};
 use std::path::Path;
@@ -79,7 +79,7 @@ impl Volumes {
         loop {
             let options = meta::Options { start_anew, ..self.config.cache.metadata() };
             let (dir, numbers, room) = (dir.to_owned(), self.numbers.clone(), self.room.clone());
-            let open = move || meta::Store::open_in(&dir, &options, numbers, Arc::new(now_ms), room);
+            let open = move || meta::Store::open_in(&dir, &options, numbers, room);
             match tokio::task::spawn_blocking(open).await {
                 Ok(Ok(store)) => return Ok(store),
                 // The last question of the volumes before is just ending, and writes it out.

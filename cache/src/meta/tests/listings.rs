@@ -114,7 +114,7 @@ fn a_time_in_the_future_does_not_hold_up_the_truth() {
     let store = bench.open();
     bench.at(9_000);
     store.put(ROOT, &file("a", "1")).unwrap();
-    bench.at(2_000); // somebody set the clock back
+    bench.at(2_000); // as a boot whose clock was wrong leaves it
     list(&store, ROOT, &[file("a", "22")]);
     let Lookup::Found { attributes, seen_ms } = store.lookup(ROOT, b"a").unwrap() else { panic!() };
     assert_eq!((attributes.token.as_str(), seen_ms), ("22", 2_000));

@@ -57,8 +57,10 @@ fn open(
     numbers: &Arc<Numbers>,
 ) -> Result<Store, MetaError> {
     let clock = clock.clone();
-    let now: Clock = Arc::new(move || clock.load(Ordering::Relaxed));
-    Store::open_with(dir, options, numbers.clone(), now)
+    let since_boot = clock.clone();
+    let clock =
+        Clock::new("boot", move || since_boot.load(Ordering::Relaxed), move || clock.load(Ordering::Relaxed));
+    Store::open_at(dir, options, numbers.clone(), clock)
 }
 
 fn file(name: &str, token: &str) -> Incoming {
