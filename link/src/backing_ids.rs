@@ -51,7 +51,9 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u32>
     };
     match ids.len() {
         0..=BACKING_IDS_MAX => Ok(ids),
-        more => Err(D::Error::custom(format!("{more} passthrough ids, at most {BACKING_IDS_MAX} are possible"))),
+        more => {
+            Err(D::Error::custom(format!("{more} passthrough ids, at most {BACKING_IDS_MAX} are possible")))
+        }
     }
 }
 

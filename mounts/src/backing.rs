@@ -1,8 +1,8 @@
 //! Is this descriptor really a file of the cache? The kernel would pass any file through that we vouch for.
 
 use crate::KernelError;
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 /// Cache files lie `<root>/<scope>/<fan-out>/<file>`; some levels more leave room for another layout.
@@ -32,6 +32,10 @@ pub(crate) fn check(file: BorrowedFd<'_>, roots: &[PathBuf]) -> Result<(), Kerne
         else {
             return false; // a cache disk that is gone holds no file that we could vouch for
         };
+        // What lies on another disk is not looked for on this one, which may hang.
+        if device(root.as_fd()).is_none_or(|found| found != (stat.st_dev as u64)) {
+            return false;
+        }
         (parts.len().saturating_sub(DEPTH_MAX)..parts.len()).any(|start| {
             let tail: PathBuf = parts[start..].iter().collect();
             same_file(&root, &tail, &stat)
@@ -41,6 +45,13 @@ pub(crate) fn check(file: BorrowedFd<'_>, roots: &[PathBuf]) -> Result<(), Kerne
         true => Ok(()),
         false => Err(KernelError::NotACacheFile("it does not lie below a cache root")),
     }
+}
+
+/// The device number of a file system, which the kernel knows without asking it.
+fn device(root: BorrowedFd<'_>) -> Option<u64> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(root, "", flags, StatxFlags::TYPE).ok()?;
+    Some(rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
 fn same_file(root: &std::os::fd::OwnedFd, tail: &Path, stat: &rustix::fs::Stat) -> bool {

@@ -180,12 +180,12 @@ impl Agent for Api {
     async fn evict(&self, request: Request<pb::EvictRequest>) -> Result<Response<pb::EvictResponse>, Status> {
         let pb::EvictRequest { path, all } = request.into_inner();
         let evicted = match (path.is_empty(), all) {
-            (true, true) => self.engine.evict(None, b""),
+            (true, true) => self.engine.evict(None, b"").await,
             (false, false) => {
                 let (mount, rest) = self.volumes.find(Path::new(&path)).ok_or_else(|| {
                     Status::not_found(format!("{path} is not below the target of a mounted volume"))
                 })?;
-                self.engine.evict(Some(&mount.scope.id), rest.as_os_str().as_bytes())
+                self.engine.evict(Some(&mount.scope.id), rest.as_os_str().as_bytes()).await
             }
             _ => return Err(Status::invalid_argument("give either a path or all")),
         };

@@ -88,8 +88,9 @@ impl App {
                 config.cache.metadata_dir.display()
             )
         })?;
-        let (engine, recovery) = Engine::open(engine_config(&config), metrics.clone(), runtime.clone())
-            .context("the cache cannot be opened")?;
+        let (cache_config, counted, on) = (engine_config(&config), metrics.clone(), runtime.clone());
+        let opening = tokio::task::spawn_blocking(move || Engine::open(cache_config, counted, on));
+        let (engine, recovery) = opening.await?.context("the cache cannot be opened")?;
         tracing::info!(?recovery, "cache opened");
 
         let broker = prepared.as_ref().map_or_else(Broker::new, |p| p.broker.clone());
@@ -121,6 +122,7 @@ impl App {
             readahead: config.cache.readahead.0,
             together: Together::default(),
             neighbours: Arc::new(Neighbours::new(engine.clone())),
+            backing_waits: Arc::default(),
         });
         let (tell_ended, mut ended) = tokio::sync::mpsc::unbounded_channel();
         let (tell_outage, mut outages) = tokio::sync::mpsc::unbounded_channel();
@@ -299,6 +301,7 @@ fn engine_config(config: &Config) -> cache::data::Config {
         memory_bytes: c.memory.0,
         part_bytes: c.part.0,
         parallel_parts: c.parallel_parts,
+        disk_timeout: config.disk_timeout(),
     }
 }
 
@@ -341,9 +344,7 @@ fn follow_events(engine: Arc<Engine>, volumes: Arc<Volumes>) -> Result<()> {
                     }
                     volumes.scope(&key.scope).map_or(Ok(()), |s| s.became_gone(*file))
                 }
-                Event::Disk { root, works } => {
-                    volumes.scopes().iter().try_for_each(|scope| scope.disk(*root, *works))
-                }
+                Event::Disk { root, works } => disk(&volumes, *root, *works),
             };
             if let Err(error) = told {
                 tracing::warn!(?event, %error, "cache state could not be noted: readers will ask");
@@ -351,6 +352,18 @@ fn follow_events(engine: Arc<Engine>, volumes: Arc<Volumes>) -> Result<()> {
         }
     };
     std::thread::Builder::new().name("events".into()).spawn(follow).context("no thread for cache events")?;
+    Ok(())
+}
+
+/// Workers must not go to a disk that has begun to fail or to hang, nor do without one that works again: they forget
+/// what they hold of it, after the metadata store tells them no more, or again, where it lies.
+fn disk(volumes: &Volumes, root: u8, works: bool) -> Result<(), cache::meta::MetaError> {
+    for scope in volumes.scopes() {
+        let files = scope.disk(root, works)?;
+        for mount in volumes.mounts().iter().filter(|m| m.scope.id == scope.id) {
+            files.iter().for_each(|file| mount.forget(*file));
+        }
+    }
     Ok(())
 }
 

@@ -89,6 +89,9 @@ pub struct Cache {
     pub part: Size,
     #[serde(default = "parallel_parts")]
     pub parallel_parts: usize,
+    /// A cache disk that takes longer for one call is passed by until it answers; see [`Config::disk_timeout`].
+    #[serde(default = "ten_seconds")]
+    pub disk_timeout: Span,
     pub tiers: Vec<Tier>,
 }
 
@@ -216,6 +219,7 @@ impl Cache {
             memory: memory(),
             scope_limit: None,
             readahead: readahead(),
+            disk_timeout: ten_seconds(),
             part: part(),
             parallel_parts: parallel_parts(),
             tiers,
@@ -235,9 +239,16 @@ impl Cache {
 const HANG_LIMIT_MIN: Duration = Duration::from_secs(2);
 const HANG_LIMIT_MAX: Duration = Duration::from_secs(600);
 
+/// Shorter, and a busy disk looks like one that hangs; longer, and those who read from it might as well hang.
+const DISK_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+const DISK_TIMEOUT_MAX: Duration = Duration::from_secs(60);
+
 /// A worker with four threads and their buffers needs this.
 const MEMORY_LIMIT_MIN: u64 = 32 << 20;
 
+fn ten_seconds() -> Span {
+    Span(Duration::from_secs(10))
+}
 fn twenty_seconds() -> Span {
     Span(Duration::from_secs(20))
 }
@@ -332,6 +343,12 @@ impl Config {
         Ok(config)
     }
 
+    /// How long one call of a cache disk may take. Less than what makes a worker hang: when one that is stuck in such a
+    /// disk is replaced, its successor must find that the disk is passed by.
+    pub(crate) fn disk_timeout(&self) -> Duration {
+        self.cache.disk_timeout.0.min(self.workers.hang_limit.0 * 2 / 3)
+    }
+
     /// What the types cannot say.
     pub fn check(&self) -> Result<(), ConfigError> {
         let wrong = |text: String| Err(ConfigError::Meaning(text));
@@ -363,6 +380,11 @@ impl Config {
         if !(HANG_LIMIT_MIN..=HANG_LIMIT_MAX).contains(&self.workers.hang_limit.0) {
             return wrong(format!(
                 "workers.hang_limit must be from {HANG_LIMIT_MIN:?} to {HANG_LIMIT_MAX:?}"
+            ));
+        }
+        if !(DISK_TIMEOUT_MIN..=DISK_TIMEOUT_MAX).contains(&self.cache.disk_timeout.0) {
+            return wrong(format!(
+                "cache.disk_timeout must be from {DISK_TIMEOUT_MIN:?} to {DISK_TIMEOUT_MAX:?}"
             ));
         }
         if (1..MEMORY_LIMIT_MIN).contains(&self.workers.memory_limit.0) {
@@ -435,6 +457,7 @@ mod tests {
         assert_eq!(config.cache.tiers[0].min_free_bytes, 15);
         assert_eq!(config.store.max_requests, 64);
         assert_eq!(config.workers.hang_limit, Span(Duration::from_secs(15)));
+        assert_eq!(config.disk_timeout(), Duration::from_secs(10));
     }
 
     #[test]
@@ -447,6 +470,7 @@ mod tests {
             ("[cache]", "[cache]\nmetadata_idle = \"14\"", "not a duration"),
             ("kind = \"ssd\"", "kind = \"tape\"", "tape"),
             ("paths = [\"/cache\"]", "paths = []", "no paths"),
+            ("[cache]", "[cache]\ndisk_timeout = \"100ms\"", "disk_timeout"),
             ("[cache]", "[workers]\nhang_limit = \"1s\"\n[cache]", "hang_limit"),
             ("[cache]", "[workers]\nmisbehave = [{name = \"a\", do = \"dance\"}]\n[cache]", "dance"),
         ] {

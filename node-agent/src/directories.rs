@@ -4,6 +4,7 @@ use crate::config::{Config, TierKind};
 use anyhow::Result;
 use rustix::fs::Access;
 use rustix::io::Errno;
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -29,8 +30,19 @@ pub(crate) async fn wait(config: &Config) -> Result<()> {
     let limit = config.agent.directories_wait.0;
     let begun = Instant::now();
     let mut told = false;
+    let mut hanging = HashSet::new();
     loop {
-        let Err(why) = ready(config) else { return Ok(()) };
+        let mut looked = ready(config);
+        for tier in &config.cache.tiers {
+            for path in tier.paths.iter().filter(|path| !hanging.contains(*path)).collect::<Vec<_>>() {
+                match look_within(config.disk_timeout(), path, tier.kind).await {
+                    Some(found) => looked = looked.and(found),
+                    // Nor is a cache disk that hangs: whoever opens it finds that out, and says so.
+                    None => drop(hanging.insert(path.clone())),
+                }
+            }
+        }
+        let Err(why) = looked else { return Ok(()) };
         anyhow::ensure!(
             begun.elapsed() < limit,
             "{why}, and nobody has made it so within {limit:?}: is the csi-plugin of this node running, with --own-dir and --memory-tier for it and --agent-uid {}?",
@@ -46,18 +58,22 @@ pub(crate) async fn wait(config: &Config) -> Result<()> {
 fn ready(config: &Config) -> Result<(), NotReady> {
     let own = [&config.agent.state_dir, &config.cache.metadata_dir];
     let socket = config.agent.api_socket.parent();
-    for path in own.into_iter().map(PathBuf::as_path).chain(socket) {
-        look(path)?;
-    }
-    for tier in &config.cache.tiers {
-        for path in &tier.paths {
-            look(path)?;
-            if tier.kind == TierKind::Memory && !is_tmpfs(path) {
-                return Err(NotReady::NotInMemory(path.clone()));
-            }
-        }
-    }
-    Ok(())
+    own.into_iter().map(PathBuf::as_path).chain(socket).try_for_each(look)
+}
+
+/// Looks at a cache directory from a thread that its disk may keep. None: it does not answer.
+async fn look_within(limit: Duration, path: &Path, kind: TierKind) -> Option<Result<(), NotReady>> {
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let path = path.to_owned();
+    let thread = std::thread::Builder::new().name("look".into()).spawn(move || {
+        let found = look(&path).and_then(|()| match kind == TierKind::Memory && !is_tmpfs(&path) {
+            true => Err(NotReady::NotInMemory(path)),
+            false => Ok(()),
+        });
+        let _ = tell.send(found);
+    });
+    thread.ok()?;
+    tokio::time::timeout(limit, told).await.ok()?.ok()
 }
 
 fn look(path: &Path) -> Result<(), NotReady> {

@@ -69,7 +69,7 @@ impl Volumes {
         }
         let member = scope.join(Wants::of(&self.config().workers.in_time(&spec).parameters));
         failpoint::hit("agent.scope-opened");
-        let roots = self.root_directories(&scope)?;
+        let roots = self.root_directories(&scope).await?;
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
         let parts = Parts {
             id,

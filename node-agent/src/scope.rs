@@ -92,7 +92,8 @@ struct Versions {
 
 impl Versions {
     fn hold(&mut self, file: &Arc<File>) -> Option<Arc<File>> {
-        if file.is_whole() || self.held.insert(file.id(), file.clone()).is_some() {
+        // A whole file is found again by its id; but not with a source, which it needs while its disk hangs.
+        if file.is_whole() && !file.is_passed_by() || self.held.insert(file.id(), file.clone()).is_some() {
             return None;
         }
         self.held_order.push_back(file.id());
@@ -421,22 +422,26 @@ impl Scope {
     }
 
     /// The disk of a cache root fails, or works again: while it fails, workers are not sent to whole files on it by
-    /// themselves, and new opens do not go past them. Blocking; for the event thread.
-    pub fn disk(&self, root: u8, works: bool) -> Result<(), MetaError> {
+    /// themselves, and new opens do not go past them. Returns the files on it that workers may hold. Blocking; for the
+    /// event thread.
+    pub fn disk(&self, root: u8, works: bool) -> Result<Vec<u64>, MetaError> {
         match works {
             true => lock(&self.failing).remove(&root),
             false => lock(&self.failing).insert(root),
         };
         let opened: Vec<(u64, (u64, u32))> =
             lock(&self.versions).by_file.iter().map(|(f, v)| (*f, *v)).collect();
+        let mut held = Vec::new();
         for (id, (ino, version)) in opened {
-            let Some(file) = self.engine.by_id(id).filter(|f| f.root() == root && f.is_whole()) else {
+            let Some(file) = self.engine.by_id(id).filter(|f| f.root() == root) else { continue };
+            held.push(id);
+            if !file.is_whole() {
                 continue;
-            };
+            }
             let cached = Cached { generation: self.generation, root, file: file.id() };
             self.metadata.set_cached(ino, version, works.then_some(cached))?;
         }
-        Ok(())
+        Ok(held)
     }
 
     pub fn disk_fails(&self, root: u8) -> bool {

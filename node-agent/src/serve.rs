@@ -15,6 +15,8 @@ use link::worker::{Ask, FromWorker, READ_MAX, Reply, ToWorker};
 use link::{Cause, Packet, PacketError, failpoint};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Threads that a worker may ask about at once: as many as wait in a pod that is being killed, and then some.
 const TIDS_MAX: usize = 4096;
@@ -31,7 +33,12 @@ pub struct Server {
     pub readahead: u64,
     pub(crate) together: Together,
     pub(crate) neighbours: Arc<Neighbours>,
+    /// How many passthrough ids the broker keeps us waiting for.
+    pub(crate) backing_waits: Arc<AtomicUsize>,
 }
+
+/// A broker that works takes microseconds.
+const BACKING_LIMIT: Duration = Duration::from_secs(2);
 
 type Answered = Result<(Reply, Vec<OwnedFd>), Cause>;
 
@@ -115,7 +122,7 @@ impl Server {
                     let whole = async { file.whole().await.map_err(|e| fetch_cause(&e)) };
                     let _ = scope.within(own, None, whole).await;
                 }
-                let descriptors = file.descriptors().map_err(|error| {
+                let descriptors = file.descriptors().await.map_err(|error| {
                     tracing::warn!(%error, file = file.id(), "cache file cannot be opened: dropped");
                     self.engine.damaged(file.id());
                     Cause::Internal
@@ -136,6 +143,9 @@ impl Server {
             Ask::Read { file, offset, len } => {
                 // Evicted between the worker's two questions: its descriptor is of a file that nobody fills.
                 let Some(file) = self.file_of(mount, file) else { return Ok((Reply::Gone, Vec::new())) };
+                if file.is_passed_by() && !file.has_source() {
+                    return Ok((Reply::Gone, Vec::new())); // asked for again, it has one
+                }
                 let options = self.reader_options(mount);
                 let read = async {
                     file.read_with(offset, len.min(READ_MAX), options).await.map_err(|e| fetch_cause(&e))
@@ -157,17 +167,14 @@ impl Server {
             }
             Ask::BackingOpen { file } => {
                 // Not on a disk that fails: the kernel would hand its errors to the reader.
-                let usable = |f: &Arc<File>| f.is_whole() && !scope.disk_fails(f.root());
+                let fails = |root| scope.disk_fails(root) || self.engine.hangs(root);
+                let usable = |f: &Arc<File>| f.is_whole() && !fails(f.root());
                 let file = self.file_of(mount, file).filter(usable).ok_or(Cause::Stale)?;
-                let data = file.descriptors().map_err(|_| Cause::Internal)?.data;
-                let request = BrokerRequest::BackingOpen { mount: mount.id };
-                match self.privileged.ask(request, vec![data]).await {
-                    Ok(BrokerAnswer::Backing { id }) => {
-                        mount.backing_opened(id);
-                        Ok((Reply::Backing { id }, Vec::new()))
-                    }
-                    other => Err(refused("backing open", other)),
+                let descriptors = file.descriptors().await.map_err(|_| Cause::Internal)?;
+                if descriptors.presence.is_some() {
+                    return Err(Cause::Stale); // its disk has begun to hang
                 }
+                self.backing_open(mount, descriptors.data).await
             }
             Ask::BackingClose { id } => {
                 match self
@@ -194,6 +201,43 @@ impl Server {
                 let known = scope.known();
                 Ok((Reply::Space { total_bytes: known.bytes, total_inodes: known.names }, Vec::new()))
             }
+        }
+    }
+}
+
+impl Server {
+    /// The broker looks at the file, one after the other: a disk that has just begun to hang may keep it. Then this open
+    /// is an ordinary one, and so are the next, until it answers.
+    async fn backing_open(&self, mount: &Arc<Mount>, data: OwnedFd) -> Answered {
+        if self.backing_waits.load(Ordering::Acquire) > 0 {
+            return Err(Cause::Stale);
+        }
+        let (privileged, mount, waits) = (self.privileged.clone(), mount.clone(), self.backing_waits.clone());
+        let (tell, told) = tokio::sync::oneshot::channel();
+        self.runtime.spawn(async move {
+            let asked = privileged.ask(BrokerRequest::BackingOpen { mount: mount.id }, vec![data]);
+            tokio::pin!(asked);
+            if let Ok(answer) = tokio::time::timeout(BACKING_LIMIT, &mut asked).await {
+                if let Ok(BrokerAnswer::Backing { id }) = answer {
+                    mount.backing_opened(id);
+                }
+                let _ = tell.send(answer); // its asker is gone only with the runtime
+                return;
+            }
+            waits.fetch_add(1, Ordering::AcqRel);
+            drop(tell);
+            tracing::warn!("the broker keeps a file: others are opened through their workers meanwhile");
+            let answer = asked.await;
+            waits.fetch_sub(1, Ordering::AcqRel);
+            if let Ok(BrokerAnswer::Backing { id }) = answer {
+                let close = BrokerRequest::BackingClose { mount: mount.id, id };
+                let _ = privileged.ask(close, Vec::new()).await; // the broker closes what it has with the mount
+            }
+        });
+        match told.await {
+            Ok(Ok(BrokerAnswer::Backing { id })) => Ok((Reply::Backing { id }, Vec::new())),
+            Ok(other) => Err(refused("backing open", other)),
+            Err(_) => Err(Cause::Stale),
         }
     }
 }

@@ -148,3 +148,38 @@ fn eio_and_read_only_come_and_go_at_run_time() {
     answers.next().unwrap().unwrap();
     assert_eq!(fs::read(disk.path("f")).unwrap(), b"content");
 }
+
+#[test]
+fn calls_that_hang_are_not_answered_until_the_disk_is_mended() {
+    let limit = std::time::Duration::from_secs(20);
+    let mut disk = Disk::new("hangs");
+    fs::write(disk.path("f"), "content").unwrap();
+    for (count, call) in Call::ALL.into_iter().enumerate() {
+        disk.mounted().set(DiskFaults { hangs: vec![call], ..DiskFaults::default() });
+        let (path, new, (tell, told)) = (disk.path("f"), disk.path("new"), std::sync::mpsc::channel());
+        let root = disk.path("");
+        std::thread::spawn(move || {
+            let done = match call {
+                Call::Read => fs::read(path).map(drop),
+                Call::Write => {
+                    OpenOptions::new().write(true).open(path).and_then(|f| f.write_all_at(b"c", 0))
+                }
+                Call::Open => File::open(path).map(drop),
+                Call::Fsync => File::open(path).and_then(|f| f.sync_all()),
+                Call::Metadata => fs::create_dir(new),
+                Call::Stat => rustix::fs::statvfs(&root).map(drop).map_err(Into::into),
+            };
+            tell.send(done).unwrap();
+        });
+        let hanging = || (disk.mounted.as_ref().unwrap().status().hanging > 0).then_some(());
+        testkit::process::wait_until("the call arrives", limit, hanging).unwrap();
+        // The others are served meanwhile; of these, none needs the call that hangs.
+        if !matches!(call, Call::Stat | Call::Metadata) {
+            fs::create_dir(disk.path(&format!("meanwhile{count}"))).unwrap();
+        }
+        assert!(told.try_recv().is_err(), "{call:?} was answered");
+        disk.mounted().set(DiskFaults::default());
+        let done = told.recv_timeout(limit).unwrap_or_else(|_| panic!("{call:?} is never answered"));
+        assert!(done.is_ok(), "{call:?}: {done:?}");
+    }
+}

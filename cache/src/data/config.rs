@@ -1,6 +1,7 @@
 //! What the operator decides about the cache, checked once.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -18,6 +19,8 @@ pub struct Config {
     pub part_bytes: u64,
     /// GETs under way for one file at most (a reader's own range is always started).
     pub parallel_parts: usize,
+    /// A disk that takes longer for one call hangs: it is not used until it answers.
+    pub disk_timeout: Duration,
 }
 
 /// Directories of one kind of disk. Quotas are divided evenly over its paths.

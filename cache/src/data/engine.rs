@@ -1,18 +1,19 @@
 //! The engine: hands out the one [`File`] of each key and owns what all files share.
 
 use super::config::{Config, ReadOptions};
+use super::evict::unlink;
 use super::fetch::Fetch;
 use super::file::File;
-use super::index::{Index, Rest, RootUsage, ScopeUsage, TierUsage, Usage};
+use super::index::{Index, Removed, Rest, RootUsage, ScopeUsage, TierUsage, Usage};
 use super::recover::{self, OpenError, Recovery};
 use super::root::Root;
 use super::sidecar::{self, Image};
 use super::{FileKey, Observer, Reason};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 use volume::ScopeId;
@@ -22,6 +23,11 @@ pub(crate) const MEMORY_UNIT: u64 = 4096;
 /// The keeper is called early when this much has been written since it last looked at the file systems.
 const WRITTEN_WAKES_KEEPER: u64 = 64 << 20;
 const KEEPER_PERIOD: Duration = Duration::from_secs(1);
+/// What the keeper itself has slept longer than this it blames on no disk: a machine that stood still.
+const KEEPER_LATE: Duration = Duration::from_secs(3);
+/// A disk whose call takes this long must not hold memory that others wait for.
+const STALLED: Duration = Duration::from_secs(2);
+const LOOK_AT_LEAVE: Duration = Duration::from_millis(100);
 
 /// The cache's data files on this node. One per set of directories, which it locks.
 pub struct Engine {
@@ -41,7 +47,7 @@ pub struct Engine {
     written: AtomicU64,
     keeper: Arc<Bell>,
     /// Held while directories of scopes are removed.
-    pub(crate) sweeping: Mutex<()>,
+    pub(crate) sweeping: AtomicBool,
     /// Held by the keeper while it works. True: the directories may be another process's by now.
     closed: Mutex<bool>,
 }
@@ -77,6 +83,15 @@ pub(crate) struct Pressure {
     scope: bool,
 }
 
+/// Somebody keeps house on a root, until this is dropped.
+struct Keeping(Arc<Root>);
+
+impl Drop for Keeping {
+    fn drop(&mut self) {
+        self.0.keeping.store(false, Ordering::Release);
+    }
+}
+
 /// Wakes the keeper.
 #[derive(Default)]
 struct Bell {
@@ -107,7 +122,7 @@ impl Engine {
             subscribers: Mutex::default(),
             written: AtomicU64::new(0),
             keeper: Arc::default(),
-            sweeping: Mutex::default(),
+            sweeping: AtomicBool::new(false),
             closed: Mutex::new(false),
             config,
         });
@@ -172,7 +187,9 @@ impl Engine {
             return None;
         }
         let key = index.key(id)?;
-        Some(self.instance(&mut index, id, key, super::fetch::nowhere(), 0))
+        let file = self.instance(&mut index, id, key, super::fetch::nowhere(), 0);
+        file.lock().has_source = false;
+        Some(file)
     }
 
     /// As [`Self::by_id`], for those who may see this scope alone.
@@ -192,14 +209,15 @@ impl Engine {
         }
     }
 
-    /// A reader found the data file unreadable or too short: the file is dropped, the next open fetches it again. Blocking.
+    /// A reader found the data file unreadable or too short: the file is dropped, the next open fetches it again.
     pub fn damaged(&self, id: u64) {
         self.drop_file(id, Reason::Damaged);
     }
 
-    /// Evicts the files of one scope or of all whose path starts with `path_prefix`, open or not. Blocking.
-    pub fn evict(&self, scope: Option<&ScopeId>, path_prefix: &[u8]) -> Evicted {
-        let removed = {
+    /// Evicts the files of one scope or of all whose path starts with `path_prefix`, open or not. Returns when the disks
+    /// have let go of them, or hang.
+    pub async fn evict(&self, scope: Option<&ScopeId>, path_prefix: &[u8]) -> Evicted {
+        let removed: Vec<Removed> = {
             let mut index = self.lock_index();
             let only = scope.map(|scope| index.scope_number(scope));
             let ids: Vec<u64> = index
@@ -211,7 +229,13 @@ impl Engine {
                 .collect();
             ids.into_iter().filter_map(|id| index.remove(id)).collect()
         };
-        self.discard(removed, Reason::Operator)
+        let (evicted, doomed) = self.forget(removed, Reason::Operator);
+        for (number, files) in doomed {
+            let Some(root) = self.roots.get(usize::from(number)) else { continue };
+            let at = root.clone();
+            let _ = root.run(move || unlink(&at, &files)).await; // where a disk hangs they stay until the next start
+        }
+        evicted
     }
 
     /// From now on. Unbounded, because a reader of events that lags must not stop the fetches; each is small.
@@ -226,12 +250,20 @@ impl Engine {
         self.roots.len()
     }
 
-    /// The directory of a scope on one root, created if need be; a file is [`super::file_name`] below it. Blocking.
-    pub fn scope_dir(&self, root: u8, scope: &ScopeId) -> io::Result<OwnedFd> {
+    /// The directory of a scope on one root, created if need be; a file is [`super::file_name`] below it.
+    pub async fn scope_dir(&self, root: u8, scope: &ScopeId) -> io::Result<OwnedFd> {
         let root = self.roots.get(usize::from(root)).ok_or(io::ErrorKind::NotFound)?;
-        root.scope_dir(scope)?.as_fd().try_clone_to_owned()
+        let (at, scope) = (root.clone(), scope.clone());
+        let dir = root.run(move || at.scope_dir(&scope)?.as_fd().try_clone_to_owned()).await;
+        dir.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
     }
 
+    /// The disk of this root does not answer: nobody should be sent there.
+    pub fn hangs(&self, root: u8) -> bool {
+        self.roots.get(usize::from(root)).is_some_and(|root| root.hangs())
+    }
+
+    /// Asks no disk: what the file systems said is a second old.
     pub fn usage(&self) -> Usage {
         let spaces: Vec<_> = self.roots.iter().map(|root| root.space()).collect();
         let index = self.lock_index();
@@ -282,21 +314,43 @@ impl Engine {
             index.live.values().filter_map(|l| l.file.upgrade()).collect()
         };
         *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        for file in &files {
-            if let Some(root) = file.placed() {
-                let file = file.clone();
-                let _ = root.pool.run(move || file.save_if_needed()).await;
+        for file in files {
+            if let Some(root) = file.placed().cloned() {
+                root.pool.submit(move || file.save_if_needed());
             }
         }
-        drop(files);
         let released = self.lock_index().let_go(|_| true);
         drop(released);
         self.bury();
-        for root in &self.roots {
-            // Behind everything that was submitted before.
-            let _ = root.pool.run(|| ()).await;
-            root.pool.close();
-            root.unlock();
+        let roots: Vec<_> = self.roots.iter().map(|root| self.leave(root)).collect();
+        futures::future::join_all(roots).await;
+    }
+
+    /// Everything that was submitted before is done, or its disk hangs: a successor fetches again what was not saved.
+    async fn leave(&self, root: &Arc<Root>) {
+        root.pool.close();
+        let drained = async {
+            while !root.hangs() {
+                let drained = root.pool.drained();
+                if tokio::time::timeout(LOOK_AT_LEAVE, drained).await.is_ok() {
+                    return;
+                }
+                // The keeper has ended.
+                root.begins_to_hang(Instant::now());
+            }
+            tracing::warn!(root = %root.path.display(), "left although its disk hangs");
+        };
+        drained.await;
+        // Whoever comes next must not find it locked; and on a file system of the network this, too, may wait.
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let unlocked = root.clone();
+        let unlock = std::thread::Builder::new().name("cache-unlock".into()).spawn(move || {
+            unlocked.unlock();
+            let _ = tell.send(());
+        });
+        if unlock.is_ok() {
+            let limit = if root.hangs() { Duration::from_secs(1) } else { root.timeout };
+            let _ = tokio::time::timeout(limit, told).await;
         }
     }
 
@@ -319,10 +373,10 @@ impl Engine {
         file
     }
 
-    /// Takes a file out of the cache. Blocking.
+    /// Takes a file out of the cache.
     pub(crate) fn drop_file(&self, id: u64, reason: Reason) {
         let removed = self.lock_index().remove(id);
-        self.discard(removed.into_iter().collect(), reason);
+        self.discard(removed.into_iter().collect(), reason, None);
     }
 
     /// `bytes` were written for a file.
@@ -349,7 +403,7 @@ impl Engine {
             self.relieve(root, None);
         }
         if pressure.scope {
-            self.relieve_scopes();
+            self.relieve_scopes(Some(root.number));
         }
         if pressure.keeper {
             self.written.store(0, Ordering::Relaxed);
@@ -407,6 +461,63 @@ impl Engine {
         self.lock_index().parked.retain(|_, image| Arc::strong_count(image) > 1);
     }
 
+    /// Finds disks that hang, and those that work again.
+    fn watch_disks(&self, now: Instant, late: bool) {
+        for root in &self.roots {
+            if !late && root.begins_to_hang(now) {
+                self.pass_by(root);
+            }
+            root.try_again(now);
+            if root.pool.longest_call().is_some_and(|longest| longest > STALLED) && self.is_short_of_memory()
+            {
+                root.pool.shed();
+            }
+            self.announce(root);
+        }
+    }
+
+    /// Tells at once, but one after the other, whether a disk works: new opens are sent to it until that is known.
+    pub(crate) fn announce(&self, root: &Root) {
+        let _in_order = root.announcing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(works) = root.news() {
+            self.send(Event::Disk { root: root.number, works });
+        }
+    }
+
+    fn is_short_of_memory(&self) -> bool {
+        let all = (self.config.memory_bytes - self.config.memory_bytes / 4) / MEMORY_UNIT;
+        (self.memory.available_permits() as u64) < all / 4
+    }
+
+    /// Whoever waits for a disk that has begun to hang goes to the source.
+    fn pass_by(&self, root: &Root) {
+        let files: Vec<Arc<File>> = {
+            let index = self.lock_index();
+            index.live.values().filter_map(|l| l.file.upgrade()).collect()
+        };
+        files.iter().filter(|f| f.root() == root.number).for_each(|file| file.pass_by());
+    }
+
+    /// Each disk's own threads do what there is to do there, one at a time.
+    fn keep_disks(self: &Arc<Self>, with_journal: bool) {
+        for root in &self.roots {
+            if root.keeping.swap(true, Ordering::AcqRel) {
+                continue; // still at it, or it hangs
+            }
+            let (engine, done) = (Arc::downgrade(self), Keeping(root.clone()));
+            root.pool.submit(move || {
+                if let Some(engine) = engine.upgrade() {
+                    engine.keep(&done.0);
+                    if with_journal {
+                        engine.compact_journal(&done.0);
+                    }
+                }
+            });
+        }
+        self.relieve_scopes(None);
+        self.sweep_scopes();
+    }
+
     /// What an unclean end would cost is fetched again: so partial files are saved now and then.
     fn save_partial_files(&self) {
         let files: Vec<Arc<File>> = {
@@ -424,9 +535,10 @@ impl Engine {
     }
 }
 
-/// The keeper's thread ends with the engine.
+/// The keeper's thread ends with the engine. It never touches a disk: it sees which of them answer, and gives their own
+/// threads something to do.
 fn keep_house(engine: &Weak<Engine>, bell: &Bell) {
-    let mut ticks = 0u32;
+    let (mut ticks, mut looked) = (0u32, Instant::now());
     loop {
         {
             let rung = bell.rung.lock().unwrap_or_else(PoisonError::into_inner);
@@ -438,13 +550,15 @@ fn keep_house(engine: &Weak<Engine>, bell: &Bell) {
         if *closed {
             return;
         }
+        let now = Instant::now();
+        let late = now.duration_since(std::mem::replace(&mut looked, now)) > KEEPER_LATE;
         engine.bury();
-        engine.keep();
-        engine.unpark();
+        engine.watch_disks(now, late);
         ticks = ticks.wrapping_add(1);
+        engine.keep_disks(ticks.is_multiple_of(4));
+        engine.unpark();
         if ticks.is_multiple_of(4) {
             engine.save_partial_files();
-            engine.compact_journals();
         }
         drop(closed);
     }

@@ -2,10 +2,12 @@
 
 use super::engine::{Engine, Event, Evicted};
 use super::index::{Index, Removed};
+use super::pool::call_returned;
 use super::root::{Root, RootLimits, Space};
-use super::{Reason, ScopeUsage};
-use std::sync::PoisonError;
+use super::{FileKey, Reason, ScopeUsage};
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 /// Victims taken under one hold of the index lock.
 const BATCH: usize = 64;
@@ -76,8 +78,25 @@ pub(crate) fn excess(scope: &ScopeUsage) -> u64 {
     }
 }
 
+/// A file that is in no index any more, and still on its disk.
+pub(crate) struct Doomed {
+    id: u64,
+    key: Arc<FileKey>,
+    sidecar: bool,
+}
+
+/// Runs on the root's threads. What cannot be unlinked is found again at the next start, and verified like any other.
+pub(crate) fn unlink(root: &Root, files: &[Doomed]) {
+    for Doomed { id, key, sidecar } in files {
+        if let Err(error) = root.remove(key, *id, *sidecar) {
+            root.failed("unlink", &error, true);
+        }
+        call_returned();
+    }
+}
+
 impl Engine {
-    /// Evicts from one root until nothing demands it. Blocking; one thread at a time per root.
+    /// Evicts from one root until nothing demands it. Runs on the root's threads, one at a time.
     /// `space`: a fresh look at the file system, when the caller has one.
     pub(crate) fn relieve(&self, root: &Root, space: Option<Space>) {
         if !root.is_writable() && !root.is_full() {
@@ -118,15 +137,15 @@ impl Engine {
             if victims.is_empty() {
                 break;
             }
-            self.discard(victims, demand.reason);
+            self.discard(victims, demand.reason, Some(root.number));
         }
         if bytes > 0 && demand.reason == Reason::DiskFull {
             root.probe_soon();
         }
     }
 
-    /// Brings every scope below its limit. Blocking.
-    pub(crate) fn relieve_scopes(&self) {
+    /// Brings every scope below its limit. `here`: the root whose thread this is.
+    pub(crate) fn relieve_scopes(&self, here: Option<u8>) {
         for usage in self.usage().scopes {
             let want = excess(&usage);
             if want == 0 {
@@ -144,25 +163,41 @@ impl Engine {
                         victims.push(victim);
                     }
                 }
-                self.discard(victims, Reason::ScopeLimit);
+                self.discard(victims, Reason::ScopeLimit, here);
             }
         }
     }
 
-    /// Unlinks what was taken out of the index and tells everyone.
-    pub(crate) fn discard(&self, removed: Vec<Removed>, reason: Reason) -> Evicted {
-        let mut evicted = Evicted::default();
+    /// Unlinks what was taken out of the index and tells everyone. `here`: the root whose thread this is; what lies on
+    /// others is unlinked by their threads.
+    pub(crate) fn discard(&self, removed: Vec<Removed>, reason: Reason, here: Option<u8>) {
+        let (_, doomed) = self.forget(removed, reason);
+        for (number, files) in doomed {
+            let Some(root) = self.roots.get(usize::from(number)) else { continue };
+            if here == Some(number) {
+                unlink(root, &files);
+            } else {
+                let at = root.clone();
+                root.pool.submit(move || unlink(&at, &files));
+            }
+        }
+    }
+
+    /// Tells everyone what was taken out of the index. What is still to be unlinked is returned by its root.
+    pub(crate) fn forget(
+        &self,
+        removed: Vec<Removed>,
+        reason: Reason,
+    ) -> (Evicted, BTreeMap<u8, Vec<Doomed>>) {
+        let (mut evicted, mut doomed) = (Evicted::default(), BTreeMap::<u8, Vec<Doomed>>::new());
         for Removed { id, key, root, bytes, sidecar, file } in removed {
             if let Some(file) = file.upgrade() {
                 file.give_up();
             }
-            if let Some(root) = self.roots.get(usize::from(root)) {
-                // If it cannot be unlinked it is found again at the next start, and verified like any other.
-                if let Err(error) = root.remove(&key, id, sidecar) {
-                    root.failed("unlink", &error, true);
-                }
+            if usize::from(root) < self.roots.len() {
                 evicted.files += 1;
                 evicted.bytes += bytes;
+                doomed.entry(root).or_default().push(Doomed { id, key: key.clone(), sidecar });
                 self.send(Event::Gone { key, file: id });
             }
         }
@@ -172,28 +207,22 @@ impl Engine {
         let released = self.lock_index().let_go(|file| file.is_gone());
         drop(released);
         self.bury();
-        evicted
+        (evicted, doomed)
     }
 
-    /// What the keeper does every second, and whenever it is called.
-    pub(crate) fn keep(&self) {
-        for root in &self.roots {
-            let space = root.space();
-            let low = |s: &Space| {
-                let l = &root.limits;
-                s.free_bytes * 100 < s.total_bytes * u64::from(l.min_free_bytes_percent)
-                    || s.free_inodes * 100 < s.total_inodes * u64::from(l.min_free_inodes_percent)
-            };
-            self.relieve(root, space);
-            root.low_space.store(root.space().as_ref().is_some_and(low), Ordering::Relaxed);
-            root.check_reads();
-            root.probe(std::time::Instant::now());
-            if let Some(works) = root.news() {
-                self.send(Event::Disk { root: root.number, works });
-            }
-        }
-        self.relieve_scopes();
-        self.sweep_scopes();
+    /// What there is to do on a disk every second, and whenever the keeper is called. Runs on the root's threads.
+    pub(crate) fn keep(&self, root: &Root) {
+        let space = root.look_at_space();
+        let low = |s: &Space| {
+            let l = &root.limits;
+            s.free_bytes * 100 < s.total_bytes * u64::from(l.min_free_bytes_percent)
+                || s.free_inodes * 100 < s.total_inodes * u64::from(l.min_free_inodes_percent)
+        };
+        self.relieve(root, space);
+        root.low_space.store(root.look_at_space().as_ref().is_some_and(low), Ordering::Relaxed);
+        root.check_reads();
+        root.probe(std::time::Instant::now());
+        self.announce(root);
     }
 }
 

@@ -82,12 +82,7 @@ impl File {
     /// The version is gone from the source: this instance serves what it has, a new open begins anew.
     fn become_stale(self: &Arc<Self>, error: &FetchError) {
         self.lock().stale = Some(error.clone());
-        let file = self.clone();
-        match self.placed() {
-            // Unlinking is for the disk's threads.
-            Some(root) => drop(root.pool.submit(move || file.engine.drop_file(file.id(), Reason::Stale))),
-            None => file.engine.drop_file(file.id(), Reason::Stale),
-        }
+        self.engine.drop_file(self.id(), Reason::Stale);
     }
 }
 

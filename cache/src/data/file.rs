@@ -16,6 +16,7 @@ use super::detached::Loose;
 use super::engine::{Engine, Grave};
 use super::fetch::{Fetch, FetchError};
 use super::index::{Entry, Rest};
+use super::pool::call_returned;
 use super::root::Root;
 use super::sidecar::Image;
 use super::stream::Streams;
@@ -65,6 +66,7 @@ pub struct File {
 
 pub(crate) struct State {
     pub fetch: Arc<dyn Fetch>,
+    pub has_source: bool,
     pub readahead: u64,
     pub stale: Option<FetchError>,
     pub body: Body,
@@ -207,6 +209,7 @@ impl File {
             loose: Mutex::default(),
             state: Mutex::new(State {
                 fetch,
+                has_source: true,
                 readahead,
                 stale: None,
                 body: if blocks == 0 { Body::Whole } else { Body::Resting },
@@ -259,23 +262,42 @@ impl File {
     pub fn root(&self) -> u8 {
         self.root.load(Ordering::Relaxed)
     }
+    /// Its disk hangs: what it has is fetched from the source.
+    pub fn is_passed_by(&self) -> bool {
+        self.placed().is_some_and(|root| root.hangs())
+    }
+    /// Not so for one that was opened by its id and that nobody else had open.
+    pub fn has_source(&self) -> bool {
+        self.lock().has_source
+    }
     /// All bytes are in the data file and verified.
     pub fn is_whole(&self) -> bool {
         matches!(self.lock().body, Body::Whole)
     }
 
-    /// Blocking, for microseconds: opens files. Places the file if nothing was fetched yet. For a file that no disk can take
-    /// the data is empty and the bitmap says so.
-    pub fn descriptors(&self) -> io::Result<Descriptors> {
+    /// Places the file if nothing was fetched yet. For a file that no disk can take, or whose disk hangs, the data is empty
+    /// and the bitmap says so.
+    pub async fn descriptors(self: &Arc<Self>) -> io::Result<Descriptors> {
         let placed = {
             let mut state = self.lock();
-            if self.blocks == 0 { None } else { self.place(&mut state) }
+            if self.blocks == 0 { None } else { self.place(&mut state).cloned() }
         };
-        let Some(root) = placed else {
-            let data = empty_file()?;
-            let presence = if self.blocks == 0 { None } else { Some(bitmap::nothing_present(self.blocks)?) };
-            return Ok(Descriptors { data, presence });
-        };
+        let Some(root) = placed else { return self.no_descriptors() };
+        let (file, at) = (self.clone(), root.clone());
+        let opened = root.run(move || file.open_descriptors(&at));
+        // Those before us in the queue may each take nearly as long as one call may.
+        match tokio::time::timeout(root.timeout, opened).await {
+            Ok(Some(opened)) => opened,
+            Ok(None) | Err(_) => self.no_descriptors(),
+        }
+    }
+
+    fn no_descriptors(&self) -> io::Result<Descriptors> {
+        let presence = if self.blocks == 0 { None } else { Some(bitmap::nothing_present(self.blocks)?) };
+        Ok(Descriptors { data: empty_file()?, presence })
+    }
+
+    fn open_descriptors(&self, root: &Root) -> io::Result<Descriptors> {
         let presence = match &mut self.lock().body {
             Body::Whole => None,
             Body::Partial(blocks) => Some(blocks.present.share()?),
@@ -287,6 +309,7 @@ impl File {
             // What is there first: on a read-only disk it can be read and nothing can be created.
             None if presence.is_some() => {
                 let existing = root.open_data(&self.key, self.id);
+                call_returned();
                 existing.or_else(|_| self.data_fd(root).and_then(reopen))
             }
             None => root.open_data(&self.key, self.id),
@@ -296,7 +319,7 @@ impl File {
             Err(error) if presence.is_some() => {
                 // The disk refuses even the empty file: the worker asks for every range and gets it detached.
                 root.failed("create", &error, true);
-                Ok(Descriptors { data: empty_file()?, presence: Some(bitmap::nothing_present(self.blocks)?) })
+                self.no_descriptors()
             }
             Err(error) => {
                 root.failed("open", &error, false);
@@ -366,9 +389,11 @@ impl File {
             return Ok(fd);
         }
         let fd = root.create_data(&self.key, self.id)?;
+        call_returned();
         if self.is_large() {
             // A reader that maps or reads beyond what is there must see zeros, never the end of the file.
             rustix::fs::ftruncate(&fd, self.key.size)?;
+            call_returned();
         }
         if self.is_gone() {
             // Evicted before it was ever created: leave nothing behind.
@@ -388,7 +413,14 @@ impl File {
     pub(crate) fn renew(&self, fetch: Arc<dyn Fetch>, readahead: u64) {
         let mut state = self.lock();
         state.fetch = fetch;
+        state.has_source = true;
         state.readahead = readahead;
+    }
+
+    /// Its disk hangs: readers that wait go to the source.
+    pub(crate) fn pass_by(&self) {
+        let woken = self.lock().wake(&(0..self.blocks), Some(&Woken::Direct));
+        send_all(woken);
     }
 
     /// It is out of the cache: readers that wait, and all that come, read from the source or from what is there.
@@ -412,7 +444,12 @@ impl Drop for File {
             }),
             _ => None,
         };
-        self.engine.dig(Grave { id: self.id, root: *self.root.get_mut(), unsaved });
+        let root = *self.root.get_mut();
+        // Closing may wait for the disk, and nobody knows on which thread the last reference goes.
+        if let (Some(data), Some(root)) = (self.data.take(), self.engine.roots.get(usize::from(root))) {
+            root.pool.close_file(data);
+        }
+        self.engine.dig(Grave { id: self.id, root, unsaved });
     }
 }
 

@@ -5,6 +5,7 @@
 
 use super::FileKey;
 use super::layout::JOURNAL;
+use super::pool::call_returned;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -55,7 +56,9 @@ impl Journal {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), 0)),
             Err(e) => return Err(e),
         };
+        call_returned();
         let (records, torn) = decode_all(&bytes);
+        call_returned();
         self.records = records.len() as u64;
         Ok((records, torn))
     }
@@ -75,6 +78,7 @@ impl Journal {
             let mut rest = &bytes[..];
             while !rest.is_empty() {
                 rest = &rest[rustix::io::write(&file, rest)?..];
+                call_returned();
             }
         }
         rustix::fs::renameat(dir, &temporary, dir, JOURNAL)?;

@@ -9,6 +9,7 @@
 //! ```
 
 use super::TierKind;
+use super::pool::call_returned;
 use super::recover::OpenError;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::io;
@@ -149,10 +150,21 @@ fn foreign(path: &Path) -> io::Result<Option<String>> {
 
 fn empty(path: &Path) -> io::Result<()> {
     for name in entries(path)?.into_iter().filter(|name| is_ours(name)) {
-        let path = path.join(name);
-        if path.is_dir() { std::fs::remove_dir_all(path)? } else { std::fs::remove_file(path)? }
+        remove(&path.join(name))?;
     }
     Ok(())
+}
+
+/// As `remove_dir_all`, which nobody could tell from a disk that hangs when there are millions of files.
+fn remove(path: &Path) -> io::Result<()> {
+    call_returned();
+    if !path.symlink_metadata()?.is_dir() {
+        return std::fs::remove_file(path);
+    }
+    for name in entries(path)? {
+        remove(&path.join(name))?;
+    }
+    std::fs::remove_dir(path)
 }
 
 /// Where it went, and whether the directory itself did: then there is a new, empty one in its place.

@@ -1,13 +1,29 @@
 //! The threads that touch one cache directory, so that a slow disk holds up neither the runtime nor another disk.
 //!
+//! A call that the disk does not answer keeps its thread, for ever if need be: nothing can end a thread that waits in the
+//! kernel. So the number of threads is the number of calls that can hang, and whoever watches the pool closes it to
+//! new work ([`Pool::suspend`]) once a call has taken too long; what waited in the queue is dropped, which tells those
+//! who wait for it.
+//!
 //! The queue needs no bound of its own: every write in it holds its share of `memory_bytes`, and every other job has
 //! a waiter that submitted it and waits.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 
 type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sort {
+    /// It holds memory that others wait for; without it, readers go to the source.
+    Body,
+    Other,
+}
 
 pub(crate) struct Pool {
     shared: Arc<Shared>,
@@ -17,37 +33,95 @@ pub(crate) struct Pool {
 struct Shared {
     queue: Mutex<Queue>,
     wake: Condvar,
+    idle: Notify,
 }
 
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<(Sort, Job)>,
+    /// To be closed: that, too, may wait for the disk. Kept while the disk hangs.
+    closings: Vec<OwnedFd>,
+    /// Per thread: since when its present call is under way.
+    busy: Vec<Option<Instant>>,
     closed: bool,
+    suspended: bool,
+}
+
+thread_local! {
+    /// The pool and the place in it, of a thread of a pool.
+    static PLACE: RefCell<Option<(Arc<Shared>, usize)>> = const { RefCell::new(None) };
+}
+
+/// The call that this thread of a pool has made has come back: the next one's time begins. Elsewhere it does nothing.
+pub(crate) fn call_returned() {
+    PLACE.with_borrow(|place| {
+        if let Some((shared, thread)) = place {
+            shared.lock().busy[*thread] = Some(Instant::now());
+        }
+    });
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Pool {
     pub(crate) fn start(name: &str, threads: usize) -> std::io::Result<Self> {
         let shared = Arc::<Shared>::default();
+        shared.lock().busy = vec![None; threads];
         let pool = Self { shared: shared.clone() };
-        for _ in 0..threads {
+        for thread in 0..threads {
             let shared = shared.clone();
-            std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&shared))?;
+            std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&shared, thread))?;
         }
         Ok(pool)
     }
 
-    /// False when the pool is closed: the job was dropped.
+    /// False when the pool is closed or suspended: the job was dropped.
     pub(crate) fn submit(&self, job: impl FnOnce() + Send + 'static) -> bool {
-        let mut queue = self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.closed {
+        self.enqueue(Sort::Other, Box::new(job))
+    }
+
+    /// As [`Self::submit`], for the bytes of a body: while they wait they can be shed.
+    pub(crate) fn submit_body(&self, job: impl FnOnce() + Send + 'static) -> bool {
+        self.enqueue(Sort::Body, Box::new(job))
+    }
+
+    fn enqueue(&self, sort: Sort, job: Job) -> bool {
+        let mut queue = self.shared.lock();
+        if queue.closed || queue.suspended {
+            drop(queue); // before the job, which may tell somebody who submits another
             return false;
         }
-        queue.jobs.push_back(Box::new(job));
+        queue.jobs.push_back((sort, job));
         self.shared.wake.notify_one();
         true
     }
 
-    /// None when the pool is closed or the job panicked.
+    /// Drops the bodies that wait.
+    pub(crate) fn shed(&self) {
+        let shed: VecDeque<_> = {
+            let mut queue = self.shared.lock();
+            let (shed, kept): (VecDeque<_>, _) =
+                std::mem::take(&mut queue.jobs).into_iter().partition(|j| j.0 == Sort::Body);
+            queue.jobs = kept;
+            shed
+        };
+        drop(shed); // without the lock: those who waited for them are told
+    }
+
+    /// As [`Self::submit`], for whoever finds out whether a suspended pool can go on.
+    pub(crate) fn submit_probe(&self, job: impl FnOnce() + Send + 'static) {
+        let mut queue = self.shared.lock();
+        if !queue.closed {
+            queue.jobs.push_back((Sort::Other, Box::new(job)));
+            self.shared.wake.notify_one();
+        }
+    }
+
+    /// None when the job was not done: the pool is closed or suspended, or the job panicked.
     pub(crate) async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         self.submit(move || {
@@ -56,10 +130,63 @@ impl Pool {
         receiver.await.ok()
     }
 
+    /// Closes a descriptor of a file on this disk, when the disk lets us.
+    pub(crate) fn close_file(&self, file: OwnedFd) {
+        let mut queue = self.shared.lock();
+        if queue.closed && !queue.suspended {
+            drop(queue);
+            drop(file); // the threads may be gone; the disk answered when they went
+            return;
+        }
+        queue.closings.push(file);
+        self.shared.wake.notify_one();
+    }
+
+    /// How long the longest of the calls has taken that are under way.
+    pub(crate) fn longest_call(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let busy = |since: &Option<Instant>| since.map(|since| now.saturating_duration_since(since));
+        self.shared.lock().busy.iter().filter_map(busy).max()
+    }
+
+    /// Takes no more work, and drops what has not begun.
+    pub(crate) fn suspend(&self) {
+        let dropped = {
+            let mut queue = self.shared.lock();
+            queue.suspended = true;
+            std::mem::take(&mut queue.jobs)
+        };
+        // Not under the lock: those who waited for them are told, and may submit something else.
+        drop(dropped);
+    }
+
+    pub(crate) fn resume(&self) {
+        self.shared.lock().suspended = false;
+    }
+
     /// What was submitted before is still done.
     pub(crate) fn close(&self) {
-        self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.shared.lock().closed = true;
         self.shared.wake.notify_all();
+    }
+
+    /// Returns when everything is done that was submitted before.
+    pub(crate) async fn drained(&self) {
+        loop {
+            let idle = self.shared.idle.notified();
+            tokio::pin!(idle);
+            idle.as_mut().enable();
+            {
+                let queue = self.shared.lock();
+                if queue.jobs.is_empty()
+                    && queue.closings.is_empty()
+                    && queue.busy.iter().all(Option::is_none)
+                {
+                    return;
+                }
+            }
+            idle.await;
+        }
     }
 }
 
@@ -70,20 +197,84 @@ impl Drop for Pool {
     }
 }
 
-fn work(shared: &Shared) {
-    let mut queue = shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
+fn work(shared: &Arc<Shared>, thread: usize) {
+    PLACE.set(Some((shared.clone(), thread)));
+    let mut queue = shared.lock();
     loop {
-        if let Some(job) = queue.jobs.pop_front() {
+        if let Some((_, job)) = queue.jobs.pop_front() {
+            queue.busy[thread] = Some(Instant::now());
             drop(queue);
             // A panic is a defect of one job; its waiters learn of it because what they wait for is dropped.
             if catch_unwind(AssertUnwindSafe(job)).is_err() {
                 tracing::error!("a cache disk job panicked: please report this");
             }
-            queue = shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        } else if let Some(file) = queue.closings.pop() {
+            queue.busy[thread] = Some(Instant::now());
+            drop(queue);
+            drop(file);
         } else if queue.closed {
             return;
         } else {
             queue = shared.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            continue;
         }
+        queue = shared.lock();
+        queue.busy[thread] = None;
+        if queue.jobs.is_empty() && queue.closings.is_empty() {
+            shared.idle.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn a_suspended_pool_drops_what_waits_and_a_call_that_hangs_is_seen() {
+        let pool = Pool::start("test", 1).unwrap();
+        let ((stuck, is_stuck), (release, released)) = (channel(), channel::<()>());
+        assert!(pool.longest_call().is_none());
+        pool.submit(move || {
+            stuck.send(()).unwrap();
+            let _ = released.recv();
+        });
+        is_stuck.recv_timeout(LIMIT).unwrap();
+        let begun = pool.longest_call().unwrap();
+        let waiting = pool.run(|| ());
+        tokio::pin!(waiting);
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        assert!(pool.longest_call().unwrap() >= begun);
+        pool.suspend();
+        assert_eq!(tokio::time::timeout(LIMIT, waiting).await.unwrap(), None, "whoever waits is told");
+        assert_eq!(pool.run(|| ()).await, None, "and whoever comes");
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        pool.close_file(write);
+        drop(release);
+        pool.drained().await;
+        assert_eq!(rustix::io::read(&read, &mut [0; 1]).unwrap(), 0, "closed by the pool's thread");
+        pool.resume();
+        assert_eq!(pool.run(|| 7).await, Some(7));
+    }
+
+    #[test]
+    fn a_job_of_many_calls_has_a_time_for_each() {
+        let pool = Pool::start("test", 1).unwrap();
+        let ((tell, told), (go_on, may_go)) = (channel(), channel::<()>());
+        pool.submit(move || {
+            tell.send(()).unwrap();
+            may_go.recv().unwrap();
+            call_returned();
+            tell.send(()).unwrap();
+            let _ = may_go.recv();
+        });
+        told.recv_timeout(LIMIT).unwrap();
+        let first = pool.shared.lock().busy[0];
+        go_on.send(()).unwrap();
+        told.recv_timeout(LIMIT).unwrap();
+        assert!(pool.shared.lock().busy[0] > first);
     }
 }

@@ -100,6 +100,9 @@ impl File {
     fn look(self: &Arc<Self>, range: &Range<u64>, goal: &mut Option<Goal>, options: ReadOptions) -> Look {
         let mut state = self.lock();
         let want = self.blocks_of(range);
+        if self.is_passed_by() {
+            return Look::Direct; // what it has is there, but nobody can read it
+        }
         match state.body {
             Body::Whole => return Look::Present(None),
             Body::Resting => return Look::Resting,

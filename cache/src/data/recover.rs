@@ -4,14 +4,21 @@ use super::config::{Config, ConfigError};
 use super::index::{Index, Rest};
 use super::journal::{Journal, Record};
 use super::layout::{self, Prepared};
-use super::root::{Root, RootLimits};
+use super::pool::call_returned;
+use super::root::{Root, RootLimits, Space};
 use super::{FileKey, Observer, SMALL_BLOCKS, sidecar};
 use std::collections::{HashMap, HashSet};
+use std::fs::DirEntry;
 use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use volume::ScopeId;
+
+/// How often a start looks whether a disk still answers.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What [`super::Engine::open`] found.
 #[derive(Clone, Debug, Default)]
@@ -73,34 +80,57 @@ pub(crate) fn recover(
     let mut recovery = Recovery::default();
     let mut roots = Vec::new();
     let paths = config.tiers.iter().enumerate().flat_map(|(k, t)| t.paths.iter().map(move |p| (k, t, p)));
+    let mut opening = Vec::new();
     for (number, (tier_number, tier, path)) in paths.enumerate() {
-        let dir = match layout::prepare(path, tier.kind, config.block_bytes, now_ms) {
-            Ok(Prepared { dir, set_aside, emptied }) => {
-                recovery.set_aside.extend(set_aside);
-                recovery.emptied.extend(emptied.then(|| path.clone()));
-                Some(dir)
-            }
-            Err(OpenError::Io { source, .. }) => {
-                observer.disk_error(number as u8, "open", &source);
-                observer.degraded(number as u8, true);
-                tracing::error!(path = %path.display(), error = %source, "a cache directory cannot be used");
-                recovery.unusable.push((path.clone(), source.to_string()));
-                None
-            }
-            Err(other) => return Err(other),
-        };
         let limits = RootLimits::of(tier);
-        let root = Root::new(number as u8, tier_number, path.clone(), limits, dir, observer.clone());
-        roots.push(Arc::new(root.map_err(OpenError::Threads)?));
+        let root =
+            Root::new(number as u8, tier_number, path.clone(), limits, config.disk_timeout, observer.clone());
+        let root = Arc::new(root.map_err(OpenError::Threads)?);
+        // On the disk's own threads, all disks at once: one that hangs holds up none of the others.
+        let (tell, opened) = sync_channel(1);
+        let (kind, block_bytes, at) = (tier.kind, config.block_bytes, root.clone());
+        root.pool.submit(move || {
+            let prepared = layout::prepare(&at.path, kind, block_bytes, now_ms);
+            let _ = tell.send(prepared.map(|prepared| {
+                call_returned();
+                let space = Space::of(&prepared.dir);
+                let scan = scan(&at, prepared.dir.as_fd(), block_bytes);
+                (prepared, space, scan)
+            })); // nobody waits any more: the directory is closed, and with it unlocked
+        });
+        opening.push(opened);
+        roots.push(root);
+    }
+    let mut scans = Vec::new();
+    for (root, opening) in roots.iter().zip(opening) {
+        let scan = match wait_for(root, &opening) {
+            Some(Ok((Prepared { dir, set_aside, emptied }, space, scan))) => {
+                recovery.set_aside.extend(set_aside);
+                recovery.emptied.extend(emptied.then(|| root.path.clone()));
+                root.opened(dir, space);
+                scan
+            }
+            Some(Err(OpenError::Io { source, .. })) => {
+                observer.disk_error(root.number, "open", &source);
+                observer.degraded(root.number, true);
+                tracing::error!(path = %root.path.display(), error = %source, "a cache directory cannot be used");
+                recovery.unusable.push((root.path.clone(), source.to_string()));
+                Scan::default()
+            }
+            Some(Err(other)) => return Err(other),
+            None => {
+                observer.degraded(root.number, true);
+                let why = format!("its disk does not answer within {:?}", config.disk_timeout);
+                tracing::error!(path = %root.path.display(), why, "a cache directory is not used until the next start");
+                recovery.unusable.push((root.path.clone(), why));
+                Scan::default()
+            }
+        };
+        scans.push(scan);
     }
     for path in &recovery.set_aside {
         tracing::warn!(path = %path.display(), "a cache directory of another version was set aside: the cache starts empty");
     }
-    let scans: Vec<Scan> = std::thread::scope(|threads| {
-        let handles: Vec<_> =
-            roots.iter().map(|root| threads.spawn(|| scan(root, config.block_bytes))).collect();
-        handles.into_iter().map(|h| h.join().unwrap_or_default()).collect()
-    });
     let mut index = Index::new(roots.len(), config.block_bytes);
     for (root, scan) in roots.iter().zip(scans) {
         recovery.dropped += scan.dropped;
@@ -110,7 +140,8 @@ pub(crate) fn recover(
         for Found { id, key, bytes, rest, crcs } in scan.found {
             if index.find(&key).is_some() || index.entries.contains_key(&id) {
                 recovery.dropped += 1;
-                let _ = root.remove(&key, id, true);
+                let root = root.clone();
+                root.clone().pool.submit(move || drop(root.remove(&key, id, true)));
                 continue;
             }
             let scope = index.scope(&key.scope, config.scope_limit_bytes);
@@ -126,10 +157,21 @@ pub(crate) fn recover(
     Ok((roots, index, recovery))
 }
 
+/// What a root's thread tells when it has opened its directory; None: its disk hangs, from this moment on.
+fn wait_for<T>(root: &Root, told: &Receiver<T>) -> Option<T> {
+    loop {
+        match told.recv_timeout(LOOK_EVERY) {
+            Ok(told) => return Some(told),
+            Err(RecvTimeoutError::Timeout) if root.begins_to_hang(Instant::now()) => return None,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return None,
+        }
+    }
+}
+
 /// Everything on one root. A directory that cannot be read is skipped: its files are fetched again.
-fn scan(root: &Root, block_bytes: u64) -> Scan {
+fn scan(root: &Root, dir: BorrowedFd<'_>, block_bytes: u64) -> Scan {
     let mut scan = Scan::default();
-    let Ok(dir) = root.dir() else { return scan };
     let mut journal = root.journal.lock().unwrap_or_else(PoisonError::into_inner);
     let mut records: HashMap<u64, Record> = match journal.load(dir) {
         Ok((records, torn)) => {
@@ -142,6 +184,7 @@ fn scan(root: &Root, block_bytes: u64) -> Scan {
             HashMap::new()
         }
     };
+    call_returned();
     for (scope_dir, name) in list(&root.path, root) {
         let Some(scope) = ScopeId::parse(&name) else { continue };
         for (shelf, name) in list(&scope_dir, root) {
@@ -173,6 +216,7 @@ fn scan_shelf(
         }
     }
     for id in data {
+        call_returned();
         let recorded = records.remove(&id).filter(|r| {
             let blocks = r.key.size.div_ceil(block_bytes);
             r.key.scope == *scope && blocks <= SMALL_BLOCKS && r.crcs.len() as u64 == blocks
@@ -202,6 +246,7 @@ fn scan_shelf(
     }
     useless.extend(sidecars.into_iter().map(|id| shelf.join(format!("{id:016x}.idx"))));
     for path in useless {
+        call_returned();
         scan.dropped += 1;
         // On a read-only disk it stays, and is found useless again.
         let _ = std::fs::remove_file(path);
@@ -215,8 +260,10 @@ fn read_header(path: &Path) -> Option<sidecar::Header> {
 }
 
 fn list(path: &Path, root: &Root) -> Vec<(PathBuf, String)> {
+    call_returned();
     let entries = std::fs::read_dir(path).and_then(|entries| {
-        entries.map(|e| e.map(|e| (e.path(), e.file_name().to_string_lossy().into_owned()))).collect()
+        let named = |e: DirEntry| (e.path(), e.file_name().to_string_lossy().into_owned());
+        entries.inspect(|_| call_returned()).map(|e| e.map(named)).collect()
     });
     entries.unwrap_or_else(|error| {
         if error.kind() != io::ErrorKind::NotADirectory {

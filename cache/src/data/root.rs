@@ -5,11 +5,15 @@
 //!  writable ──────────────► degraded ────────────────────────► writable
 //!                            ▲    │ probe failed: wait twice as long (1 s … 60 s)
 //!                            └────┘
+//!        a call takes longer than the limit           that call came back, and a probe too
+//!  any ────────────────────────────────────► hanging ─────────────────────────────────────► writable or degraded
 //! ```
+//!
+//! While a disk hangs nothing is asked of it: what it has is fetched from the source, past it.
 
 use super::journal::Journal;
 use super::layout;
-use super::pool::Pool;
+use super::pool::{Pool, call_returned};
 use super::{FileKey, Observer, Tier};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::collections::HashMap;
@@ -17,14 +21,19 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 use volume::ScopeId;
 
 pub(crate) const PROBE: &str = "probe";
 const PROBE_BYTES: usize = 4096;
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
 const PROBE_PAUSE_MAX: Duration = Duration::from_secs(60);
+/// A disk that has not hung for this long is asked again as soon as it answers.
+const HANG_FORGOTTEN: Duration = Duration::from_secs(600);
+/// Each costs a thread if the disk hangs. Two, so that a checksum or a create does not leave the disk idle.
+const THREADS: usize = 2;
 
 pub(crate) struct Root {
     pub number: u8,
@@ -35,8 +44,19 @@ pub(crate) struct Root {
     pub journal: Mutex<Journal>,
     /// Held while files are evicted from this root.
     pub evicting: Mutex<()>,
-    /// None: the directory could not be opened at start.
-    dir: Option<OwnedFd>,
+    /// Empty: the directory could not be opened at start.
+    dir: OnceLock<OwnedFd>,
+    /// How long one call may take.
+    pub timeout: Duration,
+    hanging: watch::Sender<bool>,
+    /// Somebody is finding out whether the disk answers again.
+    probing: AtomicBool,
+    /// Held while it is told whether the disk works.
+    pub announcing: Mutex<()>,
+    /// Somebody is keeping house here.
+    pub keeping: AtomicBool,
+    /// As last seen.
+    space: Mutex<Option<Space>>,
     scopes: Mutex<HashMap<ScopeId, Arc<OwnedFd>>>,
     writable: AtomicBool,
     /// The last write failed because the disk was full.
@@ -79,6 +99,8 @@ struct Health {
     pause: Duration,
     probe_at: Option<Instant>,
     checked_at: Option<Instant>,
+    hung_at: Option<Instant>,
+    hang_pause: Duration,
 }
 
 /// What the file system says: bytes and inodes that an unprivileged process may still take.
@@ -90,13 +112,26 @@ pub(crate) struct Space {
     pub free_inodes: u64,
 }
 
+impl Space {
+    pub(crate) fn of(dir: impl AsFd) -> Option<Self> {
+        let s = rustix::fs::fstatvfs(dir).ok()?;
+        call_returned();
+        Some(Self {
+            total_bytes: s.f_blocks * s.f_frsize,
+            free_bytes: s.f_bavail * s.f_frsize,
+            total_inodes: s.f_files,
+            free_inodes: s.f_favail,
+        })
+    }
+}
+
 impl Root {
     pub(crate) fn new(
         number: u8,
         tier: usize,
         path: PathBuf,
         limits: RootLimits,
-        dir: Option<OwnedFd>,
+        timeout: Duration,
         observer: Arc<dyn Observer>,
     ) -> io::Result<Self> {
         Ok(Self {
@@ -104,12 +139,17 @@ impl Root {
             tier,
             path,
             limits,
-            // Two, so that a checksum or a create does not leave the disk idle.
-            pool: Pool::start(&format!("cache-disk-{number}"), 2)?,
+            pool: Pool::start(&format!("cache-disk-{number}"), THREADS)?,
             journal: Mutex::default(),
             evicting: Mutex::default(),
-            writable: AtomicBool::new(dir.is_some()),
-            dir,
+            writable: AtomicBool::new(false),
+            dir: OnceLock::new(),
+            timeout,
+            hanging: watch::Sender::new(false),
+            probing: AtomicBool::new(false),
+            announcing: Mutex::default(),
+            keeping: AtomicBool::new(false),
+            space: Mutex::default(),
             scopes: Mutex::default(),
             full: AtomicBool::new(false),
             low_space: AtomicBool::new(false),
@@ -119,17 +159,38 @@ impl Root {
         })
     }
 
+    /// The directory is ours: it may be used.
+    pub(crate) fn opened(&self, dir: OwnedFd, space: Option<Space>) {
+        self.writable.store(self.dir.set(dir).is_ok(), Ordering::Relaxed);
+        *self.space.lock().unwrap_or_else(PoisonError::into_inner) = space;
+    }
+
     pub(crate) fn is_writable(&self) -> bool {
-        self.writable.load(Ordering::Relaxed)
+        self.writable.load(Ordering::Relaxed) && !self.hangs()
+    }
+    /// Nothing is to be asked of this disk now.
+    pub(crate) fn hangs(&self) -> bool {
+        *self.hanging.borrow()
     }
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Ordering::Relaxed)
     }
     pub(crate) fn dir(&self) -> io::Result<BorrowedFd<'_>> {
-        self.dir.as_ref().map(|d| d.as_fd()).ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))
+        self.dir.get().map(|d| d.as_fd()).ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))
     }
+
+    /// Does something on the disk's own threads. None: it was not done, or the disk hangs and nobody knows whether it
+    /// ever will be.
+    pub(crate) async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let mut hanging = self.hanging.subscribe();
+        tokio::select! {
+            done = self.pool.run(job) => done,
+            _ = hanging.wait_for(|hangs| *hangs) => None,
+        }
+    }
+
     pub(crate) fn unlock(&self) {
-        if let Some(dir) = &self.dir {
+        if let Some(dir) = self.dir.get() {
             let _ = rustix::fs::flock(dir, rustix::fs::FlockOperation::Unlock);
         }
     }
@@ -150,6 +211,7 @@ impl Root {
             }
             other => other?,
         };
+        call_returned();
         let dir = Arc::new(dir);
         scopes.insert(scope.clone(), dir.clone());
         Ok(dir)
@@ -202,6 +264,7 @@ impl Root {
             let mut rest = bytes;
             while !rest.is_empty() {
                 rest = &rest[rustix::io::write(&fd, rest)?..];
+                call_returned();
             }
             rustix::fs::renameat(&*dir, &temporary, &*dir, format!("{name}.idx"))
         })();
@@ -220,6 +283,7 @@ impl Root {
             Err(e) => Err(io::Error::from(e)),
         };
         unlink(&name)?;
+        call_returned();
         if sidecar { unlink(&format!("{name}.idx")) } else { Ok(()) }
     }
 
@@ -246,14 +310,16 @@ impl Root {
     }
 
     /// None when the file system does not say, or counts no inodes (btrfs): then nothing is concluded from it.
+    /// Blocking.
+    pub(crate) fn look_at_space(&self) -> Option<Space> {
+        let found = self.dir.get().and_then(Space::of);
+        *self.space.lock().unwrap_or_else(PoisonError::into_inner) = found;
+        found
+    }
+
+    /// As last seen.
     pub(crate) fn space(&self) -> Option<Space> {
-        let s = rustix::fs::fstatvfs(self.dir.as_ref()?).ok()?;
-        Some(Space {
-            total_bytes: s.f_blocks * s.f_frsize,
-            free_bytes: s.f_bavail * s.f_frsize,
-            total_inodes: s.f_files,
-            free_inodes: s.f_favail,
-        })
+        *self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A read or a write failed: count it, and if it was a write stop writing here until a probe succeeds.
@@ -287,11 +353,15 @@ impl Root {
     pub(crate) fn probe(&self, now: Instant) {
         {
             let health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
-            if self.is_writable() || health.probe_at.is_none_or(|at| now < at) {
+            if self.is_writable() || self.hangs() || health.probe_at.is_none_or(|at| now < at) {
                 return;
             }
         }
         let result = self.try_write();
+        self.probed(result, "degraded", now);
+    }
+
+    fn probed(&self, result: io::Result<()>, from: &'static str, now: Instant) {
         let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
         match result {
             Ok(()) => {
@@ -299,7 +369,7 @@ impl Root {
                 self.writable.store(true, Ordering::Relaxed);
                 health.probe_at = None;
                 self.observer.degraded(self.number, false);
-                tracing::info!(root = %self.path.display(), from = "degraded", event = "probe", to = "writable");
+                tracing::info!(root = %self.path.display(), from, event = "probe", to = "writable");
             }
             Err(error) => {
                 self.observer.disk_error(self.number, "probe", &error);
@@ -309,15 +379,69 @@ impl Root {
         }
     }
 
+    /// Is a call under way that has taken longer than the limit? True: since this moment the disk hangs. What waited for
+    /// its turn was dropped; what the disk holds on to is the caller's to answer otherwise.
+    pub(crate) fn begins_to_hang(&self, now: Instant) -> bool {
+        if self.hangs() || self.pool.longest_call().is_none_or(|longest| longest < self.timeout) {
+            return false;
+        }
+        {
+            let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+            let again = health.hung_at.is_some_and(|at| now.duration_since(at) < HANG_FORGOTTEN);
+            health.hang_pause = if again { health.hang_pause * 2 } else { PROBE_PAUSE };
+            health.hang_pause = health.hang_pause.clamp(PROBE_PAUSE, PROBE_PAUSE_MAX);
+            health.hung_at = Some(now);
+        }
+        // Before those are told who waited: they look again.
+        self.hanging.send_replace(true);
+        if self.writable.swap(false, Ordering::Relaxed) {
+            self.observer.degraded(self.number, true);
+        }
+        self.observer.disk_error(self.number, "hang", &io::ErrorKind::TimedOut.into());
+        tracing::error!(
+            root = %self.path.display(), limit = ?self.timeout, event = "hang", to = "hanging",
+            "a cache disk does not answer: reads go past it until it does. Look at the disk"
+        );
+        self.pool.suspend();
+        true
+    }
+
+    /// Has every call come back? Then find out whether the disk works again. Makes no call itself.
+    pub(crate) fn try_again(self: &Arc<Self>, now: Instant) {
+        if !self.hangs() || self.dir.get().is_none() || self.probing.load(Ordering::Acquire) {
+            return;
+        }
+        {
+            let health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+            let soon = health.hung_at.is_some_and(|at| now.duration_since(at) < health.hang_pause);
+            if soon || self.pool.longest_call().is_some_and(|longest| longest >= self.timeout) {
+                return;
+            }
+        }
+        self.probing.store(true, Ordering::Release);
+        let root = self.clone();
+        self.pool.submit_probe(move || {
+            let result = root.try_write();
+            // It has answered, if only with an error: from here on it is a disk like others.
+            root.pool.resume();
+            root.hanging.send_replace(false);
+            root.probed(result, "hanging", Instant::now());
+            root.probing.store(false, Ordering::Release);
+        });
+    }
+
     fn try_write(&self) -> io::Result<()> {
         let dir = self.dir()?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = rustix::fs::openat(dir, PROBE, flags, Mode::RUSR | Mode::WUSR)?;
+        call_returned();
         if rustix::io::write(&fd, &[0; PROBE_BYTES])? < PROBE_BYTES {
             return Err(io::ErrorKind::StorageFull.into());
         }
+        call_returned();
         // A disk that takes bytes and does not give them back is no better: look at the disk, not at memory.
         rustix::fs::fdatasync(&fd)?;
+        call_returned();
         read_probe(&fd)
     }
 
@@ -347,7 +471,7 @@ impl Root {
 
     /// Whether the disk works, if that has changed since it was last asked here.
     pub(crate) fn news(&self) -> Option<bool> {
-        let works = self.is_writable() || self.is_full();
+        let works = self.is_writable() || self.is_full() && !self.hangs();
         (self.announced.swap(works, Ordering::Relaxed) != works).then_some(works)
     }
 }

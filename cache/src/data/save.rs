@@ -103,20 +103,18 @@ impl File {
 }
 
 impl Engine {
-    /// Drops the records of files that have gone, where they are most of a journal.
-    pub(crate) fn compact_journals(&self) {
-        for root in &self.roots {
-            let files = self.lock_index().roots[usize::from(root.number)].files;
-            let mut journal = root.journal.lock().unwrap_or_else(PoisonError::into_inner);
-            if !root.is_writable() || journal.records < 2 * files + COMPACT_AT {
-                continue;
-            }
-            // Appends wait for the journal's lock, so a file that becomes whole meanwhile is recorded in the new one.
-            let live = |id: u64| self.lock_index().entries.contains_key(&id);
-            let compacted = root.dir().and_then(|dir| journal.compact(dir, live));
-            if let Err(error) = compacted {
-                root.failed("compact", &error, true);
-            }
+    /// Drops the records of files that have gone, where they are most of a root's journal. Runs on the root's threads.
+    pub(crate) fn compact_journal(&self, root: &Root) {
+        let files = self.lock_index().roots[usize::from(root.number)].files;
+        let mut journal = root.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        if !root.is_writable() || journal.records < 2 * files + COMPACT_AT {
+            return;
+        }
+        // Appends wait for the journal's lock, so a file that becomes whole meanwhile is recorded in the new one.
+        let live = |id: u64| self.lock_index().entries.contains_key(&id);
+        let compacted = root.dir().and_then(|dir| journal.compact(dir, live));
+        if let Err(error) = compacted {
+            root.failed("compact", &error, true);
         }
     }
 }

@@ -5,9 +5,10 @@
 //! so do the directories and its place in the index.
 
 use super::engine::Engine;
+use super::root::Root;
 use std::collections::HashSet;
-use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use volume::ScopeId;
 
 impl Engine {
@@ -34,21 +35,49 @@ impl Engine {
         }
     }
 
-    /// Gives back what scopes without volumes have. Blocking.
-    pub(crate) fn sweep_scopes(&self) {
-        // One at a time: who comes later would not know of a volume that has come in between.
-        let _alone = self.sweeping.lock().unwrap_or_else(PoisonError::into_inner);
-        let (held, unused) = {
-            let index = self.lock_index();
-            let held = index.known_scopes().filter(|s| s.held.load(Ordering::Relaxed));
-            (held.map(|s| s.id.clone()).collect::<HashSet<_>>(), index.unused_scopes())
-        };
+    /// Gives back what scopes without volumes have, on each disk's own threads. Nothing is done while the last time is not
+    /// over.
+    pub(crate) fn sweep_scopes(self: &Arc<Self>) {
+        if self.sweeping.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let unused = self.lock_index().unused_scopes();
+        let sweep =
+            Arc::new(Sweep { engine: self.clone(), unused, left: AtomicUsize::new(self.roots.len()) });
         for root in &self.roots {
-            root.close_scopes(|scope| !held.contains(scope));
+            let (root, sweep) = (root.clone(), sweep.clone());
+            root.clone().pool.submit(move || sweep.on(&root));
         }
-        for (scope, held) in unused {
-            self.roots.iter().for_each(|root| root.remove_scope(&scope, &held));
-            self.lock_index().forget_scope(&scope);
+    }
+}
+
+/// Forgets, when it is over, what every disk has let go of. A disk that hangs ends it earlier, and forgets nothing.
+struct Sweep {
+    engine: Arc<Engine>,
+    unused: Vec<(ScopeId, Arc<AtomicBool>)>,
+    left: AtomicUsize,
+}
+
+impl Sweep {
+    fn on(&self, root: &Root) {
+        // Volumes may have come since the sweep began.
+        let held: HashSet<ScopeId> = {
+            let index = self.engine.lock_index();
+            let held = index.known_scopes().filter(|s| s.held.load(Ordering::Relaxed));
+            held.map(|s| s.id.clone()).collect()
+        };
+        root.close_scopes(|scope| !held.contains(scope));
+        self.unused.iter().for_each(|(scope, held)| root.remove_scope(scope, held));
+        self.left.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Sweep {
+    fn drop(&mut self) {
+        if *self.left.get_mut() == 0 {
+            let mut index = self.engine.lock_index();
+            self.unused.iter().for_each(|(scope, _)| index.forget_scope(scope));
         }
+        self.engine.sweeping.store(false, Ordering::Release);
     }
 }

@@ -1,6 +1,7 @@
 //! What an earlier run left is read and checked before anyone may rely on it.
 
 use super::file::{Blocks, Body, File, Launch, State, Woken, send_all};
+use super::pool::call_returned;
 use super::read::Busy;
 use super::root::Root;
 use super::sidecar;
@@ -59,7 +60,7 @@ impl File {
                     file.launch(state);
                 }
                 // Behind the checks just submitted (the root has two threads: nearly).
-                if root.pool.run(|| ()).await.is_none() {
+                if root.run(|| ()).await.is_none() {
                     return;
                 }
                 first = want.end;
@@ -72,9 +73,11 @@ impl File {
         let resting = matches!(self.lock().body, Body::Resting);
         let Some(root) = self.placed().filter(|_| resting) else { return };
         let file = self.clone();
-        let _ = root.pool.run(move || file.read_sidecar()).await;
-        // If nobody could read it, it is as if nothing were there.
-        self.settle_body(None);
+        let read = root.run(move || file.read_sidecar()).await;
+        // If nobody could read it, it is as if nothing were there. Where the disk hangs, nobody knows yet.
+        if read.is_some() || !root.hangs() {
+            self.settle_body(None);
+        }
     }
 
     fn read_sidecar(&self) {
@@ -114,6 +117,7 @@ impl Check {
         let mut buffer = vec![0; file.block_bytes() as usize];
         let fd = file.existing_data_fd(root);
         for (k, crc) in self.run.clone().zip(crcs) {
+            call_returned();
             let sound = !file.is_gone() && file.is_sound(root, &fd, k, crc, &mut buffer);
             file.verified(root, k, sound);
             self.run.start = k + 1;

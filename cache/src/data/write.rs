@@ -1,6 +1,7 @@
 //! Blocks on their way to the disk: checksummed, written, then shown to readers. Runs on the root's threads.
 
 use super::file::{Body, File, Woken, send_all};
+use super::pool::call_returned;
 use super::root::Root;
 use bytes::Bytes;
 use std::io::{self, IoSlice};
@@ -46,7 +47,7 @@ impl Batch {
         self.answers = true;
         let file = self.file.clone();
         if let Some(root) = file.placed() {
-            root.pool.submit(move || self.write());
+            root.pool.submit_body(move || self.write());
         }
     }
 
@@ -79,6 +80,7 @@ impl Batch {
             match rustix::io::pwritev(fd, &slices[..some], position) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(n) => {
+                    call_returned();
                     position += n as u64;
                     IoSlice::advance_slices(&mut slices, n);
                 }

@@ -7,8 +7,8 @@ use mounts::{FakeState, MountSource};
 use proto::csi::v1::volume_capability::access_mode::Mode;
 use proto::csi::v1::*;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, mpsc};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
 use tonic::Code;
 

@@ -12,7 +12,7 @@ use e2e::tree::{Shape, Tree};
 use rustix::process::Signal;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use testkit::fault_fs::DiskFaults;
+use testkit::fault_fs::{Call, DiskFaults};
 
 const LIMIT: Duration = Duration::from_secs(4);
 /// For what a busy machine needs besides.
@@ -103,6 +103,58 @@ fn a_worker_that_is_stuck_in_the_kernel_does_not_hold_up_its_successor() -> Resu
     disk.set(&DiskFaults::default())?;
     assert!(wait_until(PATIENCE, || !is_there()), "a worker that is stuck no more is not reaped");
     drop(pod);
+    node.finish()
+}
+
+/// No call comes back, none of the agent's and none of the workers'. What such a disk holds comes from the store.
+#[test]
+fn a_cache_disk_that_hangs_is_passed_by_and_used_again_when_it_answers() -> Result<()> {
+    let mut disk = None;
+    let mut node = node_on(|node, uid| {
+        node.options().hang_limit = Some(LIMIT);
+        let faulty = disk.insert(FaultyDisk::start(node.places(), uid)?);
+        Ok(faulty.path().to_owned())
+    })?;
+    let disk = disk.context("node_on makes the disk")?;
+    let for_ever = DiskFaults { hangs: Call::ALL.to_vec(), ..DiskFaults::default() };
+    let tree = Tree::generated("", Shape::LITTLE);
+    node.server.add(&tree, "set")?;
+    let warm = tree.only(|f| f.path.as_str() < "d002");
+    for profile in ["small", "large"] {
+        let mounted = node.volume(profile, "set", &[("profile", profile)])?;
+        let pod = node.pod(&mounted)?;
+        pod.start_verify_below("", &warm)?.finish(PATIENCE)?.ensure_all(&warm)?;
+        let agent = node.agent().pid();
+        let degraded = |node: &Node| node.agent().cache().is_ok_and(|c| c.tiers.iter().any(|t| t.degraded));
+        let begun = Instant::now();
+        disk.set(&for_ever)?;
+        if profile == "large" {
+            // The declared exception: what is passed through before the agent has noticed waits for the disk.
+            ensure!(wait_until(LIMIT + SLACK, || degraded(&node)), "nobody notices");
+        }
+        pod.start_verify(&tree, 2, 0)?.finish(PATIENCE)?.ensure_all(&tree).context(profile)?;
+        println!("{profile}: read {:?} after the disk began to hang", begun.elapsed());
+        ensure!(degraded(&node), "nobody noticed");
+        let late = node.volume(&format!("{profile}-late"), "set", &[("profile", profile)])?;
+        node.pod(&late)?.start_verify(&tree, 2, 0)?.finish(PATIENCE)?.ensure_all(&tree)?;
+        node.unpublish(&late)?;
+        ensure!(node.agent().stats()?.contains_key("millpond_volumes"), "the metrics page");
+        // Longer than an agent may stand still.
+        ensure!(!wait_until(2 * LIMIT, || node.agent_has_ended()), "the agent was killed for its disk");
+        disk.set(&DiskFaults::default())?;
+        ensure!(wait_until(PATIENCE, || !degraded(&node)), "it is not used again");
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        assert_eq!(node.agent().pid(), agent);
+        drop(pod);
+        node.unpublish(&mounted)?;
+    }
+    // From the start.
+    node.stop_agent()?;
+    disk.set(&for_ever)?;
+    node.start_agent()?;
+    let mounted = node.volume("again", "set", &[])?;
+    node.pod(&mounted)?.start_verify(&tree, 2, 0)?.finish(PATIENCE)?.ensure_all(&tree)?;
+    disk.set(&DiskFaults::default())?;
     node.finish()
 }
 

@@ -194,7 +194,7 @@ impl Volumes {
         let scope = self.open_scope(scope, &spec, credentials, true).await?;
         let member = scope.join(Wants::of(&self.config.workers.in_time(&spec).parameters));
         let mode = self.mode(&spec, credentials).await?;
-        let roots = self.root_directories(&scope)?;
+        let roots = self.root_directories(&scope).await?;
         let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
         let volume = spec.id.clone();
         let parts = Parts {
@@ -360,18 +360,20 @@ impl Volumes {
         self.mounts.get(id, |entry| entry.mount.clone()).ok_or_else(absent)
     }
 
-    /// One descriptor per cache root, in order. In place of a root that cannot be opened (its disk fails: that is a
-    /// miss, not an error) an empty directory, in which nothing is ever found.
-    pub(crate) fn root_directories(&self, scope: &Scope) -> Result<Vec<OwnedFd>, Refusal> {
-        let open = |root: usize| {
-            self.engine.scope_dir(root as u8, &scope.id).or_else(|error| {
+    /// One descriptor per cache root, in order. In place of a root that cannot be opened (its disk fails or hangs: that
+    /// is a miss, not an error) an empty directory, in which nothing is ever found.
+    pub(crate) async fn root_directories(&self, scope: &Scope) -> Result<Vec<OwnedFd>, Refusal> {
+        let all = (0..self.engine.roots()).map(|root| self.engine.scope_dir(root as u8, &scope.id));
+        let opened = futures::future::join_all(all).await;
+        let or_nothing = |(root, opened): (usize, std::io::Result<OwnedFd>)| {
+            opened.or_else(|error| {
                 tracing::warn!(root, %error, "cache root cannot be opened: the volume does without it");
                 let nothing = self.config.agent.state_dir.join("nothing");
                 std::fs::create_dir_all(&nothing)?;
                 Ok(OwnedFd::from(std::fs::File::open(&nothing)?))
             })
         };
-        (0..self.engine.roots()).map(open).collect::<std::io::Result<_>>().map_err(|e| {
+        opened.into_iter().enumerate().map(or_nothing).collect::<std::io::Result<_>>().map_err(|e| {
             Refusal::new(RefusalKind::Unavailable, format!("the agent's state directory cannot be used: {e}"))
         })
     }

@@ -46,6 +46,7 @@ impl FaultFs {
 
     /// Fails if the faults say so. `changes`: does the call need a writable disk?
     fn ask(&self, call: Call, changes: bool) -> io::Result<()> {
+        self.hang_at(call);
         let mut state = self.control.lock();
         if state.faults.eio.contains(&call) {
             state.candidates += 1;
@@ -71,9 +72,27 @@ impl FaultFs {
             state.hung += 1;
             state.generation
         };
+        self.wait_for_others(began);
+    }
+
+    /// Waits for other faults, if calls of this kind hang.
+    fn hang_at(&self, call: Call) {
+        let began = {
+            let state = self.control.lock();
+            if !state.faults.hangs.contains(&call) {
+                return;
+            }
+            state.generation
+        };
+        self.wait_for_others(began);
+    }
+
+    fn wait_for_others(&self, began: u64) {
+        self.control.lock().status.hanging += 1;
         while self.control.lock().generation == began {
             std::thread::sleep(Duration::from_millis(5));
         }
+        self.control.lock().status.hanging -= 1;
     }
 
     fn handles(&self) -> MutexGuard<'_, HashMap<u64, Handle>> {
@@ -216,7 +235,8 @@ macro_rules! answer {
 
 impl Filesystem for FaultFs {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        answer!(reply, self.nodes.lookup(parent, name), attr => reply.entry(&TTL, &attr, Generation(0)))
+        let found = self.ask(Call::Stat, false).and_then(|()| self.nodes.lookup(parent, name));
+        answer!(reply, found, attr => reply.entry(&TTL, &attr, Generation(0)))
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, count: u64) {
@@ -224,7 +244,8 @@ impl Filesystem for FaultFs {
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        answer!(reply, self.nodes.attributes(ino), attr => reply.attr(&TTL, &attr))
+        let found = self.ask(Call::Stat, false).and_then(|()| self.nodes.attributes(ino));
+        answer!(reply, found, attr => reply.attr(&TTL, &attr))
     }
 
     fn setattr(
@@ -314,7 +335,10 @@ impl Filesystem for FaultFs {
 
     fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         answer!(reply, self.open_node(ino, flags), file => {
-            let hangs = self.control.lock().faults.hang > 0;
+            let hangs = {
+                let faults = &self.control.lock().faults;
+                faults.hang > 0 || faults.hangs.contains(&Call::Read)
+            };
             let flags = if hangs { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() };
             reply.opened(self.keep(Handle::File(Arc::new(file))), flags);
         })
@@ -415,7 +439,7 @@ impl Filesystem for FaultFs {
     }
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let names = self.nodes.get(ino).and_then(|node| {
+        let names = self.ask(Call::Stat, false).and_then(|()| self.nodes.get(ino)).and_then(|node| {
             let fd = rustix::fs::open(
                 path(&node),
                 OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -458,6 +482,9 @@ impl Filesystem for FaultFs {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        if let Err(error) = self.ask(Call::Stat, false) {
+            return reply.error(Errno::from(error));
+        }
         let (budget, used) = {
             let state = self.control.lock();
             (state.faults.budget, state.status.used)

@@ -3,7 +3,8 @@
 //! Faults are set while it runs, by [`Mounted::set`] or as JSON lines over a unix socket:
 //!
 //! ```text
-//! {"eio":["read","write","open","fsync","metadata"],"every":3,"budget":67108864,"readonly":true,"hang":1}
+//! {"eio":["read","write","open","fsync","metadata","stat"],"every":3,"budget":67108864,"readonly":true,"hang":1}
+//! {"hangs":["read","write","open","fsync","metadata","stat"]}
 //! ```
 //!
 //! Each line replaces all faults (`{}` mends the disk) and is answered by one line: the [`Status`], or `error: …`.
@@ -33,6 +34,9 @@ pub struct DiskFaults {
     /// So many reads are not answered before the faults are replaced. Files opened meanwhile are read past the page
     /// cache: whoever waits for such a read cannot be killed.
     pub hang: u64,
+    /// These calls are not answered before the faults are replaced or the disk is unmounted: a disk that hangs for ever.
+    /// Whoever waits in one cannot be killed; but reads of files that were open before go through the page cache.
+    pub hangs: Vec<Call>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +50,12 @@ pub enum Call {
     Fsync,
     /// mkdir, rename, unlink, rmdir, link, symlink.
     Metadata,
+    /// Looking: look-ups of names, attributes, listings, free space.
+    Stat,
+}
+
+impl Call {
+    pub const ALL: [Self; 6] = [Self::Read, Self::Write, Self::Open, Self::Fsync, Self::Metadata, Self::Stat];
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +64,8 @@ pub struct Status {
     pub used: u64,
     /// Calls that were made to fail since the faults were set.
     pub failed: u64,
+    /// Calls that wait for other faults now.
+    pub hanging: u64,
 }
 
 /// Shared between the file system's threads and whoever sets faults.
@@ -74,7 +86,18 @@ impl Control {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+
+    /// Mends the disk, so that nobody hangs in it who has to see it unmounted.
+    fn release(&self) {
+        let mut state = self.lock();
+        state.faults = DiskFaults::default();
+        state.generation += 1;
+    }
 }
+
+/// Calls that are served, or hang, at once. More than a cache has threads for its disk: one that hangs holds up no other
+/// unless it is told to.
+const THREADS: usize = 16;
 
 /// A mounted file system; unmounted on drop.
 pub struct Mounted {
@@ -94,7 +117,7 @@ impl Mounted {
         let mut config = fuser::Config::default();
         config.mount_options = vec![MountOption::FSName("fault-fs".into()), MountOption::DefaultPermissions];
         config.acl = SessionACL::All;
-        config.n_threads = Some(4);
+        config.n_threads = Some(THREADS);
         let fs = fs::FaultFs::new(nodes.clone(), control.clone());
         let session = fuser::spawn_mount(fs, mountpoint, &config)
             .with_context(|| format!("mount {}", mountpoint.display()))?;
@@ -126,6 +149,7 @@ impl Mounted {
     }
 
     pub fn unmount(mut self) -> Result<()> {
+        self.control.release();
         if let Some(session) = self.session.take() {
             session.umount_and_join().context("unmount")?;
         }
@@ -135,6 +159,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
+        self.control.release();
         if let Some(socket) = &self.socket {
             let _ = std::fs::remove_file(socket);
         }

@@ -2,6 +2,7 @@
 
 mod cost;
 mod faults;
+mod hangs;
 mod model;
 mod policy;
 mod reading;
@@ -214,6 +215,7 @@ pub(super) fn config(tiers: Vec<Tier>) -> Config {
         memory_bytes: 8 * MIB,
         part_bytes: 512 << 10,
         parallel_parts: 4,
+        disk_timeout: Duration::from_secs(10),
     }
 }
 
@@ -242,11 +244,19 @@ pub(super) async fn get(file: &Arc<File>, offset: u64, len: u32) -> Result<Vec<u
     match file.read(offset, len).await? {
         Presence::Detached(bytes) => Ok(bytes.to_vec()),
         Presence::Present { .. } => {
-            let data = std::fs::File::from(file.descriptors().expect("descriptors").data);
+            let data = std::fs::File::from(file.descriptors().await.expect("descriptors").data);
             let mut bytes = vec![0; end.saturating_sub(offset) as usize];
             data.read_exact_at(&mut bytes, offset).expect("what is present can be read");
             Ok(bytes)
         }
+    }
+}
+
+/// Housekeeping, here and now.
+pub(super) async fn keep(engine: &Arc<Engine>) {
+    for root in &engine.roots {
+        let (engine, root) = (engine.clone(), root.clone());
+        root.clone().run(move || engine.keep(&root)).await.expect("the disk answers");
     }
 }
 

@@ -63,7 +63,7 @@ async fn run(steps: Vec<Step>) {
                 });
                 futures::future::join_all(readers).await;
             }
-            Step::EvictAll => drop(engine.evict(None, b"")),
+            Step::EvictAll => drop(engine.evict(None, b"").await),
             Step::Damage { object } => engine.damaged(file(&engine, &name(object), &objects[object]).id()),
             Step::Refuse { object } => {
                 objects[object].script.lock().unwrap().push_back(Fault::Refuse(Cause::Unavailable));
@@ -78,7 +78,7 @@ async fn run(steps: Vec<Step>) {
     }
     held.clear();
     let on_disk = || data_files(dir.path()).iter().map(|p| p.metadata().unwrap().len()).sum::<u64>();
-    engine.evict(None, b"");
+    engine.evict(None, b"").await;
     until("nothing is left of what was evicted", || on_disk() == 0 && used(&engine) == 0).await;
     engine.shutdown().await;
 }

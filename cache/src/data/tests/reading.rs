@@ -42,7 +42,7 @@ async fn a_small_file_is_one_request_however_it_is_read() {
     assert_eq!((id, &*key), (file.id(), &**file.key()));
     let path = dir.path().join(scope(1).as_str()).join(file_name(id));
     assert_eq!(std::fs::read(path).unwrap(), object.content(0..object.size));
-    assert!(file.descriptors().unwrap().presence.is_none());
+    assert!(file.descriptors().await.unwrap().presence.is_none());
 }
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn a_reader_wakes_when_its_own_range_is_there() {
     object.gate.add_permits(2);
     assert_eq!(short.await.unwrap().unwrap(), object.content(0..100));
     assert!(object.fetched() <= 6000 && !long.is_finished());
-    let presence = file.descriptors().unwrap().presence.expect("not whole");
+    let presence = file.descriptors().await.unwrap().presence.expect("not whole");
     let mut word = [0; 8];
     std::fs::File::from(presence).read_exact_at(&mut word, 0).unwrap();
     assert_eq!(u64::from_le_bytes(word), 1);

@@ -97,7 +97,7 @@ async fn tiers_fill_in_order_and_a_file_too_large_for_all_is_read_detached() {
     assert_eq!(unplaced.root(), NO_ROOT);
     assert_eq!(counts.detached.load(SeqCst), huge.size);
     assert_eq!(huge.fetched(), huge.size, "a sequential detached reader pays once");
-    assert!(unplaced.descriptors().unwrap().presence.is_some());
+    assert!(unplaced.descriptors().await.unwrap().presence.is_some());
     assert_eq!(unplaced.whole().await.unwrap_err().cause, Cause::Internal);
 }
 
@@ -110,9 +110,9 @@ async fn an_evicted_file_stays_readable_for_those_who_hold_it_and_counts_until_t
     let held = file(&engine, "dir/held", &object);
     held.whole().await.unwrap();
     assert!(matches!(events.recv().await, Some(Event::Whole { .. })));
-    let data = std::fs::File::from(held.descriptors().unwrap().data);
-    assert_eq!(engine.evict(Some(&scope(2)), b""), Evicted::default());
-    assert_eq!(engine.evict(Some(&scope(1)), b"dir/"), Evicted { files: 1, bytes: object.size });
+    let data = std::fs::File::from(held.descriptors().await.unwrap().data);
+    assert_eq!(engine.evict(Some(&scope(2)), b"").await, Evicted::default());
+    assert_eq!(engine.evict(Some(&scope(1)), b"dir/").await, Evicted { files: 1, bytes: object.size });
     assert!(files_below(&dir.path().join(scope(1).as_str())).is_empty(), "data and sidecar are gone");
     let root = || engine.usage().tiers[0].roots[0].clone();
     assert_eq!((root().bytes, root().unlinked_bytes), (0, object.size));

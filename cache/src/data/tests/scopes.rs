@@ -20,14 +20,14 @@ async fn scopes_used_and_left_leave_no_directory_no_descriptor_and_no_place_in_t
     for round in 0..3 {
         for n in round * 100..round * 100 + 100 {
             engine.hold_scope(&nth(n), None);
-            engine.scope_dir(0, &nth(n)).unwrap();
+            engine.scope_dir(0, &nth(n)).await.unwrap();
             let key = FileKey { scope: nth(n), ..key("a", object.size) };
             let file = engine.file(key, Arc::new(From(object.clone())), ReadOptions::default());
             check_all(&file, &object, BLOCK).await;
             engine.let_go_of_scope(&nth(n));
         }
         assert_eq!(directories(dir.path()), 100, "what is cached stays");
-        engine.evict(None, b"");
+        engine.evict(None, b"").await;
         until("all is gone", || directories(dir.path()) == 0 && engine.usage().scopes.is_empty()).await;
         let open = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| {
             let to = std::fs::read_link(fd.unwrap().path()).ok()?;
@@ -44,9 +44,11 @@ async fn a_scope_that_is_held_keeps_its_directory_whatever_is_evicted() {
     let dir = tempfile::tempdir().unwrap();
     let (engine, _, _) = open(&config(vec![tier(&[dir.path()])]));
     engine.hold_scope(&nth(1), None);
-    let held = std::fs::File::from(engine.scope_dir(0, &nth(1)).unwrap());
-    engine.evict(None, b"");
-    engine.keep();
+    let held = std::fs::File::from(engine.scope_dir(0, &nth(1)).await.unwrap());
+    engine.evict(None, b"").await;
+    keep(&engine).await;
+    engine.sweep_scopes();
+    until("it is swept", || !engine.sweeping.load(SeqCst)).await;
     let now = std::fs::metadata(dir.path().join(nth(1).as_str())).unwrap();
     assert_eq!(now.ino(), held.metadata().unwrap().ino());
 }
@@ -56,22 +58,25 @@ async fn a_scope_that_is_held_keeps_its_directory_whatever_is_evicted() {
 async fn a_volume_that_comes_while_its_scope_is_swept_has_a_directory() {
     let dir = tempfile::tempdir().unwrap();
     let (engine, _, _) = open(&config(vec![tier(&[dir.path()])]));
-    let over = AtomicBool::new(false);
-    std::thread::scope(|threads| {
-        threads.spawn(|| {
+    let over = Arc::new(AtomicBool::new(false));
+    let sweeper = std::thread::spawn({
+        let (engine, over) = (engine.clone(), over.clone());
+        move || {
             while !over.load(SeqCst) {
                 engine.sweep_scopes();
+                std::thread::yield_now();
             }
-        });
-        for round in 0..2000 {
-            engine.hold_scope(&nth(1), None);
-            let held = std::fs::File::from(engine.scope_dir(0, &nth(1)).unwrap());
-            let now = std::fs::metadata(dir.path().join(nth(1).as_str()));
-            assert_eq!(now.map(|now| now.ino()).ok(), held.metadata().map(|m| m.ino()).ok(), "round {round}");
-            engine.let_go_of_scope(&nth(1));
         }
-        over.store(true, SeqCst);
     });
+    for round in 0..2000 {
+        engine.hold_scope(&nth(1), None);
+        let held = std::fs::File::from(engine.scope_dir(0, &nth(1)).await.unwrap());
+        let now = std::fs::metadata(dir.path().join(nth(1).as_str()));
+        assert_eq!(now.map(|now| now.ino()).ok(), held.metadata().map(|m| m.ino()).ok(), "round {round}");
+        engine.let_go_of_scope(&nth(1));
+    }
+    over.store(true, SeqCst);
+    sweeper.join().unwrap();
 }
 
 #[tokio::test]
@@ -82,7 +87,7 @@ async fn empty_directories_of_scopes_are_removed_at_the_next_start() {
     let object = Object::new(1, 3 * BLOCK);
     check_all(&file(&engine, "kept", &object), &object, BLOCK).await;
     engine.hold_scope(&nth(7), None);
-    engine.scope_dir(0, &nth(7)).unwrap();
+    engine.scope_dir(0, &nth(7)).await.unwrap();
     std::fs::create_dir(dir.path().join(nth(7).as_str()).join("ab")).unwrap();
     engine.shutdown().await;
     drop(engine);

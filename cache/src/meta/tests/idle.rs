@@ -199,10 +199,10 @@ fn a_time_in_the_future_is_now() {
 fn all_stores_together_stay_within_their_room_and_give_it_back() {
     let bench = Bench::new();
     let room = Arc::new(Room::new(24 << 20));
-    let clock: Clock = Arc::new(|| 1_000);
+    let clock = Clock::new("boot", || 1_000, || 1_000);
     let open = |k: u32| {
         let dir = bench.dir.path().join(k.to_string());
-        Store::open_in(&dir, &SMALL, bench.numbers.clone(), clock.clone(), room.clone()).unwrap()
+        Store::open_both(&dir, &SMALL, bench.numbers.clone(), clock.clone(), room.clone()).unwrap()
     };
     let stores: Vec<Store> = (0..8).map(open).collect();
     assert!(room.open() <= 24 << 20);
