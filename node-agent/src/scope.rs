@@ -147,7 +147,8 @@ impl Scope {
 
     pub fn known(&self) -> Known {
         let names = self.metadata.stats().map(|s| s.inodes).unwrap_or_default();
-        Known { bytes: lock(&self.listed_bytes).values().sum(), names }
+        let bytes = lock(&self.listed_bytes).values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        Known { bytes, names }
     }
 
     fn arc(&self) -> Arc<Self> {
@@ -273,18 +274,16 @@ impl Scope {
         let me = self.clone();
         let writer = self.blocking(move || {
             let mut listing = me.metadata.begin_listing(dir)?;
-            let mut bytes = 0;
+            let mut bytes = 0u64;
             while let Some(message) = arriving.blocking_recv() {
                 match message {
                     Some(page) => {
                         me.report_unnameable(dir, &page);
                         listing.hide(page.unnameable.len() as u64);
                         let entries: Vec<Incoming> = page.entries.into_iter().map(incoming).collect();
-                        bytes += entries
-                            .iter()
-                            .filter(|e| e.kind == meta::Kind::File)
-                            .map(|e| e.size)
-                            .sum::<u64>();
+                        // What a source claims may be more than any sum can hold.
+                        let files = entries.iter().filter(|e| e.kind == meta::Kind::File);
+                        bytes = files.fold(bytes, |sum, file| sum.saturating_add(file.size));
                         listing.page(&entries)?;
                     }
                     None => {
@@ -324,7 +323,7 @@ impl Scope {
                 directory = dir,
                 count = page.unnameable.len(),
                 first = %page.unnameable[0],
-                "keys that no POSIX path can name are not shown"
+                "what no file system can show (by its name or its size) is not shown"
             );
         }
     }
@@ -359,6 +358,9 @@ impl Scope {
         let attributes = self.names.last_attributes(ino).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
         if attributes.kind != meta::Kind::File {
             return Err(Cause::Internal);
+        }
+        if attributes.size > volume::FILE_BYTES_MAX {
+            return Err(Cause::Stale); // stored by a build that did not look; it is shown to nobody
         }
         let key = if attributes.version == version {
             let path = self.names.path(ino).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;

@@ -71,7 +71,7 @@ impl Run {
             match done {
                 Ok(()) => {
                     self.state.files_done += 1;
-                    self.state.bytes_done += bytes;
+                    self.state.bytes_done = self.state.bytes_done.saturating_add(bytes);
                 }
                 Err(why) => {
                     self.state.failed += 1;
@@ -116,7 +116,7 @@ impl Run {
         }
         let take = |me: &mut Self, attributes: Attributes, shown: String, wanted: &mut Vec<Wanted>| {
             me.state.files_total += 1;
-            me.state.bytes_total += attributes.size;
+            me.state.bytes_total = me.state.bytes_total.saturating_add(attributes.size);
             wanted.push(Wanted { scope: scope.clone(), attributes, options, shown });
         };
         if let Some(attributes) = found.filter(|a| a.kind != meta::Kind::Directory) {

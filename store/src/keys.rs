@@ -40,12 +40,16 @@ pub(crate) fn decode_form(text: &str) -> Vec<u8> {
     percent_encoding::percent_decode(&spaced).collect()
 }
 
+/// No store has longer keys (S3: 1,024 bytes); messages do not repeat what claims to be one.
+const SHOWN_BYTES_MAX: usize = 1024;
+
 /// A key as text for a person.
 pub(crate) fn show(key: &[u8]) -> String {
-    String::from_utf8_lossy(key)
-        .chars()
-        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
-        .collect()
+    let shown = &key[..key.len().min(SHOWN_BYTES_MAX)];
+    let text = String::from_utf8_lossy(shown);
+    let readable =
+        text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] });
+    readable.chain((shown.len() < key.len()).then_some('…')).collect()
 }
 
 #[cfg(test)]

@@ -65,7 +65,8 @@ pub struct Page {
     pub entries: Vec<Entry>,
     /// Where the next page starts; None: this was the last.
     pub next: Option<String>,
-    /// What lies in this directory at the source but has no POSIX name, as text for a person; each once.
+    /// What lies in this directory at the source and cannot be shown, as text for a person; each once: keys without a
+    /// POSIX name, and objects of a size that no file has.
     pub unnameable: Vec<String>,
 }
 

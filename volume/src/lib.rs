@@ -30,6 +30,10 @@ pub use template::{TemplateError, TemplateValues, claim_chooses, expand, expand_
 pub use units::{parse_bytes, parse_duration};
 pub use wire::{HINTS, NotUnderstood, WireSpec};
 
+/// The largest file that the kernel can show (MAX_LFS_FILESIZE: offsets are signed), bytes. What a source claims beyond
+/// it is not shown.
+pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+
 /// One volume as the controller recorded it and the node serves it. Carries no secret. [`WireSpec`] is its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeSpec {

@@ -187,7 +187,7 @@ impl Drop for Flight {
             state.flights -= 1;
             let given_back = self.rest.clone();
             if let Body::Partial(blocks) = &mut state.body {
-                blocks.claimed.set_range(given_back.clone(), false);
+                blocks.give_back(&given_back);
             }
             let woken = match &error {
                 _ if given_back.is_empty() => Vec::new(),

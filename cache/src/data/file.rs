@@ -5,13 +5,12 @@
 //!  (on disk, by an            ▲
 //!   earlier instance)         └─ new files start here, with nothing
 //!
-//!  of a block:  missing ──flight──► claimed ──written──► present
-//!                  ▲                   │ failed
-//!                  ├───────────────────┘
-//!               unverified ──claimed──► checksum right: present; wrong: missing
 //! ```
+//!
+//! What is known of its blocks: `blocks`.
 
-use super::bitmap::{self, Bits, Shared};
+use super::bitmap;
+use super::blocks::{Blocks, Known};
 use super::detached::Loose;
 use super::engine::{Engine, Grave};
 use super::fetch::{Fetch, FetchError};
@@ -20,7 +19,7 @@ use super::pool::call_returned;
 use super::root::Root;
 use super::sidecar::Image;
 use super::stream::Streams;
-use super::{FileKey, NO_ROOT, SMALL_BLOCKS};
+use super::{FileKey, NO_ROOT, Reason, SMALL_BLOCKS};
 use bytes::Bytes;
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use std::io;
@@ -43,7 +42,8 @@ pub enum Presence {
 #[derive(Debug)]
 pub struct Descriptors {
     pub data: OwnedFd,
-    /// The presence bitmap (one bit per block, little-endian u64 words); None: whole.
+    /// The presence bitmap (one bit per block, little-endian u64 words); None: whole. It may end before the file does:
+    /// of what lies beyond, [`File::read`] knows.
     pub presence: Option<OwnedFd>,
 }
 
@@ -91,19 +91,6 @@ pub(crate) enum Body {
     Whole,
 }
 
-pub(crate) struct Blocks {
-    pub present: Shared,
-    /// On their way: somebody fetches or verifies them.
-    pub claimed: Bits,
-    /// On disk since an earlier run.
-    pub unverified: Bits,
-    pub crcs: Vec<u32>,
-    /// Blocks whose presence bit is not set.
-    pub absent: u64,
-    /// Bytes written since the sidecar was saved.
-    pub unsaved: u64,
-}
-
 /// A reader that waits for blocks.
 pub(crate) struct Waiter {
     pub blocks: Range<u64>,
@@ -119,42 +106,11 @@ pub(crate) enum Woken {
     Failed(FetchError),
 }
 
-impl Blocks {
-    pub(crate) fn new(blocks: u64) -> Self {
-        Self {
-            present: Shared::new(blocks),
-            claimed: Bits::new(blocks),
-            unverified: Bits::new(blocks),
-            crcs: vec![0; blocks as usize],
-            absent: blocks,
-            unsaved: 0,
-        }
-    }
-    pub(crate) fn is_missing(&self, k: u64) -> bool {
-        !self.present.get(k) && !self.claimed.get(k) && !self.unverified.get(k)
-    }
-    pub(crate) fn needs_verifying(&self, k: u64) -> bool {
-        self.unverified.get(k) && !self.claimed.get(k)
-    }
-    pub(crate) fn arrived(&mut self, k: u64) {
-        self.claimed.set(k, false);
-        self.unverified.set(k, false);
-        if !self.present.get(k) {
-            self.present.set(k);
-            self.absent -= 1;
-        }
-    }
-    pub(crate) fn assume(&mut self, present: &Bits, crcs: &[u32]) {
-        self.unverified = present.clone();
-        self.crcs.copy_from_slice(crcs);
-    }
-}
-
 impl State {
-    pub(crate) fn has(&self, mut blocks: Range<u64>) -> bool {
+    pub(crate) fn has(&self, blocks: Range<u64>) -> bool {
         match &self.body {
             Body::Whole => true,
-            Body::Partial(b) => blocks.all(|k| b.present.get(k)),
+            Body::Partial(b) => b.has(blocks),
             Body::Resting => false,
         }
     }
@@ -229,26 +185,14 @@ impl File {
         if self.blocks == 0 {
             return;
         }
-        let blocks = || Box::new(Blocks::new(self.blocks));
+        let partial = |known: Known| Body::Partial(Box::new(Blocks::unverified(self.blocks, known)));
         state.body = match entry.rest {
             Rest::Whole => Body::Whole,
-            Rest::Unplaced => Body::Partial(blocks()),
+            Rest::Unplaced => partial(Known::default()),
             // A small file that never became whole left no checksums.
-            Rest::Partial if !self.is_large() => Body::Partial(blocks()),
-            _ if entry.crcs.len() as u64 == self.blocks => {
-                let (mut blocks, mut all) = (blocks(), Bits::new(self.blocks));
-                all.set_range(0..self.blocks, true);
-                blocks.assume(&all, &entry.crcs);
-                Body::Partial(blocks)
-            }
-            _ => match parked {
-                Some(image) => {
-                    let mut blocks = blocks();
-                    blocks.assume(&image.present, &image.crcs);
-                    Body::Partial(blocks)
-                }
-                None => Body::Resting,
-            },
+            Rest::Partial if !self.is_large() => partial(Known::default()),
+            _ if entry.crcs.len() as u64 == self.blocks => partial(Known::all(&entry.crcs)),
+            _ => parked.map_or(Body::Resting, |image| partial(image.known.clone())),
         };
     }
 
@@ -300,7 +244,7 @@ impl File {
     fn open_descriptors(&self, root: &Root) -> io::Result<Descriptors> {
         let presence = match &mut self.lock().body {
             Body::Whole => None,
-            Body::Partial(blocks) => Some(blocks.present.share()?),
+            Body::Partial(blocks) => Some(blocks.share()?),
             // Nothing is verified yet; the first read decides.
             Body::Resting => Some(bitmap::nothing_present(self.blocks)?),
         };
@@ -318,7 +262,7 @@ impl File {
             Ok(data) => Ok(Descriptors { data, presence }),
             Err(error) if presence.is_some() => {
                 // The disk refuses even the empty file: the worker asks for every range and gets it detached.
-                root.failed("create", &error, true);
+                self.refused(root, "create", &error);
                 self.no_descriptors()
             }
             Err(error) => {
@@ -402,6 +346,16 @@ impl File {
         Ok(self.data.get_or_init(|| fd))
     }
 
+    /// The disk did not take this file, or what was to be written to it. Blocking.
+    pub(crate) fn refused(&self, root: &Root, operation: &'static str, error: &io::Error) {
+        if error.kind() != io::ErrorKind::FileTooLarge {
+            return root.failed(operation, error, true);
+        }
+        // Nothing is wrong with the disk: its file system has no files of this size. They are read past it.
+        root.has_no_files_of(self.key.size);
+        self.engine.drop_file(self.id, Reason::TooLarge);
+    }
+
     /// The data file as an earlier run left it; works on a read-only disk. Blocking.
     pub(crate) fn existing_data_fd(&self, root: &Root) -> io::Result<OwnedFd> {
         match self.data.get() {
@@ -439,8 +393,7 @@ impl Drop for File {
                 id: self.id,
                 key: self.key.clone(),
                 block_bytes: self.engine.config.block_bytes,
-                present: b.known(),
-                crcs: b.crcs.clone(),
+                known: b.known(),
             }),
             _ => None,
         };

@@ -27,7 +27,7 @@ impl File {
         let present = match &state.body {
             Body::Whole => size,
             Body::Resting => 0,
-            Body::Partial(blocks) => ((self.blocks() - blocks.absent) * self.block_bytes()).min(size),
+            Body::Partial(blocks) => (blocks.present() * self.block_bytes()).min(size),
         };
         Progress {
             whole: matches!(state.body, Body::Whole),

@@ -90,7 +90,8 @@ pub(crate) struct RootUse {
     pub files: u64,
     /// Unlinked, but still open here: not free yet.
     pub zombie_bytes: u64,
-    /// Bytes ever placed here, for an even turnover.
+    /// Bytes ever placed here, for an even turnover: of small files when they are placed, of larger ones as they are
+    /// written, for what they claim to be may never come.
     pub turned: u64,
     policies: BTreeMap<u32, Policy>,
 }
@@ -274,7 +275,9 @@ impl Index {
         let usage = &mut self.roots[usize::from(root)];
         usage.inodes += inodes(entry.size, self.block_bytes);
         usage.files += 1;
-        usage.turned += entry.size;
+        if inodes(entry.size, self.block_bytes) == 1 {
+            usage.turned += entry.size;
+        }
         usage.policies.entry(entry.scope).or_default().insert(id, fingerprint, 0, self.clock);
         self.scopes[entry.scope as usize].files += 1;
     }
@@ -292,6 +295,9 @@ impl Index {
         self.scopes[entry.scope as usize].bytes += bytes;
         let usage = &mut self.roots[usize::from(entry.root)];
         usage.bytes += bytes;
+        if inodes(entry.size, self.block_bytes) > 1 {
+            usage.turned += bytes;
+        }
         if let Some(policy) = usage.policies.get_mut(&entry.scope) {
             policy.grow(id, bytes);
         }

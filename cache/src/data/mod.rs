@@ -31,6 +31,7 @@
 //! Lock order: `File::state` → `Engine::index` → the rest (pool queues, health, journals), which are leaves.
 
 mod bitmap;
+mod blocks;
 mod config;
 mod detached;
 mod engine;

@@ -22,6 +22,8 @@ pub enum Reason {
     Damaged,
     /// The source no longer has this version.
     Stale,
+    /// The file system has no files of that size.
+    TooLarge,
 }
 
 impl Reason {
@@ -37,6 +39,7 @@ impl Reason {
             Self::Operator => "operator",
             Self::Damaged => "damaged",
             Self::Stale => "stale",
+            Self::TooLarge => "too_large",
         }
     }
 }

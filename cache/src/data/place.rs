@@ -14,6 +14,8 @@ pub(crate) struct Candidate {
     pub usable: bool,
     /// The file system is below its floor.
     pub low_space: bool,
+    /// The largest file that the file system takes.
+    pub file_bytes_max: u64,
     /// Quotas at the high watermark: what may be used before eviction begins.
     pub high_bytes: u64,
     pub high_inodes: u64,
@@ -26,7 +28,7 @@ pub(crate) struct Candidate {
 impl Candidate {
     fn could_take(&self, size: u64, inodes: u64) -> bool {
         self.usable
-            && size <= self.high_bytes
+            && size <= self.high_bytes.min(self.file_bytes_max)
             && inodes <= self.high_inodes
             && (!self.low_space || self.used_bytes > 0)
     }
@@ -77,6 +79,7 @@ impl Engine {
                     tier: root.tier,
                     usable: root.is_writable(),
                     low_space: root.low_space.load(Ordering::Relaxed),
+                    file_bytes_max: root.file_bytes_max(),
                     high_bytes: high(root.limits.quota_bytes, root.limits.high_percent),
                     high_inodes: high(root.limits.quota_inodes, root.limits.high_percent),
                     used_bytes: used.used_bytes(),
@@ -101,6 +104,7 @@ mod tests {
             tier,
             usable: true,
             low_space: false,
+            file_bytes_max: u64::MAX,
             high_bytes: high,
             high_inodes: 100,
             used_bytes: used,
@@ -121,6 +125,9 @@ mod tests {
         let roots = [root(0, 0, 100, 0), root(1, 1, 1000, 0)];
         assert_eq!(choose(&roots, 500, 1), Some(1));
         assert_eq!(choose(&roots, 5000, 1), None);
+        let roots = [Candidate { file_bytes_max: 499, ..roots[1] }, root(2, 1, 1000, 900)];
+        assert_eq!(choose(&roots, 499, 1), Some(1));
+        assert_eq!(choose(&roots, 500, 1), Some(2), "full, but it has files of that size");
     }
 
     #[test]

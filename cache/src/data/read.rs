@@ -2,8 +2,9 @@
 //! without it.
 
 use super::ReadOptions;
+use super::blocks::Blocks;
 use super::fetch::{Cause, FetchError};
-use super::file::{Blocks, Body, File, Launch, Presence, State, Waiter, Woken};
+use super::file::{Body, File, Launch, Presence, State, Waiter, Woken};
 use super::stream::{Goal, Limits};
 use std::ops::Range;
 use std::sync::Arc;
@@ -141,18 +142,18 @@ impl File {
     /// at once. False when something of `want` is missing and no disk can take it.
     fn start(&self, state: &mut State, want: &Range<u64>, ahead: u64) -> bool {
         let Body::Partial(blocks) = &state.body else { return true };
-        if !want.clone().any(|k| blocks.is_missing(k)) && want.end >= ahead {
+        if blocks.next_missing(want.clone()).is_none() && want.end >= ahead {
             return true;
         }
         let writable = self.place(state).is_some_and(|root| root.is_writable()) && !self.is_gone();
         let Body::Partial(blocks) = &mut state.body else { return true };
         if !writable {
-            return !want.clone().any(|k| blocks.is_missing(k));
+            return blocks.next_missing(want.clone()).is_none();
         }
         let part = (self.engine.config.part_bytes / self.block_bytes()).max(1);
         let slots = self.engine.config.parallel_parts.saturating_sub(state.flights);
         for run in missing_runs(blocks, want, ahead, part, slots) {
-            blocks.claimed.set_range(run.clone(), true);
+            blocks.claim(run.clone());
             state.flights += 1;
             state.launches.push(Launch::Fetch(run));
         }
@@ -191,18 +192,14 @@ impl File {
 fn missing_runs(blocks: &Blocks, want: &Range<u64>, ahead: u64, part: u64, slots: usize) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     let mut k = want.start;
-    while k < ahead.max(want.end) {
-        if !blocks.is_missing(k) {
-            k += 1;
-            continue;
-        }
-        if k >= want.end && runs.len() >= slots {
+    let last = ahead.max(want.end);
+    while let Some(first) = blocks.next_missing(k..last) {
+        if first >= want.end && runs.len() >= slots {
             break;
         }
-        let limit = ((k / part + 1) * part).min(ahead.max(want.end));
-        let end = (k..limit).find(|&k| !blocks.is_missing(k)).unwrap_or(limit);
-        runs.push(k..end);
-        k = end;
+        let limit = ((first / part + 1) * part).min(last);
+        k = blocks.end_of_missing(first..limit);
+        runs.push(first..k);
     }
     runs
 }

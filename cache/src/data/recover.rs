@@ -227,10 +227,12 @@ fn scan_shelf(
                 Some(Found { id, bytes: key.size, key, rest: Rest::Unverified, crcs })
             }
             None if sidecars.contains(&id) => read_header(&beside).and_then(|header| {
-                let sound =
-                    header.id == id && header.key.scope == *scope && header.block_bytes == block_bytes;
+                let sound = header.id == id
+                    && header.key.scope == *scope
+                    && header.block_bytes == block_bytes
+                    && header.key.size <= volume::FILE_BYTES_MAX;
                 let whole = header.present_blocks == header.blocks();
-                let bytes = (header.present_blocks * block_bytes).min(header.key.size);
+                let bytes = header.present_blocks.saturating_mul(block_bytes).min(header.key.size);
                 let rest = if whole { Rest::Unverified } else { Rest::Partial };
                 sound.then(|| Found { id, key: header.key, bytes, rest, crcs: Box::default() })
             }),

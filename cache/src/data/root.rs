@@ -20,7 +20,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -63,6 +63,8 @@ pub(crate) struct Root {
     full: AtomicBool,
     /// The file system is below its floor.
     pub low_space: AtomicBool,
+    /// The largest file that may be placed here, bytes: the file system has its own limit, and does not tell it.
+    file_bytes_max: AtomicU64,
     health: Mutex<Health>,
     /// What was last told to those who follow events.
     announced: AtomicBool,
@@ -153,6 +155,7 @@ impl Root {
             scopes: Mutex::default(),
             full: AtomicBool::new(false),
             low_space: AtomicBool::new(false),
+            file_bytes_max: AtomicU64::new(u64::MAX),
             health: Mutex::default(),
             announced: AtomicBool::new(true),
             observer,
@@ -174,6 +177,13 @@ impl Root {
     }
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Ordering::Relaxed)
+    }
+    pub(crate) fn file_bytes_max(&self) -> u64 {
+        self.file_bytes_max.load(Ordering::Relaxed)
+    }
+    /// Its file system has refused a file of this size.
+    pub(crate) fn has_no_files_of(&self, bytes: u64) {
+        self.file_bytes_max.fetch_min(bytes.saturating_sub(1), Ordering::Relaxed);
     }
     pub(crate) fn dir(&self) -> io::Result<BorrowedFd<'_>> {
         self.dir.get().map(|d| d.as_fd()).ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))

@@ -1,7 +1,8 @@
 //! What outlives the process: records of small files, sidecars of larger ones. Runs on the root's threads.
 
+use super::blocks::Blocks;
 use super::engine::{Engine, Event};
-use super::file::{Blocks, Body, File};
+use super::file::{Body, File};
 use super::index::Rest;
 use super::journal::Record;
 use super::root::Root;
@@ -10,15 +11,6 @@ use std::sync::PoisonError;
 
 /// Dead records that a journal may hold beyond as many as live ones.
 const COMPACT_AT: u64 = 10_000;
-
-impl Blocks {
-    /// What the sidecar may promise: written by this run, or by an earlier one and not found wrong.
-    pub(crate) fn known(&self) -> super::bitmap::Bits {
-        let mut known = self.present.to_bits();
-        known.add(&self.unverified);
-        known
-    }
-}
 
 impl File {
     /// The last block is there: from now on the file needs no bookkeeping. Called once, by whoever brought that block.
@@ -41,7 +33,7 @@ impl File {
                 let record = Record {
                     id: self.id(),
                     key: (**self.key()).clone(),
-                    crcs: blocks.crcs.clone().into_boxed_slice(),
+                    crcs: blocks.known().crcs().into_boxed_slice(),
                 };
                 let mut journal = root.journal.lock().unwrap_or_else(PoisonError::into_inner);
                 root.dir().and_then(|dir| journal.append(dir, &record))
@@ -96,8 +88,7 @@ impl File {
             id: self.id(),
             key: self.key().clone(),
             block_bytes: self.block_bytes(),
-            present: blocks.known(),
-            crcs: blocks.crcs.clone(),
+            known: blocks.known(),
         }
     }
 }

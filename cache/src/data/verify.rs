@@ -1,6 +1,7 @@
 //! What an earlier run left is read and checked before anyone may rely on it.
 
-use super::file::{Blocks, Body, File, Launch, State, Woken, send_all};
+use super::blocks::{Blocks, Known};
+use super::file::{Body, File, Launch, State, Woken, send_all};
 use super::pool::call_returned;
 use super::read::Busy;
 use super::root::Root;
@@ -20,17 +21,12 @@ impl File {
     pub(crate) fn verify_soon(&self, state: &mut State, want: &Range<u64>) {
         let Body::Partial(blocks) = &mut state.body else { return };
         let mut k = want.start;
-        while k < want.end {
-            if !blocks.needs_verifying(k) {
-                k += 1;
-                continue;
-            }
+        while let Some(first) = blocks.next_unverified(k..want.end) {
             // A reader that is here will most likely go on.
-            let limit = (k + (STEP_BYTES / self.block_bytes()).max(1)).max(want.end).min(self.blocks());
-            let end = (k..limit).find(|&k| !blocks.needs_verifying(k)).unwrap_or(limit);
-            blocks.claimed.set_range(k..end, true);
-            state.launches.push(Launch::Verify(k..end));
-            k = end;
+            let limit = (first + (STEP_BYTES / self.block_bytes()).max(1)).max(want.end).min(self.blocks());
+            k = blocks.end_of_unverified(first..limit);
+            blocks.claim(first..k);
+            state.launches.push(Launch::Verify(first..k));
         }
     }
 
@@ -89,8 +85,8 @@ impl File {
         };
         let decoded = sidecar::decode_header(&bytes).and_then(|header| {
             let same = header.key == **self.key() && header.block_bytes == self.block_bytes();
-            let (present, crcs) = sidecar::decode_body(&header, &bytes)?;
-            same.then_some((present, crcs))
+            let known = sidecar::decode_body(&header, &bytes)?;
+            same.then_some(known)
         });
         if decoded.is_none() {
             self.engine.observer.checksum_failed(root.number, 1);
@@ -111,7 +107,7 @@ impl Check {
         let file = self.file.clone();
         let Some(root) = file.placed() else { return };
         let crcs: Vec<u32> = match &file.lock().body {
-            Body::Partial(blocks) => self.run.clone().map(|k| blocks.crcs[k as usize]).collect(),
+            Body::Partial(blocks) => self.run.clone().map(|k| blocks.crc(k).unwrap_or_default()).collect(),
             _ => return,
         };
         let mut buffer = vec![0; file.block_bytes() as usize];
@@ -133,7 +129,7 @@ impl Drop for Check {
             let woken = {
                 let mut state = self.file.lock();
                 if let Body::Partial(blocks) = &mut state.body {
-                    blocks.claimed.set_range(self.run.clone(), false);
+                    blocks.give_back(&self.run);
                 }
                 state.wake(&self.run, Some(&Woken::Direct))
             };
@@ -180,14 +176,13 @@ impl File {
             let mut state = self.lock();
             let Body::Partial(blocks) = &mut state.body else { return };
             if sound {
-                blocks.arrived(k);
+                blocks.verified(k);
             } else {
-                blocks.claimed.set(k, false);
-                blocks.unverified.set(k, false);
+                blocks.wrong(k);
                 // The sidecar must not promise it again.
                 blocks.unsaved += 1;
             }
-            let whole = blocks.absent == 0;
+            let whole = blocks.is_whole();
             (state.wake(&(k..k + 1), (!sound).then_some(&Woken::Look)), whole)
         };
         send_all(woken);
@@ -196,13 +191,10 @@ impl File {
         }
     }
 
-    fn settle_body(&self, found: Option<(super::bitmap::Bits, Vec<u32>)>) {
+    fn settle_body(&self, found: Option<Known>) {
         let mut state = self.lock();
         if matches!(state.body, Body::Resting) {
-            let mut blocks = Blocks::new(self.blocks());
-            if let Some((present, crcs)) = found {
-                blocks.assume(&present, &crcs);
-            }
+            let blocks = Blocks::unverified(self.blocks(), found.unwrap_or_default());
             state.body = Body::Partial(Box::new(blocks));
         }
     }

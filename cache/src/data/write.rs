@@ -61,7 +61,7 @@ impl Batch {
         let crcs: Vec<u32> = self.blocks.iter().map(|block| checksum(block)).collect();
         let written = file.data_fd(root).and_then(|fd| self.store(fd));
         if let Err(error) = written {
-            root.failed("write", &error, true);
+            file.refused(root, "write", &error);
             file.engine.ring();
             return;
         }
@@ -110,11 +110,10 @@ impl File {
             let mut state = self.lock();
             let Body::Partial(blocks) = &mut state.body else { return };
             for (k, &crc) in range.clone().zip(crcs) {
-                blocks.crcs[k as usize] = crc;
-                blocks.arrived(k);
+                blocks.written(k, crc);
             }
             blocks.unsaved += bytes;
-            let whole = blocks.absent == 0;
+            let whole = blocks.is_whole();
             (state.wake(&range, None), whole)
         };
         send_all(woken);
@@ -129,7 +128,7 @@ impl File {
         let woken = {
             let mut state = self.lock();
             if let Body::Partial(blocks) = &mut state.body {
-                blocks.claimed.set_range(range.clone(), false);
+                blocks.give_back(range);
             }
             state.wake(range, Some(&Woken::Direct))
         };

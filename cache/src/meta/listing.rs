@@ -3,7 +3,7 @@
 use super::record::Directory;
 use super::store::{BATCH, Store, under_way};
 use super::types::{Incoming, Kind, ListingState, MetaError};
-use super::write::{Listed, Pending, is_name};
+use super::write::{Listed, Pending, is_showable};
 
 /// Most files that wait for the end of the listing to learn whether a directory takes their name. They are names
 /// that were directories before; beyond this many they are stored at once, at worst for one version too many.
@@ -19,7 +19,7 @@ pub struct ListingWriter<'s> {
     /// Entries per transaction.
     batch_max: usize,
     undecided: Vec<Incoming>,
-    /// Names that no directory can show, since the last batch.
+    /// Entries that no directory can show, since the last batch.
     hidden: u64,
     failed: bool,
 }
@@ -45,10 +45,10 @@ impl<'s> ListingWriter<'s> {
         self
     }
 
-    /// Takes entries, in any order. Names that cannot be shown are counted as hidden.
+    /// Takes entries, in any order. Those that cannot be shown are counted as hidden.
     pub fn page(&mut self, entries: &[Incoming]) -> Result<(), MetaError> {
         for entry in entries {
-            if is_name(&entry.name) {
+            if is_showable(entry) {
                 self.batch.push(entry.clone());
             } else {
                 self.hidden += 1;

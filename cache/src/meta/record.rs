@@ -128,8 +128,10 @@ impl<'a> Record<'a> {
         self.0[1] & FLAG_ABSENT != 0
     }
 
+    /// A build that did not look may have stored a size that no file has.
     pub(super) fn is_visible(&self, in_force: u32) -> bool {
-        !self.is_absent() && self.first() <= in_force && in_force <= self.last()
+        let fits = self.u64(32) <= volume::FILE_BYTES_MAX;
+        !self.is_absent() && fits && self.first() <= in_force && in_force <= self.last()
     }
 
     pub(super) fn kind(&self) -> Result<Kind, MetaError> {
@@ -292,7 +294,7 @@ mod tests {
         let attributes = Attributes {
             ino: 77,
             kind: Kind::Symlink,
-            size: u64::MAX,
+            size: volume::FILE_BYTES_MAX,
             mtime_ns: -5,
             version: 3,
             epoch: 8,
@@ -316,6 +318,9 @@ mod tests {
             assert_eq!((record.seen_ms(), record.last()), (1 << 41, 6));
             assert_eq!([3, 4, 6, 7].map(|n| record.is_visible(n)), [false, true, true, false]);
             assert!(Record::new(&bytes[..HEADER + 3]).is_err());
+            let mut too_large = bytes.clone();
+            too_large[32..40].fill(0xff);
+            assert!(!Record::new(&too_large).unwrap().is_visible(5), "no file is that large");
             bytes[20..24].fill(0);
             let of_an_older_build = Record::new(&bytes).unwrap().attributes().unwrap();
             assert_eq!(of_an_older_build.since_epoch, 8);

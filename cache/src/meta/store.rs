@@ -11,7 +11,7 @@ use super::types::{
     TOTAL_REACHED,
 };
 use super::view::{View, unexpected};
-use super::write::{Origin, Pending, Write, is_name};
+use super::write::{Origin, Pending, Write, is_name, is_showable};
 use heed::{RoTxn, WithoutTls};
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -144,7 +144,7 @@ impl Store {
 
     /// Records one name as the source has it now, and returns what it became.
     pub fn put(&self, parent: u64, incoming: &Incoming) -> Result<Attributes, MetaError> {
-        if !is_name(&incoming.name) {
+        if !is_showable(incoming) {
             return Err(MetaError::BadName);
         }
         self.keep_reserve()?;

@@ -167,7 +167,9 @@ pub enum MetaError {
     Released,
     #[error("inode {0} is not known")]
     UnknownInode(u64),
-    #[error("not a name of a path segment (1 to 255 bytes, neither . nor .., no slash, no NUL)")]
+    #[error(
+        "not a name of a path segment (1 to 255 bytes, neither . nor .., no slash, no NUL), or larger than any file"
+    )]
     BadName,
     #[error("a listing of directory {0} is being stored already: wait for it")]
     ListingInProgress(u64),

@@ -52,6 +52,11 @@ pub(super) fn is_name(name: &[u8]) -> bool {
         && !name.iter().any(|b| *b == b'/' || *b == 0)
 }
 
+/// Can a directory show this? What its size claims must fit into a file, and its version into a record.
+pub(super) fn is_showable(entry: &Incoming) -> bool {
+    is_name(&entry.name) && entry.size <= volume::FILE_BYTES_MAX && entry.token.len() <= usize::from(u16::MAX)
+}
+
 fn key_of(parent: u64, name: &[u8]) -> Result<NameKey, MetaError> {
     NameKey::new(parent, name).ok_or(MetaError::BadName)
 }

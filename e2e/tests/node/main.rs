@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod changes;
+mod claims;
 mod deaths;
 mod disks;
 mod ended;

@@ -34,8 +34,11 @@ impl Said {
                 }
             }
         }
-        if self.message.chars().count() > MESSAGE_CHARS_MAX {
-            self.message = self.message.chars().take(MESSAGE_CHARS_MAX).collect();
+        let texts = [&mut self.message, &mut self.code];
+        for text in texts.into_iter().chain(&mut self.region).chain(&mut self.endpoint) {
+            if let Some((end, _)) = text.char_indices().nth(MESSAGE_CHARS_MAX) {
+                text.truncate(end);
+            }
         }
     }
 

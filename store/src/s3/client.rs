@@ -124,19 +124,18 @@ impl Client {
         url: &str,
         what: &str,
         patience: Duration,
-    ) -> Result<(Object, u64), Fault> {
+    ) -> Result<(Option<Object>, u64), Fault> {
         let response = self.send(Method::HEAD, url, what, HeaderMap::new(), patience).await?;
         let malformed = |why: &str| Fault::retry(RetryCause::Malformed, why);
         let headers = response.headers();
         // Not Response::content_length(): of a HEAD answer that is the length of the body that does not come.
-        let size = header(headers, CONTENT_LENGTH).and_then(|text| text.parse().ok());
+        let size = header(headers, CONTENT_LENGTH).and_then(size);
         let modified = header(headers, LAST_MODIFIED).and_then(date::parse_http);
-        let object = Object {
-            size: size.ok_or_else(|| malformed("HEAD without a Content-Length"))?,
-            version: version(headers).ok_or_else(|| malformed("HEAD without an ETag"))?,
-            modified_ns: modified.unwrap_or(0),
-        };
-        Ok((object, 0))
+        let size = size.ok_or_else(|| malformed("HEAD without a Content-Length"))?;
+        let etag = header(headers, ETAG).ok_or_else(|| malformed("HEAD without an ETag"))?;
+        // As in a listing: a size that no file has, or a version that cannot be asked for.
+        let version = unquoted(etag).filter(|_| size <= volume::FILE_BYTES_MAX);
+        Ok((version.map(|version| Object { size, version, modified_ns: modified.unwrap_or(0) }), 0))
     }
 
     /// The answer to a GET of `range` of this version, its headers checked against the question.
@@ -265,7 +264,8 @@ impl Client {
     }
 }
 
-const LISTING_BYTES_MAX: usize = 16 << 20;
+/// Twice what 1,000 keys of 1,024 bytes take with every byte encoded.
+const LISTING_BYTES_MAX: usize = 8 << 20;
 const ERROR_BYTES_MAX: usize = 64 << 10;
 
 fn credential(credentials: &Credentials) -> Result<Option<AwsCredential>, StoreError> {
@@ -298,6 +298,16 @@ pub(super) fn version(headers: &HeaderMap) -> Option<Version> {
     unquoted(header(headers, ETAG)?)
 }
 
+/// Longer than any store's; it goes into requests, records and file headers.
+const ETAG_BYTES_MAX: usize = 1024;
+
+/// A number of bytes, as it is claimed; one too large for the type is as good as the largest.
+pub(super) fn size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().unwrap_or(u64::MAX))
+}
+
 /// `"abc"` → `abc`, `W/"abc"` → `W/abc`.
 pub(super) fn unquoted(etag: &str) -> Option<Version> {
     let (weak, rest) = match etag.strip_prefix("W/") {
@@ -305,7 +315,7 @@ pub(super) fn unquoted(etag: &str) -> Option<Version> {
         None => ("", etag),
     };
     let token = rest.trim_matches('"');
-    (!token.is_empty()).then(|| Version(format!("{weak}{token}")))
+    (1..=ETAG_BYTES_MAX).contains(&token.len()).then(|| Version(format!("{weak}{token}")))
 }
 
 fn quoted(version: &Version) -> String {

@@ -2,9 +2,12 @@
 
 use super::{client, date};
 use crate::keys::{decode_form, is_name, show};
-use crate::{Entry, Kind, Page, Version};
+use crate::{Entry, Kind, PAGE_ENTRIES, Page, Version};
 use quick_xml::Reader;
 use quick_xml::events::Event;
+
+/// Tags of tags are not part of any listing; each level costs the parser memory.
+const DEPTH_MAX: usize = 16;
 
 /// A page as the store tells it; keys are raw bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -40,6 +43,9 @@ impl Answer {
                 // The directory's own marker: an empty object that consoles create. With content it is a file whose
                 // name is empty, which nobody can open.
                 _ if name.is_empty() && object.size == 0 => {}
+                Some(_) if object.size > volume::FILE_BYTES_MAX => {
+                    page.unnameable.push(format!("{} (too large for a file)", show(&object.key)));
+                }
                 Some(version) if is_name(name) => page.entries.push(Entry {
                     name: name.to_vec(),
                     kind: Kind::File { size: object.size, version },
@@ -83,6 +89,9 @@ pub(super) fn parse(body: &[u8]) -> Result<Answer, String> {
             Event::Start(start) => {
                 depth += 1;
                 text.clear();
+                if depth > DEPTH_MAX {
+                    return Err("a listing of tags within tags".into());
+                }
                 match (depth, start.local_name().as_ref()) {
                     (1, "ListBucketResult") => {}
                     (1, other) => return Err(format!("a listing that is a {}", show(other.as_bytes()))),
@@ -103,6 +112,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Answer, String> {
                     (2, Within::Contents, _) => {
                         answer.objects.push(std::mem::take(&mut object));
                         within = Within::Result;
+                        is_page(answer.objects.len())?;
                     }
                     (2, Within::CommonPrefixes, _) => within = Within::Result,
                     (2, Within::Result, "IsTruncated") => truncated = text.trim() == "true",
@@ -112,8 +122,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Answer, String> {
                     (2, Within::Result, "EncodingType") => url = text.trim() == "url",
                     (3, Within::Contents, "Key") => object.key = std::mem::take(&mut text).into_bytes(),
                     (3, Within::Contents, "Size") => {
-                        object.size =
-                            text.trim().parse().map_err(|_| "a listing with a size that is no number")?;
+                        object.size = client::size(&text).ok_or("a listing with a size that is no number")?;
                     }
                     (3, Within::Contents, "ETag") => object.version = client::unquoted(text.trim()),
                     (3, Within::Contents, "LastModified") => {
@@ -121,6 +130,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Answer, String> {
                     }
                     (3, Within::CommonPrefixes, "Prefix") => {
                         answer.prefixes.push(std::mem::take(&mut text).into_bytes());
+                        is_page(answer.prefixes.len())?;
                     }
                     _ => {}
                 }
@@ -153,6 +163,14 @@ pub(super) fn parse(body: &[u8]) -> Result<Answer, String> {
     Ok(answer)
 }
 
+/// As many as were asked for: what a page may hold decides how much memory listings take.
+fn is_page(entries: usize) -> Result<(), String> {
+    match entries > PAGE_ENTRIES {
+        true => Err(format!("a page of more than {PAGE_ENTRIES} entries, which is more than was asked for")),
+        false => Ok(()),
+    }
+}
+
 fn named(reference: &str) -> Option<char> {
     Some(match reference {
         "amp" => '&',
@@ -173,7 +191,7 @@ mod tests {
         parse(text.as_bytes()).unwrap().into_page(b"d/")
     }
 
-    fn object(key: &str, size: u64) -> String {
+    fn object(key: &str, size: impl std::fmt::Display) -> String {
         format!(
             "<Contents><Key>{key}</Key><LastModified>2015-10-21T07:28:00.000Z</LastModified><ETag>&quot;e&quot;</ETag><Size>{size}</Size><Owner><ID>7</ID></Owner></Contents>"
         )
@@ -210,6 +228,48 @@ mod tests {
     fn a_store_that_does_not_encode_is_taken_literally() {
         let page = page(&object("d/a&amp;b%20c+&#233;", 1));
         assert_eq!(page.entries[0].name, "a&b%20c+é".as_bytes());
+    }
+
+    #[test]
+    fn sizes_that_no_file_has_are_reported_and_hide_nothing() {
+        let largest = volume::FILE_BYTES_MAX;
+        let text = [
+            "<IsTruncated>false</IsTruncated>".to_owned(),
+            object("d/a", largest + 1),
+            object("d/b", largest),
+            object("d/c", u64::MAX),
+            object("d/d", "99999999999999999999999999999"),
+            object("d/e", 7),
+        ];
+        let page = page(&text.concat());
+        let sizes: Vec<_> = page.entries.iter().map(|e| (&e.name[..], &e.kind)).collect();
+        assert!(
+            matches!(&sizes[..], [(b"b", Kind::File { size, .. }), (b"e", Kind::File { size: 7, .. })] if *size == largest),
+            "{sizes:?}"
+        );
+        let reported = ["d/a", "d/c", "d/d"].map(|key| format!("{key} (too large for a file)"));
+        assert_eq!(page.unnameable, reported);
+        assert!(parse(b"<ListBucketResult><Contents><Size>-1</Size></Contents></ListBucketResult>").is_err());
+    }
+
+    #[test]
+    fn what_a_page_holds_is_bounded() {
+        let text =
+            |n: usize, inner: &str| format!("<ListBucketResult>{}</ListBucketResult>", inner.repeat(n));
+        for inner in ["<Contents/>", "<CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>"] {
+            // An empty tag is no entry; a pair is one.
+            let inner = inner.replace("<Contents/>", "<Contents></Contents>");
+            assert!(parse(text(PAGE_ENTRIES, &inner).as_bytes()).is_ok());
+            let error = parse(text(PAGE_ENTRIES + 1, &inner).as_bytes()).unwrap_err();
+            assert!(error.contains("more than was asked for"), "{error}");
+        }
+        assert!(parse(text(1, &"<a>".repeat(1000)).as_bytes()).is_err());
+        let long = page(&object(&format!("d/{}", "x".repeat(10 << 20)), 1));
+        assert!(long.entries.is_empty() && long.unnameable[0].len() < 2000, "{}", long.unnameable[0].len());
+        // A version that no request could name again is none.
+        let etag =
+            format!("<Contents><Key>d/v</Key><ETag>{}</ETag><Size>1</Size></Contents>", "e".repeat(4096));
+        assert_eq!(page(&etag).unnameable, ["d/v"]);
     }
 
     #[test]

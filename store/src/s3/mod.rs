@@ -123,13 +123,13 @@ impl S3 {
         self.retrying("list", &what, limit, attempt).await
     }
 
-    /// The object of exactly this key.
+    /// The object of exactly this key; None also where a listing would report it as one that cannot be shown.
     async fn object(&self, key: &[u8], limit: Duration) -> Result<Option<client::Object>, StoreError> {
         let what = self.client.what(key);
         let url = self.client.object_url(key);
         let attempt = |patience| self.client.head(&url, &what, patience).boxed();
         match self.retrying("head", &what, limit, attempt).await {
-            Ok(object) => Ok(Some(object)),
+            Ok(found) => Ok(found),
             Err(StoreError::NotFound { .. }) => Ok(None),
             Err(e) => Err(e),
         }

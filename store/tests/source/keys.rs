@@ -26,6 +26,32 @@ async fn names(source: &dyn Source, dir: &str) -> (BTreeMap<String, Kind>, Vec<S
 }
 
 #[tokio::test]
+async fn listing_and_head_agree_on_what_is_too_large_for_a_file() {
+    let server = Server::memory(BUCKET).await.unwrap();
+    let largest = volume::FILE_BYTES_MAX;
+    for (key, size) in [("zero", 0), ("largest", largest), ("one-more", largest + 1), ("u64", u64::MAX)] {
+        server.claim(BUCKET, key, size).unwrap();
+    }
+    let source = source(&server);
+    let (found, hidden) = names(&*source, "").await;
+    assert_eq!(found.keys().collect::<Vec<_>>(), ["largest", "zero"]);
+    assert_eq!(hidden, ["one-more (too large for a file)", "u64 (too large for a file)"]);
+    for key in ["one-more", "u64"] {
+        assert_eq!(source.head(key.as_bytes()).await.unwrap(), None, "{key}");
+    }
+    let Some(store::Entry { kind: Kind::File { size, version }, .. }) =
+        source.head(b"largest").await.unwrap()
+    else {
+        panic!("the largest file that there can be is shown")
+    };
+    assert_eq!(size, largest);
+    for start in [0, largest / 2, largest - 100] {
+        let bytes = read(&*source, b"largest", &version, start..start + 100).await.unwrap();
+        assert_eq!(bytes, content::bytes(content::id("largest"), start..start + 100), "from {start}");
+    }
+}
+
+#[tokio::test]
 async fn every_nameable_key_round_trips() {
     let server = Server::memory(BUCKET).await.unwrap();
     let odd = [

@@ -33,6 +33,11 @@ pub trait Bucket: Send + Sync + 'static {
     /// `range` lies within the object whose `meta` was just asked for.
     fn read(&self, key: &str, meta: &Meta, range: Range<u64>) -> io::Result<Body>;
     fn put(&self, key: &str, body: Bytes) -> io::Result<Meta>;
+    /// Puts an object that claims to be of this size, whatever size that is; its content is that of
+    /// [`crate::content::id`] of its key.
+    fn claim(&self, _key: &str, _size: u64) -> io::Result<Meta> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     fn delete(&self, key: &str) -> io::Result<()>;
     /// Objects came or went past this bucket: look now.
     fn rescan(&self) -> io::Result<()> {

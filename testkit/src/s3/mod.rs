@@ -164,6 +164,10 @@ impl Server {
     pub fn put(&self, bucket: &str, key: &str, body: impl Into<Bytes>) -> io::Result<Meta> {
         self.bucket(bucket)?.put(key, body.into())
     }
+    /// Puts an object that claims to be of this size; see [`Bucket::claim`].
+    pub fn claim(&self, bucket: &str, key: &str, size: u64) -> io::Result<Meta> {
+        self.bucket(bucket)?.claim(key, size)
+    }
     pub fn delete(&self, bucket: &str, key: &str) -> io::Result<()> {
         self.bucket(bucket)?.delete(key)
     }

@@ -119,9 +119,23 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
         Ok(response) => response,
         Err(e) => return Err(io::Error::other(format!("{e:?}"))),
     };
-    let (mut parts, body) = response.into_parts();
-    let length =
-        parts.headers.get("content-length").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    let (mut parts, mut body) = response.into_parts();
+    if op == "ListObjectsV2"
+        && let Some(bytes) = body.take_bytes()
+    {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let claimed = super::service::unsigned_sizes(&text);
+        // The listing's own length only changes with a claim that `s3s` could not write.
+        if claimed.len() != text.len() && parts.headers.contains_key("content-length") {
+            parts.headers.insert("content-length", claimed.len().into());
+        }
+        body = Bytes::from(claimed).into();
+    }
+    let told = parts.headers.get("content-length").and_then(|value| value.to_str().ok());
+    let length = told.and_then(|told| told.parse::<i64>().ok()).map(i64::cast_unsigned);
+    if let Some(length) = length.filter(|_| head) {
+        parts.headers.insert("content-length", length.into());
+    }
     let length = length.or_else(|| body.size_hint().exact()).filter(|_| !head);
     if decision.changed_etag && parts.headers.contains_key("etag") {
         parts.headers.insert("etag", http::HeaderValue::from_static("\"scripted-other-etag\""));

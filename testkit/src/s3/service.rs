@@ -46,6 +46,24 @@ fn check_match(condition: Option<&ETagCondition>, meta: &Meta) -> S3Result<()> {
     if matches { Ok(()) } else { Err(s3_error!(PreconditionFailed, "the object has another ETag")) }
 }
 
+/// `s3s` knows no larger sizes; [`unsigned_sizes`] and `serve` undo this.
+fn signed(size: u64) -> i64 {
+    size.cast_signed()
+}
+
+/// A listing in which sizes from 2^63 on are what they claim to be, not negative.
+pub(super) fn unsigned_sizes(listing: &str) -> String {
+    const TAG: &str = "<Size>-";
+    let mut parts = listing.split(TAG);
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (digits, rest) = part.split_at(part.find('<').unwrap_or(part.len()));
+        let size = format!("-{digits}").parse().map_or(0, i64::cast_unsigned);
+        text.push_str(&format!("<Size>{size}{rest}"));
+    }
+    text
+}
+
 fn etag(meta: &Meta) -> Option<ETag> {
     Some(ETag::Strong(meta.etag.clone()))
 }
@@ -98,7 +116,7 @@ impl S3 for Service {
             list(&*bucket, &prefix, delimiter, token.as_deref(), max_keys as usize).map_err(internal)?;
         let contents = page.objects.iter().map(|(key, meta)| Object {
             key: Some(encode(key, url)),
-            size: Some(meta.size as i64),
+            size: Some(signed(meta.size)),
             e_tag: etag(meta),
             last_modified: Some(meta.modified.into()),
             ..Object::default()
@@ -129,7 +147,7 @@ impl S3 for Service {
         let (_, meta) = self.object(&input.bucket, &input.key)?;
         check_match(input.if_match.as_ref(), &meta)?;
         let output = HeadObjectOutput {
-            content_length: Some(meta.size as i64),
+            content_length: Some(signed(meta.size)),
             e_tag: etag(&meta),
             last_modified: Some(meta.modified.into()),
             accept_ranges: Some("bytes".into()),

@@ -60,6 +60,18 @@ impl Synthetic {
     }
 }
 
+/// A body of computed content.
+pub(super) fn computed(id: u64, range: Range<u64>) -> Body {
+    let pieces = futures::stream::unfold(range, move |rest| async move {
+        if rest.is_empty() {
+            return None;
+        }
+        let end = rest.end.min(rest.start.saturating_add(512 << 10));
+        Some((Ok(Bytes::from(content::bytes(id, rest.start..end))), end..rest.end))
+    });
+    pieces.boxed()
+}
+
 impl Bucket for Synthetic {
     fn scan(&self, start: Bound<&str>, visit: Visitor<'_>) -> io::Result<()> {
         let mut n = self.seek(start);
@@ -80,15 +92,7 @@ impl Bucket for Synthetic {
     }
 
     fn read(&self, key: &str, _: &Meta, range: Range<u64>) -> io::Result<Body> {
-        let id = Self::content_id(key);
-        let pieces = futures::stream::unfold(range, move |rest| async move {
-            if rest.is_empty() {
-                return None;
-            }
-            let end = rest.end.min(rest.start + (512 << 10));
-            Some((Ok(Bytes::from(content::bytes(id, rest.start..end))), end..rest.end))
-        });
-        Ok(pieces.boxed())
+        Ok(computed(Self::content_id(key), range))
     }
 
     fn put(&self, _: &str, _: Bytes) -> io::Result<Meta> {

@@ -9,6 +9,7 @@ mod reading;
 mod restart;
 mod room;
 mod scopes;
+mod sizes;
 
 use super::*;
 use async_trait::async_trait;

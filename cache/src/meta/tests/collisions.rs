@@ -61,6 +61,22 @@ fn names_that_no_directory_can_show_are_counted() {
 }
 
 #[test]
+fn sizes_that_no_file_has_are_counted_and_hide_nothing() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let of = |name: &str, size| Incoming { size, ..file(name, "1") };
+    let largest = i64::MAX as u64;
+    let sizes = [of("a", largest + 1), of("b", largest), of("c", u64::MAX), of("d", 0)];
+    let state = list(&store, ROOT, &sizes);
+    assert_eq!((state.entries, state.hidden), (2, 2));
+    assert_eq!(names(&store, ROOT, None).unwrap(), ["b", "d"]);
+    assert_eq!(found(&store, ROOT, "b").size, largest);
+    assert!(matches!(store.put(ROOT, &of("e", u64::MAX)), Err(MetaError::BadName)));
+    let long = Incoming { token: "t".repeat(1 << 17), ..file("f", "1") };
+    assert_eq!(list(&store, ROOT, &[long, file("g", "1")]).hidden, 1);
+}
+
+#[test]
 fn names_need_not_be_text() {
     let bench = Bench::new();
     let store = bench.open();
