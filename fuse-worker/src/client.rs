@@ -123,8 +123,10 @@ impl Link for Client {
         let id = self.next.fetch_add(1, Relaxed);
         let quick = !matches!(question, Ask::Read { .. } | Ask::File { .. } | Ask::Damaged { .. });
         // Parked before it is sent: the answer may overtake us.
-        self.table().insert(id, Parked { current: current(), quick, then });
-        self.tell(FromWorker::Ask { id, body: question });
+        let current = current();
+        let unique = current.unique;
+        self.table().insert(id, Parked { current, quick, then });
+        self.tell(FromWorker::Ask { id, unique, body: question });
     }
 
     fn tell(&self, message: FromWorker) {

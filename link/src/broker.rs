@@ -111,7 +111,7 @@ pub enum Report {
     },
     /// They go on.
     Recovered,
-    /// A request killed worker after worker and was answered EIO.
+    /// A request killed worker after worker, or agents, and was answered EIO.
     Poisoned {
         operation: String,
         deaths: u32,

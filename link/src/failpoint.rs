@@ -27,6 +27,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Steps until one panics; not above 0: none does.
 static STEPS_LEFT: AtomicI64 = AtomicI64::new(0);
 
+/// Is there any step at which this process aborts? For steps whose names take some work.
+pub fn is_set() -> bool {
+    named().is_some()
+}
+
 /// Aborts the process if `step` is the one that it shall not survive, or stays here.
 pub fn hit(step: &str) {
     pass(step);

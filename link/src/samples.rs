@@ -299,7 +299,7 @@ fn from_worker() -> Vec<FromWorker> {
         FromWorker::Serving,
         FromWorker::Failed { why: "why".into() },
     ];
-    all.extend(asks().into_iter().map(|body| FromWorker::Ask { id: 300, body }));
+    all.extend(asks().into_iter().map(|body| FromWorker::Ask { id: 300, unique: 1 << 40, body }));
     all.push(FromWorker::Touched { files: vec![4, 1 << 63] });
     all.push(FromWorker::Advance { file: 4, offset: 5 });
     all.push(FromWorker::GivenBack { number: 9 });
@@ -452,7 +452,7 @@ proptest! {
 fn a_claimed_length_of_a_list_is_an_error_and_no_allocation() {
     // `Touched` with 2^60 files, and `Ask` with a name of 2^60 bytes.
     let huge = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10];
-    for head in [&[5][..], &[4, 1, 0, 1][..]] {
+    for head in [&[5][..], &[4, 1, 0, 0, 1][..]] {
         let bytes = [head, &huge].concat();
         let error = receive(&bytes, crate::worker::recv::<FromWorker>).map(|_| ()).unwrap_err();
         assert!(matches!(error, PacketError::Malformed(_)), "{error}");

@@ -140,37 +140,25 @@ fn always() -> u32 {
 pub enum FromWorker {
     /// Started, warmed up, waiting for `Assign`. The first variant and its first field for ever, so that a worker of
     /// another build is recognised: `protocol` is its [`crate::version::WORKER`].
-    Ready {
-        protocol: u32,
-    },
+    Ready { protocol: u32 },
     /// The session exists and its self-tests passed; the INIT reply as recorded in the shared memory, header included.
-    Answered {
-        init_reply: Vec<u8>,
-        mode: Mode,
-    },
+    Answered { init_reply: Vec<u8>, mode: Mode },
     /// The device is being read.
     Serving,
     /// The worker cannot go on; a person reads this. It exits afterwards.
-    Failed {
-        why: String,
-    },
+    Failed { why: String },
     Ask {
         id: u64,
+        /// The request on whose behalf is asked; 0: none.
+        unique: u64,
         body: Ask,
     },
     /// Files that were read since the last such message (cache file ids, with repetitions folded), for eviction's sake.
-    Touched {
-        files: Vec<u64>,
-    },
+    Touched { files: Vec<u64> },
     /// A sequential reader has passed the mark that the last `Ready` set: fetch on.
-    Advance {
-        file: u64,
-        offset: u64,
-    },
+    Advance { file: u64, offset: u64 },
     /// What `Detached` lent under this number was copied: the agent empties it.
-    GivenBack {
-        number: u64,
-    },
+    GivenBack { number: u64 },
     /// Counters since the last such message.
     Counted(Counts),
 }
@@ -300,13 +288,13 @@ mod tests {
     #[test]
     fn messages_survive_the_wire() {
         let (a, b) = Packet::pair().unwrap();
-        send(&a, &FromWorker::Ask { id: 9, body: Ask::Lookup { parent: 1, name: b"x\xff".to_vec() } }, &[])
-            .unwrap();
+        let body = Ask::Lookup { parent: 1, name: b"x\xff".to_vec() };
+        send(&a, &FromWorker::Ask { id: 9, unique: 4, body }, &[]).unwrap();
         let mut buffer = vec![0; crate::MAX_MESSAGE];
         let (message, _) = recv::<FromWorker>(&b, &mut buffer).unwrap();
         assert!(matches!(
             message,
-            FromWorker::Ask { id: 9, body: Ask::Lookup { parent: 1, name } } if name == b"x\xff"
+            FromWorker::Ask { id: 9, unique: 4, body: Ask::Lookup { parent: 1, name } } if name == b"x\xff"
         ));
     }
 

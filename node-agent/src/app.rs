@@ -424,6 +424,7 @@ pub fn run(config: Config) -> Result<()> {
 
 async fn run_until_stopped(config: Config) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
+    link::flight::mark_aborts();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let stop = async move {

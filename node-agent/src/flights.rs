@@ -3,6 +3,7 @@
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use link::Cause;
+use link::flight::carry;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};
@@ -36,11 +37,11 @@ where
                 Some(run) => run.clone(),
                 None => {
                     let (work, table, mine) = (work(), self.running.clone(), key.clone());
-                    let task = tokio::spawn(async move {
+                    let task = tokio::spawn(carry(async move {
                         let done = std::panic::AssertUnwindSafe(work).catch_unwind().await;
                         table.lock().unwrap_or_else(|p| p.into_inner()).remove(&mine);
                         done.unwrap_or(Err(Cause::Internal))
-                    });
+                    }));
                     let run = async move { task.await.unwrap_or(Err(Cause::Internal)) }.boxed().shared();
                     running.insert(key, run.clone());
                     run

@@ -175,7 +175,7 @@ impl Metrics {
             r.register("heal_requests", "Requests that successors took over", m.heal_requests.clone());
             r.register(
                 "poisoned_requests",
-                "Requests answered EIO because they killed worker after worker",
+                "Requests answered EIO because they killed worker after worker, or agents",
                 m.poisoned.clone(),
             );
             r.register(

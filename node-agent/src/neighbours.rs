@@ -8,6 +8,7 @@
 use crate::scope::Scope;
 use cache::data::{Engine, ReadOptions};
 use cache::meta::Kind;
+use link::flight::carry;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -89,7 +90,7 @@ impl Neighbours {
         if ledger.missed(now) {
             drop(directories);
             let (me, scope) = (self.clone(), scope.clone());
-            tokio::spawn(async move { me.fetch(&scope, dir, options).await });
+            tokio::spawn(carry(async move { me.fetch(&scope, dir, options).await }));
         }
     }
 
@@ -121,13 +122,13 @@ impl Neighbours {
                 let Ok(slot) = self.slots.clone().acquire_owned().await else { return };
                 let Ok(file) = scope.file(ino, version, options) else { continue };
                 let (me, key) = (self.clone(), key.clone());
-                tokio::spawn(async move {
+                tokio::spawn(carry(async move {
                     let failed = file.whole().await.is_err(); // whoever reads it will be told why
                     drop(slot);
                     if let Some(ledger) = me.lock().get_mut(&key).filter(|_| failed) {
                         ledger.owed = 0;
                     }
-                });
+                }));
             }
         }
     }

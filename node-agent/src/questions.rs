@@ -1,6 +1,7 @@
 //! What one worker has asked and not been told, and the memory that it was lent. Both are bounded: a worker serves requests
 //! of strangers, and may not be ours any more.
 
+use link::flight::carry_job;
 use rustix::fs::MemfdFlags;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -68,7 +69,7 @@ impl Questions {
         let size = size.ok_or_else(|| std::io::Error::other("more bytes than a READ may ask for"))?;
         let permit = self.room.clone().acquire_many_owned(size).await;
         let permit = permit.map_err(|_| std::io::Error::other("the worker has ended"))?;
-        let file = tokio::task::spawn_blocking(move || memory_file(&bytes)).await;
+        let file = tokio::task::spawn_blocking(carry_job(move || memory_file(&bytes))).await;
         let file = file.map_err(std::io::Error::other)??;
         let copy = file.try_clone()?;
         let mut lent = self.lock();

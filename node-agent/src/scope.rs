@@ -17,6 +17,7 @@ use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use link::Cause;
+use link::flight::{carry, carry_job};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
@@ -180,7 +181,7 @@ impl Scope {
                 }
                 Some(LOOKUPS_BEFORE_LISTING) => {
                     let me = self.arc();
-                    tokio::spawn(async move { me.list_flight(parent, false).await });
+                    tokio::spawn(carry(async move { me.list_flight(parent, false).await }));
                 }
                 Some(_) => {}
             }
@@ -499,7 +500,7 @@ impl Scope {
         &self,
         work: impl FnOnce() -> Result<T, MetaError> + Send + 'static,
     ) -> Result<T, Cause> {
-        match tokio::task::spawn_blocking(work).await {
+        match tokio::task::spawn_blocking(carry_job(work)).await {
             Ok(done) => done.map_err(|e| self.failed(e)),
             Err(_) => Err(Cause::Internal), // it panicked, and the panic has been logged
         }

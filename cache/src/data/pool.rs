@@ -95,7 +95,7 @@ impl Pool {
             drop(queue); // before the job, which may tell somebody who submits another
             return false;
         }
-        queue.jobs.push_back((sort, job));
+        queue.jobs.push_back((sort, Box::new(link::flight::carry_job(job))));
         self.shared.wake.notify_one();
         true
     }

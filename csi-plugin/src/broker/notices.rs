@@ -60,8 +60,8 @@ impl Broker {
             Report::Recovered => {
                 self.tell(mount, Reason::Recovered, &text::recovered(volume));
             }
-            Report::Poisoned { operation, deaths } => {
-                let message = text::poisoned(volume, &operation, deaths, node);
+            Report::Poisoned { operation, deaths: _ } => {
+                let message = text::poisoned(volume, &operation, node);
                 self.tell(mount, Reason::RequestFailed, &message);
             }
             Report::SourceAway { why } => {

@@ -73,9 +73,9 @@ pub fn left_behind(volume: &VolumeId, why: &str) -> String {
     )
 }
 
-pub fn poisoned(volume: &VolumeId, operation: &str, deaths: u32, node: &str) -> String {
+pub fn poisoned(volume: &VolumeId, operation: &str, node: &str) -> String {
     format!(
-        "Volume {volume}: a request ({operation}) ended {deaths} processes that tried to serve it, one after the other, and was answered EIO. All else goes on. This is a defect of Millpond: please report it with the log of the agent's pod on node {node}."
+        "Volume {volume}: a request ({operation}) ended the processes that tried to serve it, one after the other, and was answered EIO. All else goes on. This is a defect of Millpond: please report it with the log of the agent's pod on node {node}."
     )
 }
 

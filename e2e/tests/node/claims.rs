@@ -1,9 +1,9 @@
-//! What a hostile store claims: the volume that asks for it gets an answer, all others read on.
+//! What a hostile store claims and what no agent survives: the volume that asks for it gets an answer, all others read on.
 
 use crate::promises::{errno, names, node_and_store, volume};
 use crate::workload::judge;
 use anyhow::{Context, Result, ensure};
-use e2e::clock::within;
+use e2e::clock::{wait_until, within};
 use e2e::node::{AgentOptions, BUCKET, Node, Tier};
 use e2e::tree::{Shape, Tree};
 use std::collections::BTreeSet;
@@ -130,5 +130,64 @@ fn bringing_in_what_no_cache_can_hold_is_an_error_at_once() -> Result<()> {
         "{warmed:?}"
     );
     ensure!(store.stats().bytes_get < 64 << 20, "{:?}", store.stats());
+    node.finish()
+}
+
+#[test]
+fn a_request_that_kills_agent_after_agent_is_eio_and_all_else_is_read() -> Result<()> {
+    const STEP: &str = "agent.executes.large1";
+    let mut options = AgentOptions::default();
+    options.failpoints.agent = Some(STEP);
+    let mut node = Node::start(options)?;
+    let tree = Tree::generated("", Shape::LITTLE);
+    node.server.add(&tree, "set")?;
+    let mut rest = tree.clone();
+    rest.files.retain(|file| file.path != "large1");
+    let other = node.volume("other", "set", &[])?;
+    let mut expected = 0;
+    for profile in ["large", "small"] {
+        let mounted = node.volume(profile, "set", &[("profile", profile)])?;
+        let pods = [node.pod(&mounted)?, node.pod(&other)?];
+        let kinds = ["--pause-us", "500", "--kinds", "pread,small,open,stat,mmap"];
+        let running = pods.iter().map(|pod| pod.oracle(&rest, &kinds)).collect::<Result<Vec<_>>>()?;
+        let path = mounted.target.join("large1");
+        let (tell, told) = std::sync::mpsc::channel();
+        let asked = path.clone();
+        std::thread::spawn(move || tell.send(errno(fs::read(asked))));
+        let mut answer = None;
+        let answered = wait_until(3 * LIMIT, || {
+            if node.agent_has_ended() {
+                expected += 1;
+                node.kill_agent().and_then(|()| node.spawn_agent()).expect("another agent starts");
+            }
+            answer = told.try_recv().ok();
+            answer.is_some()
+        });
+        assert!(answered, "{profile}: never answered");
+        assert_eq!(answer, Some(Some(libc::EIO)), "{profile}");
+        node.wait_whole(LIMIT)?;
+        let agent = node.agent().pid();
+        // Whoever asks again is told so without another death.
+        for _ in 0..3 {
+            let path = path.clone();
+            assert_eq!(within(LIMIT, move || errno(fs::read(path)))?, Some(libc::EIO), "{profile}");
+        }
+        assert!(!node.agent_has_ended() && node.agent().pid() == agent, "{profile}: it died again");
+        running.into_iter().try_for_each(judge)?;
+        let stats = node.agent().stats()?;
+        let poisoned: f64 = stats
+            .iter()
+            .filter(|(name, _)| name.starts_with("millpond_poisoned_requests_total"))
+            .map(|(_, value)| value)
+            .sum();
+        assert!(poisoned >= 1.0, "{stats:?}");
+        drop(pods);
+        node.unpublish(&mounted)?;
+    }
+    // Two for each: one may have been anything.
+    let log = fs::read(node.places().log("node-agent"))?;
+    let said = format!("failpoint: aborted at {STEP}");
+    let deaths = String::from_utf8_lossy(&log).lines().filter(|line| *line == said).count();
+    assert_eq!((deaths, expected), (4, 4));
     node.finish()
 }

@@ -2,6 +2,7 @@
 
 use super::Fs;
 use crate::errno::Failure;
+use crate::transport::{current, set_current};
 use cache::meta::{Attributes, Cached};
 use link::Cause;
 use link::worker::{Ask, Reply as Told};
@@ -158,6 +159,15 @@ impl Fs {
         key: Key,
         then: impl FnOnce(&Arc<Self>, Opened) + Send + 'static,
     ) {
+        // What is asked then is asked for this request, also when the answer that it waits for is another's: agents
+        // count their deaths against requests.
+        let mine = current();
+        let then = move |fs: &Arc<Self>, file: Opened| {
+            let before = current();
+            set_current(mine);
+            then(fs, file);
+            set_current(before);
+        };
         let mut table = self.files.lock();
         table.turn += 1;
         let turn = table.turn;

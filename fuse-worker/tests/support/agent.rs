@@ -193,7 +193,7 @@ impl Agent {
         std::thread::spawn(move || {
             let mut buffer = vec![0; link::MAX_MESSAGE];
             while let Ok((message, _)) = recv::<FromWorker>(&link, &mut buffer) {
-                let FromWorker::Ask { id, body } = message else { continue };
+                let FromWorker::Ask { id, body, .. } = message else { continue };
                 *agent.asks.lock().unwrap().entry(kind_of(&body)).or_default() += 1;
                 let frozen = match body {
                     Ask::Read { .. } => agent.freeze_reads.load(SeqCst),

@@ -1,6 +1,8 @@
 //! After a worker's death: find out which of its requests the kernel still waits for.
 
-use super::table::{ANSWERING, FREE, OPERATING, ORPHAN, SUSPECT_DEATHS, WAITING, state_of, unique_of, word};
+use super::table::{
+    ANSWERING, FREE, OPERATING, ORPHAN, SUSPECT_DEATHS, Slot, WAITING, state_of, unique_of, word,
+};
 use super::{Flight, RequestHeader, STAGE_BYTES, STAGES};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,10 +10,18 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// A request in whose execution this many workers died is answered EIO.
 pub const LIMIT_DEATHS: u32 = 5;
+/// All volumes wait while there is no agent, and orchestrators let one that dies again wait ever longer: its death counts
+/// as this many of workers' …
+pub(super) const AGENT_DEATH: u32 = 2;
+/// … and as this many where the thread that executed the request was the one that aborted.
+pub(super) const AGENT_ABORT: u32 = 3;
 
 /// FUSE_INT_REQ_BIT: marks the answer to an INTERRUPT.
 const INTERRUPT_BIT: u64 = 1;
+const OPCODE_LOOKUP: u32 = 1;
 const OPCODE_FORGET: u32 = 2;
+const OPCODE_OPEN: u32 = 14;
+const OPCODE_READ: u32 = 15;
 const OPCODE_INIT: u32 = 26;
 const OPCODE_INTERRUPT: u32 = 36;
 const OPCODE_DESTROY: u32 = 38;
@@ -57,16 +67,40 @@ fn answer(device: impl AsFd, unique: u64, error: i32) -> io::Result<()> {
     Ok(())
 }
 
+/// What requests have in common that do the same to whoever executes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subject {
+    opcode: u32,
+    nodeid: u64,
+}
+
+impl Subject {
+    fn of(opcode: u32, nodeid: u64) -> Option<Self> {
+        match opcode {
+            // The directory, and not which of its names.
+            OPCODE_LOOKUP => None,
+            // Both bring in the content.
+            OPCODE_OPEN => Some(Self { opcode: OPCODE_READ, nodeid }),
+            _ => Some(Self { opcode, nodeid }),
+        }
+    }
+}
+
 /// A request that killed worker after worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Poisoned {
     pub unique: u64,
     pub opcode: u32,
     pub nodeid: u64,
+    /// Of workers; an agent's counts for two, or for three where its own thread aborted.
     pub deaths: u32,
 }
 
 impl Poisoned {
+    pub fn subject(&self) -> Option<Subject> {
+        Subject::of(self.opcode, self.nodeid)
+    }
+
     /// For people, as the kernel's `fuse.h` calls it.
     pub fn operation(&self) -> &'static str {
         match self.opcode {
@@ -94,6 +128,8 @@ pub enum Blame {
     Executing,
     /// Somebody else ended it.
     Nobody,
+    /// It ended with its agent: whatever that one was executing.
+    Agent,
 }
 
 /// What a dead worker left.
@@ -149,6 +185,10 @@ impl Flight {
         let mut collected = Collected::default();
         self.orphans_word().store(0, Release);
         self.suspect_word().store(0, Release);
+        let mut weight = 1;
+        if blame == Blame::Agent {
+            weight = if self.accuse_what_the_agent_executed() { AGENT_ABORT } else { AGENT_DEATH };
+        }
         self.acquit(blame);
         let mut begun = 0;
         for slot in 0..self.high_slot() {
@@ -175,7 +215,7 @@ impl Flight {
                     return Ok(collected);
                 }
             }
-            let deaths = self.blame(slot, unique);
+            let deaths = self.blame(slot, unique, weight);
             if deaths >= LIMIT_DEATHS {
                 let opcode = self.note_opcode(slot);
                 kernel.fail(unique);
@@ -196,6 +236,35 @@ impl Flight {
         self.begun_orphans_word().store(begun, Release);
         self.orphans_word().store(collected.orphans as u32, Release);
         Ok(collected)
+    }
+
+    /// What the agent's workers executed is not to blame for its end: in their place stands what it executed itself. True:
+    /// these are the ones that it died of. One that dies in here accuses nobody.
+    fn accuse_what_the_agent_executed(&self) -> bool {
+        (0..self.high_slot()).for_each(|slot| self.exonerate(slot));
+        let (executed, guilty) = self.take_seats();
+        executed.iter().for_each(|unique| self.resume(*unique));
+        if guilty {
+            // The kernel asks for a file in several requests at once: each would have its turn to kill agents.
+            let subjects: Vec<Subject> = executed.iter().filter_map(|unique| self.subject(*unique)).collect();
+            for slot in 0..self.high_slot() {
+                let current = self.word(slot).load(Acquire);
+                let alike = self.subject_at(slot).is_some_and(|subject| subjects.contains(&subject));
+                if state_of(current) >= WAITING && alike {
+                    self.resume(unique_of(current));
+                }
+            }
+        }
+        guilty
+    }
+
+    /// What a request is about; None: it has been answered, or is about a name, which is not kept here.
+    pub fn subject(&self, unique: u64) -> Option<Subject> {
+        self.find(unique).and_then(|(Slot(slot), _)| self.subject_at(slot))
+    }
+
+    fn subject_at(&self, slot: usize) -> Option<Subject> {
+        Subject::of(self.note_opcode(slot), self.note_nodeid(slot))
     }
 
     /// Clears those that are not to blame, before anybody is blamed: a collector that is killed between the two, and run

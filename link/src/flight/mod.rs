@@ -4,7 +4,7 @@
 //! the dead one had taken. Nothing here knows what a request means.
 //!
 //! ```text
-//!  page 0    header: format, INIT and its reply, heartbeat, counters
+//!  page 0    header: format, INIT and its reply, heartbeat, counters; seats: what the agent executes (`execution`)
 //!  words     one word per request in flight: unique << 3 | state      dense: few cache lines to scan
 //!  notes     64 bytes each: who asks, where the body lies, marks
 //!  bodies    512 bytes each; longer requests keep their staging buffer
@@ -25,7 +25,7 @@
 //!    └───────────────────── ORPHAN ◄──── collect: the worker died, the kernel still waits
 //! ```
 //!
-//! A request in whose execution two workers died is a *suspect*: suspects are executed again one at a time, after all
+//! A request in whose execution two workers died, or one agent, is a *suspect*: suspects are executed again one at a time, after all
 //! others, and while one of them is being executed a death is blamed on nobody else.
 //!
 //! A request that changes something is OPERATING between WAITING and ANSWERING (`operations`): nobody answers it EINTR.
@@ -34,6 +34,7 @@
 
 mod backing;
 mod collect;
+mod execution;
 #[cfg(test)]
 mod image;
 mod memory;
@@ -44,7 +45,10 @@ mod table;
 mod tests;
 
 pub use backing::{BACKINGS, Backing};
-pub use collect::{Blame, Collected, LIMIT_DEATHS, Poisoned, Probe, answer_errno, probe, probe_works};
+pub use collect::{
+    Blame, Collected, LIMIT_DEATHS, Poisoned, Probe, Subject, answer_errno, probe, probe_works,
+};
+pub use execution::{Behalf, OnBehalf, carry, carry_job, mark_aborts, on_behalf};
 pub use operations::{INTENT_BYTES, OUTCOME_BYTES, Operation, OperationError, Outcome};
 pub use stage::{STAGE_BYTES, STAGES};
 pub use table::{Claim, INLINE_BYTES, Interrupted, Orphan, RequestHeader, SLOTS, Slot};
@@ -82,6 +86,9 @@ const CREATED_BY_AT: usize = 320; // what only the next version writes; a build 
 const COUNTERS_AT: usize = 512;
 const INIT_AT: usize = 1024;
 const REPLY_AT: usize = INIT_AT + INIT_BYTES;
+/// Empty in what a build before the seats wrote.
+const SEATS_AT: usize = REPLY_AT + INIT_BYTES;
+const _: () = assert!(SEATS_AT + execution::SEATS * execution::SEAT_BYTES <= WORDS_AT);
 const WORDS_AT: usize = 4096;
 const NOTES_AT: usize = WORDS_AT + SLOTS * 8;
 const BODIES_AT: usize = NOTES_AT + SLOTS * table::NOTE_BYTES;

@@ -375,11 +375,11 @@ impl Flight {
     pub(super) fn exonerate(&self, slot: usize) {
         self.note64(slot, ACTIVE).store(0, Release);
     }
-    /// Blames the request if it was being executed. Returns how many workers have died in it.
-    pub(super) fn blame(&self, slot: usize, unique: u64) -> u32 {
+    /// Blames the request if it was being executed, for so many deaths. Returns how many that makes.
+    pub(super) fn blame(&self, slot: usize, unique: u64, weight: u32) -> u32 {
         let was_active = self.note64(slot, ACTIVE).swap(0, AcqRel) == unique;
         let deaths = self.note32(slot, DEATHS);
-        let count = deaths.load(Relaxed).saturating_add(u32::from(was_active));
+        let count = deaths.load(Relaxed).saturating_add(if was_active { weight } else { 0 });
         deaths.store(count, Release);
         count
     }

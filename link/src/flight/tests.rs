@@ -1,5 +1,7 @@
 //! The table against a model of the kernel, with workers that die at any access to the shared memory.
 
+mod agents;
+
 use super::collect::Kernel;
 use super::memory::crash::within;
 use super::*;
@@ -15,6 +17,7 @@ struct Model {
     waiting: BTreeMap<u64, Vec<u8>>,
     failed: BTreeSet<u64>,
     next: u64,
+    nodeid: u64,
 }
 
 impl Kernel for Model {
@@ -34,7 +37,7 @@ impl Model {
         bytes[0..4].copy_from_slice(&(len as u32).to_ne_bytes());
         bytes[4..8].copy_from_slice(&15u32.to_ne_bytes());
         bytes[8..16].copy_from_slice(&self.next.to_ne_bytes());
-        bytes[16..24].copy_from_slice(&77u64.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&if self.nodeid == 0 { 77 } else { self.nodeid }.to_ne_bytes());
         bytes[32..36].copy_from_slice(&4321u32.to_ne_bytes());
         self.waiting.insert(self.next, bytes.clone());
         bytes
@@ -145,6 +148,7 @@ proptest! {
     fn nothing_is_lost_or_done_twice_wherever_a_worker_dies(
         steps in proptest::collection::vec((step(), proptest::option::weighted(0.3, 0u32..120)), 1..40),
         collector_dies in proptest::option::of(0u32..4000),
+        blame in proptest::sample::select(vec![Blame::Executing, Blame::Agent]),
     ) {
         let flight = flight();
         let mut model = Model::default();
@@ -154,14 +158,14 @@ proptest! {
                 continue;
             }
             if let Some(accesses) = collector_dies {
-                within(accesses, || flight.collect_with(&mut model, Blame::Executing).unwrap());
+                within(accesses, || flight.collect_with(&mut model, blame).unwrap());
             }
             // A request that was not yet copied out of the kernel stays in the kernel's queue.
             let read: BTreeSet<u64> = (0..STAGES).map(|s| flight.stage_header(s).unique).collect();
             let recorded: Vec<u64> =
                 model.waiting.keys().copied().filter(|u| read.contains(u) || flight.is_in_flight(*u)).collect();
             model.waiting.retain(|unique, _| recorded.contains(unique));
-            let collected = flight.collect_with(&mut model, Blame::Executing).unwrap();
+            let collected = flight.collect_with(&mut model, blame).unwrap();
             prop_assert_eq!(collected.lost, 0);
             prop_assert_eq!(collected.orphans, model.waiting.len());
             prop_assert!(collected.poisoned.is_empty() || !model.failed.is_empty());
@@ -193,6 +197,7 @@ proptest! {
             fn fail(&mut self, _: u64) {}
         }
         flight.collect_with(&mut Deaf, Blame::Executing).unwrap();
+        flight.collect_with(&mut Deaf, Blame::Agent).unwrap();
         flight.init();
         flight.init_reply();
         flight.interrupted();

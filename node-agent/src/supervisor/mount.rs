@@ -12,7 +12,7 @@ use crate::questions::Questions;
 use crate::scope::{Member, Scope};
 use link::Packet;
 use link::broker::{BrokerRequest, Claim, MountId, Pod, Resume};
-use link::flight::{Flight, FlightError};
+use link::flight::{Behalf, Flight, FlightError, Poisoned, Subject};
 use link::worker::{Assign, Counts, FromWorker, Mode, ToWorker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, HashSet};
@@ -47,8 +47,10 @@ pub struct Mount {
     secrets: Mutex<BTreeMap<String, String>>,
     device: OwnedFd,
     shared: OwnedFd,
-    flight: Flight,
+    flight: Arc<Flight>,
     roots: Vec<OwnedFd>,
+    /// What killed agent after agent.
+    condemned: Mutex<Vec<(Subject, Instant)>>,
     state: Mutex<State>,
     changed: Condvar,
     counts: Mutex<Counts>,
@@ -57,6 +59,12 @@ pub struct Mount {
     /// Of the worker that is here.
     questions: Mutex<Arc<Questions>>,
 }
+
+/// Requests like one that killed agent after agent are not executed for so long: whoever asks again would kill agents
+/// again. An orchestrator has forgotten by then that they died.
+const CONDEMNED_FOR: Duration = Duration::from_secs(600);
+/// On one mount; the oldest are forgotten.
+const CONDEMNED_MAX: usize = 64;
 
 struct State {
     phase: Phase,
@@ -206,8 +214,9 @@ impl Mount {
             assign: parts.assign,
             device: parts.device,
             shared,
-            flight,
+            flight: Arc::new(flight),
             roots: parts.roots,
+            condemned: Mutex::default(),
             state: Mutex::new(State {
                 phase: Phase::Starting,
                 since: now,
@@ -317,6 +326,32 @@ impl Mount {
 
     fn lock_questions(&self) -> std::sync::MutexGuard<'_, Arc<Questions>> {
         self.questions.lock().unwrap_or_else(|p| p.into_inner())
+    }
+
+    /// For whom the agent runs that answers a question of this request's.
+    pub(crate) fn behalf(&self, unique: u64) -> Option<Behalf> {
+        Behalf::of(&self.flight, unique)
+    }
+
+    fn condemn(&self, request: &Poisoned) {
+        let Some(subject) = request.subject() else { return };
+        let mut condemned = self.condemned.lock().unwrap_or_else(|p| p.into_inner());
+        if condemned.len() == CONDEMNED_MAX {
+            condemned.remove(0);
+        }
+        condemned.push((subject, Instant::now()));
+    }
+
+    /// Has one like it killed agent after agent, a short time ago?
+    pub(crate) fn is_condemned(&self, unique: u64) -> bool {
+        let mut condemned = self.condemned.lock().unwrap_or_else(|p| p.into_inner());
+        condemned.retain(|(_, since)| since.elapsed() < CONDEMNED_FOR);
+        if condemned.is_empty() {
+            return false;
+        }
+        self.flight
+            .subject(unique)
+            .is_some_and(|asked| condemned.iter().any(|(subject, _)| *subject == asked))
     }
 
     pub fn backing_opened(&self, id: u32) {

@@ -58,7 +58,7 @@ async fn what_is_kept_of_many_large_claims_is_as_little_as_what_was_read_of_them
             let file = file(&engine, &name(object.seed), object);
             get(&file, object.size - BLOCK, 10).await.unwrap();
             get(&file, object.size / 3, 10).await.unwrap();
-            let bitmap = file.descriptors().unwrap().presence.unwrap();
+            let bitmap = file.descriptors().await.unwrap().presence.unwrap();
             assert!(rustix::fs::fstat(&bitmap).unwrap().st_size <= 128 << 10);
             held.push(file);
         }

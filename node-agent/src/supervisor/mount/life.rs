@@ -40,7 +40,14 @@ impl Mount {
             deaths.died(since, true);
             self.wait_for_the_last_worker();
             failpoint::hit("agent.workers-gone");
-            let Some(left) = self.take_up(around, "its agent is gone", None, Blame::Nobody) else { return };
+            let blame = match end {
+                HealCause::Upgrade => {
+                    self.flight.vacate();
+                    Blame::Nobody
+                }
+                _ => Blame::Agent,
+            };
+            let Some(left) = self.take_up(around, "its agent is gone", None, blame) else { return };
             heir = Heir::of(end, left, None);
             failpoint::hit("agent.collected");
         }
@@ -140,6 +147,9 @@ impl Mount {
             tracing::error!(mount = %self.id, %error, "what the dead worker left could not be collected");
             Collected::default()
         });
+        if blame == Blame::Agent {
+            collected.poisoned.iter().for_each(|request| self.condemn(request));
+        }
         self.report(around, end, status, &collected);
         if collected.ended || self.connection_ended() {
             // Unmounted or aborted by somebody.
@@ -266,7 +276,7 @@ impl Mount {
         for request in &collected.poisoned {
             tracing::error!(
                 mount = %self.id, volume = %self.spec.id, request = ?request,
-                "a request killed worker after worker: answered EIO. Please report this with the log above"
+                "a request killed worker after worker, or agents: answered EIO. Please report this with the log above"
             );
             around.metrics.poisoned(request.operation());
             let what = Report::Poisoned { operation: request.operation().into(), deaths: request.deaths };
