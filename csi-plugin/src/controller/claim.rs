@@ -1,5 +1,6 @@
 //! The claim behind a CreateVolume: its annotations, and whether its class keeps credentials apart.
 
+use super::secrets;
 use crate::cluster::{Cluster, ClusterError};
 use crate::request::own_keys;
 use crate::status::Failure;
@@ -9,13 +10,6 @@ use kube::Api;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// What a claim that chooses its source may use: a secret of its own namespace.
-const OWN_NAMESPACE: &str = "${pvc.namespace}";
-/// Name and namespace of the secret that NodePublish gets; the second pair is the spelling of old provisioners.
-const SECRET_KEYS: &[(&str, &str)] = &[
-    ("csi.storage.k8s.io/node-publish-secret-name", "csi.storage.k8s.io/node-publish-secret-namespace"),
-    ("csiNodePublishSecretName", "csiNodePublishSecretNamespace"),
-];
 /// Takes precedence over `spec.storageClassName`, for the provisioner as for us.
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 
@@ -30,6 +24,7 @@ pub struct Claims {
 pub struct Claim {
     pub uid: Option<String>,
     pub annotations: BTreeMap<String, String>,
+    namespace: String,
     class: Option<String>,
 }
 
@@ -49,7 +44,7 @@ impl Claims {
         let annotations = metadata.annotations.unwrap_or_default();
         let class = annotations.get(CLASS_ANNOTATION).cloned().filter(|c| !c.is_empty());
         let class = class.or_else(|| claim.spec.and_then(|spec| spec.storage_class_name));
-        Ok(Claim { uid: metadata.uid, annotations, class })
+        Ok(Claim { uid: metadata.uid, annotations, namespace: namespace.to_owned(), class })
     }
 
     /// A claim that chooses its source must not do so with the rights of somebody else.
@@ -65,7 +60,7 @@ impl Claims {
         }
         let api: Api<StorageClass> = Api::all(self.cluster.client());
         match self.cluster.wait("read the StorageClass", api.get(name)) {
-            Ok(class) => judge(name, &class, &self.driver_name, parameters),
+            Ok(class) => judge(name, &class, &self.driver_name, parameters, &claim.namespace),
             Err(ClusterError::Absent) => Err(absent()),
             Err(error) => Err(error.into()),
         }
@@ -81,27 +76,22 @@ fn judge(
     class: &StorageClass,
     driver_name: &str,
     parameters: &HashMap<String, String>,
+    claim_namespace: &str,
 ) -> Result<(), Failure> {
     let empty = BTreeMap::new();
     let of_class = class.parameters.as_ref().unwrap_or(&empty);
     // The claim's annotations may have changed since the provisioner looked at them, and with them its class.
-    let mut ours = own_keys(of_class);
-    ours.retain(|key, _| !SECRET_KEYS.iter().any(|(secret, namespace)| key == secret || key == namespace));
-    if class.provisioner != driver_name || ours != own_keys(parameters) {
+    let mut settings = [own_keys(of_class), own_keys(parameters)];
+    for side in &mut settings {
+        side.retain(|key, _| !secrets::names_a_secret(key));
+    }
+    let [ours, asked] = settings;
+    if class.provisioner != driver_name || ours != asked {
         return Err(Failure::Unavailable(format!(
             "StorageClass {name:?} of the claim is not the one that this call came from: the call will be repeated"
         )));
     }
-    for (secret, namespace) in SECRET_KEYS {
-        let named = of_class.contains_key(*secret) || of_class.contains_key(*namespace);
-        let found = of_class.get(*namespace).map(String::as_str).unwrap_or_default();
-        if named && found != OWN_NAMESPACE {
-            return Err(Failure::Denied(format!(
-                "StorageClass {name:?} lets the claim choose its source, and gives it a secret of namespace {found:?}: set {namespace} to {OWN_NAMESPACE}, or leave the secret out for anonymous access"
-            )));
-        }
-    }
-    Ok(())
+    secrets::check(name, of_class, claim_namespace)
 }
 
 #[cfg(test)]
@@ -114,39 +104,16 @@ mod tests {
     }
 
     #[test]
-    fn a_class_with_somebody_elses_secret_is_refused() {
+    fn a_class_that_is_not_the_calls_own_does_not_count() {
         let request = HashMap::from([
             ("source".to_owned(), "s".to_owned()),
             ("csi.storage.k8s.io/pvc/name".to_owned(), "c".to_owned()),
         ]);
-        let judge = |pairs: &[(&str, &str)]| {
-            let pairs = [&[("source", "s")], pairs].concat();
-            judge("class", &class(&pairs), "d", &request)
-        };
-        let (new, old) = (SECRET_KEYS[0], SECRET_KEYS[1]);
-        assert!(judge(&[]).is_ok());
-        assert!(judge(&[(new.0, "${pvc.annotations['s']}"), (new.1, OWN_NAMESPACE)]).is_ok());
-        for bad in [
-            &[(new.0, "keys"), (new.1, "kube-system")][..],
-            &[(new.0, "keys")],
-            &[(new.1, "kube-system")],
-            &[(new.0, "keys"), (new.1, "${pvc.namespace}-x")],
-            &[(new.0, "keys"), (new.1, "${pvc.annotations['ns']}")],
-            &[(old.0, "keys"), (old.1, "kube-system")],
-        ] {
-            let error = judge(bad).unwrap_err();
-            assert!(
-                matches!(&error, Failure::Denied(text) if text.contains("\"class\"")),
-                "{bad:?}: {error}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_class_that_is_not_the_calls_own_does_not_count() {
-        let request = HashMap::from([("source".to_owned(), "s".to_owned())]);
-        assert!(judge("c", &class(&[("source", "s")]), "d", &request).is_ok());
-        assert!(judge("c", &class(&[("source", "other")]), "d", &request).is_err());
-        assert!(judge("c", &class(&[("source", "s")]), "other", &request).is_err());
+        assert!(judge("c", &class(&[("source", "s")]), "d", &request, "team").is_ok());
+        let secret = [("source", "s"), ("csi.storage.k8s.io/secret-namespace", "other")];
+        let refused = judge("c", &class(&secret), "d", &request, "team");
+        assert!(matches!(refused, Err(Failure::Denied(_))), "{refused:?}");
+        assert!(judge("c", &class(&[("source", "other")]), "d", &request, "team").is_err());
+        assert!(judge("c", &class(&[("source", "s")]), "other", &request, "team").is_err());
     }
 }

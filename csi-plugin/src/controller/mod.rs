@@ -4,6 +4,7 @@ pub mod capacity;
 pub mod claim;
 mod context;
 pub mod records;
+mod secrets;
 
 use crate::busy::{Busy, PATIENCE};
 use crate::calls;

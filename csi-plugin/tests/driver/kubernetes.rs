@@ -13,13 +13,13 @@ use std::path::Path;
 use std::time::Duration;
 use tonic::{Code, Status};
 
-const UID: &str = "0f8fad5b-d9cb-469f-a165-70867728950e";
+pub(crate) const UID: &str = "0f8fad5b-d9cb-469f-a165-70867728950e";
 
-async fn controller(api: &Api) -> Driver {
+pub(crate) async fn controller(api: &Api) -> Driver {
     Driver::with(Setup { records: Some(api.address.clone()), ..Setup::default() }).await
 }
 
-fn create(name: &str, parameters: &[(&str, &str)]) -> CreateVolumeRequest {
+pub(crate) fn create(name: &str, parameters: &[(&str, &str)]) -> CreateVolumeRequest {
     CreateVolumeRequest {
         name: name.into(),
         volume_capabilities: vec![capability(Mode::MultiNodeReaderOnly)],
@@ -29,12 +29,12 @@ fn create(name: &str, parameters: &[(&str, &str)]) -> CreateVolumeRequest {
 }
 
 /// As the provisioner with `--extra-create-metadata` asks for the claim team/claim.
-fn claimed(parameters: &[(&str, &str)]) -> CreateVolumeRequest {
+pub(crate) fn claimed(parameters: &[(&str, &str)]) -> CreateVolumeRequest {
     let claim = [("csi.storage.k8s.io/pvc/name", "claim"), ("csi.storage.k8s.io/pvc/namespace", "team")];
     create(&format!("pvc-{UID}"), &[parameters, &claim].concat())
 }
 
-fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, says: &[&str]) {
+pub(crate) fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, says: &[&str]) {
     let status = answer.unwrap_err();
     println!("{code:?}: {}", status.message());
     assert_eq!(status.code(), code, "{status:?}");
@@ -146,8 +146,8 @@ async fn an_api_server_that_is_away_or_refuses_is_told_apart() {
     let _ = driver.stop().await;
 }
 
-const CHOSEN: (&str, &str) = ("source", "${pvc.annotations['millpond.io/source']}");
-const ALLOWED: (&str, &str) = ("allowedSources", "s3://bucket/team");
+pub(crate) const CHOSEN: (&str, &str) = ("source", "${pvc.annotations['millpond.io/source']}");
+pub(crate) const ALLOWED: (&str, &str) = ("allowedSources", "s3://bucket/team");
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_chooses_its_source_and_is_marked() {
@@ -255,6 +255,64 @@ async fn a_class_that_gives_claims_somebody_elses_secret_is_refused() {
     refused(client.create_volume(claimed(&class)).await, Code::PermissionDenied, &says);
     api.claim("team", "claim", "harmless", &[source]);
     client.create_volume(claimed(&class)).await.unwrap();
+    let _ = driver.stop().await;
+}
+
+/// The table of external-provisioner 5.3 (`pkg/controller/controller.go`): whatever of it is not the claim's own.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_pair_that_the_provisioner_honours_names_another_namespace() {
+    let api = Api::start().await;
+    let driver = controller(&api).await;
+    let mut client = driver.controller();
+    let class = [CHOSEN, ALLOWED];
+    api.claim("team", "claim", "choose", &[("millpond.io/source", "s3://bucket/team/x")]);
+    let prefixed = [
+        "",
+        "provisioner-",
+        "controller-publish-",
+        "node-stage-",
+        "node-publish-",
+        "controller-expand-",
+        "node-expand-",
+    ];
+    let pair = |prefix: &str| {
+        let key = |what: &str| format!("csi.storage.k8s.io/{prefix}secret-{what}");
+        (key("name"), key("namespace"))
+    };
+    for (name, namespace) in prefixed.map(pair) {
+        for foreign in ["kube-system", "${pv.name}", "${pvc.annotations['ns']}", "team-${pvc.namespace}", ""]
+        {
+            api.class("choose", &[&class[..], &[(&name, "keys"), (&namespace, foreign)]].concat());
+            let says = ["\"choose\"", namespace.as_str(), "${pvc.namespace}"];
+            refused(client.create_volume(claimed(&class)).await, Code::PermissionDenied, &says);
+        }
+        api.class("choose", &[&class[..], &[(name.as_str(), "keys")]].concat());
+        refused(client.create_volume(claimed(&class)).await, Code::PermissionDenied, &[&namespace]);
+    }
+    // A pair that a later provisioner may honour is not one that we have understood.
+    let unknown = [("csi.storage.k8s.io/node-prepare-secret-namespace", "${pvc.namespace}")];
+    api.class("choose", &[&class[..], &unknown].concat());
+    refused(
+        client.create_volume(claimed(&class)).await,
+        Code::PermissionDenied,
+        &[unknown[0].0, "leave it out"],
+    );
+    // The spelling of old ones is handed on with the other parameters.
+    for old in ["Provisioner", "ControllerPublish", "NodeStage", "NodePublish"] {
+        let (name, namespace) = (format!("csi{old}SecretName"), format!("csi{old}SecretNamespace"));
+        let class = [&class[..], &[(&name, "keys"), (&namespace, "kube-system")]].concat();
+        api.class("choose", &class);
+        refused(client.create_volume(claimed(&class)).await, Code::PermissionDenied, &[&namespace]);
+    }
+    assert!(!api.state().objects.keys().any(|path| path.starts_with(VOLUMES)));
+
+    // All of them at once, each of the claim's own namespace, as a template or by its name.
+    for own in ["${pvc.namespace}", "team"] {
+        let pairs = prefixed.map(pair);
+        let all = pairs.iter().flat_map(|(name, ns)| [(name.as_str(), "keys"), (ns.as_str(), own)]);
+        api.class("choose", &class.into_iter().chain(all).collect::<Vec<_>>());
+        client.create_volume(claimed(&class)).await.unwrap();
+    }
     let _ = driver.stop().await;
 }
 
