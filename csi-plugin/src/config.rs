@@ -1,5 +1,6 @@
 //! The command line, parsed and checked as a whole before anything is bound or mounted.
 
+use crate::controller::unclaimed;
 use clap::{Parser, ValueEnum};
 use mounts::MemoryTier;
 use std::path::{Path, PathBuf};
@@ -125,6 +126,8 @@ pub struct Config {
 pub struct ControllerConfig {
     pub records: RecordsPlace,
     pub allow: Option<AllowList>,
+    /// Of the search for records that nobody has a volume of.
+    pub unclaimed: unclaimed::Pace,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -242,6 +245,7 @@ impl Arguments {
                 RecordsIn::Kubernetes => RecordsPlace::Kubernetes,
             },
             allow,
+            unclaimed: unclaimed::Pace::default(),
         });
         let cleanup = (self.mode == Mode::Cleanup).then(|| CleanupConfig {
             kubelet_dirs: self.kubelet_dirs.clone(),

@@ -6,6 +6,7 @@ use crate::config::{Config, ControllerConfig, NodeConfig, RecordsPlace};
 use crate::controller::ControllerService;
 use crate::controller::claim::Claims;
 use crate::controller::records::{Directory, Kubernetes, Records};
+use crate::controller::unclaimed;
 use crate::events::{Events, Pace};
 use crate::host;
 use crate::identity::IdentityService;
@@ -65,8 +66,12 @@ async fn serve(
     stop: Pin<Box<dyn Future<Output = ()> + Send>>,
 ) -> anyhow::Result<()> {
     let controller = match &config.controller {
-        Some(controller) => Some(ControllerServer::new(controller_service(&config, controller).await?)),
+        Some(controller) => Some(controller_service(&config, controller).await?),
         None => None,
+    };
+    let (controller, _search) = match controller {
+        Some((service, search)) => (Some(ControllerServer::new(service)), search),
+        None => (None, None),
     };
     let broker = match &config.node {
         Some(node) => {
@@ -157,9 +162,9 @@ async fn wait_until_held(broker: &Arc<Broker>) {
 async fn controller_service(
     config: &Config,
     controller: &ControllerConfig,
-) -> anyhow::Result<ControllerService> {
-    let (records, claims): (Box<dyn Records>, _) = match &controller.records {
-        RecordsPlace::Directory(path) => (Box::new(Directory::open(path.clone())?), None),
+) -> anyhow::Result<(ControllerService, Option<Search>)> {
+    let (records, claims, search): (Box<dyn Records>, _, _) = match &controller.records {
+        RecordsPlace::Directory(path) => (Box::new(Directory::open(path.clone())?), None, None),
         RecordsPlace::Kubernetes => {
             let cluster = Cluster::configure(config.kubernetes_api.as_deref()).await;
             let cluster = cluster.context(
@@ -167,10 +172,20 @@ async fn controller_service(
             )?;
             let cluster = Arc::new(cluster);
             let claims = Claims { cluster: cluster.clone(), driver_name: config.driver_name.clone() };
-            (Box::new(Kubernetes::new(cluster)), Some(claims))
+            let search = Search(tokio::spawn(unclaimed::run(cluster.clone(), controller.unclaimed)));
+            (Box::new(Kubernetes::new(cluster)), Some(claims), Some(search))
         }
     };
-    Ok(ControllerService::new(records, claims, controller.allow.clone()))
+    Ok((ControllerService::new(records, claims, controller.allow.clone()), search))
+}
+
+/// The search for records that nobody has a volume of; it ends with the server.
+struct Search(tokio::task::JoinHandle<()>);
+
+impl Drop for Search {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// A node without Events still mounts.

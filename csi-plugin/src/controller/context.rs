@@ -1,6 +1,7 @@
 //! From a class's parameters and a claim to the volume context: what the node will be told.
 
 use super::Inner;
+use super::records::Record;
 use crate::request::{CREDENTIALS, OWN_CREDENTIALS, PVC_NAME, PVC_NAMESPACE, PVC_UID, own_keys};
 use crate::status::Failure;
 use proto::csi::v1::CreateVolumeRequest;
@@ -70,6 +71,35 @@ impl Inner {
         context.extend(claim.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
         Ok(context)
     }
+}
+
+/// Names what was asked for, before any template is filled in. What Kubernetes adds does not count.
+pub(super) fn digest(request: &CreateVolumeRequest) -> String {
+    use sha2::Digest;
+    let mut hasher = sha2::Sha256::new();
+    for (key, value) in own_keys(&request.parameters) {
+        for text in [key, value] {
+            hasher.update((text.len() as u64).to_le_bytes());
+            hasher.update(text);
+        }
+    }
+    hex::encode(&hasher.finalize()[..16])
+}
+
+/// Is this the request that `record` was made for? Templates may become something else by now: the claim's annotations
+/// counted when the volume was created. The record says what they were.
+pub(super) fn asks_again(record: &Record, request: &CreateVolumeRequest, digest: &str) -> bool {
+    let told = |key: &str| {
+        let value = request.parameters.get(&format!("csi.storage.k8s.io/pvc/{key}")).map(String::as_str);
+        value.filter(|value| !value.is_empty())
+    };
+    let of_record = |key: &str| record.context.get(key).map(String::as_str);
+    let uid = told("uid").map(str::to_owned).or_else(|| uid_in(&request.name));
+    record.name == request.name
+        && record.request.as_deref() == Some(digest)
+        && of_record(PVC_NAME) == told("name")
+        && of_record(PVC_NAMESPACE) == told("namespace")
+        && uid.is_none_or(|uid| of_record(PVC_UID).is_none_or(|known| known == uid))
 }
 
 /// The provisioner names volumes `pvc-<uid of the claim>`.

@@ -5,6 +5,7 @@ pub mod claim;
 mod context;
 pub mod records;
 mod secrets;
+pub mod unclaimed;
 
 use crate::busy::{Busy, PATIENCE};
 use crate::calls;
@@ -77,24 +78,41 @@ impl Inner {
         }
         Credentials::from_secrets(&request.secrets)?;
         let range = Range::parse(request.capacity_range.as_ref())?;
-        let record = Record::new(&request.name, range.chosen(), self.context(request)?);
+        let context = self.context(request);
 
-        let _turn = self.busy.enter(&[format!("volume {}", record.id)], PATIENCE)?;
-        if self.records.insert(&record)? {
-            tracing::info!(volume = %record.id, source = ?record.context.get("source"), "volume created");
-            return Ok(record);
-        }
-        let existing = self.records.get(&record.id)?.ok_or_else(|| Failure::Busy(record.id.to_string()))?;
-        let differs = if existing.name != record.name {
-            "name"
-        } else if existing.context != record.context {
-            "parameters"
-        } else if !range.accepts(existing.capacity_bytes) {
-            "capacity"
-        } else {
-            return Ok(existing);
+        let id = records::id_of(&request.name);
+        let _turn = self.busy.enter(&[format!("volume {id}")], PATIENCE)?;
+        let digest = context::digest(request);
+        let made = match context {
+            Ok(context) => {
+                let record = Record::new(&request.name, range.chosen(), context, digest.clone());
+                if self.records.insert(&record)? {
+                    tracing::info!(volume = %id, source = ?record.context.get("source"), "volume created");
+                    return Ok(record);
+                }
+                Ok(record)
+            }
+            Err(failure) => Err(failure),
         };
-        Err(Failure::Conflict(format!("volume {} exists already with another {differs}", record.id)))
+        // Of an answer that was lost: the same question has the same answer, whatever became of the claim meanwhile.
+        let existing = match (self.records.get(&id), made) {
+            (Ok(Some(existing)), Ok(record)) if existing.context == record.context => existing,
+            (Ok(Some(existing)), _) if context::asks_again(&existing, request, &digest) => existing,
+            (Ok(Some(_)), Ok(_)) => return Err(exists(&id, "parameters")),
+            (Ok(None), Ok(_)) => return Err(Failure::Busy(id.to_string())),
+            (Err(error), Ok(_)) => return Err(error.into()),
+            (_, Err(failure)) => return Err(failure),
+        };
+        if existing.name != request.name {
+            return Err(exists(&id, "name"));
+        }
+        if !range.accepts(existing.capacity_bytes) {
+            return Err(exists(&id, "capacity"));
+        }
+        match self.records.hand_out_again(&existing)? {
+            true => Ok(existing),
+            false => Err(Failure::Busy(id.to_string())),
+        }
     }
 
     fn validate(
@@ -156,6 +174,10 @@ impl Inner {
                 .collect(),
         })
     }
+}
+
+fn exists(id: &VolumeId, differs: &str) -> Failure {
+    Failure::Conflict(format!("volume {id} exists already with another {differs}"))
 }
 
 fn capabilities(list: &[VolumeCapability]) -> Result<(), Failure> {

@@ -7,6 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 pub const VOLUMES: &str = "/apis/millpond.io/v1alpha1/millpondvolumes";
+pub const PERSISTENT_VOLUMES: &str = "/api/v1/persistentvolumes";
 
 #[derive(Default)]
 pub struct State {
@@ -18,6 +19,34 @@ pub struct State {
     pub fail: Option<u16>,
     /// The next continuation token has expired.
     pub expire: bool,
+    /// Before the next DELETE somebody else writes the object.
+    pub touch_before_delete: bool,
+    /// Versions of objects given out.
+    version: u64,
+}
+
+impl State {
+    /// As the API server does with whatever is written.
+    fn stamp(&mut self, mut object: Value) -> Value {
+        self.version += 1;
+        let metadata = &mut object["metadata"];
+        metadata["resourceVersion"] = self.version.to_string().into();
+        if metadata["uid"].is_null() {
+            metadata["uid"] = format!("uid-{}", self.version).into();
+        }
+        object
+    }
+}
+
+/// RFC 7396.
+fn merge(object: &mut Value, patch: &Value) {
+    let Some(patch) = patch.as_object() else {
+        *object = patch.clone();
+        return;
+    };
+    for (key, value) in patch {
+        merge(&mut object[key], value);
+    }
 }
 
 pub struct Api {
@@ -80,6 +109,17 @@ impl Api {
         );
     }
 
+    /// A PersistentVolume of this driver's, as the provisioner makes it.
+    pub fn persistent_volume(&self, name: &str, handle: &str) {
+        self.put(
+            &format!("{PERSISTENT_VOLUMES}/{name}"),
+            json!({
+                "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
+                "spec": { "csi": { "driver": "csi.millpond.io", "volumeHandle": handle } },
+            }),
+        );
+    }
+
     /// Events of this reason on objects of this kind.
     pub fn events(&self, kind: &str, reason: &str) -> Vec<Value> {
         let is = |e: &&Value| e["involvedObject"]["kind"] == kind && e["reason"] == reason;
@@ -136,44 +176,53 @@ fn decide(state: &mut State, method: &str, target: &str, body: Value) -> (u16, V
             if state.objects.contains_key(&path) {
                 return status(409, "AlreadyExists");
             }
-            state.objects.insert(path, body.clone());
-            (201, body)
+            let object = state.stamp(body);
+            state.objects.insert(path, object.clone());
+            (201, object)
         }
-        "DELETE" => match state.objects.remove(path) {
-            Some(_) => {
+        "DELETE" => match state.objects.get(path).cloned() {
+            Some(mut object) => {
+                if std::mem::take(&mut state.touch_before_delete) {
+                    object = state.stamp(object);
+                    state.objects.insert(path.to_owned(), object.clone());
+                }
+                let wanted = body["preconditions"].as_object().cloned().unwrap_or_default();
+                if wanted.iter().any(|(key, value)| object["metadata"][key] != *value) {
+                    return status(409, "Conflict");
+                }
+                state.objects.remove(path);
                 (200, json!({ "kind": "Status", "apiVersion": "v1", "status": "Success", "code": 200 }))
             }
             None => status(404, "NotFound"),
         },
-        "PATCH" => match state.objects.get_mut(path) {
-            Some(object) => {
-                for (key, value) in body.as_object().unwrap() {
-                    object[key] = value.clone();
-                }
-                (200, object.clone())
+        "PATCH" => match state.objects.get(path).cloned() {
+            Some(mut object) => {
+                merge(&mut object, &body);
+                let object = state.stamp(object);
+                state.objects.insert(path.to_owned(), object.clone());
+                (200, object)
             }
             None => status(404, "NotFound"),
         },
-        _ if path == VOLUMES => {
+        _ if path == VOLUMES || path == PERSISTENT_VOLUMES => {
             let limit = parameter("limit").map_or(usize::MAX, |l| l.parse().unwrap());
             let after = parameter("continue").unwrap_or_default();
             if !after.is_empty() && std::mem::take(&mut state.expire) {
                 return status(410, "Expired");
             }
-            let below = format!("{VOLUMES}/");
+            let below = format!("{path}/");
             let items = state.objects.iter().filter_map(|(p, o)| Some((p.strip_prefix(&below)?, o)));
             let mut items: Vec<_> = items.filter(|(name, _)| *name > after.as_str()).collect();
             let more = items.len() > limit;
             items.truncate(limit);
             let token = items.last().filter(|_| more).map_or("", |(name, _)| *name);
             let list = items.iter().map(|(_, o)| (*o).clone()).collect::<Vec<_>>();
-            (
-                200,
-                json!({
-                    "kind": "MillpondVolumeList", "apiVersion": "millpond.io/v1alpha1",
-                    "metadata": { "continue": token }, "items": list,
-                }),
-            )
+            let (kind, version) = match path {
+                VOLUMES => ("MillpondVolumeList", "millpond.io/v1alpha1"),
+                _ => ("PersistentVolumeList", "v1"),
+            };
+            let metadata = json!({ "continue": token });
+            (200, json!({ "kind": kind, "apiVersion": version, "metadata": metadata, "items": list }))
         }
         _ => state.objects.get(path).map_or_else(|| status(404, "NotFound"), |o| (200, o.clone())),
     }

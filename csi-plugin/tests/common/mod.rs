@@ -3,6 +3,7 @@
 pub mod api;
 
 use csi_plugin::config::{Config, ControllerConfig, LogFormat, NodeConfig, Pace, RecordsPlace};
+use csi_plugin::controller::unclaimed;
 use link::broker::{
     AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello, Resume,
     Usage,
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 use tonic::transport::{Channel, Endpoint};
 
 pub const LIMIT: Duration = Duration::from_secs(20);
+const NEVER: Duration = Duration::from_secs(3600);
 
 pub struct Driver {
     pub dir: Arc<tempfile::TempDir>,
@@ -44,6 +46,8 @@ pub struct Setup {
     pub records: Option<String>,
     /// None: nothing is compared.
     pub pace: Option<Pace>,
+    /// None: no record is looked for that nobody has a volume of.
+    pub unclaimed: Option<unclaimed::Pace>,
 }
 
 /// Agents of tests say that they hold nothing, unless a test is about that.
@@ -131,6 +135,7 @@ async fn serve(
                 None => RecordsPlace::Directory(dir.join("volumes")),
             },
             allow: None,
+            unclaimed: setup.unclaimed.unwrap_or(unclaimed::Pace { every: NEVER, grace: NEVER }),
         }),
         node: Some(NodeConfig {
             node_id: "node-1".into(),

@@ -9,6 +9,7 @@ mod common;
 mod controller;
 mod ended;
 mod kubernetes;
+mod lost_answers;
 mod manifests;
 mod node;
 mod order;

@@ -2,8 +2,9 @@
 
 use super::{FORMAT, MillpondVolume, Record, RecordError, Records, digest};
 use crate::cluster::{Cluster, ClusterError};
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use volume::VolumeId;
@@ -12,6 +13,8 @@ use volume::VolumeId;
 const CHUNK: u32 = 500;
 /// A list whose continuation has expired is begun again so often.
 const RESTARTS: u32 = 2;
+/// When CreateVolume last answered with a record that was there already.
+const HANDED_OUT: &str = "millpond.io/handed-out-again";
 
 #[derive(Debug)]
 pub struct Kubernetes {
@@ -83,6 +86,18 @@ impl Records for Kubernetes {
         match self.cluster.wait("create a MillpondVolume", api.create(&PostParams::default(), &object)) {
             Ok(_) => Ok(true),
             Err(ClusterError::Exists) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn hand_out_again(&self, record: &Record) -> Result<bool, RecordError> {
+        let (api, name) = (self.api(), object_name(&record.id));
+        // For the version of the object, which rises with it; and for a person who wonders.
+        let now = Timestamp::now().to_string();
+        let patch = Patch::Merge(serde_json::json!({ "metadata": { "annotations": { HANDED_OUT: now } } }));
+        match self.cluster.wait("patch a MillpondVolume", api.patch(&name, &PatchParams::default(), &patch)) {
+            Ok(_) => Ok(true),
+            Err(ClusterError::Absent) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }

@@ -45,11 +45,15 @@ pub struct Record {
     pub capacity_bytes: i64,
     /// What the node gets: checked parameters, templates filled in.
     pub context: BTreeMap<String, String>,
+    /// Digest of the parameters before templates were filled in. Missing: written by an older controller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<String>,
 }
 
 impl Record {
-    pub fn new(name: &str, capacity_bytes: i64, context: BTreeMap<String, String>) -> Self {
-        Self { format: FORMAT, id: id_of(name), name: name.to_owned(), capacity_bytes, context }
+    pub fn new(name: &str, capacity_bytes: i64, context: BTreeMap<String, String>, request: String) -> Self {
+        let (id, request) = (id_of(name), Some(request));
+        Self { format: FORMAT, id, name: name.to_owned(), capacity_bytes, context, request }
     }
 }
 
@@ -83,6 +87,9 @@ pub trait Records: Send + Sync + std::fmt::Debug + 'static {
     fn get(&self, id: &VolumeId) -> Result<Option<Record>, RecordError>;
     /// Records a new volume; false if its id is taken, and then nothing changes. Durable when it returns.
     fn insert(&self, record: &Record) -> Result<bool, RecordError>;
+    /// The record is given to somebody once more: who wants to remove it as nobody's finds that it has changed. False:
+    /// it is gone already.
+    fn hand_out_again(&self, record: &Record) -> Result<bool, RecordError>;
     /// A missing record is a success.
     fn remove(&self, id: &VolumeId) -> Result<(), RecordError>;
     /// Up to `max` records in the order of their ids, after the given one; and whether there are more.
