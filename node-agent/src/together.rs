@@ -8,14 +8,19 @@
 //!  OPEN ─► whole? small? nobody else? ──────────────────────────────────────────► go on
 //!            │ another pod opened it just now, or it is being fetched
 //!            ▼
-//!          WATCHED: read in sequence by now? ── no ─► go on, and do not watch again for a while
+//!          WATCHED: read in sequence by now? ── no ─► go on, and no wait in this scope for QUIET
 //!            │ yes: fetch all of it
 //!            ▼
-//!          MEASURED: will the rest be there in time? ── no ─► go on, the same
+//!          KNOWN: will the rest be there in time? ── no ─► go on, the same
+//!            │ it seems so
+//!            ▼
+//!          SURE: is it still so? ── no ─► go on, the same
 //!            │ yes
 //!            ▼
-//!          whole, or LIMIT ─► go on
+//!          whole, or LIMIT ─► go on; at LIMIT the same
 //! ```
+//!
+//! LIMIT, KNOWN and QUIET are promised (docs/semantics.md, R12), and count from the OPEN.
 
 use crate::supervisor::Mount;
 use cache::data::{File, Progress};
@@ -27,12 +32,13 @@ use std::time::{Duration, Instant};
 use volume::ScopeId;
 
 /// No OPEN waits longer. Whoever reads all of the file is not done before it is whole, whether he waits or not.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(5);
 /// How long a reader that opened the file just before may take until it is seen to read in sequence.
-const WATCHED: Duration = Duration::from_millis(250);
-/// How long the rate is measured: after a first look a hopeless wait ends, after the second a doubtful one. Connections
-/// are being opened meanwhile, so the first tells half of the truth.
-const MEASURED: [Duration; 2] = [Duration::from_millis(300), Duration::from_millis(1000)];
+const WATCHED: Duration = Duration::from_millis(150);
+/// A hopeless wait ends here. Connections are being opened meanwhile: the rate is half of the truth, and counts twice.
+const KNOWN: Duration = Duration::from_millis(300);
+/// And a doubtful one here.
+const SURE: Duration = Duration::from_millis(1000);
 const LOOK: Duration = Duration::from_millis(10);
 /// Two opens this far apart belong together.
 const TOGETHER: Duration = Duration::from_secs(2);
@@ -56,9 +62,51 @@ struct Known {
     quiet: HashMap<ScopeId, Instant>,
 }
 
-fn note(opened: &mut Vec<(MountId, Instant)>, mount: MountId) {
+impl Known {
+    /// Another mount reads this file, or is about to. If none does, this one is noted as the first.
+    fn has_company(
+        &mut self,
+        scope: &ScopeId,
+        mount: MountId,
+        file: u64,
+        now: Instant,
+        is_read: impl FnOnce() -> bool,
+    ) -> bool {
+        let since = |at: Instant| now.saturating_duration_since(at);
+        self.quiet.retain(|_, at| since(*at) < QUIET);
+        if self.opened.len() >= FILES_MAX {
+            self.opened.retain(|_, by| by.iter().any(|(_, at)| since(*at) < TOGETHER));
+            if self.opened.len() >= FILES_MAX {
+                return false;
+            }
+        }
+        let quiet = self.quiet.contains_key(scope);
+        let opened = self.opened.entry(file).or_default();
+        let last = opened.iter().filter(|(id, _)| *id != mount).map(|(_, at)| since(*at)).min();
+        if !quiet && last.is_some_and(|last| last < TOGETHER || is_read()) {
+            return true;
+        }
+        note(opened, mount, now);
+        false
+    }
+
+    /// The OPEN goes on, the file being whole or not.
+    fn goes_on(&mut self, scope: &ScopeId, mount: MountId, file: u64, now: Instant, whole: bool) {
+        if whole {
+            self.opened.remove(&file);
+            return;
+        }
+        // Given up or out of time: it was in vain.
+        self.quiet.insert(scope.clone(), now);
+        if let Some(opened) = self.opened.get_mut(&file) {
+            note(opened, mount, now);
+        }
+    }
+}
+
+fn note(opened: &mut Vec<(MountId, Instant)>, mount: MountId, now: Instant) {
     opened.retain(|(id, _)| *id != mount);
-    opened.push((mount, Instant::now()));
+    opened.push((mount, now));
 }
 
 /// What one look at a file says about those who wait for it.
@@ -80,28 +128,35 @@ fn judge(now: &Progress, waited: Duration, seen: &mut Option<Seen>) -> Judgement
         return Judgement::Go;
     }
     let Some((since, before)) = *seen else {
+        if waited >= WATCHED {
+            return Judgement::InVain;
+        }
         if now.fetching && now.in_sequence >= IN_SEQUENCE {
             *seen = Some((waited, now.present));
-        } else if waited >= WATCHED {
-            return Judgement::InVain;
         }
         return Judgement::Wait;
     };
-    let measured = waited - since;
-    let hope = match MEASURED.map(|least| measured >= least) {
-        [false, _] => return Judgement::Wait,
-        [true, false] => 2.0,
-        [true, true] => 1.0,
-    };
-    let rate = now.present.saturating_sub(before) as f64 / measured.as_secs_f64();
-    let needed = (now.size - now.present) as f64 / rate.max(1.0);
+    if waited < KNOWN {
+        return Judgement::Wait;
+    }
+    let hope = if waited < SURE { 2.0 } else { 1.0 };
+    let rate = now.present.saturating_sub(before) as f64 / (waited - since).as_secs_f64();
+    let needed = now.size.saturating_sub(now.present) as f64 / rate.max(1.0);
     if needed <= hope * (LIMIT - waited).as_secs_f64() { Judgement::Wait } else { Judgement::InVain }
 }
 
 impl Together {
     /// Returns when the OPEN of `file` (inode number `ino`) by `mount` may go on.
     pub(crate) async fn open(&self, mount: &Mount, ino: u64, file: &Arc<File>) {
-        if file.key().size < ANNOUNCED_FROM || file.is_whole() || !self.has_company(mount, file) {
+        if file.key().size < ANNOUNCED_FROM || file.is_whole() {
+            return;
+        }
+        let is_read = || {
+            let now = file.progress();
+            now.fetching && now.in_sequence >= IN_SEQUENCE
+        };
+        let scope = &mount.scope.id;
+        if !self.lock().has_company(scope, mount.id, file.id(), Instant::now(), is_read) {
             return;
         }
         // Whole is not enough: the metadata store must say so before the worker looks there.
@@ -116,47 +171,13 @@ impl Together {
             }
             match judgement {
                 Judgement::Go if now.whole && waited < LIMIT && !noted() => {}
-                Judgement::Go => break,
+                Judgement::Go | Judgement::InVain => break,
                 Judgement::Wait if seen.is_some() && hurry.is_none() => hurry = Some(file.hurry()),
                 Judgement::Wait => {}
-                Judgement::InVain => {
-                    let mut known = self.lock();
-                    known.quiet.retain(|_, since| since.elapsed() < QUIET);
-                    known.quiet.insert(mount.scope.id.clone(), Instant::now());
-                    break;
-                }
             }
             tokio::time::sleep(LOOK).await;
         }
-        let mut known = self.lock();
-        if file.is_whole() {
-            known.opened.remove(&file.id());
-        } else if let Some(opened) = known.opened.get_mut(&file.id()) {
-            note(opened, mount.id);
-        }
-    }
-
-    /// Another mount reads this file, or is about to. If none does, this one is noted as the first.
-    fn has_company(&self, mount: &Mount, file: &Arc<File>) -> bool {
-        let mut known = self.lock();
-        let quiet = known.quiet.get(&mount.scope.id).is_some_and(|since| since.elapsed() < QUIET);
-        if known.opened.len() >= FILES_MAX {
-            known.opened.retain(|_, by| by.iter().any(|(_, at)| at.elapsed() < TOGETHER));
-            if known.opened.len() >= FILES_MAX {
-                return false;
-            }
-        }
-        let opened = known.opened.entry(file.id()).or_default();
-        let last = opened.iter().filter(|(id, _)| *id != mount.id).map(|(_, at)| at.elapsed()).min();
-        let is_read = || {
-            let now = file.progress();
-            now.fetching && now.in_sequence >= IN_SEQUENCE
-        };
-        if !quiet && last.is_some_and(|last| last < TOGETHER || is_read()) {
-            return true;
-        }
-        note(opened, mount.id);
-        false
+        self.lock().goes_on(scope, mount.id, file.id(), Instant::now(), file.is_whole());
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -167,6 +188,7 @@ impl Together {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const GIB: u64 = 1 << 30;
 
@@ -194,26 +216,72 @@ mod tests {
         assert_eq!(judge(&slow(0, GIB / 20), ms(0), &mut seen), Judgement::Wait);
         assert_eq!(judge(&slow(290, GIB / 20), ms(290), &mut seen), Judgement::Wait);
         assert_eq!(judge(&slow(300, GIB / 20), ms(300), &mut seen), Judgement::InVain, "40 s");
-        assert_eq!(
-            judge(&slow(990, GIB / 8), ms(990), &mut seen),
-            Judgement::Wait,
-            "16 s, it may get faster"
-        );
-        assert_eq!(judge(&slow(1000, GIB / 8), ms(1000), &mut seen), Judgement::InVain, "it did not");
-        assert_eq!(judge(&slow(1000, GIB / 4), ms(1000), &mut seen), Judgement::Wait, "7 s");
+        assert_eq!(judge(&slow(990, GIB / 4), ms(990), &mut seen), Judgement::Wait, "8 s, it may get faster");
+        assert_eq!(judge(&slow(1000, GIB / 4), ms(1000), &mut seen), Judgement::InVain, "it did not");
+        assert_eq!(judge(&slow(1000, GIB / 2), ms(1000), &mut seen), Judgement::Wait, "4 s");
     }
 
     #[test]
     fn one_that_nobody_reads_in_sequence_is_watched_for_a_moment_only() {
         let mut seen = None;
         let random = Progress { in_sequence: 1 << 20, ..at(0) };
-        assert_eq!(judge(&random, ms(240), &mut seen), Judgement::Wait);
+        assert_eq!(judge(&random, ms(140), &mut seen), Judgement::Wait);
         assert_eq!(judge(&random, WATCHED, &mut seen), Judgement::InVain);
     }
 
+    /// R12's numbers. Whatever a file does: jumps, stands still, loses its reader, fails to be fetched.
     #[test]
-    fn no_open_waits_beyond_the_limit() {
+    fn no_open_waits_longer_than_promised() {
+        let (promised, until_known) = (ms(5000), ms(300));
         let mut seen = Some((ms(0), 0));
-        assert_eq!(judge(&at(2 * GIB - 1), LIMIT, &mut seen), Judgement::Go);
+        assert_eq!(judge(&at(2 * GIB - 1), promised, &mut seen), Judgement::Go);
+        proptest!(|(steps in proptest::collection::vec((0_u64..64 << 20, any::<bool>(), 0_u64..8 << 20), 600))| {
+            let (mut seen, mut present, mut first) = (None, 0, None);
+            for (n, (bytes, fetching, in_sequence)) in steps.into_iter().enumerate() {
+                let waited = ms(10 * n as u64);
+                let now = Progress { whole: false, size: 2 * GIB, present, fetching, in_sequence };
+                let judgement = judge(&now, waited, &mut seen);
+                if seen.is_some() {
+                    first.get_or_insert((waited, present));
+                }
+                // Twice the rate that was seen must bring the rest in time, or it is known that it does not.
+                if waited >= until_known && judgement == Judgement::Wait {
+                    let (since, before) = first.expect("a wait beyond that has a reader");
+                    let rate = (present - before) as f64 / (waited - since).as_secs_f64();
+                    let rest = (2 * GIB - present) as f64;
+                    prop_assert!(rest <= 2.0 * rate * (promised - waited).as_secs_f64() + 1.0, "{waited:?}");
+                }
+                if judgement != Judgement::Wait {
+                    return Ok(());
+                }
+                prop_assert!(waited < promised);
+                present = (present + bytes).min(2 * GIB - 1);
+            }
+            prop_assert!(false, "it waits for ever");
+        });
+    }
+
+    #[test]
+    fn a_wait_that_brought_nothing_is_not_repeated_for_ten_seconds() {
+        let id = |digit: &str| ScopeId::parse(&digit.repeat(32)).expect("32 hexadecimal digits are a scope");
+        let (scope, other) = (id("a"), id("b"));
+        let (start, mut known) = (Instant::now(), Known::default());
+        let mut opens = |scope: &ScopeId, file: u64, mount: u64, at: u64| {
+            known.has_company(scope, MountId(mount), file, start + ms(at), || true)
+        };
+        assert!(!opens(&scope, 1, 1, 0), "the first");
+        assert!(opens(&scope, 1, 2, 10), "waits for it");
+        // Out of time, as well as given up: either brought nothing.
+        known.goes_on(&scope, MountId(2), 1, start + ms(5010), false);
+        let mut opens = |scope: &ScopeId, file: u64, mount: u64, at: u64| {
+            known.has_company(scope, MountId(mount), file, start + ms(at), || true)
+        };
+        for (file, mount, at) in [(1, 3, 5020), (2, 1, 5030), (2, 2, 6000), (1, 4, 15_000)] {
+            assert!(!opens(&scope, file, mount, at), "no wait at {at} ms");
+        }
+        assert!(!opens(&other, 9, 1, 6000) && opens(&other, 9, 2, 6010), "another scope's is its own");
+        assert!(opens(&scope, 1, 5, 15_011), "ten seconds later");
+        known.goes_on(&scope, MountId(5), 1, start + ms(15_100), true);
+        assert!(known.quiet.is_empty() && !known.opened.contains_key(&1), "nothing is kept of what is over");
     }
 }
