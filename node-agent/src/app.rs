@@ -8,6 +8,7 @@ use crate::config::{Config, TierKind};
 use crate::departure::{self, End, Order};
 use crate::directories;
 use crate::heals::{HealCause, Heals};
+use crate::http::Page;
 use crate::memory;
 use crate::metrics::{Metrics, TierLabel};
 use crate::neighbours::Neighbours;
@@ -217,7 +218,15 @@ impl App {
                 let bound = listener.local_addr()?;
                 tracing::info!(address = %bound, "metrics page");
                 let refresh = gauges(metrics.clone(), volumes.clone(), engine.clone(), spawner.clone());
-                servers.push(tokio::spawn(crate::http::serve(listener, metrics, refresh)));
+                let page = Page::new(Arc::new(move || {
+                    refresh();
+                    metrics.page()
+                }));
+                servers.push(tokio::spawn(crate::http::serve(
+                    listener,
+                    page,
+                    crate::http::Limits::default(),
+                )));
                 Some(bound)
             }
         };

@@ -52,3 +52,46 @@ fn the_manifests_start_a_controller_and_nodes() {
         assert_eq!(node.cache_roots.len(), 1 + usize::from(overlay.is_some()));
     }
 }
+
+/// As docs/configuration.md and docs/operations.md say.
+#[test]
+fn prometheus_alone_is_let_in_and_the_agent_reaches_no_metadata_service() {
+    use serde_json::{Value, json};
+    let text = std::fs::read_to_string(repository("deploy/manifests/base/networkpolicies.yaml")).unwrap();
+    let policies: Vec<Value> = text
+        .split("\n---\n")
+        .filter(|document| document.contains("kind: NetworkPolicy"))
+        .map(|document| serde_saphyr::from_str(document).unwrap())
+        .collect();
+    let [ingress, egress] = &policies[..] else { panic!("{policies:?}") };
+    let prometheus = json!([{
+        "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": "monitoring" } },
+        "podSelector": { "matchLabels": { "app.kubernetes.io/name": "prometheus" } },
+    }]);
+    let metrics = json!([{ "protocol": "TCP", "port": "metrics" }]);
+    let expected = json!({
+        "podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{ "from": prometheus, "ports": metrics }],
+    });
+    assert_eq!(ingress["spec"], expected);
+    let docs = std::fs::read_to_string(repository("docs/operations.md")).unwrap();
+    assert!(docs.contains("`app.kubernetes.io/name: prometheus` of the namespace `monitoring`"));
+    let values = std::fs::read_to_string(repository("deploy/chart/millpond/values.yaml")).unwrap();
+    let values: Value = serde_saphyr::from_str(&values).unwrap();
+    assert_eq!(values["networkPolicies"]["prometheus"], prometheus);
+    let chart =
+        std::fs::read_to_string(repository("deploy/chart/millpond/templates/networkpolicies.yaml")).unwrap();
+    assert!(chart.contains("{{- with .Values.networkPolicies.prometheus }}\n  ingress:\n    - from:"));
+
+    let blocks = egress["spec"]["egress"][0]["to"].as_array().unwrap();
+    let except = |cidr: &str| {
+        let block = blocks.iter().map(|to| &to["ipBlock"]).find(|block| block["cidr"] == cidr).unwrap();
+        block["except"].as_array().unwrap().iter().map(|c| c.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    for address in ["169.254.169.254/32", "169.254.170.23/32", "100.100.100.200/32", "168.63.129.16/32"] {
+        assert!(except("0.0.0.0/0").iter().any(|a| a == address), "{address}");
+        assert!(chart.contains(address), "{address}");
+    }
+    for address in ["fd00:ec2::254/128", "fd20:ce::254/128"] {
+        assert!(except("::/0").iter().any(|a| a == address) && chart.contains(address), "{address}");
+    }
+}
