@@ -20,7 +20,9 @@ use std::process::{ExitCode, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, BufReader};
-use volume::{AllowList, Credentials, Parameters, SourceUrl, TemplateValues, VolumeId, VolumeSpec};
+use volume::{
+    AllowList, Credentials, EndpointPattern, Parameters, SourceUrl, TemplateValues, VolumeId, VolumeSpec,
+};
 
 const MOUNT: MountId = MountId(1);
 const INIT_LIMIT: Duration = Duration::from_secs(5);
@@ -282,7 +284,12 @@ fn config(options: &MountOptions, spec: &VolumeSpec) -> Result<Config> {
         },
         allow: AllowList {
             sources: vec!["s3://*".into()],
-            endpoints: spec.parameters.endpoint.iter().map(ToString::to_string).collect(),
+            endpoints: spec
+                .parameters
+                .endpoint
+                .iter()
+                .map(|endpoint| EndpointPattern::parse(endpoint.as_str()))
+                .collect::<Result<_, _>>()?,
             roots: vec!["/".into()],
         },
         cache: Cache::with_tiers(

@@ -145,6 +145,7 @@ impl App {
         let limits = Arc::new(store::Limits::new(store::LimitsConfig {
             requests: config.store.max_requests,
             bytes_per_second: Some(config.store.bandwidth.0).filter(|b| *b > 0),
+            egress: config.egress(),
             ..store::LimitsConfig::default()
         }));
         let (give_order, orders) = mpsc::unbounded_channel();

@@ -140,6 +140,11 @@ pub struct Store {
     pub max_requests: usize,
     /// Most bytes per second from all stores; 0 is no limit.
     pub bandwidth: Size,
+    /// The cluster's own networks: only endpoints whose host is written out in `allow.endpoints` are asked there.
+    pub forbidden_networks: Vec<store::Network>,
+    /// Where pods find the API server. Not of the file: the kubelet tells each pod.
+    #[serde(skip)]
+    pub api_server: Option<store::Network>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -303,7 +308,7 @@ fn free_inodes() -> u8 {
 
 impl Default for Store {
     fn default() -> Self {
-        Self { max_requests: 64, bandwidth: Size(0) }
+        Self { max_requests: 64, bandwidth: Size(0), forbidden_networks: Vec::new(), api_server: None }
     }
 }
 
@@ -337,8 +342,11 @@ impl Config {
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        let config: Self = toml::from_str(&text)
+        let mut config: Self = toml::from_str(&text)
             .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })?;
+        // A name there would be an odd cluster's; it is not resolved here.
+        config.store.api_server =
+            std::env::var("KUBERNETES_SERVICE_HOST").ok().and_then(|address| address.parse().ok());
         config.check()?;
         Ok(config)
     }
@@ -415,6 +423,12 @@ impl Config {
         Ok(())
     }
 
+    /// Which addresses stores may have.
+    pub fn egress(&self) -> store::EgressConfig {
+        let forbidden = self.store.forbidden_networks.iter().chain(&self.store.api_server);
+        store::EgressConfig { named: self.allow.endpoints.clone(), forbidden: forbidden.copied().collect() }
+    }
+
     pub fn withhold(&self) -> link::worker::Withhold {
         let has = |f| self.workers.withhold.contains(&f);
         link::worker::Withhold {
@@ -471,6 +485,8 @@ mod tests {
             ("kind = \"ssd\"", "kind = \"tape\"", "tape"),
             ("paths = [\"/cache\"]", "paths = []", "no paths"),
             ("[cache]", "[cache]\ndisk_timeout = \"100ms\"", "disk_timeout"),
+            ("[cache]", "[allow]\nendpoints = [\"https://minio*\"]\n[cache]", "https://*.domain"),
+            ("[cache]", "[store]\nforbidden_networks = [\"10.96/12\"]\n[cache]", "10.96.0.0/12"),
             ("[cache]", "[workers]\nhang_limit = \"1s\"\n[cache]", "hang_limit"),
             ("[cache]", "[workers]\nmisbehave = [{name = \"a\", do = \"dance\"}]\n[cache]", "dance"),
         ] {

@@ -5,8 +5,8 @@
 use futures::{StreamExt, TryStreamExt};
 use std::sync::Arc;
 use std::time::Instant;
-use store::{Kind, Limits, LimitsConfig, NoObserver};
-use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
+use store::{EgressConfig, Kind, Limits, LimitsConfig, NoObserver};
+use volume::{Credentials, EndpointPattern, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
 const PART: u64 = 8 << 20;
 
@@ -15,11 +15,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let mut next = || arguments.next().ok_or("throughput ENDPOINT KEY PARALLEL");
     let (endpoint, key, parallel) = (next()?, next()?, next()?.parse::<usize>()?);
+    // Whoever starts this means it.
+    let named = vec![EndpointPattern::parse(&endpoint)?];
+    let egress = EgressConfig { named, ..EgressConfig::default() };
     let parameters =
         Parameters { endpoint: Some(endpoint.parse()?), allow_http: true, ..Parameters::default() };
     let spec = VolumeSpec { id: VolumeId::parse("v")?, source: SourceUrl::parse("s3://bucket")?, parameters };
     let credentials = Credentials::from_environment(|name| std::env::var(name).ok())?;
-    let limits = Arc::new(Limits::new(LimitsConfig::default()));
+    let limits = Arc::new(Limits::new(LimitsConfig { egress, ..LimitsConfig::default() }));
     let source = store::open(&spec, &credentials, limits, Arc::new(NoObserver))?;
     let entry = source.head(key.as_bytes()).await?.ok_or("no such key")?;
     let Kind::File { size, version } = entry.kind else { return Err("not a file".into()) };

@@ -6,6 +6,7 @@
 //! open connections.
 
 mod directory;
+mod egress;
 mod error;
 mod keys;
 mod limits;
@@ -13,6 +14,7 @@ mod observe;
 mod retry;
 mod s3;
 
+pub use egress::{BadNetwork, EgressConfig, Network};
 pub use error::StoreError;
 pub use limits::{Limits, LimitsConfig};
 pub use observe::{NoObserver, Observer, Outcome, RetryCause};

@@ -1,6 +1,7 @@
 //! What all sources of one agent share: request slots, bandwidth, and the HTTP client with its connections.
 
 use crate::StoreError;
+use crate::egress::{EgressConfig, Judging, Permission};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -17,6 +18,8 @@ pub struct LimitsConfig {
     /// How long a store may send nothing before the attempt is given up; doubles with each such attempt of one
     /// request, so that a store that is only slow gets its answer through.
     pub stall_timeout: Duration,
+    /// Which addresses may be asked.
+    pub egress: EgressConfig,
 }
 
 impl Default for LimitsConfig {
@@ -26,6 +29,7 @@ impl Default for LimitsConfig {
             bytes_per_second: None,
             connect_timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(10),
+            egress: EgressConfig::default(),
         }
     }
 }
@@ -43,10 +47,17 @@ pub struct Limits {
     metadata: Arc<Semaphore>,
     data: Arc<Semaphore>,
     bandwidth: Option<Mutex<Bucket>>,
-    /// For `http://`. Apart from the other because it must work on a machine without certificates.
+    clients: Clients,
+}
+
+/// Made when they are needed. Those for `http://` are apart because they must work on a machine without certificates;
+/// those for endpoints that may be anywhere, because what they are connected to is not judged.
+#[derive(Debug, Default)]
+struct Clients {
     plain: OnceLock<reqwest::Client>,
-    /// For `https://`.
     secure: OnceLock<reqwest::Client>,
+    plain_anywhere: OnceLock<reqwest::Client>,
+    secure_anywhere: OnceLock<reqwest::Client>,
 }
 
 /// A request slot; free again on drop.
@@ -63,8 +74,7 @@ impl Limits {
             metadata: Arc::new(Semaphore::new(metadata)),
             data: Arc::new(Semaphore::new(requests - metadata)),
             bandwidth: config.bytes_per_second.map(|rate| Mutex::new(Bucket::new(rate))),
-            plain: OnceLock::new(),
-            secure: OnceLock::new(),
+            clients: Clients::default(),
             config,
         }
     }
@@ -97,10 +107,18 @@ impl Limits {
         }
     }
 
-    /// One client for all sources of a scheme: it holds connections and TLS roots, no credentials.
+    /// One client for all sources of a scheme and a permission: it holds connections and TLS roots, no credentials.
     pub(crate) fn client(&self, endpoint: &str) -> Result<reqwest::Client, StoreError> {
+        let invalid = |why| StoreError::Invalid { what: endpoint.to_owned(), why };
+        let url = reqwest::Url::parse(endpoint).map_err(|e| invalid(format!("it is no URL: {e}")))?;
+        let permission = self.config.egress.check(&url).map_err(|refused| refused.of(endpoint))?;
         let plain = endpoint.starts_with("http://");
-        let kept = if plain { &self.plain } else { &self.secure };
+        let kept = match (plain, permission) {
+            (true, Permission::Judged) => &self.clients.plain,
+            (false, Permission::Judged) => &self.clients.secure,
+            (true, Permission::Anywhere) => &self.clients.plain_anywhere,
+            (false, Permission::Anywhere) => &self.clients.secure_anywhere,
+        };
         if let Some(client) = kept.get() {
             return Ok(client.clone());
         }
@@ -120,6 +138,9 @@ impl Limits {
             // One stream per connection: parts in parallel want bandwidth, and HTTP/2 would share one window.
             .http1_only()
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")));
+        if permission == Permission::Judged {
+            builder = builder.dns_resolver(Judging::new(self.config.egress.clone()));
+        }
         if plain {
             // It verifies nothing, so it needs no roots; without this, building fails where there are none.
             builder = builder.tls_certs_only([]);

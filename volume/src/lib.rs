@@ -6,6 +6,7 @@
 mod allow;
 mod allowed;
 mod credentials;
+mod endpoint;
 #[cfg(test)]
 #[allow(dead_code, reason = "each crate uses some of it")]
 #[path = "../../testkit/src/golden.rs"]
@@ -20,6 +21,7 @@ mod wire;
 
 pub use allow::{AllowList, NotAllowed};
 pub use credentials::{Credentials, CredentialsError, ScopeId, ScopeKey};
+pub use endpoint::{BadPattern, EndpointPattern};
 pub use id::{BadVolumeId, VolumeId};
 pub use parameters::{
     Addressing, Freshness, KNOWN_PARAMETERS, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS,

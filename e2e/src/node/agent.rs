@@ -40,6 +40,8 @@ pub struct AgentOptions {
     pub environment: Option<(&'static str, &'static str)>,
     /// The sources that may be used.
     pub allow: &'static str,
+    /// The endpoints that may be asked. Those of tests are on this machine, so they must be named.
+    pub endpoints: &'static [&'static str],
     pub version: Version,
     /// Of csi-plugin.
     pub plugin: Version,
@@ -102,6 +104,7 @@ impl Default for AgentOptions {
             misbehave: Vec::new(),
             environment: None,
             allow: "s3://*",
+            endpoints: &["http://127.0.0.1:*", "http://localhost:*"],
             version: Version::This,
             plugin: Version::This,
             hang_limit: None,
@@ -145,7 +148,7 @@ impl AgentOptions {
         writeln!(text, "source_wait = {:?}", self.source_wait)?;
         writeln!(text, "environment_credentials = {}", self.environment.is_some())?;
         writeln!(text, "[allow]\nsources = [{:?}]", self.allow)?;
-        writeln!(text, "endpoints = [\"http://127.0.0.1*\", \"http://localhost*\"]")?;
+        writeln!(text, "endpoints = {:?}", self.endpoints)?;
         writeln!(text, "roots = {}", list(&[path(places.buckets())]))?;
         writeln!(text, "[cache]\nmetadata_dir = {}", path(places.cache().join("meta")))?;
         writeln!(text, "block = {:?}\nmemory = {:?}", self.block, self.memory)?;

@@ -73,6 +73,27 @@ fn an_inline_volume_reads_nobodys_cache_without_credentials_of_its_own() -> Resu
     node.finish()
 }
 
+#[test]
+fn an_endpoint_that_a_star_covers_does_not_lead_to_the_node() -> Result<()> {
+    let mut node = Node::start(AgentOptions { endpoints: &["http://*"], ..AgentOptions::default() })?;
+    let (_, port) = node.server.address().rsplit_once(':').context("an address has a port")?;
+    let by_name = format!("http://localhost:{port}");
+    node.server.reset()?;
+    for (n, endpoint) in [node.server.endpoint(), by_name].iter().enumerate() {
+        let mut volume = inline(&node, n as u8);
+        volume.context.insert("endpoint".into(), endpoint.clone());
+        let status = publish_inline(&node, &volume, "pod", &e2e::node::secrets()).err();
+        let status = status.with_context(|| format!("{endpoint} was asked"))?;
+        println!("{status:?}");
+        assert!(matches!(status.code(), Code::PermissionDenied | Code::InvalidArgument), "{status:?}");
+        assert!(status.message().contains("loopback"), "{status:?}");
+        assert!(status.message().contains("allow.endpoints"), "what to do: {status:?}");
+    }
+    let asked = node.server.stats()?.requests;
+    assert!(asked.is_empty(), "nothing was sent: {asked:?}");
+    node.finish()
+}
+
 /// A store of its own keys, which can be exchanged; what lies in it is the node's.
 struct Keyed {
     server: Option<Server>,

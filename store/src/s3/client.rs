@@ -2,6 +2,7 @@
 
 use super::answer::{self, judge};
 use super::{date, listing};
+use crate::egress::Refused;
 use crate::keys::{encode_path, encode_query, show};
 use crate::limits::Limits;
 use crate::observe::{Observer, RetryCause};
@@ -228,6 +229,10 @@ impl Client {
 
     /// No answer at all: why, and is it worth a retry?
     fn unreachable(&self, what: &str, error: reqwest::Error) -> Fault {
+        // Nor does asking again make another address of it. (The next request of the volume's resolves it anew.)
+        if let Some(refused) = Refused::find(&error) {
+            return Fault::Fail(refused.of(what));
+        }
         let connect = error.is_connect();
         let why = chain(&error.without_url());
         // rustls's words; its types are not ours to name. A certificate does not become valid by asking again.

@@ -5,9 +5,9 @@ use futures::TryStreamExt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use store::{Limits, LimitsConfig, Observer, Outcome, RetryCause, Source, StoreError, Version};
+use store::{EgressConfig, Limits, LimitsConfig, Observer, Outcome, RetryCause, Source, StoreError, Version};
 use testkit::s3::{ACCESS_KEY, SECRET_KEY, Server};
-use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
+use volume::{Credentials, EndpointPattern, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
 pub const BUCKET: &str = "bucket";
 
@@ -27,7 +27,14 @@ pub fn keys(id: &str, secret: &str) -> Credentials {
 
 /// Short enough that a test can wait for a stall.
 pub fn quick() -> LimitsConfig {
-    LimitsConfig { stall_timeout: Duration::from_millis(300), ..LimitsConfig::default() }
+    LimitsConfig { stall_timeout: Duration::from_millis(300), egress: named(), ..LimitsConfig::default() }
+}
+
+/// The servers of tests are on this machine, which an operator must name.
+pub fn named() -> EgressConfig {
+    let entries = ["http://127.0.0.1:*", "https://127.0.0.1:*"];
+    let named = entries.map(|entry| EndpointPattern::parse(entry).unwrap()).to_vec();
+    EgressConfig { named, ..EgressConfig::default() }
 }
 
 pub fn open(spec: &VolumeSpec, limits: LimitsConfig, observer: Arc<dyn Observer>) -> Arc<dyn Source> {

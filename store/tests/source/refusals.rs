@@ -3,9 +3,9 @@
 use crate::common::*;
 use std::sync::Arc;
 use std::time::Duration;
-use store::{Limits, NoObserver, StoreError};
+use store::{EgressConfig, Limits, LimitsConfig, NoObserver, StoreError};
 use testkit::s3::{ACCESS_KEY, Config, Key, Memory, Rights, SECRET_KEY, Server};
-use volume::{Credentials, VolumeSpec};
+use volume::{Credentials, EndpointPattern, VolumeSpec};
 
 const LIMIT: Duration = Duration::from_secs(2);
 
@@ -164,4 +164,36 @@ async fn redirects_are_reported_not_followed() {
     let (error, text) = refused(&spec, &keys(ACCESS_KEY, SECRET_KEY)).await;
     assert!(matches!(error, StoreError::Invalid { .. }) && text.contains("endpoint"), "{text}");
     assert_eq!(server.stats().total(), 0);
+}
+
+#[tokio::test]
+async fn an_endpoint_on_the_node_must_be_named() {
+    let server = server(false).await;
+    let credentials = keys(ACCESS_KEY, SECRET_KEY);
+    let open = |endpoint: &str, named: &[&str]| {
+        let mut spec = spec(&server, "s3://bucket");
+        spec.parameters.endpoint = Some(endpoint.parse().unwrap());
+        let named = named.iter().map(|entry| EndpointPattern::parse(entry).unwrap()).collect();
+        let egress = EgressConfig { named, ..EgressConfig::default() };
+        let limits = Limits::new(LimitsConfig { egress, ..quick() });
+        store::open(&spec, &credentials, Arc::new(limits), Arc::new(NoObserver))
+    };
+    let port = server.endpoint().rsplit(':').next().unwrap().to_owned();
+    let (address, name) = (format!("http://127.0.0.1:{port}"), format!("http://localhost:{port}"));
+    for star in ["http://*", "http://*:*"] {
+        let error = open(&address, &[star]).map(drop).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, StoreError::Invalid { .. }), "{error:?}");
+        assert!(text.contains("127.0.0.1") && text.contains("allow.endpoints"), "{text}");
+        // A name is found out when it is asked, and not asked again and again.
+        let begun = std::time::Instant::now();
+        let error = open(&name, &[star]).unwrap().check(Duration::from_secs(60)).await.unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, StoreError::Invalid { .. }), "{error:?}");
+        assert!(text.contains("localhost has address") && text.contains("loopback"), "{text}");
+        assert!(begun.elapsed() < Duration::from_secs(30), "it was tried again");
+    }
+    for endpoint in [&address, &name] {
+        open(endpoint, &["http://*", endpoint]).unwrap().check(LIMIT).await.unwrap();
+    }
 }
