@@ -29,22 +29,27 @@ pub struct Claim {
 }
 
 impl Claims {
-    /// `uid`: where the provisioner told it, a claim of that name that is another one does not count.
-    pub fn get(&self, namespace: &str, name: &str, uid: Option<&str>) -> Result<Claim, Failure> {
+    /// None: there is none. `uid`: where the provisioner told it, a claim of that name that is another one does not
+    /// count.
+    pub fn get(&self, namespace: &str, name: &str, uid: Option<&str>) -> Result<Option<Claim>, Failure> {
         let api: Api<PersistentVolumeClaim> = Api::namespaced(self.cluster.client(), namespace);
         let claim = match self.cluster.wait("read the PersistentVolumeClaim", api.get(name)) {
             Ok(claim) => claim,
-            Err(ClusterError::Absent) => return Err(gone(namespace, name)),
+            Err(ClusterError::Absent) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         let metadata = claim.metadata;
         if uid.is_some() && metadata.uid.as_deref() != uid {
-            return Err(gone(namespace, name));
+            return Ok(None);
         }
         let annotations = metadata.annotations.unwrap_or_default();
         let class = annotations.get(CLASS_ANNOTATION).cloned().filter(|c| !c.is_empty());
         let class = class.or_else(|| claim.spec.and_then(|spec| spec.storage_class_name));
-        Ok(Claim { uid: metadata.uid, annotations, namespace: namespace.to_owned(), class })
+        Ok(Some(Claim { uid: metadata.uid, annotations, namespace: namespace.to_owned(), class }))
+    }
+
+    pub fn gone(namespace: &str, name: &str) -> Failure {
+        Failure::Unavailable(format!("PersistentVolumeClaim {namespace}/{name} does not exist any more"))
     }
 
     /// A claim that chooses its source must not do so with the rights of somebody else.
@@ -65,10 +70,6 @@ impl Claims {
             Err(error) => Err(error.into()),
         }
     }
-}
-
-fn gone(namespace: &str, name: &str) -> Failure {
-    Failure::Unavailable(format!("PersistentVolumeClaim {namespace}/{name} does not exist any more"))
 }
 
 fn judge(

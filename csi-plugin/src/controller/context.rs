@@ -1,6 +1,7 @@
 //! From a class's parameters and a claim to the volume context: what the node will be told.
 
 use super::Inner;
+use super::claim::Claims;
 use super::records::Record;
 use crate::request::{CREDENTIALS, OWN_CREDENTIALS, PVC_NAME, PVC_NAMESPACE, PVC_UID, own_keys};
 use crate::status::Failure;
@@ -8,9 +9,28 @@ use proto::csi::v1::CreateVolumeRequest;
 use std::collections::BTreeMap;
 use volume::{Parameters, TEMPLATED_PARAMETERS, TemplateValues, claim_chooses, expand, uses_annotations};
 
+/// Why a request becomes no context.
+#[derive(Debug)]
+pub(super) enum Unfilled {
+    /// The request, or the class behind it: nobody gets a volume by it.
+    Refused(Failure),
+    /// What the claim says by now, or that it is gone. If it said something else when its volume was recorded, that
+    /// counts.
+    Claim(Failure),
+}
+
+impl<E: Into<Failure>> From<E> for Unfilled {
+    fn from(error: E) -> Self {
+        Self::Refused(error.into())
+    }
+}
+
 impl Inner {
     /// Checked parameters, templates filled in; keys of Kubernetes left out, keys of ours added.
-    pub(super) fn context(&self, request: &CreateVolumeRequest) -> Result<BTreeMap<String, String>, Failure> {
+    pub(super) fn context(
+        &self,
+        request: &CreateVolumeRequest,
+    ) -> Result<BTreeMap<String, String>, Unfilled> {
         let parameters = &request.parameters;
         let known = |key: &str| {
             parameters.get(&format!("csi.storage.k8s.io/{key}")).cloned().filter(|value| !value.is_empty())
@@ -31,18 +51,28 @@ impl Inner {
                 )
             })?;
             let (Some(namespace), Some(name)) = (&values.pvc_namespace, &values.pvc_name) else {
-                return Err(Failure::Invalid(
+                return Err(Unfilled::Refused(Failure::Invalid(
                     "this class looks at its claims, and the provisioner did not say which claim this is: run it with --extra-create-metadata".into(),
-                ));
+                )));
             };
             let claim = claims.get(namespace, name, known("pvc/uid").as_deref())?;
+            let claim = claim.ok_or_else(|| Unfilled::Claim(Claims::gone(namespace, name)))?;
             if chooses {
                 claims.check_class(&claim, parameters)?;
             }
             pvc_uid = claim.uid.or(pvc_uid);
             values.pvc_annotations = claim.annotations;
         }
+        self.fill(own, values, chooses, pvc_uid).map_err(Unfilled::Claim)
+    }
 
+    fn fill(
+        &self,
+        own: BTreeMap<&str, &str>,
+        values: TemplateValues,
+        chooses: bool,
+        pvc_uid: Option<String>,
+    ) -> Result<BTreeMap<String, String>, Failure> {
         let (source, parsed) = Parameters::parse(own.clone(), &values)?;
         if let Some(allow) = &self.allow {
             allow.check(&source, &parsed).map_err(|e| Failure::Denied(e.to_string()))?;

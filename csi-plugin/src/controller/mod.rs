@@ -13,6 +13,7 @@ use crate::request::{access, not_offered};
 use crate::status::Failure;
 use capacity::Range;
 use claim::Claims;
+use context::Unfilled;
 use proto::csi::v1::controller_server::Controller;
 use proto::csi::v1::controller_service_capability::{Rpc, Type, rpc};
 use proto::csi::v1::*;
@@ -92,7 +93,8 @@ impl Inner {
                 }
                 Ok(record)
             }
-            Err(failure) => Err(failure),
+            Err(Unfilled::Refused(failure)) => return Err(failure),
+            Err(Unfilled::Claim(failure)) => Err(failure),
         };
         // Of an answer that was lost: the same question has the same answer, whatever became of the claim meanwhile.
         let existing = match (self.records.get(&id), made) {

@@ -43,6 +43,16 @@ async fn a_lost_answer_is_given_again_whatever_became_of_the_claim() {
     api.state().objects.remove(CLAIM);
     assert_eq!(client.create_volume(claimed(&class)).await.unwrap().into_inner(), first);
 
+    // A class that was made anew with somebody else's secret is no better for an answer that was lost; nor one that
+    // cannot be looked at.
+    claim(&api, &[(SOURCE, "s3://bucket/team/second")]);
+    let foreign = ("csi.storage.k8s.io/node-publish-secret-namespace", "kube-system");
+    api.class("choose", &[CHOSEN, ALLOWED, foreign]);
+    refused(client.create_volume(claimed(&class)).await, Code::PermissionDenied, &["kube-system"]);
+    api.state().objects.remove("/apis/storage.k8s.io/v1/storageclasses/choose");
+    refused(client.create_volume(claimed(&class)).await, Code::Unavailable, &["choose"]);
+    api.class("choose", &class);
+
     // Other parameters, another claim, another size: not the same question.
     let other = [CHOSEN, ALLOWED, ("uid", "7")];
     api.class("choose", &other);
