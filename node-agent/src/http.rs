@@ -310,7 +310,8 @@ mod tests {
         }
         assert!(ended, "it waits for ever");
         assert!(until_cut_off(&mut reader).await < large);
-        (slow_head.task.abort(), slow_reader.task.abort());
+        slow_head.task.abort();
+        slow_reader.task.abort();
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -75,7 +75,7 @@ fn an_inline_volume_reads_nobodys_cache_without_credentials_of_its_own() -> Resu
 
 #[test]
 fn an_endpoint_that_a_star_covers_does_not_lead_to_the_node() -> Result<()> {
-    let mut node = Node::start(AgentOptions { endpoints: &["http://*"], ..AgentOptions::default() })?;
+    let node = Node::start(AgentOptions { endpoints: &["http://*"], ..AgentOptions::default() })?;
     let (_, port) = node.server.address().rsplit_once(':').context("an address has a port")?;
     let by_name = format!("http://localhost:{port}");
     node.server.reset()?;
