@@ -3,15 +3,16 @@
 //! A sequential reader gets chunks of 1 MiB, of which a few are kept for it and for others who read alongside, so that a
 //! full disk does not turn every 128 KiB into a request.
 
-use super::fetch::{Cause, FetchError, acquire};
+use super::fetch::{Cause, FetchError};
 use super::file::File;
+use super::memory::Share;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{OnceCell, OwnedSemaphorePermit};
+use tokio::sync::OnceCell;
 
 const CHUNK_BYTES: u64 = 1 << 20;
 const CHUNKS_MAX: usize = 4;
@@ -31,7 +32,7 @@ struct Chunk {
 struct Body {
     bytes: Bytes,
     /// None: there was no memory to keep it.
-    kept: Option<OwnedSemaphorePermit>,
+    kept: Option<Share>,
 }
 
 impl File {
@@ -84,8 +85,9 @@ impl File {
 
     async fn fetch_chunk(&self, range: Range<u64>) -> Result<Body, FetchError> {
         let len = range.end - range.start;
-        let all = self.engine.config.memory_bytes / 2;
-        let _in_flight = acquire(&self.engine.memory, len, all).await;
+        let scope = &self.key().scope;
+        // Before the source is asked: whoever waits for memory keeps nobody from asking.
+        let _in_flight = self.engine.memory.take(scope, len).await;
         let started = Instant::now();
         let mut first_byte = Duration::ZERO;
         let mut bytes = BytesMut::with_capacity(len as usize);
@@ -111,8 +113,7 @@ impl File {
         );
         result?;
         bytes.truncate(len as usize);
-        let units = len.div_ceil(super::engine::MEMORY_UNIT) as u32;
-        let keep = || self.engine.detached_memory.clone().try_acquire_many_owned(units).ok();
+        let keep = || self.engine.detached_memory.try_take(scope, len);
         let mut kept = keep();
         while kept.is_none() {
             // A reader has passed the older ones by now.

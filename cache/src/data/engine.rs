@@ -5,6 +5,7 @@ use super::evict::unlink;
 use super::fetch::Fetch;
 use super::file::File;
 use super::index::{Index, Removed, Rest, RootUsage, ScopeUsage, TierUsage, Usage};
+use super::memory::Memory;
 use super::recover::{self, OpenError, Recovery};
 use super::root::Root;
 use super::sidecar::{self, Image};
@@ -18,8 +19,6 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 use volume::ScopeId;
 
-/// Memory is handed out in units of this, so that a semaphore's count can stand for any configured size.
-pub(crate) const MEMORY_UNIT: u64 = 4096;
 /// The keeper is called early when this much has been written since it last looked at the file systems.
 const WRITTEN_WAKES_KEEPER: u64 = 64 << 20;
 const KEEPER_PERIOD: Duration = Duration::from_secs(1);
@@ -36,9 +35,9 @@ pub struct Engine {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) runtime: Handle,
     /// Bodies between network and disk.
-    pub(crate) memory: Arc<Semaphore>,
+    pub(crate) memory: Arc<Memory>,
     /// Bodies kept for readers of files that no disk can take.
-    pub(crate) detached_memory: Arc<Semaphore>,
+    pub(crate) detached_memory: Arc<Memory>,
     /// Whole-file verifications under way: they must not starve the readers of the disk.
     pub(crate) verifying: Arc<Semaphore>,
     index: Mutex<Index>,
@@ -108,11 +107,10 @@ impl Engine {
     ) -> Result<(Arc<Self>, Recovery), OpenError> {
         config.check()?;
         let (roots, index, recovery) = recover::recover(&config, &observer)?;
-        let units = |bytes: u64| (bytes / MEMORY_UNIT).clamp(1, (Semaphore::MAX_PERMITS / 2) as u64) as usize;
         let engine = Arc::new(Self {
             // A quarter for readers of files that cannot be cached; the rest for those that can.
-            memory: Arc::new(Semaphore::new(units(config.memory_bytes - config.memory_bytes / 4))),
-            detached_memory: Arc::new(Semaphore::new(units(config.memory_bytes / 4))),
+            memory: Memory::new(config.memory_bytes - config.memory_bytes / 4),
+            detached_memory: Memory::new(config.memory_bytes / 4),
             verifying: Arc::new(Semaphore::new(1)),
             roots,
             observer,

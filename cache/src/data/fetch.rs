@@ -1,9 +1,10 @@
 //! A flight: one ranged GET whose body goes to the writer threads as it arrives.
 
+use super::Reason;
 use super::file::{Body, File, Woken, send_all};
+use super::memory::Share;
 use super::read::Busy;
 use super::write::Batch;
-use super::{Reason, engine::MEMORY_UNIT};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
@@ -11,7 +12,6 @@ use futures::{FutureExt, StreamExt};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Handed to the writers at once at most. Enough to make a thread's wake-up cheap, little enough to wake readers early.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -64,12 +64,6 @@ pub(crate) fn nowhere() -> Arc<dyn Fetch> {
         }
     }
     Arc::new(Nowhere)
-}
-
-/// Waits for a share of the memory for bodies; never more than there is in all.
-pub(crate) async fn acquire(memory: &Arc<Semaphore>, bytes: u64, all: u64) -> Option<OwnedSemaphorePermit> {
-    let units = bytes.min(all).div_ceil(MEMORY_UNIT).max(1) as u32;
-    memory.clone().acquire_many_owned(units).await.ok()
 }
 
 impl File {
@@ -160,14 +154,14 @@ impl Flight {
     }
 
     /// Memory for one block. Nobody waits for memory while holding finished blocks, so whoever waits is served in the end.
-    async fn memory(&mut self, bytes: u64, batch: &mut Batch) -> Result<OwnedSemaphorePermit, FetchError> {
+    async fn memory(&mut self, bytes: u64, batch: &mut Batch) -> Result<Share, FetchError> {
         let memory = self.file.engine.memory.clone();
-        let all = self.file.engine.config.memory_bytes / 2;
-        if let Some(Some(permit)) = acquire(&memory, bytes, all).now_or_never() {
-            return Ok(permit);
+        let scope = self.file.key().scope.clone();
+        if let Some(share) = memory.try_take(&scope, bytes) {
+            return Ok(share);
         }
         self.flush(batch);
-        acquire(&memory, bytes, all).await.ok_or_else(|| FetchError::internal("the cache is closed"))
+        memory.take(&scope, bytes).await.ok_or_else(|| FetchError::internal("the cache is closed"))
     }
 
     /// From here on the writers answer for the batch's blocks.

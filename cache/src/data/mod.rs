@@ -42,6 +42,7 @@ mod hurry;
 mod index;
 mod journal;
 mod layout;
+mod memory;
 mod observe;
 mod place;
 mod policy;

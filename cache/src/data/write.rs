@@ -1,6 +1,7 @@
 //! Blocks on their way to the disk: checksummed, written, then shown to readers. Runs on the root's threads.
 
 use super::file::{Body, File, Woken, send_all};
+use super::memory::Share;
 use super::pool::call_returned;
 use super::root::Root;
 use bytes::Bytes;
@@ -8,7 +9,6 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Linux's UIO_MAXIOV.
 const SLICES_MAX: usize = 1024;
@@ -19,7 +19,7 @@ pub(crate) struct Batch {
     first: u64,
     blocks: Vec<Vec<Bytes>>,
     bytes: u64,
-    permits: Vec<OwnedSemaphorePermit>,
+    permits: Vec<Share>,
     /// Submitted: the batch answers for its blocks, even if it is dropped unwritten.
     answers: bool,
 }
@@ -28,7 +28,7 @@ impl Batch {
     pub(crate) fn new(file: Arc<File>, first: u64) -> Self {
         Self { file, first, blocks: Vec::new(), bytes: 0, permits: Vec::new(), answers: false }
     }
-    pub(crate) fn push(&mut self, block: Vec<Bytes>, bytes: u64, permit: Option<OwnedSemaphorePermit>) {
+    pub(crate) fn push(&mut self, block: Vec<Bytes>, bytes: u64, permit: Option<Share>) {
         self.blocks.push(block);
         self.bytes += bytes;
         self.permits.extend(permit);

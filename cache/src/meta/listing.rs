@@ -4,6 +4,7 @@ use super::record::Directory;
 use super::store::{BATCH, Store, under_way};
 use super::types::{Incoming, Kind, ListingState, MetaError};
 use super::write::{Listed, Pending, is_showable};
+use std::ops::Deref;
 
 /// Most files that wait for the end of the listing to learn whether a directory takes their name. They are names
 /// that were directories before; beyond this many they are stored at once, at worst for one version too many.
@@ -11,8 +12,8 @@ const UNDECIDED_MAX: usize = 10_000;
 
 /// A listing on its way in. Dropped before [`ListingWriter::finish`], it leaves the old listing in force.
 #[derive(Debug)]
-pub struct ListingWriter<'s> {
-    store: &'s Store,
+pub struct ListingWriter<S: Deref<Target = Store> + Clone> {
+    store: S,
     dir: u64,
     number: u32,
     batch: Vec<Incoming>,
@@ -24,8 +25,8 @@ pub struct ListingWriter<'s> {
     failed: bool,
 }
 
-impl<'s> ListingWriter<'s> {
-    pub(super) fn new(store: &'s Store, dir: u64, number: u32) -> Self {
+impl<S: Deref<Target = Store> + Clone> ListingWriter<S> {
+    pub(super) fn new(store: S, dir: u64, number: u32) -> Self {
         Self {
             store,
             dir,
@@ -103,7 +104,7 @@ impl<'s> ListingWriter<'s> {
         if self.failed {
             return Err(MetaError::ListingFailed(self.dir));
         }
-        let store = self.store;
+        let store = self.store.clone();
         let result = store.with_room(|| self.write(last_word));
         if result.is_err() {
             self.abort();
@@ -156,7 +157,7 @@ impl<'s> ListingWriter<'s> {
     }
 }
 
-impl Drop for ListingWriter<'_> {
+impl<S: Deref<Target = Store> + Clone> Drop for ListingWriter<S> {
     fn drop(&mut self) {
         self.abort();
     }

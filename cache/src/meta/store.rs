@@ -124,7 +124,17 @@ impl Store {
     }
 
     /// Starts to store a listing. Until [`ListingWriter::finish`] readers see the listing before it, or none.
-    pub fn begin_listing(&self, dir: u64) -> Result<ListingWriter<'_>, MetaError> {
+    pub fn begin_listing(&self, dir: u64) -> Result<ListingWriter<&Self>, MetaError> {
+        Ok(ListingWriter::new(self, dir, self.number_listing(dir)?))
+    }
+
+    /// As [`Store::begin_listing`]. Between two pages it needs no thread: the next one may come to another.
+    pub fn begin_listing_owned(self: Arc<Self>, dir: u64) -> Result<ListingWriter<Arc<Self>>, MetaError> {
+        let number = self.number_listing(dir)?;
+        Ok(ListingWriter::new(self, dir, number))
+    }
+
+    fn number_listing(&self, dir: u64) -> Result<u32, MetaError> {
         let seen_ms = self.now_ms();
         let mut pending = self.pending();
         let mut write = self.begin_write()?;
@@ -139,7 +149,7 @@ impl Store {
         write.put_directory(dir, &directory)?;
         write.commit()?;
         pending.insert(dir, Pending { number: directory.newest, seen_ms, entries: 0, hidden: 0 });
-        Ok(ListingWriter::new(self, dir, directory.newest))
+        Ok(directory.newest)
     }
 
     /// Records one name as the source has it now, and returns what it became.

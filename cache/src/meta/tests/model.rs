@@ -242,7 +242,7 @@ fn run(ops: Vec<Op>) {
     while at < ops.len() {
         // Writers borrow the store, so an opening ends where the next one begins.
         let borrowed = store.clone();
-        let mut writers: BTreeMap<u64, super::super::ListingWriter<'_>> = BTreeMap::new();
+        let mut writers: BTreeMap<u64, super::super::ListingWriter<&super::super::Store>> = BTreeMap::new();
         while at < ops.len() {
             let op = ops[at].clone();
             at += 1;
