@@ -299,7 +299,13 @@ mod tests {
         async fn list(&self, _: &[u8], _: Option<&str>) -> Result<Page, StoreError> {
             tokio::time::sleep(self.0).await;
             let cause = "silent".to_owned();
-            Err(StoreError::Unavailable { what: "x".into(), waited: self.0, attempts: 1, cause })
+            Err(StoreError::Unavailable {
+                what: "x".into(),
+                waited: self.0,
+                queued: Duration::ZERO,
+                attempts: 1,
+                cause,
+            })
         }
         async fn head(&self, _: &[u8]) -> Result<Option<Entry>, StoreError> {
             self.list(b"", None).await.map(|_| None)

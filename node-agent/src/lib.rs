@@ -38,6 +38,8 @@ mod scope;
 mod serve;
 mod state;
 mod supervisor;
+#[cfg(test)]
+mod testing;
 mod together;
 mod warm;
 

@@ -52,6 +52,7 @@ pub struct Metrics {
     table_full: Counter,
     requests: Family<RequestLabel, Counter>,
     request_seconds: Family<RequestLabel, Histogram>,
+    queue_seconds: Family<Label, Histogram>,
     store_bytes: Counter,
     retries: Counters,
     cache_bytes: Counters,
@@ -90,6 +91,7 @@ impl Metrics {
             table_full: Counter::default(),
             requests: Family::default(),
             request_seconds: Family::new_with_constructor(seconds),
+            queue_seconds: Family::new_with_constructor(seconds),
             store_bytes: Counter::default(),
             retries: Family::default(),
             cache_bytes: Family::default(),
@@ -133,6 +135,12 @@ impl Metrics {
                 "Time to the end of a request to the store",
                 Unit::Seconds,
                 m.request_seconds.clone(),
+            );
+            r.register_with_unit(
+                "store_queue_duration",
+                "Time that a request waited for its turn on this node, before the store had it",
+                Unit::Seconds,
+                m.queue_seconds.clone(),
             );
             r.register_with_unit(
                 "store_received",
@@ -307,6 +315,9 @@ impl store::Observer for Metrics {
         self.requests.get_or_create(&label).inc();
         self.request_seconds.get_or_create(&label).observe(latency.as_secs_f64());
         self.store_bytes.inc_by(bytes);
+    }
+    fn queued(&self, operation: &'static str, waited: Duration) {
+        self.queue_seconds.get_or_create(&Label { kind: operation }).observe(waited.as_secs_f64());
     }
     fn retry(&self, _operation: &'static str, cause: store::RetryCause) {
         self.retries.get_or_create(&Label { kind: cause.as_str() }).inc();

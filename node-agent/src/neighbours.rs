@@ -12,7 +12,6 @@ use link::flight::carry;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
 use volume::ScopeId;
 
 /// Files up to this size are fetched whole when they are first read, bytes; larger ones have readahead of their own.
@@ -21,8 +20,9 @@ pub(crate) const SMALL: u64 = 1 << 20;
 const PATIENCE: u32 = 8;
 /// Files that one further miss is worth: a quarter of the misses so far, and at most this.
 const CREDIT_MAX: u32 = 16;
-/// Files fetched ahead at once, over all directories. Below the store's request slots: readers come first.
-const UNDER_WAY: usize = 32;
+/// Files of one scope that are fetched ahead at once, over all its directories. Below the request slots: readers come
+/// first. Of each scope by itself: a source that does not answer keeps what it has.
+pub(crate) const UNDER_WAY: usize = 32;
 /// A directory that was left alone for this long begins anew.
 const FORGOTTEN: Duration = Duration::from_secs(120);
 const DIRECTORIES_MAX: usize = 4096;
@@ -31,7 +31,6 @@ const FULL_PERCENT: u64 = 85;
 
 pub(crate) struct Neighbours {
     engine: Arc<Engine>,
-    slots: Arc<Semaphore>,
     directories: Mutex<HashMap<(ScopeId, u64), Ledger>>,
 }
 
@@ -69,7 +68,7 @@ impl Ledger {
 
 impl Neighbours {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        Self { engine, slots: Arc::new(Semaphore::new(UNDER_WAY)), directories: Mutex::default() }
+        Self { engine, directories: Mutex::default() }
     }
 
     /// A small file of `scope` had to be fetched for a reader. To be called within the runtime.
@@ -119,7 +118,7 @@ impl Neighbours {
                 }
             }
             for (ino, version) in files {
-                let Ok(slot) = self.slots.clone().acquire_owned().await else { return };
+                let Ok(slot) = scope.ahead.clone().acquire_owned().await else { return };
                 let Ok(file) = scope.file(ino, version, options) else { continue };
                 let (me, key) = (self.clone(), key.clone());
                 tokio::spawn(carry(async move {

@@ -11,6 +11,7 @@ pub(crate) use members::{Member, Wants};
 use crate::asked::AskedWith;
 use crate::flights::Flights;
 use crate::health::Health;
+use crate::neighbours;
 use bytes::{Bytes, BytesMut};
 use cache::data::{Cause as DataCause, Engine, FetchError, File, FileKey, ReadOptions};
 use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
@@ -23,13 +24,12 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use store::{Page, StoreError};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use volume::{Freshness, ScopeId};
 
 /// After this many single look-ups in a directory too large for one page, its whole listing is fetched.
 const LOOKUPS_BEFORE_LISTING: u32 = 8;
-/// Pages between the network and the metadata store.
-const PAGES_AHEAD: usize = 4;
 /// How long a reader whose version is gone from the source waits until the new one is known.
 const ASK_AFTER_STALE: Duration = Duration::from_secs(10);
 /// Versions that readers may still hold open although the source has moved on.
@@ -63,6 +63,8 @@ pub struct Scope {
     /// Cache roots whose disk fails.
     failing: Mutex<HashSet<u8>>,
     health: Arc<Health>,
+    /// Slots for files that are fetched ahead.
+    pub(crate) ahead: Arc<Semaphore>,
     me: Weak<Scope>,
 }
 
@@ -137,6 +139,7 @@ impl Scope {
             listed_bytes: Mutex::default(),
             failing: Mutex::default(),
             health,
+            ahead: Arc::new(Semaphore::new(neighbours::UNDER_WAY)),
             me: me.clone(),
         })
     }
@@ -270,51 +273,49 @@ impl Scope {
         if one_page && page.next.is_some() {
             return Ok(Listed::TooLarge);
         }
-        // The writer lives on a thread that may block; `None` after the last page says that nothing is missing.
-        let (pages, mut arriving) = tokio::sync::mpsc::channel::<Option<Page>>(PAGES_AHEAD);
-        let me = self.clone();
-        let writer = self.blocking(move || {
-            let mut listing = me.metadata.begin_listing(dir)?;
-            let mut bytes = 0u64;
-            while let Some(message) = arriving.blocking_recv() {
-                match message {
-                    Some(page) => {
-                        me.report_unnameable(dir, &page);
-                        listing.hide(page.unnameable.len() as u64);
-                        let entries: Vec<Incoming> = page.entries.into_iter().map(incoming).collect();
-                        // What a source claims may be more than any sum can hold.
-                        let files = entries.iter().filter(|e| e.kind == meta::Kind::File);
-                        bytes = files.fold(bytes, |sum, file| sum.saturating_add(file.size));
-                        listing.page(&entries)?;
-                    }
-                    None => {
-                        lock(&me.listed_bytes).insert(dir, bytes);
-                        return listing.finish().map(Some);
-                    }
-                }
-            }
-            Ok(None) // the source failed half-way: the listing is dropped, the old one stays
-        });
-        let reading = async {
-            loop {
-                let next = page.next.take();
-                if pages.send(Some(page)).await.is_err() {
-                    return Ok(()); // the writer failed and says why
-                }
-                let Some(token) = next else { break };
+        // Between two pages it holds no thread: a source that never sends the next one keeps none from the others.
+        let metadata = self.metadata.clone();
+        let mut listing = self.blocking(move || metadata.begin_listing_owned(dir)).await?;
+        let mut bytes = 0u64;
+        loop {
+            let next = page.next.take();
+            if next.is_some() {
                 lock(&self.getting_on).insert(dir, Instant::now());
-                page = self.asked.list(&path, Some(&token)).await.map_err(failed)?;
             }
-            let _ = pages.send(None).await;
-            drop(pages);
-            Ok(())
-        };
-        let (read, written) = tokio::join!(reading, writer);
-        read?;
-        match written? {
-            Some(_) => Ok(Listed::Whole),
-            None => Err(Cause::Internal),
+            let me = self.clone();
+            let storing = self.blocking(move || {
+                me.report_unnameable(dir, &page);
+                listing.hide(page.unnameable.len() as u64);
+                let entries: Vec<Incoming> = page.entries.into_iter().map(incoming).collect();
+                listing.page(&entries)?;
+                // What a source claims may be more than any sum can hold.
+                let files = entries.iter().filter(|e| e.kind == meta::Kind::File);
+                Ok((listing, files.fold(bytes, |sum, file| sum.saturating_add(file.size))))
+            });
+            // The next page is on its way while this one is stored.
+            let asking = async {
+                match &next {
+                    Some(token) => self.asked.list(&path, Some(token)).await.map(Some),
+                    None => Ok(None),
+                }
+            };
+            let (stored, asked) = tokio::join!(storing, asking);
+            (listing, bytes) = stored?;
+            match asked {
+                Ok(Some(next)) => {
+                    page = next;
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    // The listing is dropped, the old one stays; not on a thread of the runtime.
+                    drop(tokio::task::spawn_blocking(move || drop(listing)));
+                    return Err(failed(error));
+                }
+            }
         }
+        self.blocking(move || listing.finish()).await?;
+        lock(&self.listed_bytes).insert(dir, bytes);
+        Ok(Listed::Whole)
     }
 
     fn report_unnameable(&self, dir: u64, page: &Page) {
@@ -513,7 +514,8 @@ impl Scope {
         if cause == Cause::Unavailable || cause == Cause::Denied {
             tracing::warn!(source = %self.shown, path = %String::from_utf8_lossy(path), %error, "{what} failed");
         }
-        if cause == Cause::Unavailable {
+        // That our own queue is long says nothing about the store.
+        if cause == Cause::Unavailable && !matches!(error, StoreError::Busy { .. }) {
             self.health.fails(&error.to_string());
         }
         cause
@@ -591,7 +593,9 @@ pub(crate) fn store_cause(error: &StoreError) -> Cause {
         StoreError::NotFound { .. } => Cause::NotFound,
         StoreError::Denied { .. } | StoreError::Expired { .. } => Cause::Denied,
         StoreError::Stale { .. } => Cause::Stale,
-        StoreError::Unavailable { .. } | StoreError::Malformed { .. } => Cause::Unavailable,
+        StoreError::Unavailable { .. } | StoreError::Busy { .. } | StoreError::Malformed { .. } => {
+            Cause::Unavailable
+        }
         StoreError::Invalid { .. } => Cause::Internal,
     }
 }
@@ -618,4 +622,42 @@ fn fresh(freshness: Freshness, seen_ms: u64, now_ms: u64) -> bool {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{Does, Scripted};
+    use cache::meta::ROOT;
+    use std::time::Duration;
+    use volume::Freshness;
+
+    #[test]
+    fn listings_that_never_end_hold_no_threads() {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(2).max_blocking_threads(2).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let frozen = Scripted::new(8);
+            let scope = frozen.scope();
+            let ttl = Freshness::Ttl(Duration::from_secs(60));
+            scope.list(ROOT, ttl).await.unwrap();
+            frozen.does(Does::FirstPage);
+            let listings: Vec<_> = (0..8)
+                .map(|k| {
+                    let (scope, name) = (scope.clone(), format!("d{k}"));
+                    tokio::spawn(async move {
+                        let ino = scope.names.resolve(name.as_bytes()).unwrap().unwrap();
+                        scope.list(ino, ttl).await
+                    })
+                })
+                .collect();
+            frozen.asked_for_more(8).await;
+            // What another source has answered is stored by a thread that there must be.
+            let healthy = Scripted::new(1);
+            let other = healthy.scope();
+            let head = tokio::time::timeout(Duration::from_secs(20), other.head(ROOT, b"d0"));
+            head.await.expect("no thread was left").unwrap();
+            listings.iter().for_each(|task| task.abort());
+        });
+        runtime.shutdown_background();
+    }
 }

@@ -4,10 +4,13 @@
 //! links are shown, never followed by us. That holds for the way to the directory itself too, or whoever may write
 //! next to it could point it elsewhere.
 
+use crate::dispatch::{Lane, NoSlot};
 use crate::keys::{is_path, show};
-use crate::limits::{Lane, Limits, Slot};
+use crate::limits::Limits;
 use crate::observe::{Observer, Outcome};
 use crate::retry::{Fault, Meter};
+use crate::shares::Turn;
+use crate::traffic::{Place, Slot};
 use crate::{ByteStream, Entry, Kind, PAGE_ENTRIES, Page, Source, StoreError, Version};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -27,7 +30,7 @@ use tokio::time::{Instant, timeout_at};
 pub(crate) struct Directory {
     tree: Arc<Tree>,
     store_timeout: Duration,
-    limits: Arc<Limits>,
+    place: Arc<Place>,
     observer: Arc<dyn Observer>,
 }
 
@@ -48,11 +51,13 @@ impl Directory {
     pub(crate) fn new(
         path: PathBuf,
         store_timeout: Duration,
-        limits: Arc<Limits>,
+        readers: &str,
+        limits: &Limits,
         observer: Arc<dyn Observer>,
     ) -> Self {
+        let place = Arc::new(limits.place(&format!("file://{}", path.display()), readers, PART));
         let tree = Arc::new(Tree { path, root: OnceLock::new() });
-        Self { tree, store_timeout, limits, observer }
+        Self { tree, store_timeout, place, observer }
     }
 
     async fn run<T: Send + 'static>(
@@ -62,7 +67,7 @@ impl Directory {
         work: impl FnOnce(&Tree) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let deadline = Instant::now() + limit;
-        let slot = enter(&self.tree, &self.limits, Lane::Metadata, deadline).await?;
+        let slot = enter(&self.tree, &self.place, Lane::Metadata, deadline).await?;
         let meter = Meter::start(&self.observer, op);
         let tree = self.tree.clone();
         let result = blocking(&self.tree, deadline, slot, move || work(&tree)).await;
@@ -70,10 +75,21 @@ impl Directory {
     }
 }
 
-async fn enter(tree: &Tree, limits: &Limits, lane: Lane, deadline: Instant) -> Result<Slot, StoreError> {
-    let slot = limits.enter(lane, deadline).await;
-    slot.ok_or_else(|| tree.unavailable("", "all request slots of this node were busy".into()))
+/// One directory takes at most a quarter of the slots: a thread that hangs in a network file system cannot be called
+/// back, and its slot is as lost as it is.
+const PART: usize = 4;
+
+async fn enter(tree: &Tree, place: &Place, lane: Lane, deadline: Instant) -> Result<Slot, StoreError> {
+    let begun = Instant::now();
+    let slot = place.enter(lane, deadline, Turn::First).await.map_err(|why| match why {
+        NoSlot::Busy => StoreError::Busy { what: tree.what(b""), waited: begun.elapsed() },
+        NoSlot::Away | NoSlot::Spent => tree.unavailable("", HANGS.into()),
+    })?;
+    slot.cannot_be_displaced();
+    Ok(slot)
 }
+
+const HANGS: &str = "the file system does not answer (a network file system that hangs?)";
 
 /// The slot goes with the work: a disk that hangs keeps it, so that hanging calls cannot fill the blocking pool.
 async fn blocking<T: Send + 'static>(
@@ -89,8 +105,7 @@ async fn blocking<T: Send + 'static>(
     match timeout_at(deadline, work).await {
         Ok(Ok(result)) => result,
         Ok(Err(e)) => Err(tree.unavailable("", format!("the reading thread failed: {e}"))),
-        Err(_) => Err(tree
-            .unavailable("", "the file system does not answer (a network file system that hangs?)".into())),
+        Err(_) => Err(tree.unavailable("", HANGS.into())),
     }
 }
 
@@ -116,11 +131,11 @@ impl Source for Directory {
 
     async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError> {
         let deadline = Instant::now() + self.store_timeout;
-        let (tree, limits) = (self.tree.clone(), self.limits.clone());
+        let (tree, place) = (self.tree.clone(), self.place.clone());
         let (name, wanted) = (path.to_vec(), version.clone());
         let meter = Meter::start(&self.observer, "get");
         let open = async || {
-            let slot = enter(&tree, &limits, Lane::Data, deadline).await?;
+            let slot = enter(&tree, &place, Lane::Data, deadline).await?;
             let (at, name, wanted) = (tree.clone(), name.clone(), wanted.clone());
             blocking(&tree, deadline, slot, move || at.open_file(&name, &wanted)).await
         };
@@ -137,7 +152,8 @@ impl Source for Directory {
             Ok(opened) => Arc::new(opened.file),
             Err(e) => return report(meter, Err(e)),
         };
-        let reader = Reader { tree, limits, file, path: path.to_vec(), version: version.clone(), deadline };
+        let (path, version) = (path.to_vec(), version.clone());
+        let reader = Reader { tree, place, file, path, version, deadline };
         let state = (Some((reader, meter)), range);
         let stream = futures::stream::unfold(state, |(reader, rest)| async move {
             let (reader, mut meter) = reader?;
@@ -176,7 +192,7 @@ struct Opened {
 /// A file being streamed.
 struct Reader {
     tree: Arc<Tree>,
-    limits: Arc<Limits>,
+    place: Arc<Place>,
     file: Arc<OwnedFd>,
     path: Vec<u8>,
     version: Version,
@@ -188,7 +204,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 
 impl Reader {
     async fn piece(&self, rest: Range<u64>) -> Result<Bytes, StoreError> {
-        let slot = enter(&self.tree, &self.limits, Lane::Data, self.deadline).await?;
+        let slot = enter(&self.tree, &self.place, Lane::Data, self.deadline).await?;
         let (tree, file, path) = (self.tree.clone(), self.file.clone(), self.path.clone());
         let wanted = self.version.clone();
         let length = (rest.end - rest.start).min(PIECE_BYTES) as usize;
@@ -222,7 +238,8 @@ impl Tree {
 
     fn unavailable(&self, path: impl AsRef<[u8]>, cause: String) -> StoreError {
         let what = self.what(path.as_ref());
-        StoreError::Unavailable { what, waited: Duration::ZERO, attempts: 1, cause }
+        let (waited, queued) = (Duration::ZERO, Duration::ZERO);
+        StoreError::Unavailable { what, waited, queued, attempts: 1, cause }
     }
 
     fn error(&self, path: &[u8], error: Errno) -> StoreError {

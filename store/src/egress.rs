@@ -6,6 +6,7 @@
 //! whose host an operator wrote down is meant, whatever its address.
 
 use crate::StoreError;
+use crate::resolve::Names;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use serde::Deserialize;
 use std::fmt;
@@ -276,10 +277,11 @@ pub(crate) struct Judging {
 }
 
 impl Judging {
-    /// Over the machine's own resolver.
-    pub(crate) fn new(config: EgressConfig) -> Arc<Self> {
-        let lookup = |host: String| -> futures::future::BoxFuture<'static, _> {
-            Box::pin(async move { Ok(tokio::net::lookup_host((host, 0)).await?.collect()) })
+    /// What `names` finds.
+    pub(crate) fn new(config: EgressConfig, names: Names) -> Arc<Self> {
+        let lookup = move |host: String| -> futures::future::BoxFuture<'static, _> {
+            let names = names.clone();
+            Box::pin(async move { names.look_up(&host).await })
         };
         Arc::new(Self { config, lookup: Box::new(lookup) })
     }

@@ -17,9 +17,19 @@ pub enum StoreError {
     /// The object exists but no longer in the version that was asked for: look the name up again.
     #[error("{what} has changed at the source since this version was seen")]
     Stale { what: String },
-    /// No proper answer within the time limit, retries included: retry later.
-    #[error("{what}: no proper answer from the store after {} and {attempts} attempt(s): {cause}", seconds(.waited))]
-    Unavailable { what: String, waited: Duration, attempts: u32, cause: String },
+    /// No proper answer within the time limit, retries included: retry later. `queued`: the part of `waited` in which
+    /// it waited for its turn on this node.
+    #[error(
+        "{what}: no proper answer from the store after {} ({} of them in this node's queue) and {attempts} attempt(s): {cause}",
+        seconds(.waited), seconds(.queued)
+    )]
+    Unavailable { what: String, waited: Duration, queued: Duration, attempts: u32, cause: String },
+    /// It was never the turn of this request, although the store may well answer: retry later.
+    #[error(
+        "{what}: all request slots of this node were taken for {}: the stores are slow, or raise store.max_requests",
+        seconds(.waited)
+    )]
+    Busy { what: String, waited: Duration },
     /// The store answered, repeatedly, with something that it should not have: its defect, or ours.
     #[error("{what}: the store's answer cannot be used: {why}")]
     Malformed { what: String, why: String },

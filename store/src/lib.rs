@@ -5,14 +5,20 @@
 //! what to do. What never happens here: caching, FUSE, CSI, processes. Nothing is remembered between two calls but
 //! open connections.
 
+mod breaker;
+mod budget;
 mod directory;
+mod dispatch;
 mod egress;
 mod error;
 mod keys;
 mod limits;
 mod observe;
+mod resolve;
 mod retry;
 mod s3;
+mod shares;
+mod traffic;
 
 pub use egress::{BadNetwork, EgressConfig, Network};
 pub use error::StoreError;
@@ -103,19 +109,26 @@ pub fn open(
     limits: Arc<Limits>,
     observer: Arc<dyn Observer>,
 ) -> Result<Arc<dyn Source>, StoreError> {
+    // Volumes that share what they bring in share what they may ask for, too.
+    let readers = limits.readers(spec, credentials);
     match &spec.source {
         SourceUrl::S3 { bucket, prefix } => {
-            let source = s3::S3::open(bucket, prefix, &spec.parameters, credentials, limits, observer)?;
+            let p = &spec.parameters;
+            let source = s3::S3::open(bucket, prefix, p, credentials, readers.as_str(), limits, observer)?;
             Ok(Arc::new(source))
         }
         SourceUrl::Dir { path } => {
             let timeout = spec.parameters.store_timeout;
-            Ok(Arc::new(directory::Directory::new(path.clone(), timeout, limits, observer)))
+            let source =
+                directory::Directory::new(path.clone(), timeout, readers.as_str(), &limits, observer);
+            Ok(Arc::new(source))
         }
         #[cfg(feature = "next-version")]
         SourceUrl::Next { path } => {
             let timeout = spec.parameters.store_timeout;
-            Ok(Arc::new(directory::Directory::new(path.clone(), timeout, limits, observer)))
+            let source =
+                directory::Directory::new(path.clone(), timeout, readers.as_str(), &limits, observer);
+            Ok(Arc::new(source))
         }
     }
 }

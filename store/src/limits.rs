@@ -1,15 +1,19 @@
 //! What all sources of one agent share: request slots, bandwidth, and the HTTP client with its connections.
 
 use crate::StoreError;
+use crate::dispatch::Lane;
 use crate::egress::{EgressConfig, Judging, Permission};
+use crate::resolve::Names;
+use crate::traffic::{Place, Traffic};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
+use volume::{Credentials, ScopeId, ScopeKey, VolumeSpec};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitsConfig {
-    /// Requests under way at once, over all volumes; at least 2.
+    /// Requests under way at once, over all volumes; at least 2. Those for which a store is silent do not count, and
+    /// are at most as many again.
     pub requests: usize,
     /// Body bytes per second, over all volumes; None: no limit.
     pub bytes_per_second: Option<u64>,
@@ -34,18 +38,13 @@ impl Default for LimitsConfig {
     }
 }
 
-/// Listings and lookups have slots of their own: a person's `ls` does not queue behind a thousand parts of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lane {
-    Metadata,
-    Data,
-}
-
 #[derive(Debug)]
 pub struct Limits {
     config: LimitsConfig,
-    metadata: Arc<Semaphore>,
-    data: Arc<Semaphore>,
+    traffic: Arc<Traffic>,
+    names: Names,
+    /// Of this life of the process: what readers are called here is nobody else's.
+    key: ScopeKey,
     bandwidth: Option<Mutex<Bucket>>,
     clients: Clients,
 }
@@ -60,19 +59,14 @@ struct Clients {
     secure_anywhere: OnceLock<reqwest::Client>,
 }
 
-/// A request slot; free again on drop.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    _permit: OwnedSemaphorePermit,
-}
-
 impl Limits {
     pub fn new(config: LimitsConfig) -> Self {
-        let requests = config.requests.clamp(2, Semaphore::MAX_PERMITS);
+        let requests = config.requests.max(2);
         let metadata = (requests / 4).max(1);
         Self {
-            metadata: Arc::new(Semaphore::new(metadata)),
-            data: Arc::new(Semaphore::new(requests - metadata)),
+            traffic: Traffic::new(metadata, requests - metadata),
+            names: Names::of_the_machine(),
+            key: ScopeKey::new(rand::random()),
             bandwidth: config.bytes_per_second.map(|rate| Mutex::new(Bucket::new(rate))),
             clients: Clients::default(),
             config,
@@ -85,17 +79,17 @@ impl Limits {
 
     /// Requests that could start now without waiting: (metadata, data).
     pub fn free(&self) -> (usize, usize) {
-        (self.metadata.available_permits(), self.data.available_permits())
+        (self.traffic.free(Lane::Metadata), self.traffic.free(Lane::Data))
     }
 
-    /// Waits for a slot, first come first served; None: not before `deadline`.
-    pub(crate) async fn enter(&self, lane: Lane, deadline: Instant) -> Option<Slot> {
-        let lane = match lane {
-            Lane::Metadata => &self.metadata,
-            Lane::Data => &self.data,
-        };
-        let permit = tokio::time::timeout_at(deadline, lane.clone().acquire_owned()).await.ok()?;
-        Some(Slot { _permit: permit.expect("the semaphores are never closed") })
+    /// Those who share what they bring in share what they may ask for, too.
+    pub(crate) fn readers(&self, spec: &VolumeSpec, credentials: &Credentials) -> ScopeId {
+        spec.scope(credentials, &self.key)
+    }
+
+    /// Where the requests of one source wait for their slots: see [`Traffic::place`].
+    pub(crate) fn place(&self, endpoint: &str, source: &str, part: usize) -> Place {
+        self.traffic.place(endpoint, source, part)
     }
 
     /// Accounts for bytes that have arrived and waits until they are affordable: TCP does the rest.
@@ -138,9 +132,12 @@ impl Limits {
             // One stream per connection: parts in parallel want bandwidth, and HTTP/2 would share one window.
             .http1_only()
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")));
-        if permission == Permission::Judged {
-            builder = builder.dns_resolver(Judging::new(self.config.egress.clone()));
-        }
+        builder = match permission {
+            Permission::Judged => {
+                builder.dns_resolver(Judging::new(self.config.egress.clone(), self.names.clone()))
+            }
+            Permission::Anywhere => builder.dns_resolver(Arc::new(self.names.clone())),
+        };
         if plain {
             // It verifies nothing, so it needs no roots; without this, building fails where there are none.
             builder = builder.tls_certs_only([]);
@@ -193,20 +190,5 @@ mod tests {
         assert_eq!(bucket.take(250, later), None);
         assert_eq!(bucket.take(1000, later), Some(later + Duration::from_secs(1)));
         assert_eq!(bucket.take(500, later), Some(later + Duration::from_millis(1500)));
-    }
-
-    #[tokio::test]
-    async fn lanes_do_not_take_each_others_slots() {
-        let limits = Limits::new(LimitsConfig { requests: 4, ..LimitsConfig::default() });
-        let soon = Instant::now() + Duration::from_millis(10);
-        let mut held = Vec::new();
-        while let Some(slot) = limits.enter(Lane::Data, soon).await {
-            held.push(slot);
-        }
-        assert_eq!(held.len(), 3);
-        assert!(limits.enter(Lane::Metadata, soon).await.is_some());
-        held.pop();
-        let soon = Instant::now() + Duration::from_secs(5);
-        assert!(limits.enter(Lane::Data, soon).await.is_some());
     }
 }

@@ -34,6 +34,8 @@ pub enum RetryCause {
     Stalled,
     /// An answer that does not fit the question: wrong length, wrong range, unreadable listing.
     Malformed,
+    /// Nothing came for a while, and another source needed the slot.
+    Displaced,
 }
 
 impl RetryCause {
@@ -47,6 +49,7 @@ impl RetryCause {
             Self::Truncated => "truncated",
             Self::Stalled => "stalled",
             Self::Malformed => "malformed",
+            Self::Displaced => "displaced",
         }
     }
 }
@@ -68,6 +71,8 @@ impl Outcome {
 
 /// `op` is `"list"`, `"head"` or `"get"`.
 pub trait Observer: Send + Sync {
+    /// One attempt has waited for its turn on this node; what follows is the store's time.
+    fn queued(&self, _op: &'static str, _waited: Duration) {}
     /// One attempt ended; `bytes` of body had arrived by then.
     fn request(&self, op: &'static str, outcome: Outcome, latency: Duration, bytes: u64);
     /// An attempt is about to be made again.

@@ -1,7 +1,10 @@
 //! When to try again, how long to wait, when to give up.
 
 use crate::StoreError;
+use crate::dispatch::{Lane, NoSlot};
 use crate::observe::{Observer, Outcome, RetryCause};
+use crate::shares::Turn;
+use crate::traffic::{Place, Slot};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -23,6 +26,20 @@ impl Fault {
     pub(crate) fn retry(cause: RetryCause, detail: impl Into<String>) -> Self {
         Self::Retry { cause, detail: detail.into(), after: None }
     }
+
+    /// What it says about the store: did it answer?
+    pub(crate) fn tell(&self, slot: &mut Slot) {
+        match self {
+            Self::Retry { cause: RetryCause::Connect, .. } => slot.unconnected(),
+            Self::Retry { cause: RetryCause::Throttled | RetryCause::ServerError, .. } => slot.refused(),
+            Self::Retry { cause: RetryCause::Stalled | RetryCause::Reset, .. } => slot.failed(),
+            Self::Retry { cause: RetryCause::Truncated | RetryCause::Malformed, .. } => slot.answered(),
+            Self::Retry { cause: RetryCause::Displaced, .. } => {}
+            Self::Fail(StoreError::Unavailable { .. }) => slot.failed(),
+            Self::Fail(StoreError::Invalid { .. } | StoreError::Busy { .. }) => {}
+            Self::Fail(_) => slot.answered(),
+        }
+    }
 }
 
 /// The attempts of one request: counts them, spaces them out, ends them.
@@ -36,8 +53,15 @@ pub(crate) struct Attempts {
     in_a_row: u32,
     stalls: u32,
     malformed: u32,
+    /// Attempts for which there was a slot.
+    begun: u32,
+    /// In this node's queue, all attempts together.
+    queued: Duration,
+    /// What the last one came to.
+    last: Option<String>,
 }
 
+const AWAY: &str = "it answers none of this node's requests, so this one waited for one that it answers";
 /// An answer that makes no sense twice over may be a proxy's hiccup; five times over it is the store.
 const MALFORMED_MAX: u32 = 5;
 const FIRST_DELAY: Duration = Duration::from_millis(50);
@@ -49,7 +73,42 @@ const LONGEST_PATIENCE: Duration = Duration::from_secs(60);
 impl Attempts {
     pub(crate) fn new(limit: Duration) -> Self {
         let started = Instant::now();
-        Self { started, deadline: started + limit, made: 0, in_a_row: 0, stalls: 0, malformed: 0 }
+        Self {
+            started,
+            deadline: started + limit,
+            made: 0,
+            in_a_row: 0,
+            stalls: 0,
+            malformed: 0,
+            begun: 0,
+            queued: Duration::ZERO,
+            last: None,
+        }
+    }
+
+    /// Waits for the slot of the next attempt.
+    pub(crate) async fn enter(
+        &mut self,
+        what: &str,
+        place: &Place,
+        lane: Lane,
+        observer: &Arc<dyn Observer>,
+        op: &'static str,
+    ) -> Result<Slot, StoreError> {
+        let turn = if self.made == 0 { Turn::First } else { Turn::Again };
+        let begun = Instant::now();
+        let entered = place.enter(lane, self.deadline, turn).await;
+        let queued = begun.elapsed();
+        self.queued += queued;
+        observer.queued(op, queued);
+        self.begun += u32::from(entered.is_ok());
+        entered.map_err(|why| match (why, &self.last) {
+            (NoSlot::Busy, None) => {
+                StoreError::Busy { what: what.to_owned(), waited: self.started.elapsed() }
+            }
+            (_, Some(last)) => self.exhausted(what, last.clone()),
+            (_, None) => self.exhausted(what, AWAY),
+        })
     }
 
     pub(crate) fn deadline(&self) -> Instant {
@@ -81,6 +140,7 @@ impl Attempts {
         };
         self.made += 1;
         self.in_a_row += 1;
+        self.last = Some(detail.clone());
         match cause {
             RetryCause::Stalled => self.stalls += 1,
             RetryCause::Malformed => self.malformed += 1,
@@ -100,7 +160,8 @@ impl Attempts {
         StoreError::Unavailable {
             what: what.to_owned(),
             waited: self.started.elapsed(),
-            attempts: self.made.max(1),
+            queued: self.queued,
+            attempts: self.begun,
             cause: cause.into(),
         }
     }
@@ -151,7 +212,10 @@ impl Meter {
 
     pub(crate) fn end_with(self, fault: &Fault) {
         self.end(match fault {
-            Fault::Retry { .. } | Fault::Fail(StoreError::Unavailable { .. }) => Outcome::Fault,
+            Fault::Retry { cause: RetryCause::Displaced, .. } => Outcome::Abandoned,
+            Fault::Retry { .. } | Fault::Fail(StoreError::Unavailable { .. } | StoreError::Busy { .. }) => {
+                Outcome::Fault
+            }
             Fault::Fail(StoreError::NotFound { .. }) => Outcome::NotFound,
             Fault::Fail(StoreError::Denied { .. } | StoreError::Expired { .. }) => Outcome::Denied,
             Fault::Fail(StoreError::Stale { .. }) => Outcome::Stale,

@@ -157,7 +157,11 @@ fn main() -> Result<()> {
         Command::Frozen { time } => {
             let mut node = Node::start(AgentOptions::default())?;
             println!("{}", frozen::run(&mut node, time)?);
-            node.finish()
+            let beside = frozen::beside(&mut node, 8000)?;
+            println!("{beside}");
+            node.finish()?;
+            anyhow::ensure!(beside.ratio() >= 0.8, "a frozen endpoint takes from another one: {beside}");
+            Ok(())
         }
         Command::Memory { times } => {
             println!("{}", memory::run(times, memory::PATIENCE)?);

@@ -1,12 +1,13 @@
 //! The store does not answer for a while: readers wait, nobody is taken for hung, all is read when it answers again.
 
 use crate::clock::wait_until;
-use crate::node::Node;
+use crate::node::{Node, Server};
 use crate::tree::{Shape, Tree};
 use anyhow::{Result, ensure};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+const EPOCH_MAX: Duration = Duration::from_secs(300);
 /// Of each pod.
 const THREADS: usize = 4;
 
@@ -72,4 +73,84 @@ pub fn run(node: &mut Node, time: Duration) -> Result<FrozenReport> {
         node.unpublish(m)?;
     }
     Ok(FrozenReport { time, readers: 2 * THREADS, waiting, after })
+}
+
+/// What one store is worth beside another one that does not answer.
+#[derive(Clone, Copy, Debug)]
+pub struct BesideReport {
+    pub files: usize,
+    /// Seconds for a cold epoch with nobody else, before and after; and beside the frozen store.
+    pub alone: [f64; 2],
+    pub beside: f64,
+    /// Requests that the frozen store had taken and not answered.
+    pub waiting: u64,
+}
+
+impl BesideReport {
+    /// Throughput beside a frozen store, as a part of that alone.
+    pub fn ratio(&self) -> f64 {
+        (self.alone[0] + self.alone[1]) / 2.0 / self.beside
+    }
+}
+
+impl std::fmt::Display for BesideReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [before, after] = self.alone;
+        write!(
+            f,
+            "{} files cold, alone in {before:.2} s and {after:.2} s, beside a frozen endpoint with {} requests in {:.2} s: {:.2} of the throughput",
+            self.files,
+            self.waiting,
+            self.beside,
+            self.ratio()
+        )
+    }
+}
+
+/// Epochs from a healthy endpoint, alone and while twice as many readers as there are request slots wait for another
+/// endpoint that is frozen.
+pub fn beside(node: &mut Node, files: usize) -> Result<BesideReport> {
+    let crowd = Shape { directories: 8, files: 32, small_bytes: 30_000, large: 2, large_bytes: 64 << 20 };
+    let (waited_for, shape) =
+        (Tree::generated("waits/", crowd), Shape { files: files / 8, large: 0, ..crowd });
+    node.server.add(&waited_for, "waits")?;
+    let (healthy, tree) = (Server::start(node.places(), "healthy")?, Tree::generated("healthy/", shape));
+    healthy.add(&tree, "healthy")?;
+    let small = ("profile", "small");
+    let waits = node.volume("waits", "waits", &[small, ("metadataTtl", "1h")])?;
+    let crowds = [node.pod(&waits)?, node.pod(&waits)?];
+    for file in &waited_for.files {
+        std::fs::metadata(waits.target.join(&file.path))?; // the names are known
+    }
+    // On a mount of its own, whose pages nobody has read before.
+    let endpoint = healthy.endpoint();
+    let epoch = |node: &mut Node, number: u64| -> Result<f64> {
+        let m = node.volume(&format!("epoch-{number}"), "healthy", &[small, ("endpoint", &endpoint)])?;
+        let pod = node.pod(&m)?;
+        node.agent().evict_all()?;
+        healthy.reset()?;
+        let read = pod.start_verify(&tree, 16, number)?.finish(EPOCH_MAX)?;
+        read.ensure_all(&tree)?;
+        ensure!(healthy.stats()?.of("GetObject") >= tree.files.len() as u64, "it was not cold");
+        pod.end()?;
+        node.unpublish(&m)?;
+        Ok(read.seconds)
+    };
+    epoch(node, 0)?; // names and connections
+    let before = epoch(node, 1)?;
+    node.server.freeze()?;
+    let waiting = crowds.iter().map(|pod| pod.start_verify(&waited_for, 64, 0)).collect::<Result<Vec<_>>>();
+    let enough = wait_until(PATIENCE, || node.server.stats().is_ok_and(|stats| stats.in_flight >= 40));
+    let asked = node.server.stats()?.in_flight;
+    let beside = epoch(node, 2);
+    node.server.no_faults()?; // also where something has failed: whoever waits could not be ended
+    ensure!(enough, "the frozen store is asked for too little: {asked} requests");
+    let (waiting, beside) = (waiting?, beside?);
+    for reader in waiting {
+        reader.finish(PATIENCE)?.ensure_all(&waited_for)?;
+    }
+    let after = epoch(node, 3)?;
+    crowds.into_iter().try_for_each(crate::pod::Pod::end)?;
+    node.unpublish(&waits)?;
+    Ok(BesideReport { files: tree.files.len(), alone: [before, after], beside, waiting: asked })
 }

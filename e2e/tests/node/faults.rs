@@ -4,7 +4,7 @@ use crate::{node_with, seed};
 use anyhow::Result;
 use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, Node};
-use e2e::scenario::faults;
+use e2e::scenario::{faults, frozen};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -79,5 +79,13 @@ fn a_thousand_alarms_a_second_interrupt_no_call() -> Result<()> {
     report.ensure_clean()?;
     assert!(report.alarms >= 200, "{} alarms", report.alarms);
     drop(pod);
+    node.finish()
+}
+
+#[test]
+fn beside_a_frozen_endpoint_an_epoch_from_another_one_is_read() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let report = frozen::beside(&mut node, 400)?;
+    println!("{report}");
     node.finish()
 }

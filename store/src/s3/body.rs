@@ -9,10 +9,11 @@
 //!            end
 //! ```
 
-use super::client::{Client, NO_SLOT, broken_body, stalled};
-use crate::limits::{Lane, Slot};
+use super::client::{Client, broken_body, stalled};
+use crate::dispatch::Lane;
 use crate::observe::{Outcome, RetryCause};
 use crate::retry::{Attempts, Fault, Meter};
+use crate::traffic::Slot;
 use crate::{ByteStream, StoreError, Version};
 use bytes::Bytes;
 use futures::StreamExt;
@@ -37,7 +38,7 @@ struct Body {
 struct Transfer {
     response: Response,
     meter: Meter,
-    _slot: Slot,
+    slot: Slot,
 }
 
 /// Opens the first connection at once, so that 404 and 412 come from the call and not from the stream.
@@ -88,20 +89,30 @@ impl Body {
         loop {
             let limits = self.client.limits();
             let deadline = self.attempts.deadline();
-            let Some(slot) = limits.enter(Lane::Data, deadline).await else {
-                return Err(self.attempts.exhausted(&self.what, NO_SLOT));
-            };
-            let meter = Meter::start(self.client.observer(), "get");
+            let (place, observer) = (self.client.place(), self.client.observer());
+            let mut slot = self.attempts.enter(&self.what, place, Lane::Data, observer, "get").await?;
+            let meter = Meter::start(observer, "get");
             let patience = self.attempts.patience(limits.config().stall_timeout);
             let answer = self.client.get(&self.url, &self.what, &self.version, self.rest.clone(), patience);
-            let fault = match timeout_at(deadline, answer).await {
+            let answer = tokio::select! {
+                answer = timeout_at(deadline, answer) => answer,
+                () = slot.displaced() => {
+                    meter.end(Outcome::Abandoned);
+                    observer.retry("get", RetryCause::Displaced);
+                    continue;
+                }
+            };
+            let fault = match answer {
                 Ok(Ok(response)) => {
-                    self.transfer = Some(Transfer { response, meter, _slot: slot });
+                    slot.answered();
+                    slot.moves(0);
+                    self.transfer = Some(Transfer { response, meter, slot });
                     return Ok(());
                 }
                 Ok(Err(fault)) => fault,
                 Err(_) => Fault::Fail(self.attempts.exhausted(&self.what, "the store did not answer")),
             };
+            fault.tell(&mut slot);
             meter.end_with(&fault);
             drop(slot);
             self.back_off(fault).await?;
@@ -112,7 +123,14 @@ impl Body {
         let transfer = self.transfer.as_mut().expect("next() connects first");
         let patience = self.attempts.patience(self.client.limits().config().stall_timeout);
         let deadline = self.attempts.deadline().min(Instant::now() + patience);
-        let mut piece = match timeout_at(deadline, transfer.response.chunk()).await {
+        transfer.slot.waits();
+        let piece = tokio::select! {
+            piece = timeout_at(deadline, transfer.response.chunk()) => piece,
+            () = transfer.slot.displaced() => {
+                return Err(Fault::retry(RetryCause::Displaced, "another source needed the slot"));
+            }
+        };
+        let mut piece = match piece {
             Err(_) if Instant::now() >= self.attempts.deadline() => {
                 return Err(Fault::Fail(self.attempts.exhausted(&self.what, "the transfer was too slow")));
             }
@@ -127,6 +145,7 @@ impl Body {
             piece.truncate(usize::try_from(left).expect("less than a chunk"));
         }
         self.rest.start += piece.len() as u64;
+        transfer.slot.moves(piece.len() as u64);
         transfer.meter.bytes += piece.len() as u64;
         self.attempts.progress();
         self.client.limits().pay(piece.len() as u64).await;
@@ -137,6 +156,10 @@ impl Body {
     async fn back_off(&mut self, fault: Fault) -> Result<(), StoreError> {
         if let Some(transfer) = self.transfer.take() {
             transfer.meter.end_with(&fault);
+        }
+        if matches!(fault, Fault::Retry { cause: RetryCause::Displaced, .. }) {
+            self.client.observer().retry("get", RetryCause::Displaced);
+            return Ok(()); // to the end of the queue
         }
         let (cause, delay) = self.attempts.after(&self.what, fault, rand::random())?;
         self.client.observer().retry("get", cause);

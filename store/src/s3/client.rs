@@ -7,6 +7,7 @@ use crate::keys::{encode_path, encode_query, show};
 use crate::limits::Limits;
 use crate::observe::{Observer, RetryCause};
 use crate::retry::{Fault, chain};
+use crate::traffic::Place;
 use crate::{StoreError, Version};
 use bytes::BytesMut;
 use http::header::{
@@ -22,13 +23,11 @@ use std::time::Duration;
 use tokio::time::timeout;
 use volume::{Addressing, Credentials, Parameters};
 
-pub(super) const NO_SLOT: &str =
-    "all request slots of this node were busy: the store is slow, or raise the limit of concurrent requests";
-
 /// Everything that is the same for all requests of one source.
 pub(super) struct Client {
     http: reqwest::Client,
     limits: Arc<Limits>,
+    place: Place,
     observer: Arc<dyn Observer>,
     credential: Option<AwsCredential>,
     region: String,
@@ -51,6 +50,7 @@ impl Client {
         bucket: &str,
         parameters: &Parameters,
         credentials: &Credentials,
+        readers: &str,
         limits: Arc<Limits>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StoreError> {
@@ -73,11 +73,18 @@ impl Client {
         }
         let http = limits.client(&endpoint)?;
         let credential = credential(credentials)?;
-        Ok(Self { http, limits, observer, credential, region, bucket: bucket.to_owned(), endpoint, base })
+        // Where requests really go: a bucket that is a host of its own is an endpoint of its own.
+        let host = Url::parse(&base).map(|url| url.origin().ascii_serialization());
+        let place = limits.place(host.as_deref().unwrap_or(&endpoint), readers, 1);
+        let bucket = bucket.to_owned();
+        Ok(Self { http, limits, place, observer, credential, region, bucket, endpoint, base })
     }
 
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
+    }
+    pub(super) fn place(&self) -> &Place {
+        &self.place
     }
     pub(super) fn observer(&self) -> &Arc<dyn Observer> {
         &self.observer
@@ -365,7 +372,8 @@ mod tests {
 
     fn client(parameters: &Parameters) -> Client {
         let limits = Arc::new(Limits::new(LimitsConfig::default()));
-        Client::new("data", parameters, &Credentials::anonymous(), limits, Arc::new(NoObserver)).unwrap()
+        let anonymous = Credentials::anonymous();
+        Client::new("data", parameters, &anonymous, "readers", limits, Arc::new(NoObserver)).unwrap()
     }
 
     #[test]

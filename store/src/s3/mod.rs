@@ -19,9 +19,10 @@ mod client;
 mod date;
 mod listing;
 
+use crate::dispatch::Lane;
 use crate::keys::{is_path, show};
-use crate::limits::{Lane, Limits};
-use crate::observe::Observer;
+use crate::limits::Limits;
+use crate::observe::{Observer, RetryCause};
 use crate::retry::{Attempts, Fault, Meter};
 use crate::{ByteStream, Entry, Kind, Page, Source, StoreError, Version};
 use async_trait::async_trait;
@@ -52,10 +53,11 @@ impl S3 {
         prefix: &str,
         parameters: &Parameters,
         credentials: &Credentials,
+        readers: &str,
         limits: Arc<Limits>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StoreError> {
-        let client = Arc::new(Client::new(bucket, parameters, credentials, limits, observer)?);
+        let client = Arc::new(Client::new(bucket, parameters, credentials, readers, limits, observer)?);
         Ok(Self { client, prefix: prefix.to_owned(), store_timeout: parameters.store_timeout })
     }
 
@@ -86,15 +88,22 @@ impl S3 {
         let limits = self.client.limits();
         let mut attempts = Attempts::new(limit);
         loop {
-            let Some(slot) = limits.enter(Lane::Metadata, attempts.deadline()).await else {
-                return Err(attempts.exhausted(what, client::NO_SLOT));
-            };
-            let mut meter = Meter::start(self.client.observer(), op);
+            let observer = self.client.observer();
+            let mut slot = attempts.enter(what, self.client.place(), Lane::Metadata, observer, op).await?;
+            let mut meter = Meter::start(observer, op);
             let patience = attempts.patience(limits.config().stall_timeout);
-            let result = tokio::time::timeout_at(attempts.deadline(), attempt(patience)).await;
-            drop(slot);
+            let answer = tokio::time::timeout_at(attempts.deadline(), attempt(patience));
+            let result = tokio::select! {
+                result = answer => result,
+                () = slot.displaced() => {
+                    meter.end(crate::Outcome::Abandoned);
+                    observer.retry(op, RetryCause::Displaced);
+                    continue;
+                }
+            };
             let fault = match result {
                 Ok(Ok((answer, bytes))) => {
+                    slot.answered();
                     meter.bytes = bytes;
                     meter.end(crate::Outcome::Ok);
                     return Ok(answer);
@@ -102,6 +111,8 @@ impl S3 {
                 Ok(Err(fault)) => fault,
                 Err(_) => Fault::Fail(attempts.exhausted(what, "the store did not answer")),
             };
+            fault.tell(&mut slot);
+            drop(slot);
             meter.end_with(&fault);
             let (cause, delay) = attempts.after(what, fault, rand::random())?;
             self.client.observer().retry(op, cause);

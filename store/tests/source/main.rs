@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod directory;
+mod fairness;
 mod faults;
 mod keys;
 mod refusals;

@@ -1,0 +1,189 @@
+//! A scope over a source that does as it is told.
+
+use crate::asked::AskedWith;
+use crate::health::{Change, Health};
+use crate::scope::{Scope, now_ms};
+use cache::data::{Engine, Tier, TierKind};
+use cache::meta::{InodeNumbers, MetaError, Store};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+use store::{ByteStream, Entry, Kind, Page, Source, StoreError, Version};
+use tokio::sync::{mpsc, watch};
+use volume::{Credentials, ScopeId};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Does {
+    Answers,
+    /// Gives the first page of each listing, and then nothing.
+    FirstPage,
+    Nothing,
+    Refuses,
+    Denies,
+}
+
+/// Directories `d0`, `d1` … and a file `f`, whose version and size are a number.
+#[derive(Debug)]
+pub(crate) struct Scripted {
+    directories: usize,
+    /// Of its scope.
+    dir: tempfile::TempDir,
+    does: watch::Sender<Does>,
+    version: AtomicU64,
+    more: AtomicUsize,
+    asked: AtomicUsize,
+}
+
+impl Scripted {
+    pub(crate) fn new(directories: usize) -> Arc<Self> {
+        Arc::new(Self {
+            directories,
+            dir: tempfile::tempdir().unwrap(),
+            does: watch::Sender::new(Does::Answers),
+            version: AtomicU64::new(1),
+            more: AtomicUsize::new(0),
+            asked: AtomicUsize::new(0),
+        })
+    }
+
+    pub(crate) fn does(&self, what: Does) {
+        self.does.send_replace(what);
+    }
+
+    pub(crate) fn change(&self) {
+        self.version.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Questions so far.
+    pub(crate) fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    /// Until so many have asked for a page that does not come.
+    pub(crate) async fn asked_for_more(&self, many: usize) {
+        let wait = async {
+            while self.more.load(Ordering::SeqCst) < many {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), wait).await.expect("nobody asks for more");
+    }
+
+    pub(crate) fn scope(self: &Arc<Self>) -> Arc<Scope> {
+        self.scope_and_changes().0
+    }
+
+    pub(crate) fn scope_and_changes(self: &Arc<Self>) -> (Arc<Scope>, mpsc::UnboundedReceiver<Change>) {
+        let dir = self.dir.path();
+        let id = ScopeId::parse(&format!("{:032x}", Arc::as_ptr(self) as usize)).unwrap();
+        let (tell, told) = mpsc::unbounded_channel();
+        let health = Arc::new(Health::new(id.clone(), tell));
+        let patience = Duration::from_secs(60);
+        let asked = AskedWith::new(
+            self.clone(),
+            Credentials::anonymous(),
+            patience,
+            "scripted".into(),
+            health.clone(),
+        );
+        let metadata = dir.join("meta");
+        let names = Store::open(&metadata, Arc::new(Numbers(AtomicU64::new(1 << 20))), Arc::new(now_ms));
+        let tier = Tier {
+            name: "ssd".into(),
+            kind: TierKind::Ssd,
+            paths: vec![dir.join("cache")],
+            quota_bytes: 1 << 30,
+            quota_inodes: 1000,
+            high_percent: 90,
+            low_percent: 70,
+            min_free_bytes_percent: 0,
+            min_free_inodes_percent: 0,
+        };
+        let config = cache::data::Config {
+            tiers: vec![tier],
+            block_bytes: 4096,
+            scope_limit_bytes: None,
+            readahead_bytes: 0,
+            memory_bytes: 8 << 20,
+            part_bytes: 1 << 20,
+            parallel_parts: 1,
+        };
+        let (engine, _) = Engine::open(config, Arc::new(()), tokio::runtime::Handle::current()).unwrap();
+        let shown = "scripted".to_owned();
+        let names = Arc::new(names.unwrap());
+        (Scope::new(id, shown, names, metadata, engine, asked, health, 1), told)
+    }
+
+    /// Does what it is to do instead of an answer.
+    async fn meet(&self) -> Result<(), StoreError> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let what = "scripted".to_owned();
+        let mut does = self.does.subscribe();
+        let now = *does.wait_for(|does| *does != Does::Nothing).await.expect("we hold the sender");
+        match now {
+            Does::Denies => Err(StoreError::Denied { what, why: "so it was told".into() }),
+            Does::Refuses => Err(StoreError::Unavailable {
+                what,
+                waited: Duration::ZERO,
+                queued: Duration::ZERO,
+                attempts: 1,
+                cause: "so it was told".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn file(&self) -> Entry {
+        let version = self.version.load(Ordering::SeqCst);
+        let kind = Kind::File { size: version, version: Version(version.to_string()) };
+        Entry { name: b"f".to_vec(), kind, modified_ns: 0 }
+    }
+}
+
+fn directory(name: String) -> Entry {
+    Entry { name: name.into_bytes(), kind: Kind::Directory, modified_ns: 0 }
+}
+
+#[async_trait::async_trait]
+impl Source for Scripted {
+    async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
+        if token.is_some() {
+            self.more.fetch_add(1, Ordering::SeqCst);
+            std::future::pending::<()>().await;
+        }
+        self.meet().await?;
+        let mut page = Page { entries: vec![self.file()], ..Page::default() };
+        if dir.is_empty() {
+            page.entries.extend((0..self.directories).map(|k| directory(format!("d{k}"))));
+        }
+        page.next = (*self.does.borrow() == Does::FirstPage).then(|| "more".to_owned());
+        Ok(page)
+    }
+
+    async fn head(&self, path: &[u8]) -> Result<Option<Entry>, StoreError> {
+        self.meet().await?;
+        let name = String::from_utf8(path.to_vec()).unwrap();
+        Ok(match name.as_str() {
+            "f" => Some(self.file()),
+            _ if name.starts_with('d') => Some(directory(name)),
+            _ => None,
+        })
+    }
+
+    async fn get(&self, _: &[u8], _: &Version, _: Range<u64>) -> Result<ByteStream, StoreError> {
+        unreachable!("nobody reads here")
+    }
+
+    async fn check(&self, _: Duration) -> Result<(), StoreError> {
+        self.meet().await
+    }
+}
+
+struct Numbers(AtomicU64);
+
+impl InodeNumbers for Numbers {
+    fn next(&self) -> Result<u64, MetaError> {
+        Ok(self.0.fetch_add(1, Ordering::SeqCst))
+    }
+}
