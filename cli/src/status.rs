@@ -54,7 +54,7 @@ fn as_tables(
             if v.pod.is_empty() { v.target.clone() } else { v.pod.clone() },
             v.mode.clone(),
             worker.pid.to_string(),
-            worker.state,
+            state(&worker, v.stale_since_ms),
             ago(worker.since_ms),
             v.heals.to_string(),
             percent(v.reads_hit, v.reads_miss),
@@ -93,6 +93,14 @@ fn as_tables(
     Ok(())
 }
 
+/// What the worker does, and whether the source is there.
+fn state(worker: &pb::Worker, stale_since_ms: i64) -> String {
+    match stale_since_ms {
+        0 => worker.state.clone(),
+        since => format!("{}, source away since {}: STALE", worker.state, ago(since)),
+    }
+}
+
 fn cause(heal: &pb::Heal) -> String {
     // Of the others, that one was killed is no news.
     let tells = !heal.ended.is_empty() && matches!(heal.cause.as_str(), "exit" | "signal");
@@ -124,6 +132,7 @@ fn as_json(
                 "mount": v.mount, "volumeId": v.volume_id, "source": v.source, "scope": v.scope,
                 "target": v.target, "pod": v.pod, "mode": v.mode, "heals": v.heals,
                 "publishedMs": v.published_ms, "readsHit": v.reads_hit, "readsMiss": v.reads_miss,
+                "staleSinceMs": v.stale_since_ms,
                 "worker": {
                     "pid": worker.pid, "state": worker.state, "sinceMs": worker.since_ms,
                     "anonymousBytes": worker.anonymous_bytes,

@@ -119,6 +119,9 @@ pub enum Report {
     /// The source did not answer for `storeTimeout`: what is not cached fails.
     SourceAway {
         why: String,
+        /// This volume goes on with what was known last.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        stale: bool,
     },
     SourceBack,
 }

@@ -99,7 +99,7 @@ fn reports() -> Vec<Report> {
         Report::Degraded { why: "why".into() },
         Report::Recovered,
         Report::Poisoned { operation: "READ".into(), deaths: 5 },
-        Report::SourceAway { why: "why".into() },
+        Report::SourceAway { why: "why".into(), stale: false },
         Report::SourceBack,
     ]
 }

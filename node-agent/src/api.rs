@@ -108,6 +108,7 @@ impl Agent for Api {
                     published_ms: ms(m.published),
                     reads_hit: counts.reads_hit,
                     reads_miss: counts.reads_miss,
+                    stale_since_ms: m.stale_since().map_or(0, ms),
                 }
             })
             .collect();

@@ -16,6 +16,7 @@ use crate::owner::Owner;
 use crate::privileged::{self, Privileged};
 use crate::publish::Volumes;
 use crate::serve::Server;
+use crate::stale::Tolerance;
 use crate::state::State;
 use crate::supervisor::{SpawnOptions, Spawner, Surroundings};
 use crate::together::Together;
@@ -170,9 +171,11 @@ impl App {
         let (reading, telling, on) = (volumes.clone(), privileged.clone(), runtime.clone());
         tokio::spawn(async move {
             while let Some((scope, why)) = outages.recv().await {
-                let report = why.map_or(Report::SourceBack, |why| Report::SourceAway { why });
                 for mount in reading.mounts().iter().filter(|m| m.scope.id == scope) {
-                    privileged::report(&telling, &on, mount.id, report.clone());
+                    let stale = Tolerance::of(&mount.spec.parameters).is_some();
+                    let away = |why: &String| Report::SourceAway { why: why.clone(), stale };
+                    let report = why.as_ref().map_or(Report::SourceBack, away);
+                    privileged::report(&telling, &on, mount.id, report);
                 }
             }
         });
@@ -387,6 +390,7 @@ fn gauges(
         let mounts = volumes.mounts();
         let workers: Vec<u32> = mounts.iter().filter_map(|m| m.state().worker.map(|w| w.pid)).collect();
         metrics.volumes.set(mounts.len() as i64);
+        metrics.volumes_stale.set(mounts.iter().filter(|m| m.stale_since().is_some()).count() as i64);
         metrics.standby.set(spawner.standing_by() as i64);
         metrics.anonymous_bytes.set(memory::of_self_and(&workers) as i64);
         for tier in engine.usage().tiers {

@@ -134,6 +134,11 @@ impl AskedWith {
         self.current.borrow().rotated
     }
 
+    /// For a probe, which waits for no renewed secret.
+    pub(crate) fn source(&self) -> Arc<dyn Source> {
+        self.current.borrow().source.clone()
+    }
+
     pub(crate) fn has(&self, credentials: &Credentials) -> bool {
         self.current.borrow().credentials == *credentials
     }

@@ -36,6 +36,7 @@ pub mod publish;
 mod questions;
 mod scope;
 mod serve;
+mod stale;
 mod state;
 mod supervisor;
 #[cfg(test)]

@@ -55,6 +55,7 @@ pub struct Metrics {
     queue_seconds: Family<Label, Histogram>,
     store_bytes: Counter,
     retries: Counters,
+    stale_answers: Counter,
     cache_bytes: Counters,
     cache_events: Counters,
     evicted_bytes: Counters,
@@ -66,6 +67,7 @@ pub struct Metrics {
     poisoned: Counters,
     log_lost: Counter,
     pub volumes: Gauge,
+    pub volumes_stale: Gauge,
     pub standby: Gauge,
     pub anonymous_bytes: Gauge,
     pub tier_bytes: Family<TierLabel, Gauge>,
@@ -94,6 +96,7 @@ impl Metrics {
             queue_seconds: Family::new_with_constructor(seconds),
             store_bytes: Counter::default(),
             retries: Family::default(),
+            stale_answers: Counter::default(),
             cache_bytes: Family::default(),
             cache_events: Family::default(),
             evicted_bytes: Family::default(),
@@ -105,6 +108,7 @@ impl Metrics {
             poisoned: Family::default(),
             log_lost: Counter::default(),
             volumes: Gauge::default(),
+            volumes_stale: Gauge::default(),
             standby: Gauge::default(),
             anonymous_bytes: Gauge::default(),
             tier_bytes: Family::default(),
@@ -141,6 +145,16 @@ impl Metrics {
                 "Time that a request waited for its turn on this node, before the store had it",
                 Unit::Seconds,
                 m.queue_seconds.clone(),
+            );
+            r.register(
+                "stale_answers",
+                "Names and listings answered as last known, for the store gave no answer (staleIfError)",
+                m.stale_answers.clone(),
+            );
+            r.register(
+                "volumes_serving_stale",
+                "Mounted volumes that go on with what is known last",
+                m.volumes_stale.clone(),
             );
             r.register_with_unit(
                 "store_received",
@@ -258,6 +272,10 @@ impl Metrics {
 
     pub fn store_removed(&self, reason: &'static str) {
         self.stores_removed.get_or_create(&Label { kind: reason }).inc();
+    }
+
+    pub(crate) fn stale_answer(&self) {
+        self.stale_answers.inc();
     }
 
     pub fn poisoned(&self, operation: &'static str) {

@@ -12,6 +12,7 @@ use crate::asked::AskedWith;
 use crate::flights::Flights;
 use crate::health::Health;
 use crate::neighbours;
+use crate::stale::Outage;
 use bytes::{Bytes, BytesMut};
 use cache::data::{Cause as DataCause, Engine, FetchError, File, FileKey, ReadOptions};
 use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
@@ -63,6 +64,7 @@ pub struct Scope {
     /// Cache roots whose disk fails.
     failing: Mutex<HashSet<u8>>,
     health: Arc<Health>,
+    pub(crate) outage: Outage,
     /// Slots for files that are fetched ahead.
     pub(crate) ahead: Arc<Semaphore>,
     me: Weak<Scope>,
@@ -139,6 +141,7 @@ impl Scope {
             listed_bytes: Mutex::default(),
             failing: Mutex::default(),
             health,
+            outage: Outage::default(),
             ahead: Arc::new(Semaphore::new(neighbours::UNDER_WAY)),
             me: me.clone(),
         })
@@ -207,7 +210,7 @@ impl Scope {
             .join((parent, name.clone()), move || async move {
                 let path = me.child_path(parent, &name)?;
                 let found = me.asked.head(&path).await.map_err(|e| me.cause("look-up", &path, &e))?;
-                me.health.works();
+                me.answered();
                 let scope = me.clone();
                 me.blocking(move || match found {
                     Some(entry) => scope.metadata.put(parent, &incoming(entry)).map(|_| ()),
@@ -269,7 +272,7 @@ impl Scope {
         let path = self.names.path(dir).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
         let failed = |e: StoreError| self.cause("listing", &path, &e);
         let mut page = self.asked.list(&path, None).await.map_err(failed)?;
-        self.health.works();
+        self.answered();
         if one_page && page.next.is_some() {
             return Ok(Listed::TooLarge);
         }
@@ -303,6 +306,7 @@ impl Scope {
             (listing, bytes) = stored?;
             match asked {
                 Ok(Some(next)) => {
+                    self.answered();
                     page = next;
                 }
                 Ok(None) => break,
@@ -514,11 +518,38 @@ impl Scope {
         if cause == Cause::Unavailable || cause == Cause::Denied {
             tracing::warn!(source = %self.shown, path = %String::from_utf8_lossy(path), %error, "{what} failed");
         }
-        // That our own queue is long says nothing about the store.
-        if cause == Cause::Unavailable && !matches!(error, StoreError::Busy { .. }) {
-            self.health.fails(&error.to_string());
+        match error {
+            StoreError::Busy { .. } => {} // ours: it says nothing about the store
+            _ if cause == Cause::Unavailable => self.health.fails(&error.to_string()),
+            _ => self.heard(error),
         }
         cause
+    }
+
+    /// The source has answered.
+    pub(crate) fn answered(&self) {
+        self.outage.answered();
+        self.health.works();
+    }
+
+    /// The source has said no, if that is what this is.
+    pub(crate) fn heard(&self, error: &StoreError) {
+        match error {
+            StoreError::NotFound { .. } | StoreError::Stale { .. } => self.answered(),
+            // Whoever waits for a secret is still told so.
+            StoreError::Denied { .. } | StoreError::Expired { .. } => {
+                self.outage.answered();
+            }
+            StoreError::Unavailable { .. }
+            | StoreError::Busy { .. }
+            | StoreError::Malformed { .. }
+            | StoreError::Invalid { .. } => {}
+        }
+    }
+
+    /// The source has answered nothing, and calls go on without it.
+    pub(crate) fn silent(&self, why: &str) {
+        self.health.fails(why);
     }
 }
 
@@ -541,12 +572,16 @@ impl cache::data::Fetch for FromSource {
         let scope = self.scope.upgrade().ok_or_else(gone)?;
         match scope.asked.get(&self.path, &self.version, range).await {
             Ok(stream) => {
-                scope.health.works();
+                scope.answered();
                 let (weak, path) = (self.scope.clone(), self.path.clone());
                 Ok(stream
                     .map(move |item| {
+                        let scope = weak.upgrade();
+                        if let (Some(scope), true) = (&scope, item.is_ok()) {
+                            scope.answered();
+                        }
                         item.map_err(|error| {
-                            if let Some(scope) = weak.upgrade() {
+                            if let Some(scope) = scope {
                                 scope.cause("read", &path, &error);
                             }
                             fetch_error(&error)
@@ -610,7 +645,7 @@ fn incoming(entry: store::Entry) -> Incoming {
 }
 
 /// Was it confirmed recently enough?
-fn fresh(freshness: Freshness, seen_ms: u64, now_ms: u64) -> bool {
+pub(crate) fn fresh(freshness: Freshness, seen_ms: u64, now_ms: u64) -> bool {
     match freshness {
         Freshness::Static => true,
         Freshness::Ttl(ttl) => {

@@ -5,11 +5,12 @@ use crate::neighbours::{self, Neighbours};
 use crate::privileged::Privileged;
 use crate::questions::Questions;
 use crate::scope::{Scope, fetch_cause};
+use crate::stale::{self, Told, Tolerance};
 use crate::supervisor::{Answer, Mount};
 use crate::together::Together;
 use bytes::Bytes;
 use cache::data::{Engine, File, Presence, ReadOptions};
-use cache::meta::NAME_MAX;
+use cache::meta::{NAME_MAX, View};
 use link::broker::{BrokerAnswer, BrokerRequest};
 use link::flight::on_behalf;
 use link::worker::{Ask, FromWorker, READ_MAX, Reply, ToWorker};
@@ -109,15 +110,25 @@ impl Server {
         let freshness = mount.spec.parameters.freshness;
         // Others may wait longer for the same answer.
         let own = mount.spec.parameters.store_timeout;
+        let tolerance = Tolerance::of(&mount.spec.parameters);
         match ask {
             // The kernel asks for no such name.
             Ask::Lookup { name, .. } if name.len() > NAME_MAX => Err(Cause::NotFound),
             Ask::Lookup { parent, name } => {
-                stored(scope.within(own, Some(parent), scope.lookup(parent, &name, freshness)).await)
+                let known = |names: &View| stale::of_name(names, parent, &name);
+                let question = scope.within(own, Some(parent), scope.lookup(parent, &name, freshness));
+                self.named(stale::ask(scope, tolerance, known, question).await)
             }
-            Ask::List { dir } => stored(scope.within(own, Some(dir), scope.list(dir, freshness)).await),
+            Ask::List { dir } => {
+                let known = |names: &View| stale::of_listing(names, dir);
+                let question = scope.within(own, Some(dir), scope.list(dir, freshness));
+                self.named(stale::ask(scope, tolerance, known, question).await)
+            }
             Ask::Attributes { ino, force } => {
-                stored(scope.within(own, None, scope.attributes(ino, freshness, force)).await)
+                let known = |names: &View| stale::of_attributes(names, ino);
+                let question = scope.within(own, None, scope.attributes(ino, freshness, force));
+                // Who insists knows that what is known is not so any more.
+                self.named(stale::ask(scope, tolerance.filter(|_| !force), known, question).await)
             }
             Ask::File { ino, version } => {
                 let file = scope.file(ino, version, Self::read_options(mount))?;
@@ -212,6 +223,13 @@ impl Server {
 }
 
 impl Server {
+    fn named(&self, told: Result<Told, Cause>) -> Answered {
+        if told == Ok(Told::Stale) {
+            self.metrics.stale_answer();
+        }
+        stored(told.map(|_| ()))
+    }
+
     /// The broker looks at the file, one after the other: a disk that has just begun to hang may keep it. Then this open
     /// is an ordinary one, and so are the next, until it answers.
     async fn backing_open(&self, mount: &Arc<Mount>, data: OwnedFd) -> Answered {

@@ -2,7 +2,7 @@
 
 use crate::asked::AskedWith;
 use crate::health::{Change, Health};
-use crate::scope::{Scope, now_ms};
+use crate::scope::Scope;
 use cache::data::{Engine, Tier, TierKind};
 use cache::meta::{InodeNumbers, MetaError, Store};
 use std::ops::Range;
@@ -80,15 +80,13 @@ impl Scripted {
         let (tell, told) = mpsc::unbounded_channel();
         let health = Arc::new(Health::new(id.clone(), tell));
         let patience = Duration::from_secs(60);
-        let asked = AskedWith::new(
-            self.clone(),
-            Credentials::anonymous(),
-            patience,
-            "scripted".into(),
-            health.clone(),
-        );
+        let me = self.clone();
+        let open =
+            move |_: &Credentials, _: Duration| -> Result<Arc<dyn Source>, StoreError> { Ok(me.clone()) };
+        let (shown, anonymous) = ("scripted".to_owned(), Credentials::anonymous());
+        let asked = AskedWith::new(Arc::new(open), anonymous, patience, shown, health.clone()).unwrap();
         let metadata = dir.join("meta");
-        let names = Store::open(&metadata, Arc::new(Numbers(AtomicU64::new(1 << 20))), Arc::new(now_ms));
+        let names = Store::open(&metadata, Arc::new(Numbers(AtomicU64::new(1 << 20))));
         let tier = Tier {
             name: "ssd".into(),
             kind: TierKind::Ssd,

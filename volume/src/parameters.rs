@@ -50,6 +50,9 @@ pub struct Parameters {
     pub addressing: Addressing,
     pub allow_http: bool,
     pub freshness: Freshness,
+    /// For `ttl`: how long after its time has run out the last known answer goes on being used while the store gives
+    /// none; zero: not at all.
+    pub stale_if_error: Duration,
     pub profile: Profile,
     /// Largest readahead of a sequential reader, bytes; None: the agent's default.
     pub readahead: Option<u64>,
@@ -79,6 +82,7 @@ impl Default for Parameters {
             addressing: Addressing::Path,
             allow_http: false,
             freshness: Freshness::Ttl(Duration::from_secs(60)),
+            stale_if_error: an_hour(),
             profile: Profile::Auto,
             readahead: None,
             cache_limit: None,
@@ -96,6 +100,12 @@ impl Default for Parameters {
     }
 }
 
+/// An outage that is mended by people who are awake. Longer, and a program would go on for a night with what somebody
+/// may have withdrawn.
+fn an_hour() -> Duration {
+    Duration::from_secs(3600)
+}
+
 /// In the order of `docs/configuration.md`.
 pub const KNOWN_PARAMETERS: &[&str] = &[
     "source",
@@ -106,6 +116,7 @@ pub const KNOWN_PARAMETERS: &[&str] = &[
     "path",
     "freshness",
     "metadataTtl",
+    "staleIfError",
     "profile",
     "readahead",
     "cacheLimit",
@@ -130,6 +141,7 @@ pub const TEMPLATED_PARAMETERS: &[&str] = &[
     "region",
     "freshness",
     "metadataTtl",
+    "staleIfError",
     "profile",
     "readahead",
     "uid",
@@ -150,6 +162,10 @@ pub enum ParameterError {
         "parameter \"metadataTtl\" has no meaning with freshness {0:?}: leave it out or set freshness to \"ttl\""
     )]
     TtlWithoutTtl(String),
+    #[error(
+        "parameter \"staleIfError\" has no meaning with freshness {0:?}: leave it out or set freshness to \"ttl\""
+    )]
+    StaleWithoutTtl(&'static str),
     #[error("parameter \"endpoint\" {0:?} is plain HTTP: use https, or set \"allowHttp\" to \"true\"")]
     PlainHttp(String),
     #[error("parameter {0:?} applies to s3:// sources only")]
@@ -180,7 +196,7 @@ impl Parameters {
         values: &TemplateValues,
     ) -> Result<(SourceUrl, Self), ParameterError> {
         let mut p = Self::default();
-        let (mut source, mut path, mut freshness, mut ttl) = (None, None, None, None);
+        let (mut source, mut path, mut freshness, mut ttl, mut stale) = (None, None, None, None, None);
         let (mut s3_only, mut allowed, mut source_template) = (None, None, None);
         for (name, value) in pairs {
             let (name, value) = (name.as_ref(), value.as_ref());
@@ -259,6 +275,15 @@ impl Parameters {
                     ttl =
                         Some(parsed.ok_or_else(|| bad("metadataTtl", "write a duration such as 60s or 5m"))?);
                 }
+                "staleIfError" => {
+                    let longest = Duration::from_secs(365 * 86_400);
+                    let parsed = match value {
+                        "0" => Some(Duration::ZERO),
+                        _ => parse_duration(value).filter(|d| *d <= longest),
+                    };
+                    let expected = "write a duration such as 1h, or 0 for none";
+                    stale = Some(parsed.ok_or_else(|| bad("staleIfError", expected))?);
+                }
                 "profile" => {
                     p.profile = match value {
                         "auto" => Profile::Auto,
@@ -319,6 +344,12 @@ impl Parameters {
                 return Err(ParameterError::Value { name: "freshness", value: other.to_owned(), expected });
             }
         };
+        p.stale_if_error = match (p.freshness, stale) {
+            (Freshness::Ttl(_), Some(stale)) => stale,
+            (_, None | Some(Duration::ZERO)) => p.stale_if_error,
+            (Freshness::Static, Some(_)) => return Err(ParameterError::StaleWithoutTtl("static")),
+            (Freshness::Strict, Some(_)) => return Err(ParameterError::StaleWithoutTtl("strict")),
+        };
         if p.profile == Profile::Small && p.freshness == Freshness::Strict {
             return Err(ParameterError::SmallStrict);
         }
@@ -361,6 +392,7 @@ impl Parameters {
             addressing,
             allow_http,
             freshness,
+            stale_if_error,
             profile,
             readahead,
             cache_limit,
@@ -383,6 +415,12 @@ impl Parameters {
             Freshness::Strict => (Some("strict".to_owned()), None),
             Freshness::Ttl(ttl) => (None, (*freshness != default.freshness).then(|| duration_text(*ttl))),
         };
+        // Without a `ttl` it has no meaning, and is not written.
+        let stale = match (freshness, stale_if_error) {
+            (Freshness::Ttl(_), stale) if stale.is_zero() => Some("0".to_owned()),
+            (Freshness::Ttl(_), stale) => (*stale != default.stale_if_error).then(|| duration_text(*stale)),
+            (Freshness::Static | Freshness::Strict, _) => None,
+        };
         let all = [
             ("endpoint", endpoint.as_ref().map(Url::to_string)),
             ("region", region.clone()),
@@ -390,6 +428,7 @@ impl Parameters {
             ("allowHttp", word(*allow_http, "true")),
             ("freshness", fresh),
             ("metadataTtl", ttl),
+            ("staleIfError", stale),
             (
                 "profile",
                 match profile {
@@ -475,6 +514,8 @@ mod tests {
             ("allowHttp", "yes"),
             ("freshness", "fresh"),
             ("metadataTtl", "60"),
+            ("staleIfError", "60"),
+            ("staleIfError", "400d"),
             ("profile", "huge"),
             ("readahead", "2Gi"),
             ("cacheLimit", "0"),
@@ -524,6 +565,30 @@ mod tests {
         .unwrap();
         assert_eq!(source.to_string(), "s3://bucket/x/");
         assert_eq!(p.freshness, Freshness::Ttl(Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn the_last_known_is_used_for_an_hour_unless_said_otherwise_and_only_where_there_is_a_ttl() {
+        let of = |pairs: &[(&str, &str)]| {
+            let all: Vec<_> = [("source", "s3://bucket")].iter().chain(pairs).copied().collect();
+            parse(&all).map(|(_, p)| p.stale_if_error)
+        };
+        assert_eq!(of(&[]), Ok(Duration::from_secs(3600)));
+        assert_eq!(of(&[("staleIfError", "5m")]), Ok(Duration::from_secs(300)));
+        assert_eq!(of(&[("staleIfError", "0")]), Ok(Duration::ZERO));
+        for freshness in ["static", "strict"] {
+            let freshness = ("freshness", freshness);
+            assert!(of(&[freshness]).is_ok() && of(&[freshness, ("staleIfError", "0")]).is_ok());
+            assert_eq!(
+                of(&[freshness, ("staleIfError", "1h")]),
+                Err(ParameterError::StaleWithoutTtl(freshness.1))
+            );
+        }
+        // What is left out, as by a build that did not know it, is the default.
+        let written = |stale| Parameters { stale_if_error: stale, ..Parameters::default() }.chosen();
+        assert_eq!(written(Duration::from_secs(3600)), []);
+        assert_eq!(written(Duration::ZERO), [("staleIfError", "0".to_owned())]);
+        assert_eq!(written(Duration::from_secs(60)), [("staleIfError", "60s".to_owned())]);
     }
 
     #[test]

@@ -28,6 +28,7 @@ use std::time::Duration;
 
 /// Parameters that a build which does not know them may ignore.
 pub const HINTS: &[&str] = &[
+    "staleIfError", // a build before it waits for the store, as it always has
     #[cfg(feature = "next-version")]
     "nextHint",
 ];

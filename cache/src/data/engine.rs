@@ -483,8 +483,7 @@ impl Engine {
     }
 
     fn is_short_of_memory(&self) -> bool {
-        let all = (self.config.memory_bytes - self.config.memory_bytes / 4) / MEMORY_UNIT;
-        (self.memory.available_permits() as u64) < all / 4
+        self.memory.is_short()
     }
 
     /// Whoever waits for a disk that has begun to hang goes to the source.

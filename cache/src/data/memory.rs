@@ -76,6 +76,11 @@ impl Memory {
         share
     }
 
+    /// Less than a quarter is free.
+    pub(crate) fn is_short(&self) -> bool {
+        self.lock().free < self.all / 4
+    }
+
     /// Never more than there is.
     fn units(&self, bytes: u64) -> u64 {
         bytes.div_ceil(UNIT).clamp(1, self.all)

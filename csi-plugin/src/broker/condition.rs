@@ -31,8 +31,8 @@ impl Condition {
         match reason {
             Reason::Degraded | Reason::Failed => self.latest().mount = Some(message.to_owned()),
             Reason::Recovered => self.latest().mount = None,
-            // One call failed, or nobody noticed.
-            Reason::RequestFailed | Reason::Healed => {}
+            // One call failed, nobody noticed, or it is the source's.
+            Reason::RequestFailed | Reason::Healed | Reason::ServingStale => {}
         }
     }
 

@@ -64,7 +64,12 @@ impl Broker {
                 let message = text::poisoned(volume, &operation, node);
                 self.tell(mount, Reason::RequestFailed, &message);
             }
-            Report::SourceAway { why } => {
+            Report::SourceAway { why, stale: true } => {
+                let message = text::serving_stale(volume, &why);
+                mount.condition.note_source(Some(&message));
+                self.events.note(&mount.subjects, Reason::ServingStale, &message);
+            }
+            Report::SourceAway { why, stale: false } => {
                 let message = text::source_away(volume, &why);
                 mount.condition.note_source(Some(&message));
                 self.events.note(&mount.subjects, Reason::Degraded, &message);

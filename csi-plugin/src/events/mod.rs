@@ -23,6 +23,8 @@ pub enum Reason {
     Healed,
     /// The mount waits for something.
     Degraded,
+    /// Its source gives no answer: what is known last is shown.
+    ServingStale,
     Recovered,
     /// One call failed that no worker survived.
     RequestFailed,
@@ -35,6 +37,7 @@ impl Reason {
         match self {
             Self::Healed => "MountHealed",
             Self::Degraded => "MountDegraded",
+            Self::ServingStale => "MountServingStale",
             Self::Recovered => "MountRecovered",
             Self::RequestFailed => "MountRequestFailed",
             Self::Failed => "MountFailed",
@@ -44,7 +47,7 @@ impl Reason {
     fn kind(self) -> &'static str {
         match self {
             Self::Healed | Self::Recovered => "Normal",
-            Self::Degraded | Self::RequestFailed | Self::Failed => "Warning",
+            Self::Degraded | Self::ServingStale | Self::RequestFailed | Self::Failed => "Warning",
         }
     }
 }

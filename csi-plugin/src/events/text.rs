@@ -85,6 +85,12 @@ pub fn source_away(volume: &VolumeId, why: &str) -> String {
     )
 }
 
+pub fn serving_stale(volume: &VolumeId, why: &str) -> String {
+    format!(
+        "Volume {volume}: its source does not answer ({why}). Names and versions that are known go on as they were last seen for staleIfError beyond their metadataTtl, with what is cached of them; other calls wait up to storeTimeout and fail with EIO. Check the store, its endpoint and the network; it is asked again until it answers."
+    )
+}
+
 pub fn source_back(volume: &VolumeId) -> String {
     format!("Volume {volume}: its source answers again. Nothing to do.")
 }

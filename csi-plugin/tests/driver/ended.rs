@@ -352,7 +352,7 @@ async fn the_condition_of_a_volume_is_what_its_events_say() {
     // Its source is away, and comes back.
     let id = link::broker::MountId(1);
     let tell = |report: Report| agent.ask(BrokerRequest::Report { mount: id, report }, &[]).unwrap();
-    assert!(matches!(tell(Report::SourceAway { why: "503".into() }), BrokerAnswer::Done));
+    assert!(matches!(tell(Report::SourceAway { why: "503".into(), stale: false }), BrokerAnswer::Done));
     let away = condition(&driver).await;
     assert!(away.abnormal && away.message.contains("its source does not answer (503)"), "{away:?}");
     tell(Report::SourceBack);

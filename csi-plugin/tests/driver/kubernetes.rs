@@ -358,6 +358,13 @@ async fn what_happens_to_a_mount_is_told_on_its_pod_and_its_claim() {
     let why = "no worker comes up".to_owned();
     agent.ask(BrokerRequest::Report { mount: MountId(1), report: Report::Degraded { why } }, &[]).unwrap();
     agent.ask(BrokerRequest::Report { mount: MountId(1), report: Report::Recovered }, &[]).unwrap();
+    let away = |stale| Report::SourceAway { why: "no answer for 5s".into(), stale };
+    for stale in [true, false] {
+        agent.ask(BrokerRequest::Report { mount: MountId(1), report: away(stale) }, &[]).unwrap();
+    }
+    until("stale", || api.events("Pod", "MountServingStale").len() == 1).await;
+    let message = api.events("Pod", "MountServingStale")[0]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("no answer for 5s") && message.contains("staleIfError"), "{message}");
     for _ in 0..10 {
         let poisoned = Report::Poisoned { operation: "READ".into(), deaths: 5 };
         agent.ask(BrokerRequest::Report { mount: MountId(1), report: poisoned }, &[]).unwrap();

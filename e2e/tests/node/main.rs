@@ -26,6 +26,7 @@ mod renewals;
 mod sanity;
 mod scopes;
 mod settings;
+mod stale;
 mod successors;
 mod tenants;
 mod torture;

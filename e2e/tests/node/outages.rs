@@ -81,12 +81,13 @@ fn without_the_broker_new_whole_files_are_read_through_the_worker() -> Result<()
 fn with_the_store_frozen_what_is_fresh_is_read_and_the_rest_is_eio() -> Result<()> {
     let (mut node, tree) = node_with("set")?;
     let limit = ("storeTimeout", "2s");
-    let kinds: [(&str, &[(&str, &str)]); 5] = [
+    let kinds: [(&str, &[(&str, &str)]); 6] = [
         ("fresh-large", &[("profile", "large"), ("metadataTtl", "1h"), limit]),
         ("fresh-small", &[("profile", "small"), ("metadataTtl", "1h"), limit]),
         ("static-large", &[("profile", "large"), ("freshness", "static"), limit]),
         ("static-small", &[("profile", "small"), ("freshness", "static"), limit]),
-        ("short", &[("profile", "large"), ("metadataTtl", "100ms"), limit]),
+        ("strict", &[("profile", "large"), ("freshness", "strict"), limit]),
+        ("short", &[("profile", "large"), ("metadataTtl", "100ms"), ("staleIfError", "0"), limit]),
     ];
     let mut volumes = Vec::new();
     for (name, parameters) in kinds {
@@ -96,11 +97,12 @@ fn with_the_store_frozen_what_is_fresh_is_read_and_the_rest_is_eio() -> Result<(
         volumes.push((name, mounted, pod));
     }
     node.server.freeze()?;
-    let (_, short, _) = volumes.last().context("there are five")?;
-    let path = short.target.join("large0");
-    let refused = || errno(fs::metadata(&path)) == Some(libc::EIO);
-    assert!(wait_until(Duration::from_secs(30), refused), "a stale name is shown although the store is away");
-    for (name, _, pod) in volumes.iter().filter(|(name, ..)| *name != "short") {
+    for (name, mounted, _) in volumes.iter().filter(|(name, ..)| matches!(*name, "short" | "strict")) {
+        let path = mounted.target.join("large0");
+        let refused = || errno(fs::metadata(&path)) == Some(libc::EIO);
+        assert!(wait_until(Duration::from_secs(30), refused), "{name}: a stale name is shown");
+    }
+    for (name, _, pod) in volumes.iter().filter(|(name, ..)| !matches!(*name, "short" | "strict")) {
         let read = pod.start_verify(&tree, 2, 3)?.finish(Duration::from_secs(30))?;
         read.ensure_all(&tree).with_context(|| format!("volume {name}"))?;
     }

@@ -287,6 +287,11 @@ impl Mount {
         state.go && state.phase != Phase::Failed
     }
 
+    /// Since when names that are known last are shown because the source gives no answer.
+    pub fn stale_since(&self) -> Option<SystemTime> {
+        crate::stale::Tolerance::of(&self.spec.parameters).and(self.scope.outage.since())
+    }
+
     pub fn state(&self) -> MountState {
         let s = self.lock();
         MountState {

@@ -54,6 +54,9 @@ pub struct Volume {
     pub reads_hit: u64,
     #[prost(uint64, tag = "12")]
     pub reads_miss: u64,
+    /// The source gives no answer since then, and names go on as they were last seen; 0: it answers.
+    #[prost(int64, tag = "13")]
+    pub stale_since_ms: i64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Worker {

@@ -205,6 +205,10 @@ fn parameters() -> impl Strategy<Value = Parameters> {
                     region,
                     addressing: if virtual_ { Addressing::Virtual } else { Addressing::Path },
                     freshness,
+                    stale_if_error: match freshness {
+                        Freshness::Ttl(_) => Duration::from_millis(u64::from(gid) % 4_000_000),
+                        _ => Parameters::default().stale_if_error,
+                    },
                     profile: if strict { Profile::Auto } else { profile },
                     readahead,
                     cache_limit,
