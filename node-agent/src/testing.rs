@@ -106,6 +106,7 @@ impl Scripted {
             memory_bytes: 8 << 20,
             part_bytes: 1 << 20,
             parallel_parts: 1,
+            disk_timeout: Duration::from_secs(60),
         };
         let (engine, _) = Engine::open(config, Arc::new(()), tokio::runtime::Handle::current()).unwrap();
         let shown = "scripted".to_owned();

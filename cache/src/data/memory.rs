@@ -76,9 +76,10 @@ impl Memory {
         share
     }
 
-    /// Less than a quarter is free.
+    /// Somebody waits, or less than a quarter is free.
     pub(crate) fn is_short(&self) -> bool {
-        self.lock().free < self.all / 4
+        let state = self.lock();
+        state.free < self.all / 4 || state.waiting.iter().any(|w| !w.sender.is_closed())
     }
 
     /// Never more than there is.

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 /// No stall is given up in the time of a test: what goes on goes on beside it.
 fn patient(requests: usize) -> Arc<Limits> {
     let stall_timeout = Duration::from_secs(50);
-    Arc::new(Limits::new(LimitsConfig { requests, stall_timeout, ..LimitsConfig::default() }))
+    Arc::new(Limits::new(LimitsConfig { requests, stall_timeout, ..quick() }))
 }
 
 fn with(limits: &Arc<Limits>, server: &Server, source: &str) -> Arc<dyn Source> {
@@ -117,7 +117,7 @@ async fn what_one_tenant_does_to_a_store_stops_no_other_tenants_requests_to_it()
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_readers_do_not_hammer_a_store_that_comes_back() {
     const READERS: usize = 500; // and as many who list
-    let limits = Arc::new(Limits::new(LimitsConfig::default()));
+    let limits = Arc::new(Limits::new(LimitsConfig { egress: named(), ..LimitsConfig::default() }));
     let (server, version) = server_with_an_object().await;
     server.faults().set(always(Fault::Status { code: 503, retry_after_s: None }));
     let tasks = crowd(&with(&limits, &server, "s3://bucket/p"), &version, READERS);
