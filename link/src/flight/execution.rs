@@ -138,6 +138,8 @@ impl Drop for Seated {
 /// of the request for which the aborting thread runs.
 pub fn mark_aborts() {
     static INSTALLED: Once = Once::new();
+    /// Of whoever had handled aborts before: the last words of the log.
+    static PREVIOUS: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
     INSTALLED.call_once(|| {
         extern "C" fn mark(signal: libc::c_int) {
             let seat = SEAT.get();
@@ -146,9 +148,19 @@ pub fn mark_aborts() {
                 // async-signal-safe.
                 unsafe { (*seat).fetch_or(GUILTY, Relaxed) };
             }
-            // SAFETY: raise(3) is async-signal-safe. The handler is reset already (SA_RESETHAND): the signal ends the
-            // process when this returns, also one that somebody else has sent.
-            unsafe { libc::raise(signal) };
+            match PREVIOUS.load(Relaxed) {
+                libc::SIG_DFL | libc::SIG_IGN => {
+                    // SAFETY: raise(3) is async-signal-safe. The handler is reset already (SA_RESETHAND): the signal ends
+                    // the process when this returns, also one that somebody else has sent.
+                    unsafe { libc::raise(signal) };
+                }
+                previous => {
+                    // SAFETY: sigaction(2) gave it as a handler that takes the signal's number alone. It is what waits
+                    // for the log, and ends the process.
+                    let previous: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(previous) };
+                    previous(signal);
+                }
+            }
         }
         let handler: extern "C" fn(libc::c_int) = mark;
         // SAFETY: a zeroed sigaction is one without flags and with an empty mask; the handler does what a handler may.
@@ -156,6 +168,12 @@ pub fn mark_aborts() {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as libc::sighandler_t;
             action.sa_flags = libc::SA_RESETHAND;
+            let mut before: libc::sigaction = std::mem::zeroed();
+            // Known before the handler can run: whoever aborts in between is not marked.
+            let asked = libc::sigaction(libc::SIGABRT, ptr::null(), &mut before);
+            if asked == 0 && before.sa_flags & libc::SA_SIGINFO == 0 {
+                PREVIOUS.store(before.sa_sigaction, Relaxed);
+            }
             libc::sigaction(libc::SIGABRT, &action, ptr::null_mut())
         };
         debug_assert_eq!(installed, 0, "SIGABRT can be handled");
