@@ -92,9 +92,10 @@ impl Server {
         &self.dir
     }
 
-    /// Writes the files of `tree` below `prefix` ("" or "a/b").
+    /// Writes the files of `tree` below `prefix` ("" or "a/b"); the next listing shows them.
     pub fn add(&self, tree: &Tree, prefix: &str) -> Result<()> {
-        tree.write(&self.dir.join(prefix))
+        tree.write(&self.dir.join(prefix))?;
+        self.rescan()
     }
 
     pub fn stats(&self) -> Result<Stats> {

@@ -95,9 +95,9 @@ impl Control {
     }
 }
 
-/// Calls that are served, or hang, at once. More than a cache has threads for its disk: one that hangs holds up no other
-/// unless it is told to.
-const THREADS: usize = 16;
+/// Calls that are served, or hang, at once. More than a cache and the workers of a test have threads for their disk: one
+/// that hangs holds up no other unless it is told to.
+const THREADS: usize = 64;
 
 /// A mounted file system; unmounted on drop.
 pub struct Mounted {
