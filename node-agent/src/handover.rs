@@ -4,7 +4,7 @@
 use crate::heals::HealCause;
 use crate::publish::{self, Arriving, Volumes};
 use crate::scope::Wants;
-use crate::supervisor::{Left, Mount, Parts};
+use crate::supervisor::{Left, Mount};
 use link::broker::{Adopt, AgentEnd, BrokerAnswer, BrokerRequest, Hold, MountId, Publish};
 use link::{Refusal, RefusalKind, failpoint};
 use std::collections::BTreeSet;
@@ -53,14 +53,13 @@ impl Volumes {
     ) -> Result<(), Refusal> {
         let Adopt { publish, resume, backing, orphaned_ms, ended } = adopt;
         let mode = resume.mode;
-        let Publish { mount: id, spec: described, secrets, environment, init: _, target, pod, claim } =
-            publish;
+        let id = publish.mount;
         failpoint::hit("agent.adopt");
         let orphaned = Duration::from_millis(orphaned_ms);
         let since = Instant::now().checked_sub(orphaned).unwrap_or_else(Instant::now);
-        let spec = publish::understand(&described)?;
+        let spec = publish::understand(&publish.spec)?;
         self.may_serve(&spec)?;
-        let credentials = self.credentials(&secrets, environment)?;
+        let credentials = self.credentials(&publish.secrets, publish.environment)?;
         let rotated = !spec.is_in(&scope, &credentials, self.numbers.scope_key());
         let scope = self.open_scope(scope, &spec, &credentials, false).await?;
         if rotated {
@@ -69,23 +68,7 @@ impl Volumes {
         }
         let member = scope.join(Wants::of(&self.config().workers.in_time(&spec).parameters));
         failpoint::hit("agent.scope-opened");
-        let roots = self.root_directories(&scope).await?;
-        let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
-        let parts = Parts {
-            id,
-            spec,
-            described,
-            secrets,
-            environment,
-            target,
-            pod,
-            claim,
-            scope,
-            member,
-            assign,
-            device,
-            roots,
-        };
+        let parts = self.parts(publish, spec, scope, member, mode, device).await?;
         let cause = match ended {
             AgentEnd::Unknown => HealCause::Agent,
             AgentEnd::Asked => HealCause::Upgrade,

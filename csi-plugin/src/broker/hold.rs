@@ -58,20 +58,8 @@ impl Broker {
                 return Err(Refusal::new(RefusalKind::NotFound, text));
             }
         };
-        let mount = self.table.insert(Mount::new(Parts {
-            id,
-            target: Arc::new(target),
-            connection,
-            source,
-            spec: publish.spec,
-            credentials,
-            subjects: Subjects { pod: publish.pod, claim: publish.claim },
-            environment: publish.environment,
-            agent: agent.clone(),
-            device,
-            control,
-            limit: self.request_timeout(),
-        }));
+        let held = parts(publish, target, (connection, source), credentials, agent, device);
+        let mount = self.table.insert(Mount::new(Parts { control, limit: self.request_timeout(), ..held }));
         failpoint::hit("broker.noted");
         mount.keep_prepared(flight, resume);
         failpoint::hit("broker.prepared");
@@ -116,20 +104,8 @@ impl Broker {
         if self.table.at(target.path()).is_some() || !matches!(dead, Ok(probe::Outcome::Dead)) {
             return;
         }
-        let mount = self.table.insert(Mount::new(Parts {
-            id: publish.mount,
-            target: Arc::new(target),
-            connection,
-            source,
-            spec: publish.spec,
-            credentials,
-            subjects: Subjects { pod: publish.pod, claim: publish.claim },
-            environment: publish.environment,
-            agent: agent.clone(),
-            device,
-            control: None,
-            limit: None,
-        }));
+        let held = parts(publish, target, (connection, source), credentials, agent, device);
+        let mount = self.table.insert(Mount::new(held));
         mount.end_of_others("somebody else has ended its connection while there was no broker", |_| true);
         mount.release();
         self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
@@ -180,5 +156,30 @@ impl Broker {
             }
             _ => Err(absent()),
         }
+    }
+}
+
+/// A mount as the agent that serves it shows it, without what only a living connection has.
+fn parts(
+    publish: Publish,
+    target: Target,
+    (connection, source): (Connection, MountSource),
+    credentials: Credentials,
+    agent: &AgentIdentity,
+    device: OwnedFd,
+) -> Parts {
+    Parts {
+        id: publish.mount,
+        target: Arc::new(target),
+        connection,
+        source,
+        spec: publish.spec,
+        credentials,
+        subjects: Subjects { pod: publish.pod, claim: publish.claim },
+        environment: publish.environment,
+        agent: agent.clone(),
+        device,
+        control: None,
+        limit: None,
     }
 }

@@ -14,7 +14,9 @@ use proto::csi::v1::controller_client::ControllerClient;
 use proto::csi::v1::identity_client::IdentityClient;
 use proto::csi::v1::node_client::NodeClient;
 use proto::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode};
-use proto::csi::v1::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest, VolumeCapability};
+use proto::csi::v1::{
+    ListVolumesRequest, NodePublishVolumeRequest, NodeUnpublishVolumeRequest, VolumeCapability,
+};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -89,6 +91,22 @@ impl Driver {
     pub fn controller(&self) -> ControllerClient<Channel> {
         ControllerClient::new(self.channel.clone())
     }
+    /// Every volume, listed two at a time; and the tokens that led from page to page.
+    pub async fn list_in_pages(&self) -> (Vec<String>, Vec<String>) {
+        let (mut seen, mut tokens) = (Vec::new(), Vec::new());
+        let mut starting_token = String::new();
+        loop {
+            let request = ListVolumesRequest { max_entries: 2, starting_token };
+            let page = self.controller().list_volumes(request).await.unwrap().into_inner();
+            seen.extend(page.entries.into_iter().map(|e| e.volume.unwrap().volume_id));
+            if page.next_token.is_empty() {
+                return (seen, tokens);
+            }
+            tokens.push(page.next_token.clone());
+            starting_token = page.next_token;
+        }
+    }
+
     pub fn identity(&self) -> IdentityClient<Channel> {
         IdentityClient::new(self.channel.clone())
     }
@@ -235,6 +253,14 @@ pub fn obliging(request: &AgentRequest, _fds: &[OwnedFd]) -> Option<Answer> {
         | AgentRequest::Depart => (AgentAnswer::Done, vec![]),
         AgentRequest::Holding => (AgentAnswer::Holding { mounts: vec![] }, vec![]),
     }))
+}
+
+/// Never answers a publish: its source says nothing.
+pub fn waiting(request: &AgentRequest, fds: &[OwnedFd]) -> Option<Answer> {
+    match request {
+        AgentRequest::Publish(_) => None,
+        _ => obliging(request, fds),
+    }
 }
 
 /// Of an agent of this build.

@@ -104,16 +104,7 @@ async fn listing_pages_through_everything_and_knows_its_tokens() {
     for n in 0..5 {
         client.create_volume(create(&format!("v{n}"), &[("source", "s3://bucket")], 0)).await.unwrap();
     }
-    let (mut token, mut seen) = (String::new(), Vec::new());
-    loop {
-        let request = ListVolumesRequest { max_entries: 2, starting_token: token };
-        let page = client.list_volumes(request).await.unwrap().into_inner();
-        seen.extend(page.entries.into_iter().map(|e| e.volume.unwrap().volume_id));
-        token = page.next_token;
-        if token.is_empty() {
-            break;
-        }
-    }
+    let (seen, _) = driver.list_in_pages().await;
     assert_eq!(seen, ["v0", "v1", "v2", "v3", "v4"]);
     let bad = ListVolumesRequest { max_entries: 0, starting_token: "elsewhere".into() };
     assert_eq!(client.list_volumes(bad).await.unwrap_err().code(), Code::Aborted);

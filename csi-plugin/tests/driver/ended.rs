@@ -2,7 +2,7 @@
 //! else that happens to a mount. Nothing is compared here: they are noticed by themselves.
 
 use crate::common::api::Api;
-use crate::common::{Agent, Driver, LIMIT, Setup, context, hello, obliging, until};
+use crate::common::{Agent, Driver, LIMIT, Setup, context, hello, obliging, until, waiting};
 use link::broker::{AgentRequest, BrokerAnswer, BrokerRequest, Hello, Hold, Publish, Report, Resume};
 use link::worker::Mode;
 use mounts::{FUSE_TYPE, FakeState, stack_at};
@@ -424,10 +424,7 @@ async fn an_unpublish_wins_over_the_mount_that_is_being_made_anew() {
     let driver = Driver::start().await;
     let agent = driver.agent();
     driver.node().node_publish_volume(published(&driver)).await.unwrap();
-    agent.behave(|request, fds| match request {
-        AgentRequest::Publish(_) => None,
-        _ => obliging(request, fds),
-    });
+    agent.behave(waiting);
     in_a_container(&driver);
     umount_f(&driver);
     until("it is being made anew", || agent.saw("Publish") >= 2).await;

@@ -100,18 +100,9 @@ async fn objects_are_listed_with_the_same_tokens_as_files() {
     for name in names {
         client.create_volume(create(name, &[("source", "s3://bucket")])).await.unwrap();
     }
-    let (mut token, mut seen) = (String::new(), Vec::new());
-    loop {
-        let request = ListVolumesRequest { max_entries: 2, starting_token: token };
-        let page = client.list_volumes(request).await.unwrap().into_inner();
-        seen.extend(page.entries.into_iter().map(|e| e.volume.unwrap().volume_id));
-        token = page.next_token;
-        if token.is_empty() {
-            break;
-        }
-        assert!(token.starts_with("after:"), "{token}");
-    }
+    let (seen, tokens) = driver.list_in_pages().await;
     assert_eq!(seen, names);
+    assert!(tokens.iter().all(|token| token.starts_with("after:")), "{tokens:?}");
 
     // More than one chunk of the API, whose continuation expires on the way.
     let template = api.state().objects[&format!("{VOLUMES}/v0")].clone();

@@ -1,6 +1,6 @@
 //! The node service and its broker over a pretended kernel, with an agent that does what the test says.
 
-use crate::common::{Agent, Driver, LIMIT, capability, context, hello, obliging, until};
+use crate::common::{Agent, Driver, LIMIT, capability, context, hello, obliging, until, waiting};
 use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, MountId};
 use link::{Refusal, RefusalKind};
 use mounts::{FakeState, MountSource};
@@ -112,10 +112,7 @@ async fn no_failure_of_a_publish_leaves_a_mount() {
 async fn a_source_that_does_not_answer_is_unavailable_in_time_and_busy_meanwhile() {
     let driver = Driver::start().await;
     let agent = driver.agent();
-    agent.behave(|request, fds| match request {
-        AgentRequest::Publish(_) => None,
-        _ => obliging(request, fds),
-    });
+    agent.behave(waiting);
     let started = Instant::now();
     let (mut first, request) = (driver.node(), driver.publish("v", "a"));
     let waiting = tokio::spawn(async move { first.node_publish_volume(request).await });

@@ -1,6 +1,6 @@
 //! A broker beside agents of other versions, and on mounts that other versions have made.
 
-use crate::common::{Agent, Driver, LIMIT, context, hello, obliging, until};
+use crate::common::{Agent, Driver, LIMIT, context, hello, obliging, until, waiting};
 use link::broker::{AgentRequest, BrokerAnswer, BrokerRequest, Hello, Hold, Publish, Resume};
 use link::worker::Mode;
 use link::{Refusal, RefusalKind};
@@ -160,10 +160,7 @@ async fn a_question_of_a_later_version_is_refused_and_the_connection_goes_on() {
 async fn an_answer_of_a_later_version_fails_its_question_at_once() {
     let driver = Driver::start().await;
     let agent = driver.agent();
-    agent.behave(|request, fds| match request {
-        AgentRequest::Publish(_) => None,
-        _ => obliging(request, fds),
-    });
+    agent.behave(waiting);
     let (mut node, request) = (driver.node(), driver.publish("v", "a"));
     let publishing = tokio::spawn(async move { node.node_publish_volume(request).await });
     until("it is asked", || agent.saw("Publish") == 1).await;

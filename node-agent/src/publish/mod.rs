@@ -9,7 +9,7 @@ mod scopes;
 use crate::config::Config;
 use crate::departure::Order;
 use crate::profile;
-use crate::scope::{Scope, Wants, store_cause};
+use crate::scope::{Member, Scope, Wants, store_cause};
 use crate::supervisor::{Mount, Parts, Surroundings};
 use arrivals::{Arrival, Mounts, Present, Unsettled};
 use cache::data::Engine;
@@ -190,28 +190,11 @@ impl Volumes {
         credentials: &Credentials,
         device: OwnedFd,
     ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
-        let Publish { mount: id, spec: described, secrets, environment, init, target, pod, claim } = request;
+        let (id, volume, init) = (request.mount, spec.id.clone(), request.init.clone());
         let scope = self.open_scope(scope, &spec, credentials, true).await?;
         let member = scope.join(Wants::of(&self.config.workers.in_time(&spec).parameters));
         let mode = self.mode(&spec, credentials).await?;
-        let roots = self.root_directories(&scope).await?;
-        let assign = self.assign(&spec, &scope, mode, roots.len() as u32);
-        let volume = spec.id.clone();
-        let parts = Parts {
-            id,
-            spec,
-            described,
-            secrets,
-            environment,
-            target,
-            pod,
-            claim,
-            scope,
-            member,
-            assign,
-            device,
-            roots,
-        };
+        let parts = self.parts(request, spec, scope, member, mode, device).await?;
         let mount = Mount::new(parts, &init).map_err(|e| {
             Refusal::new(RefusalKind::Internal, format!("no shared memory for the mount: {e}"))
         })?;
@@ -362,7 +345,7 @@ impl Volumes {
 
     /// One descriptor per cache root, in order. In place of a root that cannot be opened (its disk fails or hangs: that
     /// is a miss, not an error) an empty directory, in which nothing is ever found.
-    pub(crate) async fn root_directories(&self, scope: &Scope) -> Result<Vec<OwnedFd>, Refusal> {
+    async fn root_directories(&self, scope: &Scope) -> Result<Vec<OwnedFd>, Refusal> {
         let all = (0..self.engine.roots()).map(|root| self.engine.scope_dir(root as u8, &scope.id));
         let opened = futures::future::join_all(all).await;
         let or_nothing = |(root, opened): (usize, std::io::Result<OwnedFd>)| {
@@ -410,8 +393,36 @@ impl Volumes {
         })
     }
 
-    pub(crate) fn assign(&self, spec: &VolumeSpec, scope: &Scope, mode: Mode, roots: u32) -> Assign {
-        assign(&self.config, spec, scope.metadata_dir.clone(), self.generation, mode, roots)
+    /// What a mount is served from, whether it is new or was left by another agent.
+    pub(crate) async fn parts(
+        &self,
+        publish: Publish,
+        spec: VolumeSpec,
+        scope: Arc<Scope>,
+        member: Member,
+        mode: Mode,
+        device: OwnedFd,
+    ) -> Result<Parts, Refusal> {
+        let Publish { mount: id, spec: described, secrets, environment, init: _, target, pod, claim } =
+            publish;
+        let roots = self.root_directories(&scope).await?;
+        let metadata = scope.metadata_dir.clone();
+        let assign = assign(&self.config, &spec, metadata, self.generation, mode, roots.len() as u32);
+        Ok(Parts {
+            id,
+            spec,
+            described,
+            secrets,
+            environment,
+            target,
+            pod,
+            claim,
+            scope,
+            member,
+            assign,
+            device,
+            roots,
+        })
     }
 }
 
