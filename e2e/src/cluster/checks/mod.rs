@@ -3,6 +3,7 @@
 mod chart;
 mod deletion;
 mod holders;
+mod hostile;
 mod install;
 mod kinds;
 mod mistakes;
@@ -70,6 +71,12 @@ pub const ALL: &[Check] = &[
         claim: "without an API server volumes are published, unpublished and healed; a warm publish is fast",
         own_cluster: STOPS,
         run: offline::run,
+    },
+    Check {
+        name: "hostile",
+        claim: "huge claimed sizes, ended connections and a mount in the background harm nobody and are healed",
+        own_cluster: STOPS,
+        run: hostile::run,
     },
     Check {
         name: "deletion",
