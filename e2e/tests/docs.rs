@@ -1,7 +1,7 @@
 //! Every promise in docs/semantics.md and docs/failures.md names a test, and the test exists.
 
 use anyhow::{Context, Result, ensure};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
@@ -44,6 +44,7 @@ fn every_promise_names_a_test_that_exists() -> Result<()> {
     for page in ["semantics.md", "failures.md"] {
         let text = std::fs::read_to_string(root().join("docs").join(page))?;
         ensure!(!text.contains("(to come)"), "{page} promises what no test holds");
+        let mut numbers = BTreeSet::new();
         for (number, line) in text.lines().enumerate() {
             let at = format!("{page}:{}", number + 1);
             // A row of a table of promises begins with its number: a letter and digits.
@@ -53,6 +54,7 @@ fn every_promise_names_a_test_that_exists() -> Result<()> {
                 && first[1..].chars().all(|c| c.is_ascii_digit());
             if is_promise {
                 promises += 1;
+                ensure!(numbers.insert(first), "{at}: there is another {first}");
                 let cell = line.trim_end_matches('|').rsplit("| ").next().unwrap_or_default();
                 ensure!(
                     cell.trim() == "same"
@@ -80,5 +82,19 @@ fn every_promise_names_a_test_that_exists() -> Result<()> {
     }
     println!("{promises} promises, {names} names of tests");
     ensure!(promises > 60, "only {promises} promises were found: has the form of the tables changed?");
+    Ok(())
+}
+
+#[test]
+fn every_setting_is_described_once() -> Result<()> {
+    let page = "configuration.md";
+    let text = std::fs::read_to_string(root().join("docs").join(page))?;
+    let mut seen = BTreeSet::new();
+    for (number, line) in text.lines().enumerate() {
+        let Some(row) = line.strip_prefix("| `") else { continue };
+        let names = row.split(" | ").next().unwrap_or_default();
+        ensure!(seen.insert(names), "{page}:{}: `{names} stands twice", number + 1);
+    }
+    ensure!(seen.len() > 50, "only {} settings were found", seen.len());
     Ok(())
 }
