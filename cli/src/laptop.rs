@@ -13,13 +13,15 @@ use mounts::{Connection, Control, Helper, Kernel, Linux, LinuxPaths, MountSource
 use node_agent::App;
 use node_agent::config::{Agent, Cache, Config, LogFormat, Size, Span, Store, Tier, TierKind, Workers};
 use node_agent::privileged::Privileged;
+use rustix::process::{Pid, Signal};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::signal::unix::{Signal as Listener, SignalKind, signal};
 use volume::{
     AllowList, Credentials, EndpointPattern, Parameters, SourceUrl, TemplateValues, VolumeId, VolumeSpec,
 };
@@ -29,6 +31,9 @@ const INIT_LIMIT: Duration = Duration::from_secs(5);
 const PROBE_LIMIT: Duration = Duration::from_secs(20);
 /// Whether a mount that is there already is served.
 const LIVE_LIMIT: Duration = Duration::from_secs(5);
+/// How long `millpond umount` waits for the process that served.
+const ENDING_LIMIT: Duration = Duration::from_secs(1);
+const ENDING_POLL: Duration = Duration::from_millis(20);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const CACHE: &str = "/var/cache/millpond";
 /// Below the cache directory, of which one process at a time is the owner.
@@ -97,6 +102,7 @@ async fn detach(options: &MountOptions) -> Result<ExitCode> {
     let cache = std::path::absolute(&options.cache)?;
     std::fs::create_dir_all(&cache).with_context(|| format!("cache directory {}", cache.display()))?;
     let log = cache.join(LOG);
+    let mut stop = Stop::listen()?;
     let mut command = tokio::process::Command::new(std::env::current_exe()?);
     command.args(std::env::args_os().skip(1)).arg("--foreground").arg("--log-file").arg(&log);
     // Nothing of the terminal's may be needed later.
@@ -106,7 +112,12 @@ async fn detach(options: &MountOptions) -> Result<ExitCode> {
     let mut child = command.spawn().context("the serving process cannot be started")?;
     let out = child.stdout.take().context("no pipe to the serving process")?;
     let mut lines = BufReader::new(out).lines();
-    while let Some(line) = lines.next_line().await? {
+    loop {
+        let line = tokio::select! {
+            line = lines.next_line() => line?,
+            () = stop.asked() => return call_off(child).await,
+        };
+        let Some(line) = line else { break };
         if let Some(shown) = line.strip_prefix(SERVING) {
             let pid = child.id().unwrap_or_default();
             print(format_args!("{shown} (pid {pid}, log {}); end it with `millpond umount`", log.display()))?;
@@ -120,7 +131,37 @@ async fn detach(options: &MountOptions) -> Result<ExitCode> {
     bail!("the serving process ended before it served ({status}): see {}", log.display())
 }
 
+/// Nobody would know of a mount that comes later.
+async fn call_off(mut child: tokio::process::Child) -> Result<ExitCode> {
+    if let Some(pid) = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())) {
+        rustix::process::kill_process(pid, Signal::TERM)?;
+    }
+    child.wait().await?;
+    bail!("interrupted before it served: nothing is mounted")
+}
+
+/// SIGTERM, or Ctrl-C.
+struct Stop {
+    terminate: Listener,
+    interrupt: Listener,
+}
+
+impl Stop {
+    /// From here on neither ends the process.
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
 async fn serve(options: MountOptions) -> Result<ExitCode> {
+    let mut stop = Stop::listen()?;
     let (source, parameters) = parameters(&options)?;
     let dir = std::path::absolute(&options.dir)?;
     let above = dir.parent().context("the root directory cannot be mounted upon")?.to_owned();
@@ -138,7 +179,10 @@ async fn serve(options: MountOptions) -> Result<ExitCode> {
     let device = kernel.open_device()?;
     let mark = MountSource { volume: id.to_string(), digest: spec.digest() };
     let connection = kernel.mount(&target, device.as_fd(), &mark, mounts::MountOptions::default())?;
-    let served = publish(&app, &kernel, &direct, &target, connection, device, spec).await;
+    let served = tokio::select! {
+        served = publish(&app, &kernel, &direct, &target, connection, device, spec) => served,
+        () = stop.asked() => Err(anyhow::anyhow!("interrupted before it served")),
+    };
     let done = match served {
         Ok(()) => {
             // Whoever waited for it may be gone: it serves nevertheless.
@@ -146,7 +190,7 @@ async fn serve(options: MountOptions) -> Result<ExitCode> {
                 Err(error) if !error.is::<Closed>() => tracing::warn!("{error:#}"),
                 _ => {}
             }
-            wait_for_end(&kernel, &target).await
+            wait_for_end(&kernel, &target, &direct, stop).await
         }
         Err(error) => Err(error),
     };
@@ -212,21 +256,24 @@ async fn publish(
     Ok(())
 }
 
-/// Until a signal comes, or somebody unmounts.
-async fn wait_for_end(kernel: &Linux, target: &Target) -> Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+/// Until a signal comes, or somebody unmounts. An error: somebody has ended the connection and left a dead mount.
+async fn wait_for_end(kernel: &Linux, target: &Target, direct: &Direct, mut stop: Stop) -> Result<()> {
     loop {
         tokio::select! {
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
+            () = stop.asked() => return Ok(()),
             () = tokio::time::sleep(LOOK_EVERY) => {
+                // In this order: an unmount ends the connection, too.
+                let ended = direct.live.get().is_some_and(|live| kernel.has_ended(live.device.as_fd()));
                 let table = kernel.table()?;
                 let mounted = stack_at(&table, target.path()).iter().any(|e| matches!(e.ours(), Some(Ours::Fuse(_))));
                 if !mounted {
                     return Ok(());
                 }
+                let dir = target.path().display();
+                anyhow::ensure!(
+                    !ended,
+                    "somebody has ended the mount at {dir} (an abort through /sys/fs/fuse/connections, or the kernel's limit fs.fuse.max_request_timeout), or nobody could serve it for healTimeout: `millpond mount` it again"
+                );
             }
         }
     }
@@ -245,11 +292,19 @@ pub(crate) fn umount(options: &UmountOptions) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Of a serving process that was killed. One that ends in order removes its own.
+/// Of a serving process that was killed. One that ends in order removes its own; one that is ending still takes
+/// connections for a moment.
 fn forget_socket(socket: &Path) {
-    let refused = |e: std::io::Error| e.kind() == std::io::ErrorKind::ConnectionRefused;
-    if UnixStream::connect(socket).is_err_and(refused) {
-        let _ = std::fs::remove_file(socket); // the next mount replaces it anyway
+    let end = Instant::now() + ENDING_LIMIT;
+    loop {
+        match UnixStream::connect(socket) {
+            Ok(_) if Instant::now() < end => std::thread::sleep(ENDING_POLL),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                let _ = std::fs::remove_file(socket); // the next mount replaces it anyway
+                return;
+            }
+            _ => return,
+        }
     }
 }
 

@@ -31,8 +31,10 @@ fn main() -> ExitCode {
 }
 
 fn run() -> anyhow::Result<ExitCode> {
+    // Before the log begins: clap says what is wrong itself, and ends the process.
+    let arguments = Arguments::parse();
     log::start()?;
-    let config = match Arguments::parse().check() {
+    let config = match arguments.check() {
         Ok(config) => config,
         Err(error) => {
             log::fail("csi-plugin", &error.to_string());

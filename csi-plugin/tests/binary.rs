@@ -203,6 +203,17 @@ fn serve(device: OwnedFd, stop: &AtomicBool) {
     }
 }
 
+/// An older image under newer manifests: what its pod's log says is all that an operator has.
+#[test]
+fn an_unknown_flag_is_named_each_time() {
+    for _ in 0..20 {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_csi-plugin")).arg("--of-a-later-version").output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("--of-a-later-version"), "{output:?}");
+    }
+}
+
 /// Lists the target in another process, as a pod would.
 fn list(machine: &Machine) -> std::process::Output {
     Command::new("ls").arg("-la").arg(machine.target()).output().unwrap()

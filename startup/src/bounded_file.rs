@@ -21,12 +21,24 @@ impl BoundedFile {
         Ok(Self { path: path.to_owned(), file, bytes, bytes_max })
     }
 
+    /// What cannot be set aside is begun anew: the log goes on, and does not grow.
     fn turn_over(&mut self) -> io::Result<()> {
-        let mut old = self.path.clone().into_os_string();
-        old.push(".1");
-        fs::rename(&self.path, old)?;
-        (self.file, self.bytes) = (open(&self.path)?, 0);
+        match set_aside(&self.path) {
+            Ok(file) => self.file = file,
+            Err(_) => self.file.set_len(0)?,
+        }
+        self.bytes = 0;
         Ok(())
+    }
+}
+
+fn set_aside(path: &Path) -> io::Result<File> {
+    let mut old = path.to_owned().into_os_string();
+    old.push(".1");
+    match fs::rename(path, old) {
+        // Somebody has taken it away: to be set aside, or for good.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => open(path),
     }
 }
 
@@ -69,6 +81,32 @@ mod tests {
             (fs::read_to_string(dir.path().join("log.1")).unwrap(), fs::read_to_string(&path).unwrap());
         assert!(old.len() <= 100 && new.len() <= 100);
         assert!(new.ends_with("line 49\n") && (old + &new).contains("line 38\nline 39\n"));
+    }
+
+    #[test]
+    fn a_log_that_somebody_takes_away_goes_on_under_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let mut log = BoundedFile::open(&path, 100).unwrap();
+        for n in 0..50 {
+            fs::remove_file(&path).ok();
+            log.write_all(format!("line {n}\n").as_bytes()).unwrap();
+        }
+        log.write_all(&[b'\n'; 100]).unwrap();
+        assert!(fs::read_to_string(&path).unwrap().len() <= 100);
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_set_aside_goes_on_and_does_not_grow() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let mut log = BoundedFile::open(&path, 100).unwrap();
+        fs::create_dir(dir.path().join("log.1")).unwrap();
+        for n in 0..50 {
+            log.write_all(format!("line {n}\n").as_bytes()).unwrap();
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.len() <= 100 && text.ends_with("line 49\n"), "{text}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::mountinfo;
 use crate::node::{Mounted, Node};
 use anyhow::{Context, Result};
 use rustix::mount::{MountFlags, UnmountFlags};
+use std::path::Path;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -14,25 +15,30 @@ pub enum Ending {
 }
 
 /// Minor device number of the FUSE mount at the target.
-pub fn number(mounted: &Mounted) -> Result<String> {
-    let all = mountinfo::below(&mounted.target)?;
+pub fn number(target: &Path) -> Result<String> {
+    let all = mountinfo::below(target)?;
     let fuse = all.into_iter().rfind(|m| m.kind.starts_with("fuse")).context("there is no FUSE mount")?;
     Ok(fuse.device.rsplit(':').next().unwrap_or_default().to_owned())
 }
 
 pub fn end(node: &Node, mounted: &Mounted, how: Ending) -> Result<()> {
     match how {
-        Ending::Abort => {
-            let control = node.places().root().join("run/fusectl-of-somebody");
-            std::fs::create_dir_all(&control)?;
-            let number = number(mounted)?;
-            rustix::mount::mount("fusectl", &control, "fusectl", MountFlags::empty(), None)?;
-            let aborted = std::fs::write(control.join(number).join("abort"), "1");
-            rustix::mount::unmount(&control, UnmountFlags::DETACH)?;
-            aborted.context("abort")
-        }
+        Ending::Abort => abort(node, &mounted.target),
         Ending::ForcedUnmount => {
             rustix::mount::unmount(&mounted.target, UnmountFlags::FORCE).context("umount -f")
         }
     }
+}
+
+pub fn abort(node: &Node, target: &Path) -> Result<()> {
+    abort_through(&node.places().root().join("run/fusectl-of-somebody"), &number(target)?)
+}
+
+/// Mounts fusectl at `control` meanwhile.
+pub fn abort_through(control: &Path, number: &str) -> Result<()> {
+    std::fs::create_dir_all(control)?;
+    rustix::mount::mount("fusectl", control, "fusectl", MountFlags::empty(), None)?;
+    let aborted = std::fs::write(control.join(number).join("abort"), "1");
+    rustix::mount::unmount(control, UnmountFlags::DETACH)?;
+    aborted.context("abort")
 }

@@ -109,7 +109,7 @@ fn what_is_unmounted_while_its_pod_is_deleted_is_not_made_anew() -> Result<()> {
     end(&node, &mounted, Ending::ForcedUnmount)?;
     let forgotten = || node.places().logs().contains("nobody has it any more: forgotten");
     ensure!(wait_until(PATIENCE, forgotten), "it is not forgotten");
-    ensure!(number(&mounted).is_err(), "it was made anew");
+    ensure!(number(&mounted.target).is_err(), "it was made anew");
     let condition = condition(&node, &mounted)?;
     ensure!(condition.abnormal, "{condition:?}");
     node.unpublish(&mounted)?;

@@ -7,6 +7,7 @@ use e2e::clock::{wait_until, within};
 use e2e::mountinfo;
 use e2e::node::{BUCKET, Node, secrets};
 use e2e::processes;
+use e2e::scenario::ended::abort;
 use e2e::tree::Tree;
 use rustix::process::Signal;
 use std::fs;
@@ -30,8 +31,7 @@ impl<'a> Laptop<'a> {
         Ok(Self { node, tree, dir, cache })
     }
 
-    /// Returns what it said, with every pipe to it closed.
-    fn mount(&self, source: &str) -> Result<Output> {
+    fn command(&self, source: &str) -> Command {
         let mut command = Command::new(self.node.places().bin("millpond"));
         command.args(["mount", "--quota", "1Gi", "-o", "allowHttp=true", "-o"]);
         command.arg(format!("endpoint={}", self.node.server.endpoint())).arg("--cache").arg(&self.cache);
@@ -39,6 +39,12 @@ impl<'a> Laptop<'a> {
         let [(_, id), (_, secret)] = secrets();
         command.env("AWS_ACCESS_KEY_ID", id).env("AWS_SECRET_ACCESS_KEY", secret);
         command.env_remove("AWS_SESSION_TOKEN").stdin(Stdio::null());
+        command
+    }
+
+    /// Returns what it said, with every pipe to it closed.
+    fn mount(&self, source: &str) -> Result<Output> {
+        let mut command = self.command(source);
         let output = within(PATIENCE, move || command.output())?.context("start millpond")?;
         println!(
             "mount: {}\n{}{}",
@@ -158,6 +164,7 @@ fn what_a_killed_mount_of_a_laptop_left_is_cleared_by_umount_and_by_the_next_mou
 
     // Only the guard is left when somebody has unmounted what lay on it.
     processes::signal(pid, Signal::KILL)?;
+    ensure!(wait_until(PATIENCE, || !Laptop::is_alive(pid)), "it outlives a SIGKILL");
     rustix::mount::unmount(&laptop.dir, rustix::mount::UnmountFlags::DETACH)?;
     ensure!(!mountinfo::below(&laptop.dir)?.is_empty(), "the guard is gone");
     ensure!(laptop.umount()?.status.success());
@@ -192,5 +199,54 @@ fn a_command_whose_reader_has_seen_enough_ends_quietly() -> Result<()> {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success() && said.is_empty(), "{arguments:?}: {}, {said}", output.status);
     }
+    node.finish()
+}
+
+#[test]
+fn a_mount_of_a_laptop_that_somebody_aborts_ends_says_so_and_can_be_made_again() -> Result<()> {
+    let (node, tree) = node_with("set")?;
+    let laptop = Laptop::new(&node, &tree)?;
+    let pid = laptop.mounted()?;
+    laptop.read_all()?;
+    abort(&node, &laptop.dir)?;
+    ensure!(wait_until(PATIENCE, || !Laptop::is_alive(pid)), "it idles under a dead mount");
+    laptop.ensure_nothing_left()?;
+    let log = fs::read_to_string(laptop.cache.join("mount.log"))?;
+    ensure!(log.contains("somebody has ended the mount"), "{log}");
+    laptop.mounted()?;
+    laptop.read_all()?;
+    ensure!(laptop.umount()?.status.success());
+    laptop.ensure_nothing_left()?;
+    node.finish()
+}
+
+/// Ctrl-C while its source does not answer.
+#[test]
+fn a_mount_of_a_laptop_that_is_called_off_leaves_nothing() -> Result<()> {
+    let (node, tree) = node_with("set")?;
+    let laptop = Laptop::new(&node, &tree)?;
+    let frozen = node.server.frozen()?;
+    for signal in [Signal::INT, Signal::TERM] {
+        // A store that stands still does not notice that nobody waits any more.
+        let before = node.server.stats()?.in_flight;
+        let mut mounting = laptop.command(&format!("s3://{BUCKET}/set")).spawn()?;
+        let asked = || node.server.stats().is_ok_and(|stats| stats.in_flight > before);
+        ensure!(wait_until(PATIENCE, asked), "the store is not asked");
+        processes::signal(mounting.id(), signal)?;
+        let mut status = None;
+        ensure!(
+            wait_until(PATIENCE, || {
+                status = mounting.try_wait().ok().flatten();
+                status.is_some()
+            }),
+            "it waits on after {signal:?}"
+        );
+        ensure!(!status.is_some_and(|status| status.success()));
+        laptop.ensure_nothing_left()?;
+    }
+    drop(frozen);
+    laptop.mounted()?;
+    laptop.read_all()?;
+    ensure!(laptop.umount()?.status.success());
     node.finish()
 }

@@ -13,8 +13,8 @@ use crate::cluster::waits::{PATIENCE, uid};
 use crate::mountinfo;
 use crate::node::programs;
 use crate::processes;
+use crate::scenario::ended::abort_through;
 use anyhow::{Context, Result, ensure};
-use rustix::mount::{MountFlags, UnmountFlags};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -93,11 +93,7 @@ fn ended_connections(suite: &Suite) -> Result<()> {
 /// `echo 1 > /sys/fs/fuse/connections/N/abort`.
 fn abort(mount: &mountinfo::Mount) -> Result<()> {
     let number = mount.device.rsplit(':').next().unwrap_or_default();
-    let control = tempfile::tempdir()?;
-    rustix::mount::mount("fusectl", control.path(), "fusectl", MountFlags::empty(), None)?;
-    let aborted = fs::write(control.path().join(number).join("abort"), "1");
-    rustix::mount::unmount(control.path(), UnmountFlags::DETACH)?;
-    aborted.context("abort")
+    abort_through(tempfile::tempdir()?.path(), number)
 }
 
 /// In the node's own namespaces, as somebody who is logged in there mounts it.
