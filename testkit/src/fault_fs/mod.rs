@@ -167,6 +167,19 @@ impl Drop for Mounted {
 }
 
 fn set(control: &Control, nodes: &nodes::Nodes, notifier: &Notifier, faults: DiskFaults) {
+    let drop_pages = || {
+        // Not under the lock: the kernel may have to write dirty pages to us first.
+        for id in nodes.ids() {
+            let _ = notifier.inval_inode(INodeNo(id), 0, 0);
+        }
+    };
+    let hangs = faults.hang > 0 || !faults.hangs.is_empty();
+    if hangs {
+        // Before it hangs: the kernel would wait for pages that are locked while we do not answer, and whoever sets the
+        // faults with it.
+        control.release();
+        drop_pages();
+    }
     {
         let mut state = control.lock();
         state.faults = faults;
@@ -175,9 +188,8 @@ fn set(control: &Control, nodes: &nodes::Nodes, notifier: &Notifier, faults: Dis
         state.generation += 1;
         state.status.failed = 0;
     }
-    // Not under the lock: the kernel may have to write dirty pages to us first.
-    for id in nodes.ids() {
-        let _ = notifier.inval_inode(INodeNo(id), 0, 0);
+    if !hangs {
+        drop_pages();
     }
 }
 
