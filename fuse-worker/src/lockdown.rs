@@ -1,16 +1,14 @@
 //! What a worker gives up before it looks at a request: new privileges, system calls that it does not need, every file
 //! but those of its cache directories. What a kernel cannot do is reported and left out.
 
-use landlock::{
-    ABI, Access, AccessFs, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr, RulesetCreatedAttr,
-    RulesetStatus,
-};
+use landlock::{ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetStatus};
 use rustix::process::{Resource, Rlimit};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// Private writable memory at most: buffers of fuser (16 MiB of address space a thread, of which a page is used), stacks.
 const DATA_BYTES_MAX: u64 = 2 << 30;
@@ -61,15 +59,46 @@ pub fn finish(roots: &[impl AsFd], withhold_landlock: bool) -> Result<Vec<String
 }
 
 /// False: the kernel does not know Landlock.
-fn restrict_files(roots: &[impl AsFd]) -> Result<bool, landlock::RulesetError> {
-    let mut rules = Ruleset::default()
+fn restrict_files(roots: &[impl AsFd]) -> Result<bool, String> {
+    let text = |e: landlock::RulesetError| e.to_string();
+    let rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(ABI::V3))?
-        .create()?;
-    for root in roots {
-        rules = rules.add_rule(PathBeneath::new(root.as_fd(), AccessFs::ReadFile))?;
+        .handle_access(AccessFs::from_all(ABI::V3))
+        .and_then(Ruleset::create)
+        .map_err(text)?;
+    // None: the kernel does not know Landlock.
+    let ruleset: Option<OwnedFd> = rules.try_clone().map_err(|e| e.to_string())?.into();
+    if let Some(ruleset) = ruleset {
+        for root in roots {
+            allow_reads_below(ruleset.as_fd(), root.as_fd())
+                .map_err(|e| format!("a cache directory: {e}"))?;
+        }
     }
-    Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
+    Ok(rules.restrict_self().map_err(text)?.ruleset != RulesetStatus::NotEnforced)
+}
+
+/// The crate's `PathBeneath` looks at the directory (fstat) to see that it is one. Where its disk hangs no worker would come
+/// up any more. The kernel itself asks the disk nothing here.
+fn allow_reads_below(ruleset: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<()> {
+    /// `struct landlock_path_beneath_attr` (linux/landlock.h).
+    #[repr(C, packed)]
+    struct PathBeneath {
+        allowed_access: u64,
+        parent_fd: i32,
+    }
+    const LANDLOCK_RULE_PATH_BENEATH: libc::c_int = 1;
+    let rule = PathBeneath { allowed_access: AccessFs::ReadFile as u64, parent_fd: directory.as_raw_fd() };
+    // SAFETY: both descriptors are open, and the kernel reads the rule, which has its layout, during the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_add_rule,
+            ruleset.as_raw_fd(),
+            LANDLOCK_RULE_PATH_BENEATH,
+            &raw const rule,
+            0_u32,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Landlock confines what `openat2` reaches: without it, nothing is opened any more, and the worker asks the agent.

@@ -106,6 +106,39 @@ fn a_worker_that_is_stuck_in_the_kernel_does_not_hold_up_its_successor() -> Resu
     node.finish()
 }
 
+/// It gets the directories that its predecessor had, that of the disk among them, and looks at none of them.
+#[test]
+fn a_worker_that_comes_while_a_disk_hangs_serves() -> Result<()> {
+    let mut disk = None;
+    let mut node = node_on(|node, uid| {
+        node.options().hang_limit = Some(LIMIT);
+        let faulty = disk.insert(FaultyDisk::start(node.places(), uid)?);
+        Ok(faulty.path().to_owned())
+    })?;
+    let disk = disk.context("node_on makes the disk")?;
+    let tree = Tree::generated("", Shape::LITTLE);
+    node.server.add(&tree, "set")?;
+    for profile in ["small", "large"] {
+        let mounted = node.volume(profile, "set", &[("profile", profile)])?;
+        let pod = node.pod(&mounted)?;
+        // Nobody reads the disk: whoever waits for it does so of his own accord.
+        disk.set(&DiskFaults { hangs: Call::ALL.to_vec(), ..DiskFaults::default() })?;
+        for _ in 0..2 {
+            let before = node.worker_of(&mounted.id, PATIENCE)?;
+            node.signal_worker(before, Signal::KILL)?;
+            let next = || worker_of(&node, &mounted.id).is_some_and(|pid| pid != before);
+            ensure!(wait_until(LIMIT + SLACK, next), "{profile}: {:?}", node.agent().volumes()?);
+        }
+        pod.start_verify(&tree, 2, 0)?.finish(PATIENCE)?.ensure_all(&tree).context(profile)?;
+        disk.set(&DiskFaults::default())?;
+        let used = || node.agent().cache().is_ok_and(|c| c.tiers.iter().all(|tier| !tier.degraded));
+        ensure!(wait_until(PATIENCE, used), "{profile}: it is not used again");
+        drop(pod);
+        node.unpublish(&mounted)?;
+    }
+    node.finish()
+}
+
 /// No call comes back, none of the agent's and none of the workers'. What such a disk holds comes from the store.
 #[test]
 fn a_cache_disk_that_hangs_is_passed_by_and_used_again_when_it_answers() -> Result<()> {
