@@ -80,6 +80,7 @@ impl Broker {
             self.wake_watcher();
         }
         self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
+        self.targets.set_mounted(mount.target.path(), &mount.spec.id, mount.connection);
         mount.set_replaces(self.targets.dead(mount.target.path()));
         if !mount.replaces().is_empty() {
             self.renewals.wake();

@@ -222,6 +222,12 @@ impl Broker {
         self.targets.recipe(target).map(|recipe| recipe.spec)
     }
 
+    /// On the guard at `target` nothing is mounted: was there a mount of this volume, which a container may still have?
+    pub fn was_mounted(&self, target: &std::path::Path, volume: &str) -> bool {
+        let known = self.table.at(target).is_some_and(|mount| mount.spec.id.as_str() == volume);
+        known || self.targets.mounted(target, volume).is_some()
+    }
+
     /// The target is gone: nothing of it needs to be known any more.
     pub fn forget_target(&self, target: &Target) {
         self.targets.remove(target.path());
@@ -232,6 +238,7 @@ impl Broker {
         let device = self.kernel.open_device()?;
         let id = self.next_id()?;
         let connection = self.kernel.mount(target, device.as_fd(), &order.source(), order.options)?;
+        self.targets.set_mounted(target.path(), &order.spec.id, connection);
         let mount = self.enlist(id, agent, order, target, device, connection);
         failpoint::hit("broker.mounted");
         let served = self.serve(agent, &mount).and_then(|mode| self.look_into(&mount, mode));

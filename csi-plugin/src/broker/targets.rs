@@ -51,6 +51,10 @@ struct Entry {
     /// Device numbers of dead mounts of this target that containers may still have.
     #[serde(default)]
     dead: Vec<(u32, u32)>,
+    /// That of the mount. When somebody takes it from its target, a container may still have it. None: it was not
+    /// mounted, or by a version that did not write it down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mounted: Option<(u32, u32)>,
 }
 
 impl Recipe {
@@ -117,6 +121,7 @@ impl Targets {
             target: target.to_owned(),
             recipe: None,
             dead: Vec::new(),
+            mounted: None,
         });
         change(&mut entry);
         if before.as_ref() == Some(&entry) {
@@ -137,9 +142,24 @@ impl Targets {
     pub(super) fn add(&self, target: &Path, recipe: Recipe) {
         let volume = recipe.spec.id.clone();
         self.change(target, &volume.clone(), |entry| {
+            // Of another volume's mount nothing can be left for this one.
+            if entry.volume != volume {
+                entry.mounted = None;
+            }
             entry.volume = volume;
             entry.recipe = Some(recipe);
         });
+    }
+
+    /// As soon as its number is known.
+    pub(super) fn set_mounted(&self, target: &Path, volume: &VolumeId, connection: Connection) {
+        self.change(target, volume, |entry| entry.mounted = Some((connection.major, connection.minor)));
+    }
+
+    /// The mount of this volume that was made there last, in this boot.
+    pub(super) fn mounted(&self, target: &Path, volume: &str) -> Option<Connection> {
+        let entry = self.read(target).filter(|entry| entry.volume.as_str() == volume)?;
+        entry.mounted.map(|(major, minor)| Connection { major, minor })
     }
 
     pub(super) fn recipe(&self, target: &Path) -> Option<Recipe> {
@@ -290,6 +310,23 @@ mod tests {
             assert_eq!(targets.recipe(at), Some(recipe.clone()));
             assert_eq!(targets.dead(at), [Connection { major: 0, minor: 47 }]);
         }
+    }
+
+    #[test]
+    fn a_record_tells_which_mount_was_made_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let targets = Targets::of_boot(dir.path(), "BOOT".into()).unwrap();
+        let (at, id) = (Path::new("/kubelet/t"), VolumeId::parse("pvc-1").unwrap());
+        targets.add(at, recipe("pvc-1", &[]));
+        assert_eq!(targets.mounted(at, "pvc-1"), None);
+        targets.set_mounted(at, &id, Connection { major: 0, minor: 48 });
+        let written = fs::read_to_string(targets.file(at)).unwrap() + "\n";
+        crate::golden::same(crate::GOLDEN, "target-1-mounted.json", &written);
+        targets.add(at, recipe("pvc-1", &[]));
+        assert_eq!(targets.mounted(at, "pvc-1"), Some(Connection { major: 0, minor: 48 }));
+        assert_eq!(targets.mounted(at, "other"), None);
+        targets.add(at, recipe("other", &[]));
+        assert_eq!(targets.mounted(at, "other"), None, "another volume's mount");
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub(super) const ALIVE_LIMIT: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     Nothing,
-    /// Our guard without its FUSE mount, which somebody has unmounted if the broker knows one here.
+    /// Our guard without its FUSE mount, which somebody has unmounted if the broker knows one here, or has it on record.
     Guard {
         volume: String,
         known: bool,
@@ -179,7 +179,7 @@ impl Inner {
         match top.ours() {
             None => Found::Foreign(format!("{} {}", top.fs_type, top.source)),
             Some(Ours::Guard { volume }) => {
-                let known = self.broker.table.at(path).is_some_and(|mount| mount.spec.id.as_str() == volume);
+                let known = self.broker.was_mounted(path, &volume);
                 Found::Guard { volume, known }
             }
             Some(Ours::Fuse(source)) => {

@@ -308,6 +308,30 @@ async fn what_is_ended_while_there_is_no_broker_is_made_anew_with_the_secret_tha
     let _ = driver.stop().await;
 }
 
+/// The next one finds the guard alone, and a container that has the dead mount: with the republish it gets the new one.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_unmounted_while_there_is_no_broker_is_made_anew_in_its_container_by_the_next_republish() {
+    let mut driver = Driver::start().await;
+    let mut agent = Some(driver.agent());
+    let request =
+        |driver: &Driver| NodePublishVolumeRequest { secrets: context(&SECRET), ..published(driver) };
+    driver.node().node_publish_volume(request(&driver)).await.unwrap();
+    // First of a mount as it was published, then of one that was made anew.
+    for life in 2..4 {
+        let dead = in_a_container(&driver);
+        drop(agent.take());
+        let (dir, kernel) = driver.stop().await;
+        driver = Driver::start_over(dir, kernel).await;
+        umount_f(&driver);
+        agent = Some(next_agent(&driver, life).await);
+        driver.node().node_publish_volume(request(&driver)).await.unwrap();
+        until_anew(&driver, dead).await;
+    }
+    driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    assert_eq!((driver.mounts(), records(&driver)), (0, 0));
+    let _ = driver.stop().await;
+}
+
 /// Somebody ends the new mount, too, before it serves: what is known of the first is still known.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_ends_while_it_is_made_anew_is_made_anew_again_with_its_secret() {

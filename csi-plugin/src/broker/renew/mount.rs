@@ -37,7 +37,7 @@ impl Broker {
         failpoint::hit("broker.renewal-noted");
         let predecessor = self.table.at(path);
         let by_others =
-            predecessor.as_ref().is_some_and(|it| it.is_ended_by_others() || place == Place::Guard);
+            place == Place::Guard || predecessor.as_ref().is_some_and(|it| it.is_ended_by_others());
         if let Some(it) = predecessor.as_ref().filter(|it| place == Place::Dead && it.connection == dead) {
             self.abort(it);
         }
@@ -45,6 +45,8 @@ impl Broker {
         let device = self.kernel.open_device()?;
         let id = self.next_id()?;
         let new = self.kernel.mount_detached(device.as_fd(), &order.source(), order.options)?;
+        // The one before is on record as dead.
+        self.targets.set_mounted(path, &volume, new.connection);
         let mount = self.enlist(id, &agent, order, &target, device, new.connection);
         let works = self.serve(&agent, &mount).and_then(|mode| {
             failpoint::hit("broker.renewal-served");
@@ -99,13 +101,17 @@ impl Broker {
         let table = self.kernel.table()?;
         match stack_at(&table, target.path()).last() {
             Some(top) if matches!(top.ours(), Some(Ours::Fuse(_))) => Ok((top.connection(), Place::Dead)),
-            _ => match self.table.at(target.path()) {
-                Some(mount) if is_guard(&table, target.path(), volume) => {
-                    Ok((mount.connection, Place::Guard))
-                }
+            _ => match self.known_or_recorded(target, volume) {
+                Some(connection) if is_guard(&table, target.path(), volume) => Ok((connection, Place::Guard)),
                 _ => Err(Failure::Unavailable(format!("the mount at {} is gone", target.path().display()))),
             },
         }
+    }
+
+    /// Somebody may have unmounted it while there was no broker.
+    fn known_or_recorded(&self, target: &Target, volume: &str) -> Option<Connection> {
+        let known = self.table.at(target.path()).map(|mount| mount.connection);
+        known.or_else(|| self.targets.mounted(target.path(), volume))
     }
 
     /// False: somebody has a dead mount that could not be replaced.
