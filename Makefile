@@ -62,7 +62,7 @@ advisories: ## Known vulnerabilities of dependencies. Apart from lint: it fetche
 kills: release ## KILLS=1000 deaths of workers under the oracle, 20 volumes.
 	scripts/long-run kills $(RELEASE)/node-suite kills --kills $(KILLS)
 
-torture: release ## DURATION=60s (or 2h) of deaths of every part, SEED=; make torture TORTURE="--hang-limit 2s" for more.
+torture: release ## DURATION=60s (or 2h) of deaths of every part, SEED=; make torture TORTURE="--hang-limit 4s" for more.
 	scripts/versions --release
 	scripts/long-run torture $(RELEASE)/node-suite torture --duration $(DURATION) $(if $(SEED),--seed $(SEED)) --json target/torture.json $(TORTURE)
 

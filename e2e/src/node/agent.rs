@@ -117,7 +117,7 @@ impl Default for AgentOptions {
 
 impl AgentOptions {
     /// One SSD tier in the node's own directory, unless the test has chosen.
-    fn tiers(&self, places: &Places) -> Vec<Tier> {
+    pub(super) fn tiers(&self, places: &Places) -> Vec<Tier> {
         match self.tiers.is_empty() {
             // The machine's disk may be fuller than a node's: the free-space watermark has tests of its own.
             true => vec![Tier {

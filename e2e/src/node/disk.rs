@@ -25,8 +25,9 @@ pub fn small_disk(places: &Places, megabytes: u64, uid: u32) -> Result<PathBuf> 
 /// `fault-fs` over a directory.
 #[derive(Debug)]
 pub struct FaultyDisk {
-    _process: Process,
+    process: Process,
     control: PathBuf,
+    dir: PathBuf,
     mountpoint: PathBuf,
 }
 
@@ -43,11 +44,19 @@ impl FaultyDisk {
         command.arg("--control").arg(&control).arg("--ready-file").arg(&ready);
         let mut process = spawn(&mut command, places, "fault-fs")?;
         process.wait_for_ready_file(&ready, Duration::from_secs(30))?;
-        Ok(Self { _process: process, control, mountpoint })
+        Ok(Self { process, control, dir, mountpoint })
     }
 
     pub fn path(&self) -> &Path {
         &self.mountpoint
+    }
+
+    /// Nobody uses it any more. What is on it is gone.
+    pub fn end(mut self) -> Result<()> {
+        let status = self.process.terminate(Duration::from_secs(30))?;
+        ensure!(status.success(), "fault-fs ended with {status}");
+        std::fs::remove_dir(&self.mountpoint).context("its mount is left")?;
+        Ok(std::fs::remove_dir_all(&self.dir)?)
     }
 
     /// Replaces all faults; the default mends the disk.

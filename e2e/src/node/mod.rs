@@ -109,6 +109,11 @@ impl Node {
         &mut self.options
     }
 
+    /// The cache tiers of the next agent.
+    pub fn tiers(&self) -> Vec<Tier> {
+        self.options.tiers(&self.places)
+    }
+
     /// Panics when the test has taken the agent down.
     pub fn agent(&self) -> &Agent {
         self.agent.as_ref().expect("the test has not ended the agent")

@@ -1,7 +1,8 @@
 //! What an application does with files, one round at a time.
 
 use super::calls::{self, Mapping};
-use super::{Plan, Recorder};
+use super::{Plan, Recorder, signals};
+use crate::clock::monotonic_ns;
 use crate::random::Random;
 use crate::tree::{Reference, Tree, TreeFile};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -52,6 +53,7 @@ impl Kind {
 struct OpenFile {
     index: usize,
     fd: OwnedFd,
+    since_ns: u64,
     reference: Reference,
     mapping: Option<Mapping>,
 }
@@ -107,7 +109,8 @@ impl Application {
             let Some(mut file) = self.open_file(index) else { continue };
             let len = self.tree.files[index].size.min(STEP as u64) as usize;
             let path = self.tree.files[index].path.clone();
-            file.mapping = self.books.call("mmap", &path, || Mapping::new(&file.fd, 0, len));
+            let since_ns = file.since_ns;
+            file.mapping = self.books.call_on(since_ns, "mmap", &path, || Mapping::new(&file.fd, 0, len));
             self.open.push(file);
         }
     }
@@ -126,10 +129,9 @@ impl Application {
     }
 
     pub(super) fn finish(&mut self) {
-        for file in std::mem::take(&mut self.open) {
-            drop(file.mapping);
-            let path = self.tree.files[file.index].path.clone();
-            self.books.call("close", &path, || calls::close(file.fd));
+        for mut file in std::mem::take(&mut self.open) {
+            drop(file.mapping.take());
+            self.close_file(file);
         }
     }
 
@@ -151,25 +153,24 @@ impl Application {
                 return None;
             }
         };
-        let path = self.root.join(&file.path);
+        let (path, since_ns) = (self.root.join(&file.path), monotonic_ns());
         let fd = self.books.call("open", &file.path, || calls::open(&path, libc::O_RDONLY))?;
-        Some(OpenFile { index, fd, reference, mapping: None })
+        Some(OpenFile { index, fd, since_ns, reference, mapping: None })
     }
 
     fn close_file(&mut self, file: OpenFile) {
         let path = self.tree.files[file.index].path.clone();
-        self.books.call("close", &path, || calls::close(file.fd));
+        self.books.call_on(file.since_ns, "close", &path, || calls::close(file.fd));
     }
 
     /// One pread that must return every byte asked for, right. False: it failed.
     fn read_range(&mut self, file: &OpenFile, name: &'static str, offset: u64, len: usize) -> bool {
         let path = self.tree.files[file.index].path.clone();
         let buffer = &mut self.buffer[..len];
-        let Some(n) = self.books.call(name, &path, || calls::pread(&file.fd, buffer, offset)) else {
-            return false;
-        };
+        let read = || calls::pread(&file.fd, buffer, offset);
+        let Some(n) = self.books.call_on(file.since_ns, name, &path, read) else { return false };
         let wanted = self.tree.files[file.index].size.saturating_sub(offset).min(len as u64) as usize;
-        if n != wanted {
+        if n > wanted || n == 0 && wanted > 0 {
             self.books.wrong(name, &path, format!("{n} bytes instead of {wanted} at {offset}"));
             return false;
         }
@@ -178,6 +179,17 @@ impl Application {
             return false;
         }
         self.books.compared(n);
+        if n < wanted {
+            self.books.short(
+                file.since_ns,
+                name,
+                &path,
+                format!("{n} bytes instead of {wanted} at {offset}"),
+            );
+            // What stopped it is told to whoever asks for the rest.
+            self.read_range(file, name, offset + n as u64, wanted - n);
+            return false;
+        }
         true
     }
 
@@ -195,11 +207,12 @@ impl Application {
         let size = self.tree.files[file.index].size;
         let len = ((4096_u64 << self.random.below(7)).min(size)) as usize;
         let offset = self.random.below(size - len as u64 + 1);
-        self.read_range(&file, "pread", offset, len);
+        let read = self.read_range(&file, "pread", offset, len);
         if !self.keep_cache && self.random.one_in(4) {
             calls::drop_cache(&file.fd);
         }
-        if self.random.one_in(50) { self.close_file(file) } else { self.open.push(file) }
+        // What cannot be read is opened anew, as a well-written program does.
+        if !read || self.random.one_in(50) { self.close_file(file) } else { self.open.push(file) }
     }
 
     fn open_and_close(&mut self) {
@@ -207,7 +220,8 @@ impl Application {
         let index = self.any(large);
         let Some(file) = self.open_file(index) else { return };
         let wanted = self.file(index);
-        if let Some(stat) = self.books.call("fstat", &wanted.path, || calls::fstat(&file.fd))
+        let stat = self.books.call_on(file.since_ns, "fstat", &wanted.path, || calls::fstat(&file.fd));
+        if let Some(stat) = stat
             && stat.size != wanted.size
         {
             self.books.wrong("fstat", &wanted.path, format!("size {} instead of {}", stat.size, wanted.size));
@@ -263,12 +277,12 @@ impl Application {
         let (dir, wanted) = &self.directories[at];
         let path = self.root.join(dir);
         let books = &mut self.books;
-        let flags = libc::O_RDONLY | libc::O_DIRECTORY;
+        let (flags, since_ns) = (libc::O_RDONLY | libc::O_DIRECTORY, monotonic_ns());
         let Some(fd) = books.call("opendir", dir, || calls::open(&path, flags)) else { return };
         let mut found = BTreeMap::new();
         loop {
             let buffer = &mut self.buffer[..32 << 10];
-            match books.call("readdir", dir, || calls::getdents(&fd, buffer)) {
+            match books.call_on(since_ns, "readdir", dir, || calls::getdents(&fd, buffer)) {
                 Some(0) => break,
                 Some(n) => {
                     for (name, kind) in calls::records(&self.buffer[..n]) {
@@ -287,18 +301,25 @@ impl Application {
             let extra: Vec<_> = names.difference(wanted).take(5).collect();
             books.wrong("readdir", dir, format!("missing {missing:?}, unexpected {extra:?}"));
         }
-        books.call("closedir", dir, || calls::close(fd));
+        books.call_on(since_ns, "closedir", dir, || calls::close(fd));
     }
 
-    fn compare_mapping(&mut self, file: &OpenFile, mapping: &Mapping, offset: u64) {
+    /// False: pages of it are lost.
+    fn compare_mapping(&mut self, file: &OpenFile, mapping: &Mapping, offset: u64) -> bool {
         let path = self.tree.files[file.index].path.clone();
-        let compared = self
-            .books
-            .call("map-touch", &path, || Ok(file.reference.first_difference(offset, mapping.bytes())));
+        let before = signals::bus_errors_here();
+        let touch = || Ok(file.reference.first_difference(offset, mapping.bytes()));
+        let compared = self.books.call_on(file.since_ns, "map-touch", &path, touch);
+        let lost = signals::bus_errors_here() - before;
+        if lost > 0 {
+            self.books.bus_errors(file.since_ns, "map-touch", &path, lost);
+            return false;
+        }
         if let Some(Some(at)) = compared {
             self.books.wrong("map-touch", &path, format!("wrong byte at {at} of a mapping"));
         }
         self.books.compared(mapping.bytes().len());
+        true
     }
 
     fn mmap(&mut self) {
@@ -307,7 +328,8 @@ impl Application {
         let wanted = self.file(index);
         let len = wanted.size.min(STEP as u64) as usize;
         let offset = self.random.below((wanted.size - len as u64) / 4096 + 1) * 4096;
-        if let Some(mapping) = self.books.call("mmap", &wanted.path, || Mapping::new(&file.fd, offset, len)) {
+        let map = || Mapping::new(&file.fd, offset, len);
+        if let Some(mapping) = self.books.call_on(file.since_ns, "mmap", &wanted.path, map) {
             self.compare_mapping(&file, &mapping, offset);
         }
         if !self.keep_cache {
@@ -347,8 +369,8 @@ impl Application {
             if !self.keep_cache {
                 mapping.forget_pages();
             }
-            self.compare_mapping(&file, &mapping, 0);
-            file.mapping = Some(mapping);
+            let whole = self.compare_mapping(&file, &mapping, 0);
+            file.mapping = whole.then_some(mapping);
         }
         self.open.push(file);
     }

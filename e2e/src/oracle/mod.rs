@@ -14,7 +14,7 @@ mod verify;
 
 pub use crowd::{Crowd, crowd};
 pub use kinds::Kind;
-pub use report::{Failure, Report, Slow, Stalls};
+pub use report::{Cause, Failure, Report, Slow, Stalls};
 pub use verify::{Verified, verify};
 
 use crate::tree::Tree;

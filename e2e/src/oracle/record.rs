@@ -1,6 +1,6 @@
 //! Keeps the books: every call is timed, judged and watched.
 
-use super::report::{Failure, Report, Slow};
+use super::report::{Cause, Failure, Report, Slow};
 use crate::clock::monotonic_ns;
 use std::collections::BTreeMap;
 use std::io;
@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-const FAILURES_KEPT: usize = 1000;
+/// Where failures are declared, each of them is judged.
+const FAILURES_KEPT: usize = 10_000;
 /// Per thread; beyond it a run is broken in ways that more entries would not explain.
 const SLOW_KEPT: usize = 100_000;
 
@@ -76,9 +77,20 @@ impl Recorder {
         self.shared.stop.load(Relaxed)
     }
 
-    /// Makes one call; None: it failed, which has been recorded.
+    /// Makes one call by path; None: it failed, which has been recorded.
     pub(super) fn call<T>(
         &mut self,
+        name: &'static str,
+        path: &str,
+        call: impl FnOnce() -> io::Result<T>,
+    ) -> Option<T> {
+        self.call_on(monotonic_ns(), name, path, call)
+    }
+
+    /// Makes one call on what was opened at `since_ns`.
+    pub(super) fn call_on<T>(
+        &mut self,
+        since_ns: u64,
         name: &'static str,
         path: &str,
         call: impl FnOnce() -> io::Result<T>,
@@ -99,8 +111,10 @@ impl Recorder {
         match result {
             Ok(value) => Some(value),
             Err(error) => {
-                let failure = self.failure(name, path, error.to_string());
+                let cause = error.raw_os_error().map_or(Cause::Wrong, Cause::Errno);
+                let failure = self.failure(name, path, error.to_string(), cause, since_ns);
                 let mut totals = self.shared.fail(failure);
+                totals.wrong += u64::from(cause == Cause::Wrong);
                 totals.interrupted += u64::from(error.kind() == io::ErrorKind::Interrupted);
                 None
             }
@@ -109,20 +123,34 @@ impl Recorder {
 
     /// The call succeeded and its answer is wrong.
     pub(super) fn wrong(&mut self, name: &'static str, path: &str, what: String) {
-        let failure = self.failure(name, path, what);
+        let failure = self.failure(name, path, what, Cause::Wrong, monotonic_ns());
         self.shared.fail(failure).wrong += 1;
+    }
+
+    /// Touching a mapping of what was opened at `since_ns` raised so many SIGBUSes.
+    pub(super) fn bus_errors(&mut self, since_ns: u64, name: &'static str, path: &str, n: u64) {
+        let failure = self.failure(name, path, format!("{n} SIGBUSes"), Cause::Bus, since_ns);
+        drop(self.shared.fail(failure));
+    }
+
+    /// A read of what was opened at `since_ns` ended before its time; what it returned is right.
+    pub(super) fn short(&mut self, since_ns: u64, name: &'static str, path: &str, what: String) {
+        let failure = self.failure(name, path, what, Cause::Short, since_ns);
+        drop(self.shared.fail(failure));
     }
 
     pub(super) fn compared(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }
 
-    fn failure(&self, call: &str, path: &str, what: String) -> Failure {
+    fn failure(&self, call: &str, path: &str, what: String, cause: Cause, since_ns: u64) -> Failure {
         Failure {
             thread: self.thread.clone(),
             call: call.to_owned(),
             path: path.to_owned(),
             what,
+            cause,
+            since_ns,
             at_ns: monotonic_ns(),
         }
     }
@@ -160,6 +188,8 @@ pub(super) fn watch(shared: Arc<Shared>, limit: Duration) -> std::thread::JoinHa
                         call: call.to_owned(),
                         path: current.path.clone(),
                         what: format!("no answer for {:.1} s", waited.as_secs_f64()),
+                        cause: Cause::Hang,
+                        since_ns,
                         at_ns: monotonic_ns(),
                     };
                     eprintln!("oracle: {failure:?}");

@@ -34,8 +34,24 @@ pub struct Failure {
     pub call: String,
     pub path: String,
     pub what: String,
-    /// CLOCK_MONOTONIC, nanoseconds.
+    pub cause: Cause,
+    /// When the descriptor was opened that the call was made on; of a call by path, and of a hang, when the call began.
+    /// CLOCK_MONOTONIC, nanoseconds, here and below.
+    pub since_ns: u64,
     pub at_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cause {
+    Errno(i32),
+    /// SIGBUS at a touch of a mapping.
+    Bus,
+    /// The call succeeded with a wrong answer.
+    Wrong,
+    /// A read returned less than there is, and what it returned is right (read(2): an error came after some bytes).
+    Short,
+    /// No answer within the limit. It may have come later.
+    Hang,
 }
 
 /// A call that took longer than the threshold; CLOCK_MONOTONIC, nanoseconds.
@@ -79,6 +95,24 @@ impl Report {
         );
         ensure!(self.total_calls() > 0, "the oracle made no call");
         Ok(())
+    }
+
+    /// Takes out those failures that are declared somewhere, and returns how many they are. What is not described in
+    /// `failures` stays.
+    pub fn excuse(&mut self, declared: impl Fn(&Failure, &[Slow]) -> bool) -> u64 {
+        let all = std::mem::take(&mut self.failures);
+        let (excused, kept): (Vec<_>, Vec<_>) = all.into_iter().partition(|f| declared(f, &self.slow));
+        self.failures = kept;
+        let of = |cause: Cause| excused.iter().filter(|failure| failure.cause == cause).count() as u64;
+        self.failed -= excused.len() as u64;
+        self.hangs -= of(Cause::Hang);
+        self.wrong -= of(Cause::Wrong);
+        self.interrupted -= of(Cause::Errno(libc::EINTR));
+        // One touch of a mapping is as many signals as it has pages.
+        if of(Cause::Bus) > 0 && !self.failures.iter().any(|failure| failure.cause == Cause::Bus) {
+            self.sigbus = 0;
+        }
+        excused.len() as u64
     }
 
     pub fn summary(&self) -> String {
@@ -154,6 +188,30 @@ mod tests {
         let stalls = report.stalls(&[5 * ms, 100 * ms], 10 * ms);
         assert_eq!((stalls.count, stalls.p50_ms, stalls.max_ms), (2, 0.0, 6.0));
         assert_eq!(Stalls::of(vec![]), Stalls::default());
+    }
+
+    #[test]
+    fn only_what_is_declared_is_taken_out() {
+        let failure = |cause| Failure {
+            thread: "t".into(),
+            call: "pread".into(),
+            path: "p".into(),
+            what: String::new(),
+            cause,
+            since_ns: 0,
+            at_ns: 0,
+        };
+        let causes =
+            [Cause::Errno(libc::ENOTCONN), Cause::Bus, Cause::Wrong, Cause::Hang, Cause::Errno(libc::EIO)];
+        // One more than are described.
+        let mut report = Report { failed: 6, wrong: 1, hangs: 1, sigbus: 256, ..Report::default() };
+        report.failures = causes.map(failure).to_vec();
+        assert_eq!(report.excuse(|f, _| f.cause == Cause::Errno(libc::ENOTCONN)), 1);
+        assert_eq!((report.failed, report.sigbus, report.hangs), (5, 256, 1));
+        assert_eq!(report.excuse(|f, _| matches!(f.cause, Cause::Bus | Cause::Hang)), 2);
+        assert_eq!((report.failed, report.sigbus, report.hangs, report.wrong), (3, 0, 0, 1));
+        assert_eq!(report.excuse(|_, _| true), 2);
+        assert_eq!((report.failed, report.wrong), (1, 0), "what is not described stays");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The two signals that an oracle lives with: SIGBUS from a mapping, and a 1 kHz SIGALRM as Go and Java runtimes send.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -7,17 +8,27 @@ use std::sync::atomic::Ordering::Relaxed;
 static BUS_ERRORS: AtomicU64 = AtomicU64::new(0);
 static ALARMS: AtomicU64 = AtomicU64::new(0);
 
+thread_local! {
+    /// Of this thread. Neither initialised nor dropped at run time: a handler may use it.
+    static BUS_ERRORS_HERE: Cell<u64> = const { Cell::new(0) };
+}
+
 pub(super) fn bus_errors() -> u64 {
     BUS_ERRORS.load(Relaxed)
+}
+/// What the calling thread has raised.
+pub(super) fn bus_errors_here() -> u64 {
+    BUS_ERRORS_HERE.get()
 }
 pub(super) fn alarms() -> u64 {
     ALARMS.load(Relaxed)
 }
 
-/// Every SIGBUS is counted and the page that raised it replaced by zeros: the comparison goes on and fails.
+/// Every SIGBUS is counted and the page that raised it replaced by zeros: the comparison goes on.
 pub(super) fn count_bus_errors() -> io::Result<()> {
     extern "C" fn on_bus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
         BUS_ERRORS.fetch_add(1, Relaxed);
+        BUS_ERRORS_HERE.set(BUS_ERRORS_HERE.get() + 1);
         // SAFETY: the kernel passes a valid siginfo. mmap is a plain system call; the page replaced is one that
         // cannot be read anyway.
         unsafe {

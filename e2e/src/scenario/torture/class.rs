@@ -33,10 +33,15 @@ pub enum Class {
     /// SIGSTOP. Only with a hang limit, here and below: the programs' own is longer than an oracle's patience.
     WorkerHang,
     AgentHang,
+    /// Somebody else ends a mount (`umount -f`, an abort), alone or while others die. It is of volumes that no other class
+    /// touches: what was open on it is lost.
+    MountEnded,
+    /// One of two cache disks stops answering for a while, alone or while others die. Only with a hang limit, too.
+    DiskHang,
 }
 
 impl Class {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Worker,
         Self::Workers,
         Self::Agent,
@@ -55,6 +60,8 @@ impl Class {
         Self::BrokerPanic,
         Self::WorkerHang,
         Self::AgentHang,
+        Self::MountEnded,
+        Self::DiskHang,
     ];
 
     pub fn name(self) -> &'static str {
@@ -77,6 +84,8 @@ impl Class {
             Self::BrokerPanic => "broker panic",
             Self::WorkerHang => "worker STOP",
             Self::AgentHang => "agent STOP",
+            Self::MountEnded => "mount ended",
+            Self::DiskHang => "disk hang",
         }
     }
 
@@ -88,12 +97,20 @@ impl Class {
         matches!(self, Self::WorkerHang | Self::AgentHang)
     }
 
+    /// A process dies by it, and its successor does what it can: only then does it say something how long calls wait.
+    pub(super) fn is_death(self) -> bool {
+        !self.is_hang() && !matches!(self, Self::Crowd | Self::MountEnded | Self::DiskHang)
+    }
+
     /// How often, beside the others: in 10,000 faults about 240 of most classes, and as many deaths in crowds, which take
-    /// seconds each.
+    /// seconds each, as ends of mounts and disks that hang do.
     pub(super) fn weight(self) -> u64 {
         match self {
             Self::Worker => 64,
             Self::Workers => 32,
+            // Most of it is in what happens besides.
+            Self::MountEnded => 9,
+            Self::DiskHang => 2,
             Self::Crowd => 1,
             _ => 3,
         }

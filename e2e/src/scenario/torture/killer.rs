@@ -2,6 +2,8 @@
 
 use super::super::memory;
 use super::crowd::CrowdVolume;
+use super::disk::HangingDisk;
+use super::ended::{EndedVolumes, Seen};
 use super::{Class, Plan, panics};
 use crate::clock::{monotonic_ns, wait_until};
 use crate::node::{AgentOptions, Mounted, Node, Version};
@@ -14,12 +16,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Longest pause between the two deaths of a pair.
-const PAIR: Duration = Duration::from_millis(25);
+pub(super) const PAIR: Duration = Duration::from_millis(25);
 /// About as long as a hand-over takes.
 const HAND_OVER: Duration = Duration::from_millis(600);
 
 /// One fault, and how far it reached.
-#[derive(Clone, Debug)]
 pub(super) struct Fault {
     pub(super) class: Class,
     /// The volumes whose calls it could delay; empty: all.
@@ -31,6 +32,10 @@ pub(super) struct Fault {
     pub(super) whole_ns: u64,
     /// Of [`Class::Crowd`].
     pub(super) crowd: Option<Crowd>,
+    /// Of [`Class::MountEnded`]: what the applications saw whose mounts ended.
+    pub(super) ended: Vec<Seen>,
+    /// Of [`Class::DiskHang`]: when the disk answered again.
+    pub(super) mended_ns: Option<u64>,
 }
 
 pub(super) struct Killer {
@@ -39,27 +44,40 @@ pub(super) struct Killer {
     volumes: Vec<String>,
     applications: usize,
     crowd: Option<CrowdVolume>,
+    ended: Option<EndedVolumes>,
+    disk: Option<HangingDisk>,
     gap: Duration,
     cold_every: u64,
     patience: Duration,
 }
 
 impl Killer {
-    pub(super) fn new(node: &mut Node, plan: &Plan, mounted: &[Mounted]) -> Result<Self> {
+    pub(super) fn new(
+        node: &mut Node,
+        plan: &Plan,
+        mounted: &[Mounted],
+        disk: Option<HangingDisk>,
+    ) -> Result<Self> {
         let crowd = plan.classes.contains(&Class::Crowd);
+        let ended = plan.classes.contains(&Class::MountEnded);
         Ok(Self {
             random: Random(plan.seed ^ 0x6b69_6c6c),
             volumes: mounted.iter().map(|m| m.id.clone()).collect(),
             applications: plan.applications,
             crowd: crowd.then(|| CrowdVolume::publish(node, plan.crowd)).transpose()?,
+            ended: ended.then(|| EndedVolumes::publish(node, plan)).transpose()?,
+            disk,
             gap: plan.gap,
             cold_every: plan.cold_every,
             patience: plan.patience,
         })
     }
 
-    pub(super) fn end(self, node: &mut Node) -> Result<()> {
-        self.crowd.map_or(Ok(()), |crowd| crowd.unpublish(node))
+    /// Returns the disk, which is in use until the last volume is unpublished.
+    pub(super) fn end(self, node: &mut Node) -> Result<Option<HangingDisk>> {
+        self.crowd.map_or(Ok(()), |crowd| crowd.unpublish(node))?;
+        self.ended.map_or(Ok(()), |ended| ended.unpublish(node))?;
+        Ok(self.disk)
     }
 
     pub(super) fn strike(&mut self, node: &mut Node, class: Class) -> Result<Fault> {
@@ -74,7 +92,10 @@ impl Killer {
             at_ns: monotonic_ns(),
             whole_ns: 0,
             crowd: None,
+            ended: Vec::new(),
+            mended_ns: None,
         };
+        let mut struck = Vec::new();
         match class {
             Class::Worker => self.kill_workers(node, 1, &mut fault)?,
             Class::Workers => {
@@ -151,6 +172,21 @@ impl Killer {
                 ensure!(killed, "nobody ended an agent that stands still");
                 Self::restart_agent(node)?;
             }
+            Class::MountEnded => {
+                if let Some(ended) = &self.ended {
+                    (fault.processes, struck) = ended.strike(node, &mut self.random)?;
+                    fault.volumes.extend(struck.iter().map(|one| one.volume().to_owned()));
+                }
+            }
+            Class::DiskHang => {
+                if let Some(disk) = &self.disk {
+                    let (volumes, patience) = (&self.volumes[..self.applications.max(1)], self.patience);
+                    let volume = &volumes[self.random.below(volumes.len() as u64) as usize];
+                    let victim = |node: &Node| node.worker_of(volume, patience);
+                    let (processes, mended_ns) = disk.strike(node, &mut self.random, victim)?;
+                    (fault.processes, fault.mended_ns) = (processes, Some(mended_ns));
+                }
+            }
         }
         match class {
             // Broker and agent are who they were.
@@ -160,6 +196,9 @@ impl Killer {
             _ => node.wait_whole(self.patience)?,
         }
         fault.whole_ns = monotonic_ns();
+        if let Some(ended) = &self.ended {
+            fault.ended = struck.into_iter().map(|one| ended.judge(node, one)).collect::<Result<_>>()?;
+        }
         Ok(fault)
     }
 
@@ -167,17 +206,17 @@ impl Killer {
         std::thread::sleep(Duration::from_micros(self.random.below(limit.as_micros() as u64)));
     }
 
-    fn restart_agent(node: &mut Node) -> Result<()> {
+    pub(super) fn restart_agent(node: &mut Node) -> Result<()> {
         node.kill_agent()?;
         node.start_agent()
     }
 
-    fn restart_broker(node: &mut Node) -> Result<()> {
+    pub(super) fn restart_broker(node: &mut Node) -> Result<()> {
         node.kill_plugin()?;
         node.start_plugin()
     }
 
-    fn other_version(node: &mut Node) -> AgentOptions {
+    pub(super) fn other_version(node: &mut Node) -> AgentOptions {
         let version = match node.agent().version() {
             Version::This => Version::Next,
             Version::Next | Version::Far => Version::This,

@@ -2,8 +2,8 @@
 
 use super::Class;
 use super::killer::Fault;
-use crate::oracle::{Failure, Report, Stalls};
-use anyhow::{Result, ensure};
+use crate::oracle::{Cause, Failure, Report, Stalls};
+use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,6 +39,9 @@ pub struct ClassReport {
     pub processes: u64,
     /// Calls that failed after a fault of this class and before the next fault, or in its crowd.
     pub failed: u64,
+    /// Calls that failed as docs/failures.md declares: on a mount that somebody else had ended. They count nowhere else.
+    #[serde(default)]
+    pub declared: u64,
     /// Of each fault that an application could feel: how long its longest call kept waiting, microseconds.
     pub stalls_us: Vec<u64>,
     /// The call that waited longest.
@@ -53,18 +56,20 @@ impl TortureReport {
     }
 
     /// `seen`: the volume and what its application saw.
-    pub(super) fn add_leg(&mut self, faults: &[Fault], seen: Vec<(String, Report)>, elapsed: Duration) {
-        for fault in faults {
+    pub(super) fn add_leg(&mut self, faults: Vec<Fault>, seen: Vec<(String, Report)>, elapsed: Duration) {
+        for fault in &faults {
             let class = self.classes.entry(fault.class.name().to_owned()).or_default();
             class.faults += 1;
             class.processes += fault.processes;
             class.whole_us.push((fault.whole_ns - fault.at_ns) / 1000);
             let window = fault.whole_ns - fault.at_ns;
             let near = seen.iter().filter(|(v, _)| fault.volumes.is_empty() || fault.volumes.contains(v));
-            let felt = near.map(|(_, report)| match report.longest_stall(fault.at_ns, window) {
+            let near = near.map(|(_, report)| report).chain(fault.ended.iter().map(|seen| &seen.report));
+            let felt = near.map(|report| match report.longest_stall(fault.at_ns, window) {
                 Some((ns, slow)) => (ns / 1000, slow.call.as_str()),
                 None => (0, ""),
             });
+            class.declared += fault.ended.iter().map(|seen| seen.declared).sum::<u64>();
             if let Some((us, call)) = felt.max() {
                 if class.stalls_us.iter().all(|&known| known < us) {
                     call.clone_into(&mut class.longest);
@@ -81,16 +86,26 @@ impl TortureReport {
                     call: "pread".into(),
                     path: String::new(),
                     what: what.clone(),
+                    cause: Cause::Wrong,
+                    since_ns: fault.at_ns,
                     at_ns: fault.at_ns,
                 }));
             }
         }
-        for (_, report) in seen {
+        for (_, report) in &seen {
             for failure in &report.failures {
                 if let Some(fault) = faults.iter().rfind(|fault| fault.at_ns <= failure.at_ns) {
                     self.classes.entry(fault.class.name().to_owned()).or_default().failed += 1;
                 }
             }
+        }
+        let mut reports: Vec<_> = seen.into_iter().map(|(_, report)| report).collect();
+        for fault in faults {
+            let class = self.classes.entry(fault.class.name().to_owned()).or_default();
+            class.failed += fault.ended.iter().map(|seen| seen.report.failed).sum::<u64>();
+            reports.extend(fault.ended.into_iter().map(|seen| seen.report));
+        }
+        for report in reports {
             self.calls += report.total_calls();
             self.bytes += report.bytes;
             self.failed += report.failed;
@@ -115,6 +130,7 @@ impl TortureReport {
             mine.faults += class.faults;
             mine.processes += class.processes;
             mine.failed += class.failed;
+            mine.declared += class.declared;
             if class.stalls_us.iter().max() > mine.stalls_us.iter().max() {
                 mine.longest = class.longest;
             }
@@ -158,7 +174,12 @@ impl TortureReport {
             &self.failures[..self.failures.len().min(20)]
         );
         for class in classes {
-            ensure!(self.classes.contains_key(class.name()), "no fault of class {}\n{self}", class.name());
+            let Some(found) = self.classes.get(class.name()) else {
+                bail!("no fault of class {}\n{self}", class.name());
+            };
+            // Or the mounts had not ended, and it would show nothing.
+            let felt = *class != Class::MountEnded || found.declared > 0;
+            ensure!(felt, "nobody noticed that a mount had ended\n{self}");
         }
         Ok(())
     }
@@ -169,11 +190,12 @@ impl fmt::Display for TortureReport {
         let of = |us: &[u64]| Stalls::of(us.iter().map(|us| us * 1000).collect());
         writeln!(
             f,
-            "{:15} {:>7} {:>9} {:>7} {:>9} {:>9} {:>9} {:10}  {:>9} {:>9}",
+            "{:15} {:>7} {:>9} {:>7} {:>8} {:>9} {:>9} {:>9} {:10}  {:>9} {:>9}",
             "class",
             "faults",
             "processes",
             "failed",
+            "declared",
             "stall p50",
             "p99",
             "max ms",
@@ -186,10 +208,11 @@ impl fmt::Display for TortureReport {
             let (stall, whole) = (of(&class.stalls_us), of(&class.whole_us));
             writeln!(
                 f,
-                "{name:15} {:>7} {:>9} {:>7} {:>9.1} {:>9.1} {:>9.1} {:10}  {:>9.1} {:>9.1}",
+                "{name:15} {:>7} {:>9} {:>7} {:>8} {:>9.1} {:>9.1} {:>9.1} {:10}  {:>9.1} {:>9.1}",
                 class.faults,
                 class.processes,
                 class.failed,
+                class.declared,
                 stall.p50_ms,
                 stall.p99_ms,
                 stall.max_ms,
@@ -197,8 +220,7 @@ impl fmt::Display for TortureReport {
                 whole.p50_ms,
                 whole.p99_ms
             )?;
-            let hangs = Class::ALL.iter().any(|c| c.name() == name && (c.is_hang() || *c == Class::Crowd));
-            if !hangs {
+            if Class::ALL.iter().any(|class| class.name() == name && class.is_death()) {
                 processes.extend(&class.stalls_us);
             }
         }
@@ -229,6 +251,7 @@ impl fmt::Display for TortureReport {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ended::Seen;
     use super::*;
     use crate::oracle::Slow;
     use std::collections::BTreeSet;
@@ -236,8 +259,10 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn fault(class: Class, volume: &str, at_ms: u64) -> Fault {
+        let (at_ns, whole_ns) = (at_ms * MS, (at_ms + 50) * MS);
         let volumes = BTreeSet::from([volume.to_owned()]);
-        Fault { class, volumes, processes: 2, at_ns: at_ms * MS, whole_ns: (at_ms + 50) * MS, crowd: None }
+        let (crowd, ended, mended_ns) = (None, Vec::new(), None);
+        Fault { class, volumes, processes: 2, at_ns, whole_ns, crowd, ended, mended_ns }
     }
 
     fn report() -> Report {
@@ -252,7 +277,8 @@ mod tests {
     }
 
     fn failure() -> Failure {
-        Failure { thread: "t".into(), call: "pread".into(), path: "p".into(), what: "EIO".into(), at_ns: 0 }
+        let (thread, call, path, what) = ("t".into(), "pread".into(), "p".into(), "EIO".into());
+        Failure { thread, call, path, what, cause: Cause::Errno(libc::EIO), since_ns: 0, at_ns: 0 }
     }
 
     #[test]
@@ -260,7 +286,7 @@ mod tests {
         let mut total = TortureReport::new(1, 2);
         let faults =
             [fault(Class::Worker, "a", 100), fault(Class::Agent, "a", 200), fault(Class::Broker, "b", 210)];
-        total.add_leg(&faults, vec![("a".into(), report())], Duration::from_secs(1));
+        total.add_leg(faults.into(), vec![("a".into(), report())], Duration::from_secs(1));
         assert_eq!(total.classes["worker"].stalls_us, [30_000]);
         assert_eq!(total.classes["worker"].longest, "pread");
         assert_eq!(total.classes["agent"].stalls_us, [0]);
@@ -270,12 +296,36 @@ mod tests {
     }
 
     #[test]
+    fn what_is_declared_of_mounts_that_ended_counts_apart_and_all_else_as_everywhere() {
+        let mut total = TortureReport::new(1, 2);
+        let ended = |declared, report| Fault {
+            ended: vec![Seen { declared, report }],
+            ..fault(Class::MountEnded, "e", 100)
+        };
+        let calm = Report { failed: 0, failures: Vec::new(), ..report() };
+        total.add_leg(vec![ended(7, calm.clone())], vec![], Duration::from_secs(1));
+        assert_eq!((total.failed, total.calls, total.classes["mount ended"].declared), (0, 10, 7));
+        assert_eq!(total.classes["mount ended"].stalls_us, [30_000]);
+        total.ensure_clean(&[Class::MountEnded]).unwrap();
+        total.add_leg(vec![ended(0, report())], vec![], Duration::from_secs(1));
+        assert_eq!((total.failed, total.classes["mount ended"].failed), (1, 1));
+        assert!(total.ensure_clean(&[]).is_err());
+        let mut unfelt = TortureReport::new(1, 2);
+        unfelt.add_leg(vec![ended(0, calm)], vec![], Duration::from_secs(1));
+        assert!(unfelt.ensure_clean(&[Class::MountEnded]).is_err(), "nobody noticed anything");
+    }
+
+    #[test]
     fn runs_are_added_up() {
         let mut total = TortureReport::default();
         for seed in [5, 6] {
             let mut one = TortureReport::new(seed, 20);
             let calm = Report { failed: 0, failures: Vec::new(), ..report() };
-            one.add_leg(&[fault(Class::Worker, "a", 100)], vec![("a".into(), calm)], Duration::from_secs(2));
+            one.add_leg(
+                vec![fault(Class::Worker, "a", 100)],
+                vec![("a".into(), calm)],
+                Duration::from_secs(2),
+            );
             total.add(serde_json::from_str(&serde_json::to_string(&one).unwrap()).unwrap());
         }
         assert_eq!((total.seeds.as_slice(), total.volumes, total.calls), (&[5, 6][..], 20, 20));
