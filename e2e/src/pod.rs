@@ -138,8 +138,26 @@ impl Pod {
 
     /// Starts an application; returns when all its threads are at work.
     pub fn oracle(&self, tree: &Tree, arguments: &[&str]) -> Result<Running<oracle::Report>> {
-        let mut command = self.oracle_command("run", "", tree)?;
+        self.oracle_below("", tree, arguments)
+    }
+
+    /// The same in a directory of the volume; other files may lie beside it.
+    pub fn oracle_below(
+        &self,
+        below: &str,
+        tree: &Tree,
+        arguments: &[&str],
+    ) -> Result<Running<oracle::Report>> {
+        let mut command = self.oracle_command("run", below, tree)?;
         command.args(arguments);
+        Running::start(command)?.after("started")
+    }
+
+    /// Starts a tenant that means harm.
+    pub fn abuse(&self, threads: usize, seed: u64) -> Result<Running<oracle::Abuse>> {
+        let mut command = self.command(self.programs.join("oracle"))?;
+        command.arg("abuse").arg("--root").arg(&self.data);
+        command.args(["--threads", &threads.to_string(), "--seed", &seed.to_string()]);
         Running::start(command)?.after("started")
     }
 

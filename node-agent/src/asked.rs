@@ -130,6 +130,11 @@ impl AskedWith {
         self.current.send_modify(|asked| asked.over = true);
     }
 
+    /// The last volume is gone.
+    pub(crate) fn is_over(&self) -> bool {
+        self.current.borrow().over
+    }
+
     pub(crate) fn is_rotated(&self) -> bool {
         self.current.borrow().rotated
     }

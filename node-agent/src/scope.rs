@@ -5,6 +5,7 @@
 //! metadata store; the asker is told to look there.
 
 mod members;
+mod wanted;
 
 pub(crate) use members::{Member, Wants};
 
@@ -53,6 +54,7 @@ pub struct Scope {
     members: Mutex<members::Members>,
     /// Listings under way, and when each last got on.
     getting_on: Mutex<HashMap<u64, Instant>>,
+    wanted: wanted::Wanted,
     generation: u64,
     listings: Flights<u64, Listed>,
     heads: Flights<(u64, Vec<u8>), ()>,
@@ -82,6 +84,8 @@ enum Listed {
     Whole,
     /// More than one page, and the asker wanted no more than one.
     TooLarge,
+    /// Nobody waited for it any more.
+    GivenUp,
 }
 
 /// Which inode and version a cache file belongs to, and the other way round.
@@ -133,6 +137,7 @@ impl Scope {
             asked,
             members: Mutex::default(),
             getting_on: Mutex::default(),
+            wanted: wanted::Wanted::default(),
             generation,
             listings: Flights::default(),
             heads: Flights::default(),
@@ -178,6 +183,7 @@ impl Scope {
         // One page answers this name and its neighbours, for the price of one request. Strict volumes ask for
         // exactly what is opened.
         if freshness != Freshness::Strict {
+            self.wanted.touch(parent);
             match self.count_large(parent) {
                 None => {
                     if self.list_flight(parent, true).await? == Listed::Whole {
@@ -187,7 +193,7 @@ impl Scope {
                 }
                 Some(LOOKUPS_BEFORE_LISTING) => {
                     let me = self.arc();
-                    tokio::spawn(carry(async move { me.list_flight(parent, false).await }));
+                    tokio::spawn(carry(async move { me.list_together(parent, false).await }));
                 }
                 Some(_) => {}
             }
@@ -250,20 +256,26 @@ impl Scope {
     }
 
     async fn list_flight(&self, dir: u64, one_page: bool) -> Result<Listed, Cause> {
-        let me = self.arc();
-        let listed = self.listings.join(dir, move || async move { me.list_now(dir, one_page).await }).await?;
-        match (listed, one_page) {
-            (Listed::TooLarge, false) => {
-                // We joined somebody who wanted one page only.
-                let me = self.arc();
-                self.listings.join(dir, move || async move { me.list_now(dir, false).await }).await
+        let _waiter = self.wanted.wait(dir);
+        loop {
+            match (self.list_together(dir, one_page).await?, one_page) {
+                // We joined somebody who wanted one page only, or a listing at the moment of its end.
+                (Listed::TooLarge, false) | (Listed::GivenUp, _) => {}
+                (listed, _) => return Ok(listed),
             }
-            (listed, _) => Ok(listed),
         }
     }
 
+    /// Waits for a listing without being counted among those who want it.
+    async fn list_together(&self, dir: u64, one_page: bool) -> Result<Listed, Cause> {
+        let me = self.arc();
+        self.listings.join(dir, move || async move { me.list_now(dir, one_page).await }).await
+    }
+
     async fn list_now(self: Arc<Self>, dir: u64, one_page: bool) -> Result<Listed, Cause> {
+        self.wanted.begins(dir);
         let listed = self.clone().list_pages(dir, one_page).await;
+        self.wanted.ends(dir);
         lock(&self.getting_on).remove(&dir);
         listed
     }
@@ -283,6 +295,16 @@ impl Scope {
         loop {
             let next = page.next.take();
             if next.is_some() {
+                // The listing that was begun is dropped, the old one stays; not on a thread of the runtime.
+                if self.asked.is_over() {
+                    drop(tokio::task::spawn_blocking(move || drop(listing)));
+                    return Err(Cause::Unavailable); // to volumes that are gone
+                }
+                if !self.wanted.is_wanted(dir) {
+                    drop(tokio::task::spawn_blocking(move || drop(listing)));
+                    tracing::info!(source = %self.shown, directory = dir, "a listing is given up: nobody waits for it");
+                    return Ok(Listed::GivenUp);
+                }
                 lock(&self.getting_on).insert(dir, Instant::now());
             }
             let me = self.clone();
@@ -311,7 +333,6 @@ impl Scope {
                 }
                 Ok(None) => break,
                 Err(error) => {
-                    // The listing is dropped, the old one stays; not on a thread of the runtime.
                     drop(tokio::task::spawn_blocking(move || drop(listing)));
                     return Err(failed(error));
                 }

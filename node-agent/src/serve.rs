@@ -59,7 +59,7 @@ impl Answer for Arc<Server> {
                 self.runtime.spawn(on_behalf(behalf, async move {
                     let answered = match mount.is_condemned(unique) {
                         true => Err(Cause::Internal),
-                        false => server.answer(&mount, &questions, body).await,
+                        false => server.answer_who_waits(&mount, &questions, unique, body).await,
                     };
                     reply(&mount, &questions, &worker, id, answered).await;
                     drop(place);
@@ -101,6 +101,24 @@ impl Server {
     /// A cache file that this worker was given: of its volume's scope, whatever number it names.
     fn file_of(&self, mount: &Mount, id: u64) -> Option<Arc<File>> {
         self.engine.by_id_of(&mount.scope.id, id)
+    }
+
+    /// A question about names may have no end, and its listing goes on as long as somebody waits.
+    async fn answer_who_waits(
+        &self,
+        mount: &Arc<Mount>,
+        questions: &Questions,
+        unique: u64,
+        ask: Ask,
+    ) -> Answered {
+        match ask {
+            Ask::Lookup { .. } | Ask::List { .. } | Ask::Attributes { .. } => tokio::select! {
+                biased;
+                answered = self.answer(mount, questions, ask) => answered,
+                () = mount.let_go(unique) => Err(Cause::Unavailable), // to nobody
+            },
+            _ => self.answer(mount, questions, ask).await,
+        }
     }
 
     async fn answer(&self, mount: &Arc<Mount>, questions: &Questions, ask: Ask) -> Answered {

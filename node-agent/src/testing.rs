@@ -18,6 +18,8 @@ pub(crate) enum Does {
     Answers,
     /// Gives the first page of each listing, and then nothing.
     FirstPage,
+    /// Gives page after page of each listing.
+    Endless,
     Nothing,
     Refuses,
     Denies,
@@ -33,6 +35,7 @@ pub(crate) struct Scripted {
     version: AtomicU64,
     more: AtomicUsize,
     asked: AtomicUsize,
+    begun: AtomicUsize,
 }
 
 impl Scripted {
@@ -44,6 +47,7 @@ impl Scripted {
             version: AtomicU64::new(1),
             more: AtomicUsize::new(0),
             asked: AtomicUsize::new(0),
+            begun: AtomicUsize::new(0),
         })
     }
 
@@ -58,6 +62,11 @@ impl Scripted {
     /// Questions so far.
     pub(crate) fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
+    }
+
+    /// Listings that were begun.
+    pub(crate) fn begun(&self) -> usize {
+        self.begun.load(Ordering::SeqCst)
     }
 
     /// Until so many have asked for a page that does not come.
@@ -147,12 +156,27 @@ fn directory(name: String) -> Entry {
 #[async_trait::async_trait]
 impl Source for Scripted {
     async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
-        if token.is_some() {
-            self.more.fetch_add(1, Ordering::SeqCst);
-            std::future::pending::<()>().await;
+        let endless = *self.does.borrow() == Does::Endless;
+        match token {
+            None => drop(self.begun.fetch_add(1, Ordering::SeqCst)),
+            Some(number) if endless => {
+                self.meet().await?;
+                tokio::time::sleep(Duration::from_millis(1)).await; // or it would be all that is done
+                let next: u64 = number.parse().expect("we gave it");
+                let entries = vec![directory(format!("e{next}"))];
+                return Ok(Page { entries, next: Some((next + 1).to_string()), ..Page::default() });
+            }
+            Some(_) => {
+                self.more.fetch_add(1, Ordering::SeqCst);
+                std::future::pending::<()>().await;
+            }
         }
         self.meet().await?;
         let mut page = Page { entries: vec![self.file()], ..Page::default() };
+        if endless {
+            page.next = Some("0".to_owned());
+            return Ok(page);
+        }
         if dir.is_empty() {
             page.entries.extend((0..self.directories).map(|k| directory(format!("d{k}"))));
         }

@@ -1,4 +1,5 @@
-//! Seeded fakes and fault injectors for Millpond's tests: an S3 server, its faults, file contents, child processes.
+//! Seeded fakes and fault injectors for Millpond's tests: an S3 server, its faults, hostile stores, file contents,
+//! child processes.
 //!
 //! Nothing here is part of the product. Everything that decides by chance takes a seed and prints it; everything that
 //! starts a process or a server ends it on drop.
@@ -6,5 +7,6 @@
 pub mod content;
 pub mod fault_fs;
 pub mod faults;
+pub mod hostile;
 pub mod process;
 pub mod s3;

@@ -5,6 +5,7 @@ use clap::Parser;
 use e2e::oracle::{self, Plan};
 use e2e::tree::Tree;
 use std::path::PathBuf;
+use std::time::Duration;
 
 #[derive(Parser)]
 enum Command {
@@ -34,6 +35,18 @@ enum Command {
         #[arg(long)]
         threads: usize,
     },
+    /// List, open and read everything, all the time, whatever comes of it, until stdin closes.
+    Abuse {
+        #[arg(long)]
+        root: PathBuf,
+        #[arg(long, default_value_t = 1)]
+        threads: usize,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Between two calls of one thread, milliseconds.
+        #[arg(long, default_value_t = 5)]
+        pause_ms: u64,
+    },
     /// Writes the files of a generated tree.
     Write {
         #[arg(long)]
@@ -55,6 +68,9 @@ fn main() -> Result<()> {
             let crowd = oracle::crowd(&root, &Tree::load(&tree)?, threads)?;
             println!("{}", serde_json::to_string(&crowd)?);
             Ok(())
+        }
+        Command::Abuse { root, threads, seed, pause_ms } => {
+            oracle::abuse(&root, threads, seed, Duration::from_millis(pause_ms))
         }
         Command::Write { tree, to } => Tree::load(&tree)?.write(&to),
     }

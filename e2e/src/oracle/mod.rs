@@ -4,6 +4,7 @@
 //! bytes and ends within ten seconds, unless told otherwise. Anything else is a failure in the [`Report`]. Calls slower than a threshold are
 //! logged with their times, so that the harness can tell how long a worker's death was felt.
 
+mod abuse;
 mod calls;
 mod crowd;
 mod kinds;
@@ -12,6 +13,7 @@ mod report;
 mod signals;
 mod verify;
 
+pub use abuse::{Abuse, abuse};
 pub use crowd::{Crowd, crowd};
 pub use kinds::Kind;
 pub use report::{Cause, Failure, Report, Slow, Stalls};

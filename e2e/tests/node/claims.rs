@@ -11,8 +11,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use testkit::content;
+use testkit::hostile::{Harm, Hostile};
 use testkit::s3::Server;
 
 const LARGEST: u64 = i64::MAX as u64;
@@ -130,6 +131,48 @@ fn bringing_in_what_no_cache_can_hold_is_an_error_at_once() -> Result<()> {
         "{warmed:?}"
     );
     ensure!(store.stats().bytes_get < 64 << 20, "{:?}", store.stats());
+    node.finish()
+}
+
+/// Is this store asked nothing for some seconds?
+fn falls_silent(store: &Hostile) -> bool {
+    let (mut last, mut since) = (store.asked(), Instant::now());
+    wait_until(LIMIT, || {
+        if store.asked() != last {
+            (last, since) = (store.asked(), Instant::now());
+        }
+        since.elapsed() > Duration::from_secs(5)
+    })
+}
+
+#[test]
+fn a_listing_that_never_ends_ends_after_its_last_reader_and_with_its_volume() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let store = node.runtime().block_on(Hostile::start())?;
+    let endpoint = store.endpoint();
+    for (name, unpublished) in [("reader", false), ("volume", true)] {
+        store.play(Harm::None);
+        let more = [("endpoint", endpoint.as_str()), ("metadataTtl", "1s"), ("storeTimeout", "600s")];
+        let mounted = node.volume(name, name, &more)?;
+        let pod = node.pod(&mounted)?;
+        store.play(Harm::EndlessListings);
+        let mut reader = pod.abuse(4, 1)?;
+        ensure!(wait_until(LIMIT, || store.asked() > 20), "{name}: {} requests", store.asked());
+        match unpublished {
+            true => node.unpublish(&mounted)?,
+            false => drop(reader.kill(LIMIT)?),
+        }
+        let from = store.asked();
+        ensure!(falls_silent(&store), "{name}: {} pages since, and nobody waits", store.asked() - from);
+        println!("{name}: {} pages since", store.asked() - from);
+        store.play(Harm::None);
+        if !unpublished {
+            let dir = mounted.target.clone();
+            let names = within(LIMIT, move || fs::read_dir(dir).map(|all| all.count()))??;
+            ensure!(names == 40, "{names} names of a store that has become a proper one");
+            node.unpublish(&mounted)?;
+        }
+    }
     node.finish()
 }
 

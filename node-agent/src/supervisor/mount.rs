@@ -65,6 +65,8 @@ pub struct Mount {
 const CONDEMNED_FOR: Duration = Duration::from_secs(600);
 /// On one mount; the oldest are forgotten.
 const CONDEMNED_MAX: usize = 64;
+/// Between two looks whether anybody still waits for an answer.
+const LET_GO: Duration = Duration::from_secs(3);
 
 struct State {
     phase: Phase,
@@ -336,6 +338,22 @@ impl Mount {
     /// For whom the agent runs that answers a question of this request's.
     pub(crate) fn behalf(&self, unique: u64) -> Option<Behalf> {
         Behalf::of(&self.flight, unique)
+    }
+
+    /// Returns when whoever made this request waits for no answer any more: killed, its worker has let it go. Never for
+    /// a question of the worker's own.
+    pub(crate) async fn let_go(&self, unique: u64) {
+        let mut seen = false;
+        // What a dying worker leaves is found again by the next one: two looks in a row must miss it.
+        let mut missed = 0;
+        while missed < 2 {
+            match self.flight.is_in_flight(unique) {
+                true => (seen, missed) = (true, 0),
+                false if seen => missed += 1,
+                false => return std::future::pending().await,
+            }
+            tokio::time::sleep(LET_GO).await;
+        }
     }
 
     fn condemn(&self, request: &Poisoned) {
