@@ -10,6 +10,7 @@ TIMES ?= 20
 FILES ?= 20000
 TIME ?= 60s
 OBJECTS ?= 1000000
+SCOPES ?= 10000
 DURATION ?= 60s
 SEED ?=
 ROUNDS ?=
@@ -18,7 +19,7 @@ RELEASE := target/release
 DEMO := node-agent fuse-worker csi-plugin s3-server oracle demo
 CRATES := cache cli csi-plugin e2e fuse-worker link mounts node-agent proto startup store testkit volume
 
-.PHONY: help build release check test e2e demo lint coverage proto advisories bench kernels kills torture cycles faults handovers memory listing renewals frozen $(CRATES:%=test-%)
+.PHONY: help build release check test e2e demo lint coverage proto advisories bench kernels kills torture cycles faults handovers memory listing renewals frozen away noisy scopes $(CRATES:%=test-%)
 
 help: ## Show this list.
 	@grep -hE '^[a-zA-Z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -81,6 +82,15 @@ memory: release ## TIMES=20 workers that take more memory than they may.
 
 frozen: release ## TIME=60s in which the store does not answer: nobody is taken for hung.
 	scripts/long-run frozen $(RELEASE)/node-suite frozen --time $(TIME)
+
+away: release ## The store is away for TIME=60s, twice, under warm epochs: no call fails, it is told once.
+	scripts/long-run away $(RELEASE)/node-suite away --time $(TIME)
+
+noisy: release ## Fifteen volumes beside five that mean harm (ROUNDS=5 SEED=): throughput, failed calls, memory.
+	scripts/long-run noisy $(RELEASE)/node-suite noisy $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
+
+scopes: release ## SCOPES=10000 sources used once and left: disk, descriptors and memory stay as they were.
+	scripts/long-run scopes $(RELEASE)/node-suite scopes --scopes $(SCOPES)
 
 listing: release ## One directory of OBJECTS=1000000 objects, through a mount: times and memory.
 	scripts/long-run listing $(RELEASE)/node-suite listing --objects $(OBJECTS)

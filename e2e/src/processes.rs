@@ -130,7 +130,25 @@ impl AddAssign for Memory {
 pub fn cpu_time(pid: u32) -> Duration {
     let Some(fields) = stat_fields(pid) else { return Duration::ZERO };
     // utime, stime, cutime, cstime are fields 14 to 17 of proc_pid_stat(5); ours begin at field 3.
-    let ticks: u64 = (11..15).filter_map(|k| fields.get(k)?.parse::<u64>().ok()).sum();
+    of_ticks((11..15).filter_map(|k| fields.get(k)?.parse::<u64>().ok()).sum())
+}
+
+/// Time in which a processor of this machine was at work for anybody.
+pub fn machine_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let fields = text.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1);
+    // user, nice, system, idle, iowait, irq, softirq: see proc_stat(5). What a guest uses is in user.
+    let at_work = [true, true, true, false, false, true, true];
+    of_ticks(
+        fields
+            .zip(at_work)
+            .filter(|(_, work)| *work)
+            .filter_map(|(ticks, _)| ticks.parse::<u64>().ok())
+            .sum(),
+    )
+}
+
+fn of_ticks(ticks: u64) -> Duration {
     // SAFETY: sysconf reads a constant of the system.
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
     Duration::from_secs_f64(ticks as f64 / per_second.max(1) as f64)
@@ -146,6 +164,7 @@ mod tests {
         assert!(parent(me).is_some());
         assert!(descriptors(me) > 2);
         let memory = Memory::of(me);
+        assert!(machine_time() > Duration::ZERO && machine_time() >= cpu_time(me));
         assert!(memory.anonymous > 0 && memory.pss >= memory.anonymous / 2, "{memory:?}");
     }
 

@@ -6,7 +6,7 @@ use e2e::node::{AgentOptions, Node};
 use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
 use e2e::scenario::torture::{self, Class, Length, Plan, TortureReport};
-use e2e::scenario::{cycles, faults, frozen, listing, memory, renewals};
+use e2e::scenario::{away, cycles, faults, frozen, listing, memory, noisy, renewals, scopes};
 use e2e::tree::{Shape, Tree};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -57,10 +57,32 @@ enum Command {
         #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
         time: Duration,
     },
+    /// The store is away, in two ways, under warm epochs of volumes whose names run out all the time.
+    Away {
+        /// Of each of two outages.
+        #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
+        time: Duration,
+    },
+    /// Sources are used once and left: disk, descriptors and memory stay as they were.
+    Scopes {
+        #[arg(long, default_value_t = 1000)]
+        scopes: usize,
+    },
     /// Workers that take more memory than they may.
     Memory {
         #[arg(long, default_value_t = 20)]
         times: usize,
+    },
+    /// Fifteen volumes beside five whose stores and pods mean harm: throughput, failed calls, memory.
+    Noisy {
+        /// Two epochs alone and two beside the hostile ones, which do all they can do in each round.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// In each of ten volumes that are read from the store.
+        #[arg(long, default_value_t = 1000)]
+        files: usize,
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Workers, agent and broker die at random, alone and together, while applications judge every call.
     Torture {
@@ -163,9 +185,27 @@ fn main() -> Result<()> {
             anyhow::ensure!(beside.ratio() >= 0.8, "a frozen endpoint takes from another one: {beside}");
             Ok(())
         }
+        Command::Away { time } => {
+            let mut node = Node::start(AgentOptions::default())?;
+            print!("{}", away::run(&mut node, time)?);
+            node.finish()
+        }
+        Command::Scopes { scopes: count } => {
+            let mut node = Node::start(scopes::options())?;
+            println!("{}", scopes::run(&mut node, count)?);
+            node.finish()
+        }
         Command::Memory { times } => {
             println!("{}", memory::run(times, memory::PATIENCE)?);
             Ok(())
+        }
+        Command::Noisy { rounds, files, seed: given } => {
+            let mut node = Node::start(AgentOptions::default())?;
+            let report = noisy::run(&mut node, rounds, files, seed(given))?;
+            println!("{report}");
+            node.finish()?;
+            report.ensure_memory()?;
+            report.ensure_kept()
         }
         Command::Torture { duration, volumes, seed: given, classes, hang_limit, json } => {
             let options = AgentOptions { hang_limit, ..AgentOptions::default() };

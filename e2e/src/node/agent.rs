@@ -9,7 +9,7 @@ use proto::agent::v1 as api;
 use proto::agent::v1::agent_client::AgentClient;
 use std::fmt::Write as _;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -24,6 +24,8 @@ pub struct AgentOptions {
     pub block: &'static str,
     pub memory: &'static str,
     pub scope_limit: Option<&'static str>,
+    /// Of how many sources that nobody uses the names are kept; None: the program's own number.
+    pub metadata_stores: Option<usize>,
     pub max_requests: u32,
     pub threads: u32,
     pub standby: u32,
@@ -94,6 +96,7 @@ impl Default for AgentOptions {
             block: "128Ki",
             memory: "96Mi",
             scope_limit: None,
+            metadata_stores: None,
             max_requests: 64,
             threads: 4,
             standby: 1,
@@ -154,6 +157,9 @@ impl AgentOptions {
         writeln!(text, "block = {:?}\nmemory = {:?}", self.block, self.memory)?;
         if let Some(limit) = self.scope_limit {
             writeln!(text, "scope_limit = {limit:?}")?;
+        }
+        if let Some(stores) = self.metadata_stores {
+            writeln!(text, "metadata_stores = {stores}")?;
         }
         for tier in self.tiers(places) {
             let paths: Vec<_> = tier.paths.into_iter().map(path).collect();
@@ -284,6 +290,11 @@ impl Agent {
     }
     pub fn evict_all(&self) -> Result<api::EvictResponse> {
         self.call(async |mut c| c.evict(api::EvictRequest { path: String::new(), all: true }).await)
+    }
+    /// What is cached of the volume at this path.
+    pub fn evict(&self, path: &Path) -> Result<api::EvictResponse> {
+        let path = path.display().to_string();
+        self.call(async |mut c| c.evict(api::EvictRequest { path, all: false }).await)
     }
     /// Brings everything below these paths into the cache; the last message of the stream.
     pub fn warm(&self, paths: &[PathBuf], limit: Duration) -> Result<api::WarmProgress> {

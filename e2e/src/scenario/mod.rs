@@ -1,5 +1,6 @@
 //! Runs that tests, `node-suite` and benchmarks share: short in a test, long on demand, the same code in a guest.
 
+pub mod away;
 pub mod cycles;
 mod deck;
 pub mod ended;
@@ -9,6 +10,8 @@ pub mod handovers;
 pub mod kills;
 pub mod listing;
 pub mod memory;
+pub mod noisy;
 pub mod renewals;
 pub mod resources;
+pub mod scopes;
 pub mod torture;

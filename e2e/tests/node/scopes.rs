@@ -5,6 +5,7 @@ use crate::promises::names;
 use anyhow::{Result, ensure};
 use e2e::clock::wait_until;
 use e2e::node::Node;
+use e2e::scenario::scopes;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -90,5 +91,12 @@ fn sources_used_and_left_leave_disk_and_descriptors_as_they_were() -> Result<()>
     node.server.reset()?;
     fs::metadata(again.target.join("large0"))?;
     assert_eq!(node.server.stats()?.total(), 0, "the names were asked for again");
+    node.finish()
+}
+
+#[test]
+fn hundreds_of_sources_used_once_leave_the_node_as_it_was() -> Result<()> {
+    let mut node = Node::start(scopes::options())?;
+    println!("{}", scopes::run(&mut node, 250)?);
     node.finish()
 }

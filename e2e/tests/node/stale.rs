@@ -4,7 +4,8 @@ use crate::node_with;
 use crate::promises::errno;
 use anyhow::{Context, Result};
 use e2e::clock::wait_until;
-use e2e::node::{Mounted, Node};
+use e2e::node::{AgentOptions, Mounted, Node};
+use e2e::scenario::away;
 use std::fs;
 use std::time::Duration;
 use testkit::faults::{Fault, Rule, Script};
@@ -62,5 +63,13 @@ fn a_warm_epoch_goes_on_while_the_store_is_away_and_sees_changes_when_it_is_back
         drop(pod);
         node.unpublish(&mounted)?;
     }
+    node.finish()
+}
+
+#[test]
+fn an_outage_of_any_kind_fails_no_call_and_is_told_once() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    // Long enough for the names to run out in each half, and for the first call after that to wait for the store.
+    print!("{}", away::run(&mut node, Duration::from_secs(24))?);
     node.finish()
 }

@@ -1,10 +1,11 @@
 //! Tenants of one node: what one has brought into the cache another reads with credentials that open the source, or
 //! not at all.
 
-use crate::node_with;
+use crate::{node_with, seed};
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, Mounted, Node, Volume};
+use e2e::scenario::noisy;
 use e2e::tree::{Shape, Tree};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -199,5 +200,15 @@ fn readers_wait_while_a_session_token_has_expired_and_go_on_with_the_next() -> R
     drop(pod);
     node.plugin().unpublish(&mounted.id, &mounted.target)?;
     ensure!(!node.places().logs().contains("token-"), "a token is in a log");
+    node.finish()
+}
+
+#[test]
+fn beside_tenants_that_mean_harm_no_call_fails_and_the_agent_stays_small() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    // How much throughput the others keep is for `make noisy` to say, which has the machine for itself.
+    let report = noisy::run(&mut node, 1, 60, seed())?;
+    println!("{report}");
+    report.ensure_memory()?;
     node.finish()
 }
