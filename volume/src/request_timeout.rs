@@ -8,6 +8,8 @@ use std::time::Duration;
 pub const FUSE_SYSCTL: &str = "/proc/sys/fs/fuse";
 /// `FUSE_TIMEOUT_TIMER_FREQ` of `fs/fuse/dev.c`: less is rounded up to it.
 const LEAST: Duration = Duration::from_secs(15);
+/// Of the whole limit, which is not less than [`LEAST`].
+const MARGIN: Duration = Duration::from_secs(3);
 
 /// What connections that are made now get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,9 +36,10 @@ impl RequestTimeout {
         self.0
     }
 
-    /// One request may wait for both, for somebody to serve it and then for the store: half of the time for each.
+    /// One request may wait for both, for somebody to serve it and then for the store: half of the time for each. Whoever
+    /// answers at the end of both waits needs a moment, too, before the kernel loses its patience.
     pub fn cap(self, wait: Duration) -> Duration {
-        wait.min(self.0 / 2)
+        wait.min((self.0 - MARGIN) / 2)
     }
 
     /// Does the limit leave this volume less time than its parameters say?
@@ -102,12 +105,14 @@ mod tests {
 
     #[test]
     fn both_waits_of_a_request_end_before_the_connection() {
-        let limit = RequestTimeout::of(0, 60).unwrap();
         let spec = spec();
-        let capped = within(&spec, Some(limit)).parameters;
-        assert_eq!((capped.heal_timeout, capped.store_timeout), (limit.limit() / 2, limit.limit() / 2));
-        assert!(capped.heal_timeout + capped.store_timeout <= limit.limit());
-        assert!(limit.shortens(&spec.parameters) && !limit.shortens(&capped));
+        for seconds in [1, 15, 60] {
+            let limit = RequestTimeout::of(0, seconds).unwrap();
+            let capped = within(&spec, Some(limit)).parameters;
+            assert_eq!(capped.heal_timeout, capped.store_timeout);
+            assert_eq!(capped.heal_timeout + capped.store_timeout, limit.limit() - Duration::from_secs(3));
+            assert!(limit.shortens(&spec.parameters) && !limit.shortens(&capped));
+        }
         assert_eq!(within(&spec, None), spec);
         let long = RequestTimeout::of(0, 3600).unwrap();
         assert!(!long.shortens(&spec.parameters));

@@ -55,7 +55,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Unpublish must not wait longer for an agent that hangs: the abort frees everything it holds.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
-const REQUEST_TIMEOUT: &str = "the kernel ends a connection in which a request takes longer than fs.fuse.max_request_timeout (or default_request_timeout): healTimeout and storeTimeout are cut to half of it; set both to 0";
+const REQUEST_TIMEOUT: &str = "the kernel ends a connection in which a request takes longer than fs.fuse.max_request_timeout (or default_request_timeout): healTimeout and storeTimeout are cut to less than half of it; set both to 0";
 
 /// One volume to be mounted at one target.
 #[derive(Debug)]

@@ -425,7 +425,7 @@ async fn a_request_timeout_of_the_kernel_is_told_once_and_shortens_the_wait_for_
     }
     until("it is told", || messages(&api, "MountDegraded").len() == 1).await;
     let message = messages(&api, "MountDegraded").remove(0);
-    assert!(message.contains("takes longer than 15s") && message.contains("after 7.5s"), "{message}");
+    assert!(message.contains("takes longer than 15s") && message.contains("after 6s"), "{message}");
     assert_eq!(api.events("Pod", "MountDegraded")[0]["count"].as_u64(), Some(1));
     assert!(!condition(&driver).await.abnormal, "it is served");
     // An hour by its own parameter.
