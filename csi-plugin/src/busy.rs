@@ -2,11 +2,22 @@
 
 use crate::status::Failure;
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a call waits for its turn before it is told to come back: pods of one claim start together.
 pub const PATIENCE: Duration = Duration::from_millis(300);
+
+/// Of what is done at one target. For calls of kubelet beside [`volume_key`]; for what the broker does of its own accord
+/// alone: one volume may have many targets, and none of them waits for another one's store.
+pub fn target_key(target: &Path) -> String {
+    format!("target {}", target.display())
+}
+
+pub fn volume_key(volume: &str) -> String {
+    format!("volume {volume}")
+}
 
 #[derive(Debug, Default)]
 pub struct Busy {

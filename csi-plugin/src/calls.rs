@@ -21,7 +21,9 @@ where
         work(&service)
     })
     .await;
-    let result = done.unwrap_or_else(|e| Err(Failure::Internal(format!("the operation broke off: {e}"))));
+    // A panic is the end of the process, so it has never begun.
+    let not_begun = || Failure::Unavailable("csi-plugin is stopping: its successor takes the call".into());
+    let result = done.unwrap_or_else(|_| Err(not_begun()));
     match result {
         Ok(answer) => Ok(Response::new(answer)),
         Err(failure) => {

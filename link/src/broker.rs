@@ -116,7 +116,8 @@ pub enum Report {
         operation: String,
         deaths: u32,
     },
-    /// The source did not answer for `storeTimeout`: what is not cached fails.
+    /// The source did not answer for `storeTimeout`: what is not cached fails. For an Event: it may be lost, and whether it
+    /// still holds is in [`Usage`].
     SourceAway {
         why: String,
         /// This volume goes on with what was known last.
@@ -356,12 +357,24 @@ pub enum AgentAnswer {
 }
 
 /// What `NodeGetVolumeStats` and statfs report; totals are of what is known of the source so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Usage {
     pub total_bytes: u64,
     pub total_inodes: u64,
     pub cached_bytes: u64,
+    /// Its source does not answer, as far as this agent knows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub away: Option<Away>,
+}
+
+/// As in [`Report::SourceAway`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Away {
+    pub why: String,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub stale: bool,
 }
 
 /// Encodes and sends one frame.

@@ -179,7 +179,8 @@ fn answers_of_agent() -> Vec<AgentAnswer> {
     all.extend([
         AgentAnswer::Done,
         AgentAnswer::Holding { mounts: vec![MOUNT] },
-        AgentAnswer::Usage(Usage { total_bytes: 1, total_inodes: 2, cached_bytes: 3 }),
+        AgentAnswer::Usage(Usage { total_bytes: 1, total_inodes: 2, cached_bytes: 3, away: None }),
+        AgentAnswer::Usage(Usage { away: Some(Away { why: "why".into(), stale: true }), ..Usage::default() }),
     ]);
     all
 }

@@ -40,6 +40,10 @@ pub struct FakeState {
     pub probe: Option<FakeProbe>,
     /// Name of the call that fails next, once.
     pub fail: Option<&'static str>,
+    /// Name of the call during which somebody ends this connection.
+    pub ends_in: Option<(&'static str, u32)>,
+    /// How often all mount namespaces were looked at.
+    pub scans: usize,
     last: u32,
 }
 
@@ -69,6 +73,9 @@ impl Fake {
         if state.fail == Some(call) {
             state.fail = None;
             return Err(KernelError::call(call, "(scripted)", std::io::Error::from_raw_os_error(libc::EIO)));
+        }
+        if let Some((_, minor)) = state.ends_in.take_if(|(during, _)| *during == call) {
+            state.aborted.insert(minor);
         }
         Ok(state)
     }
@@ -279,10 +286,12 @@ impl Kernel for Fake {
         self.state().elsewhere.contains(&connection.minor)
     }
 
-    fn is_mounted_anywhere(&self, connection: Connection, _volume: &str) -> Result<bool, KernelError> {
-        let state = self.enter("is_mounted_anywhere")?;
-        let minor = connection.minor;
-        Ok(state.elsewhere.contains(&minor) || state.table.iter().any(|e| e.minor == minor))
+    fn mounted_anywhere(&self, of: &[(Connection, &str)]) -> Result<Vec<bool>, KernelError> {
+        let mut state = self.enter("mounted_anywhere")?;
+        state.scans += 1;
+        let is =
+            |minor: u32| state.elsewhere.contains(&minor) || state.table.iter().any(|e| e.minor == minor);
+        Ok(of.iter().map(|(connection, _)| is(connection.minor)).collect())
     }
 
     fn abort(&self, control: &Control) -> Result<(), KernelError> {

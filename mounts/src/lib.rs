@@ -116,8 +116,9 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
     fn have_ended(&self, devices: &[BorrowedFd<'_>]) -> Vec<bool>;
     /// Is there something of it left? The last mount or open file, in whatever namespace, takes the superblock along.
     fn remains(&self, connection: Connection) -> bool;
-    /// Does any mount namespace have a mount of this volume by that number? A container's, or a part of it for a subPath.
-    fn is_mounted_anywhere(&self, connection: Connection, volume: &str) -> Result<bool, KernelError>;
+    /// Of each volume and number: does any mount namespace have such a mount? A container's, or a part of it for a
+    /// subPath. All namespaces are looked at once, however many are asked for.
+    fn mounted_anywhere(&self, of: &[(Connection, &str)]) -> Result<Vec<bool>, KernelError>;
     /// Ends the connection: every waiting and later request fails with ENOTCONN or ECONNABORTED. One that has ended
     /// already is a success.
     fn abort(&self, control: &Control) -> Result<(), KernelError>;

@@ -216,8 +216,8 @@ impl Kernel for Linux {
         connection.directory(&self.paths.bdi).exists()
     }
 
-    fn is_mounted_anywhere(&self, connection: Connection, volume: &str) -> Result<bool, KernelError> {
-        replace::is_anywhere(connection, volume)
+    fn mounted_anywhere(&self, of: &[(Connection, &str)]) -> Result<Vec<bool>, KernelError> {
+        replace::are_anywhere(of)
     }
 
     fn abort(&self, control: &Control) -> Result<(), KernelError> {

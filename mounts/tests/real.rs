@@ -322,8 +322,14 @@ fn a_new_mount_is_put_on_the_guard_of_the_same_volume_and_on_nothing_else() {
     let source = MountSource { volume: "pvc-guarded".into(), digest: "00ff".into() };
     let device = bench.kernel.open_device().unwrap();
     let before = bench.kernel.mount(&target, device.as_fd(), &source, MountOptions::default()).unwrap();
-    assert!(bench.kernel.is_mounted_anywhere(before, "pvc-guarded").unwrap());
-    assert!(!bench.kernel.is_mounted_anywhere(before, "pvc-8").unwrap());
+    let anywhere = |volume: &str| {
+        let of = [(Connection { major: 0, minor: u32::MAX }, volume), (before, volume)];
+        let found = bench.kernel.mounted_anywhere(&of).unwrap();
+        assert!(found.len() == 2 && !found[0]);
+        found[1]
+    };
+    assert!(anywhere("pvc-guarded"));
+    assert!(!anywhere("pvc-8"));
     let new = bench.kernel.open_device().unwrap();
     let mount =
         bench.kernel.mount_detached(new.as_fd(), &source, MountOptions::default()).expect("a detached mount");
@@ -331,7 +337,7 @@ fn a_new_mount_is_put_on_the_guard_of_the_same_volume_and_on_nothing_else() {
     assert!(matches!(covered, Err(KernelError::Vanished(_))), "{covered:?}");
     rustix::mount::unmount(target.path(), rustix::mount::UnmountFlags::FORCE).unwrap();
     assert!(bench.kernel.has_ended(device.as_fd()));
-    assert!(!bench.kernel.is_mounted_anywhere(before, "pvc-guarded").unwrap());
+    assert!(!anywhere("pvc-guarded"));
     let foreign = bench.kernel.put_on_guard(&mount, &target, "pvc-8");
     assert!(matches!(foreign, Err(KernelError::Vanished(_))), "{foreign:?}");
     bench.kernel.put_on_guard(&mount, &target, "pvc-guarded").unwrap();

@@ -1,4 +1,4 @@
-//! Whether a source answers: told once when it stops, and once when it goes on.
+//! Whether a source answers: told once when it stops, and once when it goes on, and known in between.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,13 +11,19 @@ pub(crate) type Change = (ScopeId, Option<String>);
 pub(crate) struct Health {
     scope: ScopeId,
     failing: AtomicBool,
+    told: Mutex<Told>,
+}
+
+struct Told {
     /// Changes are told in their order.
-    tell: Mutex<UnboundedSender<Change>>,
+    to: UnboundedSender<Change>,
+    /// The last of them.
+    why: Option<String>,
 }
 
 impl Health {
     pub(crate) fn new(scope: ScopeId, tell: UnboundedSender<Change>) -> Self {
-        Self { scope, failing: AtomicBool::new(false), tell: Mutex::new(tell) }
+        Self { scope, failing: AtomicBool::new(false), told: Mutex::new(Told { to: tell, why: None }) }
     }
 
     /// After all retries: readers get EIO.
@@ -34,10 +40,16 @@ impl Health {
         if self.failing.load(Ordering::Relaxed) == failing {
             return;
         }
-        let tell = self.tell.lock().unwrap_or_else(|p| p.into_inner());
+        let mut told = self.told.lock().unwrap_or_else(|p| p.into_inner());
         if self.failing.swap(failing, Ordering::Relaxed) != failing {
-            let _ = tell.send((self.scope.clone(), why())); // fails only when the agent is shutting down
+            told.why = why();
+            let _ = told.to.send((self.scope.clone(), told.why.clone())); // fails only when the agent is shutting down
         }
+    }
+
+    /// Why it fails, if it does.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.told.lock().unwrap_or_else(|p| p.into_inner()).why.clone()
     }
 }
 
@@ -53,10 +65,13 @@ mod tests {
         for _ in 0..3 {
             health.works();
         }
+        assert_eq!(health.trouble(), None);
         for why in ["a", "b"] {
             health.fails(why);
+            assert_eq!(health.trouble().as_deref(), Some("a"), "as it was told");
         }
         health.works();
+        assert_eq!(health.trouble(), None);
         health.works();
         drop(health);
         let all: Vec<_> = std::iter::from_fn(|| told.blocking_recv()).map(|(_, why)| why).collect();

@@ -13,13 +13,14 @@ use crate::asked::AskedWith;
 use crate::flights::Flights;
 use crate::health::Health;
 use crate::neighbours;
-use crate::stale::Outage;
+use crate::stale::{Outage, Tolerance};
 use bytes::{Bytes, BytesMut};
 use cache::data::{Cause as DataCause, Engine, FetchError, File, FileKey, ReadOptions};
 use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use link::Cause;
+use link::broker::Away;
 use link::flight::{carry, carry_job};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -28,7 +29,7 @@ use std::time::Duration;
 use store::{Page, StoreError};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use volume::{Freshness, ScopeId};
+use volume::{Freshness, Parameters, ScopeId};
 
 /// After this many single look-ups in a directory too large for one page, its whole listing is fetched.
 const LOOKUPS_BEFORE_LISTING: u32 = 8;
@@ -38,6 +39,8 @@ const ASK_AFTER_STALE: Duration = Duration::from_secs(10);
 const VERSIONS_KEPT: usize = 65_536;
 /// Files that are not whole and are held for the workers; each has a descriptor.
 const HELD_MAX: usize = 1024;
+/// What is told of why a source does not answer: a store may say much.
+const AWAY_CHARS_MAX: usize = 1000;
 
 pub struct Scope {
     pub id: ScopeId,
@@ -568,6 +571,12 @@ impl Scope {
         }
     }
 
+    /// That it does not answer, as a volume with these parameters feels it.
+    pub(crate) fn away(&self, parameters: &Parameters) -> Option<Away> {
+        let stale = Tolerance::of(parameters).is_some();
+        self.health.trouble().map(|why| Away { why: why.chars().take(AWAY_CHARS_MAX).collect(), stale })
+    }
+
     /// The source has answered nothing, and calls go on without it.
     pub(crate) fn silent(&self, why: &str) {
         self.health.fails(why);
@@ -682,10 +691,29 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use super::AWAY_CHARS_MAX;
     use crate::testing::{Does, Scripted};
     use cache::meta::ROOT;
     use std::time::Duration;
-    use volume::Freshness;
+    use volume::{Freshness, Parameters};
+
+    /// It is asked for, so that no report of it can be lost, and holds for volumes that come later.
+    #[tokio::test]
+    async fn whether_its_source_is_away_is_known_for_each_volume_as_it_feels_it() {
+        let scripted = Scripted::new(1);
+        let scope = scripted.scope();
+        let strict = Parameters { freshness: Freshness::Strict, ..Parameters::default() };
+        let ttl = Freshness::Ttl(Duration::from_secs(60));
+        let ttl =
+            Parameters { freshness: ttl, stale_if_error: Duration::from_secs(60), ..Parameters::default() };
+        assert_eq!((scope.away(&strict), scope.away(&ttl)), (None, None));
+        scope.silent(&"long ".repeat(10_000));
+        let (strict_away, ttl_away) = (scope.away(&strict).unwrap(), scope.away(&ttl).unwrap());
+        assert_eq!((strict_away.stale, ttl_away.stale), (false, true));
+        assert!(ttl_away.why.starts_with("long ") && ttl_away.why.len() <= AWAY_CHARS_MAX);
+        scope.answered();
+        assert_eq!((scope.away(&strict), scope.away(&ttl)), (None, None));
+    }
 
     #[test]
     fn listings_that_never_end_hold_no_threads() {

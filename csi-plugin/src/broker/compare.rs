@@ -14,6 +14,7 @@ use super::mounts_table::{Mount, State};
 use super::renew::candidates;
 use super::socket::AgentLink;
 use super::{Broker, GOODBYE_LIMIT};
+use crate::busy::target_key;
 use link::broker::{AgentAnswer, AgentEnd, AgentRequest, MountId};
 use mounts::{Connection, MountEntry, stack_at};
 use std::collections::BTreeSet;
@@ -267,7 +268,7 @@ impl Broker {
     fn mend(&self, finding: Finding) -> bool {
         let Some(id) = finding.mount() else { return false };
         let known = self.table.get(id);
-        let turn = known.as_ref().map(|mount| format!("volume {}", mount.spec.id));
+        let turn = known.as_ref().map(|mount| target_key(mount.target.path()));
         let Ok(_turn) = self.busy.enter(turn.as_slice(), TURN_LIMIT) else { return false };
         // It may have come to an end by itself before our turn came.
         if !self.snapshot().is_some_and(|seen| compare(&seen).contains(&finding)) {

@@ -3,7 +3,7 @@
 use super::Broker;
 use super::mounts_table::Mount;
 use crate::events::{Reason, text};
-use link::broker::Usage;
+use link::broker::{Away, Usage};
 use mounts::Target;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,8 +17,8 @@ pub(super) struct Condition {
 struct Latest {
     /// What is wrong with the mount.
     mount: Option<String>,
-    /// What is wrong with its source, while the mount itself is well.
-    source: Option<String>,
+    /// A container has the dead mount in whose place this one is, and cannot be given it.
+    left_behind: Option<String>,
     usage: Usage,
 }
 
@@ -36,13 +36,16 @@ impl Condition {
         }
     }
 
-    pub(super) fn note_source(&self, trouble: Option<&str>) {
-        self.latest().source = trouble.map(str::to_owned);
+    /// True if this is news.
+    pub(super) fn note_left_behind(&self, message: Option<&str>) -> bool {
+        let message = message.map(str::to_owned);
+        let before = std::mem::replace(&mut self.latest().left_behind, message.clone());
+        before != message
     }
 
     pub(super) fn trouble(&self) -> Option<String> {
         let latest = self.latest();
-        latest.mount.clone().or_else(|| latest.source.clone())
+        latest.mount.clone().or_else(|| latest.left_behind.clone())
     }
 
     pub(super) fn note_usage(&self, usage: Usage) {
@@ -50,15 +53,27 @@ impl Condition {
     }
 
     pub(super) fn usage(&self) -> Usage {
-        self.latest().usage
+        self.latest().usage.clone()
     }
 }
 
 impl Broker {
     /// What is wrong with the mount at this target, if anything was said.
     pub fn trouble(&self, volume: &str, target: &Target) -> Option<String> {
-        let known = self.table.at(target.path()).and_then(|mount| mount.condition.trouble());
-        known.or_else(|| self.renewals.told_of(target.path()).map(|why| text::not_renewed(volume, &why)))
+        let known = self.table.at(target.path());
+        let said = known.as_ref().and_then(|mount| mount.condition.trouble());
+        // What was said of its predecessor is over when one lives.
+        let lives = known.is_some_and(|mount| !mount.state().is_over());
+        let not_renewed = || self.renewals.told_of(target.path()).filter(|_| !lives);
+        said.or_else(|| not_renewed().map(|why| text::not_renewed(volume, &why)))
+    }
+
+    /// What is wrong with its source, as the agent says that serves it: a level, so no report of it can be lost.
+    pub fn source_trouble(volume: &str, usage: &Usage) -> Option<String> {
+        usage.away.as_ref().map(|Away { why, stale }| match stale {
+            true => text::serving_stale(volume, why),
+            false => text::source_away(volume, why),
+        })
     }
 
     /// The last that its agent has told of it.
@@ -82,7 +97,8 @@ mod tests {
         let condition = Condition::default();
         let trouble = |condition: &Condition| condition.trouble();
         assert_eq!(trouble(&condition), None);
-        condition.note_source(Some("the store is away"));
+        assert!(condition.note_left_behind(Some("a container")));
+        assert!(!condition.note_left_behind(Some("a container")), "which is no news");
         condition.note(Reason::Degraded, "nobody serves it");
         assert_eq!(trouble(&condition).as_deref(), Some("nobody serves it"));
         condition.note(Reason::Failed, "it has ended");
@@ -90,8 +106,8 @@ mod tests {
         condition.note(Reason::RequestFailed, "one call");
         assert_eq!(trouble(&condition).as_deref(), Some("it has ended"));
         condition.note(Reason::Recovered, "well");
-        assert_eq!(trouble(&condition).as_deref(), Some("the store is away"), "which is not over");
-        condition.note_source(None);
+        assert_eq!(trouble(&condition).as_deref(), Some("a container"), "which is not over");
+        assert!(condition.note_left_behind(None) && !condition.note_left_behind(None));
         assert_eq!(trouble(&condition), None);
     }
 }

@@ -1,9 +1,9 @@
 //! An agent shows its mounts to a broker that may be new, and is relieved of those that are no more.
 
-use super::Broker;
 use super::mounts_table::{Mount, Parts, State};
 use super::socket::AgentIdentity;
 use super::targets::Recipe;
+use super::{ALIVE_LIMIT, Broker};
 use crate::events::Subjects;
 use link::broker::{BrokerAnswer, Hold, MountId, Publish};
 use link::{Refusal, RefusalKind, failpoint};
@@ -12,10 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use volume::{Credentials, WireSpec};
-
-const ALIVE_LIMIT: Duration = Duration::from_secs(1);
 
 impl Broker {
     /// A mount of an earlier broker, told by the agent that serves it.
@@ -65,13 +62,11 @@ impl Broker {
         failpoint::hit("broker.prepared");
         backing.into_iter().for_each(|id| mount.record_backing(id));
         mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
-        // Unpublished between our look and our note: whoever did it did not find it in the table. From our note on it
-        // is found there.
+        // It ended between our look and our note. From our note on whoever unpublishes finds it in the table, and whoever
+        // looks for ends finds that.
         let ended = || mount.device().is_none_or(|device| self.kernel.has_ended(device.as_fd()));
         if mount.state().is_over() || ended() {
-            mount.enter(State::Unpublished, "it ended while its agent showed it");
-            mount.release();
-            self.table.remove(id);
+            self.hold_ended(&mount);
             return Err(self.relieve_of_ended(agent, id));
         }
         // Whoever noted that the agent was gone may have done so before our note.
@@ -83,7 +78,7 @@ impl Broker {
         self.targets.set_mounted(mount.target.path(), &mount.spec.id, mount.connection);
         mount.set_replaces(self.targets.dead(mount.target.path()));
         if !mount.replaces().is_empty() {
-            self.renewals.wake();
+            self.renewals.wake_for(mount.target.path());
         }
         failpoint::hit("broker.held");
         Ok(BrokerAnswer::Done)
@@ -110,8 +105,27 @@ impl Broker {
         mount.end_of_others("somebody else has ended its connection while there was no broker", |_| true);
         mount.release();
         self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
-        self.tell_of_end(&mount);
-        self.renewals.wake();
+        self.tell_of_ends(&[mount]);
+    }
+
+    /// It ended while its agent showed it. As long as something of it is at its target nobody has unpublished it, and what
+    /// is known of it now is what it is made anew from.
+    fn hold_ended(&self, mount: &Mount) {
+        let path = mount.target.path();
+        let is_there = self.kernel.table().is_ok_and(|table| match stack_at(&table, path).last() {
+            Some(top) if top.connection() == mount.connection => true,
+            Some(top) => top.ours() == Some(Ours::Guard { volume: mount.spec.id.as_str().to_owned() }),
+            None => false,
+        });
+        if is_there {
+            self.targets.add(path, Recipe::of(&mount.order()));
+            self.note_if_ended(mount);
+        }
+        if !is_there || mount.state() == State::Unpublished {
+            mount.enter(State::Unpublished, "it was unpublished while its agent showed it");
+            mount.release();
+            self.table.remove(mount.id);
+        }
     }
 
     fn hold_known(&self, agent: &AgentIdentity, known: &Mount) -> Result<BrokerAnswer, Refusal> {

@@ -55,6 +55,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Unpublish must not wait longer for an agent that hangs: the abort frees everything it holds.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
+/// A mount that lives or is dead says so at once; one that does not answer is not dead.
+pub(crate) const ALIVE_LIMIT: Duration = Duration::from_secs(1);
 const REQUEST_TIMEOUT: &str = "the kernel ends a connection in which a request takes longer than fs.fuse.max_request_timeout (or default_request_timeout): healTimeout and storeTimeout are cut to less than half of it; set both to 0";
 
 /// One volume to be mounted at one target.
@@ -325,7 +327,9 @@ impl Broker {
         let init = self.kernel.read_init(device.as_fd(), INIT_LIMIT)?;
         let publish = AgentRequest::Publish(Box::new(Publish { init, ..handover::publish(mount) }));
         let wait = self.config.agent_source_wait + GRACE;
-        let (answer, fds) = agent.ask(publish, &[device.as_fd()], wait).map_err(|e| match e {
+        // Whoever unpublishes does not wait for its source.
+        let wanted = || !mount.state().is_over();
+        let (answer, fds) = agent.ask_while(wanted, publish, &[device.as_fd()], wait).map_err(|e| match e {
             AskError::TimedOut(_) => Failure::Unavailable(format!(
                 "source {} was not ready within {:?}: check endpoint and network; the publish will be repeated",
                 mount.spec.source, self.config.agent_source_wait
@@ -375,7 +379,7 @@ impl Broker {
         }
         match agent.ask(AgentRequest::Usage { mount: mount.id }, &[], GOODBYE_LIMIT)? {
             (AgentAnswer::Usage(usage), _) => {
-                mount.condition.note_usage(usage);
+                mount.condition.note_usage(usage.clone());
                 Ok(usage)
             }
             _ => Err(Failure::Internal("the node agent answered a usage request with something else".into())),
@@ -388,7 +392,7 @@ impl From<AskError> for Failure {
         let text = error.to_string();
         match error {
             AskError::Refused(refusal) => refusal.into(),
-            AskError::Gone | AskError::TimedOut(_) => Self::Unavailable(text),
+            AskError::Gone | AskError::TimedOut(_) | AskError::Withdrawn => Self::Unavailable(text),
             AskError::Send(_) => Self::Internal(text),
         }
     }
@@ -450,7 +454,7 @@ impl Handler for Broker {
             Hello { stepped_back: true, .. } => return,
             _ => self.give_all(agent),
         }
-        self.renewals.wake();
+        self.renewals.wake_for_all();
     }
 
     fn lost(&self, link: &AgentLink) {

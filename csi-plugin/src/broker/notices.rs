@@ -64,19 +64,18 @@ impl Broker {
                 let message = text::poisoned(volume, &operation, node);
                 self.tell(mount, Reason::RequestFailed, &message);
             }
+            // Events only: what its condition says is asked for (`AgentAnswer::Usage`).
             Report::SourceAway { why, stale } => {
                 let (reason, message) = match stale {
-                    true => (Reason::ServingStale, text::serving_stale(volume, &why)),
-                    false => (Reason::Degraded, text::source_away(volume, &why)),
+                    true => (Reason::ServingStale, text::serving_stale(volume.as_str(), &why)),
+                    false => (Reason::Degraded, text::source_away(volume.as_str(), &why)),
                 };
                 // Without Kubernetes this is where it is said.
                 tracing::warn!(mount = %mount.id, %volume, event = reason.name(), why, "its source gives no answer");
-                mount.condition.note_source(Some(&message));
                 self.events.note(&mount.subjects, reason, &message);
             }
             Report::SourceBack => {
                 tracing::info!(mount = %mount.id, %volume, event = Reason::Recovered.name(), "its source answers again");
-                mount.condition.note_source(None);
                 self.events.note(&mount.subjects, Reason::Recovered, &text::source_back(volume));
             }
         }

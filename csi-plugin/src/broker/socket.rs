@@ -2,7 +2,7 @@
 
 use super::slots::AgentSlots;
 use link::broker::{
-    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello,
+    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello, MountId,
 };
 use link::version::{self, neighbours};
 use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind, failpoint};
@@ -54,8 +54,19 @@ pub enum AskError {
     TimedOut(Duration),
     #[error(transparent)]
     Refused(Refusal),
+    /// Nobody wants the answer any more.
+    #[error("the mount was ended while it was set up")]
+    Withdrawn,
     #[error("cannot ask the node agent: {0}")]
     Send(PacketError),
+}
+
+/// Somebody waits for the answer.
+#[derive(Debug)]
+struct Waiting {
+    /// What is to be published.
+    publish: Option<MountId>,
+    answer: SyncSender<Answered>,
 }
 
 /// Answers the agent's questions. Called on the connection's threads.
@@ -84,7 +95,7 @@ pub struct AgentLink {
     busy: AtomicBool,
     next: AtomicU64,
     /// None: the connection has ended.
-    pending: Mutex<Option<HashMap<u64, SyncSender<Answered>>>>,
+    pending: Mutex<Option<HashMap<u64, Waiting>>>,
 }
 
 impl AgentLink {
@@ -115,7 +126,7 @@ impl AgentLink {
         (!self.busy.load(Ordering::Relaxed)).then(|| self.beats.load(Ordering::Relaxed))
     }
 
-    fn pending(&self) -> MutexGuard<'_, Option<HashMap<u64, SyncSender<Answered>>>> {
+    fn pending(&self) -> MutexGuard<'_, Option<HashMap<u64, Waiting>>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -126,23 +137,47 @@ impl AgentLink {
         fds: &[BorrowedFd<'_>],
         limit: Duration,
     ) -> Result<(AgentAnswer, Vec<OwnedFd>), AskError> {
+        self.ask_while(|| true, body, fds, limit)
+    }
+
+    /// As [`Self::ask`]. For what can be [withdrawn](Self::withdraw): `wanted` is looked at once it can be.
+    pub fn ask_while(
+        &self,
+        wanted: impl FnOnce() -> bool,
+        body: AgentRequest,
+        fds: &[BorrowedFd<'_>],
+        limit: Duration,
+    ) -> Result<(AgentAnswer, Vec<OwnedFd>), AskError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let (send, receive) = sync_channel(1);
-        self.pending().as_mut().ok_or(AskError::Gone)?.insert(id, send);
-        let sent = link::broker::send(&self.packet, &FromBroker::Ask { id, body }, fds);
-        let result = match sent {
-            Ok(()) => match receive.recv_timeout(limit) {
+        let (answer, receive) = sync_channel(1);
+        let publish = match &body {
+            AgentRequest::Publish(publish) => Some(publish.mount),
+            _ => None,
+        };
+        self.pending().as_mut().ok_or(AskError::Gone)?.insert(id, Waiting { publish, answer });
+        let ask = || link::broker::send(&self.packet, &FromBroker::Ask { id, body }, fds);
+        let result = match wanted().then(ask) {
+            None => Err(AskError::Withdrawn),
+            Some(Ok(())) => match receive.recv_timeout(limit) {
                 Ok(answered) => answered.map_err(AskError::Refused),
                 Err(RecvTimeoutError::Timeout) => Err(AskError::TimedOut(limit)),
+                Err(RecvTimeoutError::Disconnected) if self.is_connected() => Err(AskError::Withdrawn),
                 Err(RecvTimeoutError::Disconnected) => Err(AskError::Gone),
             },
-            Err(PacketError::Closed) => Err(AskError::Gone),
-            Err(error) => Err(AskError::Send(error)),
+            Some(Err(PacketError::Closed)) => Err(AskError::Gone),
+            Some(Err(error)) => Err(AskError::Send(error)),
         };
         if let Some(pending) = self.pending().as_mut() {
             pending.remove(&id);
         }
         result
+    }
+
+    /// Whoever waits for the agent to publish this mount waits no longer. It is over already: who asks later sees that.
+    pub(super) fn withdraw(&self, mount: MountId) {
+        if let Some(pending) = self.pending().as_mut() {
+            pending.retain(|_, waiting| waiting.publish != Some(mount));
+        }
     }
 
     /// Nobody waits for what will not come: neither the agent nor whoever of us has asked it.
@@ -152,7 +187,7 @@ impl AgentLink {
         }
         if let Some(waiting) = self.pending().as_mut().and_then(|p| p.remove(&id)) {
             // Fails only if the asker has stopped waiting.
-            let _ = waiting.try_send(Err(link::broker::not_understood("this csi-plugin", why)));
+            let _ = waiting.answer.try_send(Err(link::broker::not_understood("this csi-plugin", why)));
         }
     }
 
@@ -197,7 +232,7 @@ pub fn serve(packet: Packet, agent_uid: u32, slots: &AgentSlots, handler: &Arc<d
             *link.pending() = None;
             slots.clear(&link);
             handler.lost(&link);
-            let _ = worker.join(); // a panic of it has been reported by its thread
+            let _ = worker.join(); // it returns: a panic would be the end of this process
         }
         Err(error) => {
             tracing::error!(%error, "no thread for the node agent's questions");
@@ -292,7 +327,7 @@ fn receive(link: &Arc<AgentLink>, handler: &Arc<dyn Handler>, slow: &SyncSender<
                 let waiting = link.pending().as_mut().and_then(|p| p.remove(&id));
                 if let Some(waiting) = waiting {
                     // Fails only if the asker has stopped waiting.
-                    let _ = waiting.try_send(body.map(|answer| (answer, fds)));
+                    let _ = waiting.answer.try_send(body.map(|answer| (answer, fds)));
                 }
             }
             Frame::Ask { id, body } => match pace(&body) {

@@ -63,7 +63,18 @@ pub fn no_agent(volume: &str) -> String {
 
 pub fn not_renewed(volume: &str, why: &str) -> String {
     format!(
-        "Volume {volume}: all who held the mount have died, and it is not made anew yet ({why}). Programs get ENOTCONN. It is tried again by itself; a missing secret comes with kubelet's next republish, within minutes."
+        "Volume {volume}: the mount has ended, and it is not made anew yet ({why}). Programs get ENOTCONN. It is tried again by itself; a missing secret comes with kubelet's next republish, within minutes."
+    )
+}
+
+pub fn caught_up(volume: &VolumeId) -> String {
+    format!("Volume {volume}: no container has the dead one any more. Nothing to do.")
+}
+
+/// At its target, while it lives in a container.
+pub fn unmounted(volume: &str) -> String {
+    format!(
+        "Volume {volume}: somebody has unmounted it on its node. Containers that have it still use it; those that start get it with kubelet's next republish, which gives all of them a new mount (what is open fails then with ENOTCONN)."
     )
 }
 
@@ -79,13 +90,13 @@ pub fn poisoned(volume: &VolumeId, operation: &str, node: &str) -> String {
     )
 }
 
-pub fn source_away(volume: &VolumeId, why: &str) -> String {
+pub fn source_away(volume: &str, why: &str) -> String {
     format!(
         "Volume {volume}: its source does not answer ({why}). What is cached goes on; other calls wait up to storeTimeout and fail with EIO. Check the store, its endpoint and the network; calls are tried again."
     )
 }
 
-pub fn serving_stale(volume: &VolumeId, why: &str) -> String {
+pub fn serving_stale(volume: &str, why: &str) -> String {
     format!(
         "Volume {volume}: its source does not answer ({why}). Names and versions that are known go on as they were last seen for staleIfError beyond their metadataTtl, with what is cached of them; other calls wait up to storeTimeout and fail with EIO. Check the store, its endpoint and the network; it is asked again until it answers."
     )
@@ -120,6 +131,13 @@ pub fn secret_refused(volume: &VolumeId, why: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// It may have been an administrator, healTimeout or an unmount as well.
+    #[test]
+    fn what_is_not_made_anew_says_no_more_than_is_known() {
+        assert!(!not_renewed("v", "why").contains("died"));
+        assert!(!unmounted("v").contains("dead") && !unmounted("v").contains("made anew by itself"));
+    }
 
     #[test]
     fn a_heal_names_who_was_away() {

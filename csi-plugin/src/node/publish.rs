@@ -2,20 +2,16 @@
 
 use super::Inner;
 use super::context::{Context, subjects_of};
-use crate::broker::Order;
 use crate::broker::mounts_table::State;
-use crate::busy::PATIENCE;
+use crate::broker::{ALIVE_LIMIT, Order};
+use crate::busy::{PATIENCE, target_key, volume_key};
 use crate::events::{Reason, text};
 use crate::request::access;
 use crate::status::Failure;
 use mounts::{MountEntry, MountSource, Ours, Target, probe, stack_at};
 use proto::csi::v1::NodePublishVolumeRequest;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use volume::{Credentials, Parameters, TemplateValues, VolumeId, VolumeSpec, WireSpec};
-
-/// A mount that an earlier broker left gets so long to show that it is served.
-pub(super) const ALIVE_LIMIT: Duration = Duration::from_secs(1);
 
 /// What the mount table says of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,6 +106,12 @@ impl Inner {
         Err(failure)
     }
 
+    /// Of a call for a target, which may be spelled in more than one way.
+    pub(super) fn keys(&self, volume: &str, asked: &Path) -> [String; 2] {
+        let target = Target::resolve(&self.broker.config.kubelet_dirs, asked);
+        [volume_key(volume), target_key(target.as_ref().map_or(asked, |target| target.path()))]
+    }
+
     /// How the mount of this volume at the target does, if there is one.
     fn existing(&self, request: &NodePublishVolumeRequest) -> Option<Standing> {
         let target = Path::new(&request.target_path);
@@ -117,14 +119,14 @@ impl Inner {
         let table = self.broker.kernel.table().ok()?;
         match self.look(&table, target.path()) {
             Found::Fuse { source, standing } if source.volume == request.volume_id => Some(standing),
-            Found::Guard { .. } => Some(Standing::Dead),
+            Found::Guard { volume, .. } if volume == request.volume_id => Some(Standing::Dead),
             _ => None,
         }
     }
 
     fn try_publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Failure> {
         let Parsed { order, target, single_target } = parse(request)?;
-        let keys = [format!("volume {}", order.spec.id), format!("target {}", target.display())];
+        let keys = self.keys(order.spec.id.as_str(), &target);
         let _turn = self.broker.busy.enter(&keys, PATIENCE)?;
         let target = Target::resolve(&self.broker.config.kubelet_dirs, &target)?;
         let wanted = order.source();

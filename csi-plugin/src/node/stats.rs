@@ -4,7 +4,8 @@
 //! last that was known (kubelet takes an answer without any for a failure, and drops the condition with it).
 
 use super::Inner;
-use super::publish::{ALIVE_LIMIT, Found, Standing};
+use super::publish::{Found, Standing};
+use crate::broker::{ALIVE_LIMIT, Broker};
 use crate::events::text;
 use crate::status::Failure;
 use mounts::{Target, TargetError, probe};
@@ -49,7 +50,10 @@ impl Inner {
         };
         let mut trouble = self.trouble(&request.volume_id, &target, standing);
         let usage = match self.broker.usage(&target) {
-            Ok(usage) => usage,
+            Ok(usage) => {
+                trouble = trouble.or_else(|| Broker::source_trouble(&request.volume_id, &usage));
+                usage
+            }
             // It lives, and is about to be shown to this broker.
             Err(failure) if standing == Standing::Unknown && trouble.is_none() => return Err(failure),
             Err(_) => {
@@ -80,7 +84,10 @@ impl Inner {
         match standing {
             Standing::Serving => told,
             Standing::Orphaned => told.or_else(|| Some(text::no_agent(volume))),
-            Standing::Dead => told.or_else(|| Some(text::dead(volume))),
+            Standing::Dead => told.or_else(|| {
+                let lives = self.broker.table.at(target.path()).is_some_and(|it| !it.state().is_over());
+                Some(if lives { text::unmounted(volume) } else { text::dead(volume) })
+            }),
             // Its agent shows it to this broker any moment, unless it is dead.
             Standing::Unknown => match self.broker.kernel.probe(target, probe::What::Alive, ALIVE_LIMIT) {
                 Ok(probe::Outcome::Primed | probe::Outcome::Serving) => None,

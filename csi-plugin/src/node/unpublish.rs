@@ -2,11 +2,14 @@
 
 use super::Inner;
 use super::publish::Found;
-use crate::busy::PATIENCE;
 use crate::status::Failure;
 use mounts::{MountEntry, Ours, Target, TargetError, stack_at};
 use proto::csi::v1::NodeUnpublishVolumeRequest;
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// Whoever has its turn may say goodbye to an agent that hangs (1 s).
+const PATIENCE: Duration = Duration::from_millis(1300);
 
 impl Inner {
     pub(super) fn unpublish(&self, request: &NodeUnpublishVolumeRequest) -> Result<(), Failure> {
@@ -17,8 +20,10 @@ impl Inner {
             return Err(Failure::missing("target_path"));
         }
         let asked = PathBuf::from(&request.target_path);
-        let keys = [format!("volume {}", request.volume_id), format!("target {}", asked.display())];
-        let _turn = self.broker.busy.enter(&keys, PATIENCE)?;
+        let resolved = Target::resolve(&self.broker.config.kubelet_dirs, &asked);
+        // Until we are done: what is being made anew ends, and nothing else is.
+        let _leaving = resolved.as_ref().ok().map(|at| self.broker.leave(at.path(), &request.volume_id));
+        let _turn = self.broker.busy.enter(&self.keys(&request.volume_id, &asked), PATIENCE)?;
         let target = match Target::resolve(&self.broker.config.kubelet_dirs, &asked) {
             Ok(target) => target,
             Err(TargetError::NoParent(_)) => return Ok(()), // gone with the pod's directory

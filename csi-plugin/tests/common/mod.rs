@@ -5,8 +5,8 @@ pub mod api;
 use csi_plugin::config::{Config, ControllerConfig, LogFormat, NodeConfig, Pace, RecordsPlace};
 use csi_plugin::controller::unclaimed;
 use link::broker::{
-    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello, Resume,
-    Usage,
+    AgentAnswer, AgentRequest, Away, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello,
+    Resume, Usage,
 };
 use link::{MAX_MESSAGE, Packet, Refusal};
 use mounts::{Fake, Kernel};
@@ -50,6 +50,8 @@ pub struct Setup {
     pub pace: Option<Pace>,
     /// None: no record is looked for that nobody has a volume of.
     pub unclaimed: Option<unclaimed::Pace>,
+    /// How long the agent may wait for a source; None: 1 s.
+    pub source_wait: Option<Duration>,
 }
 
 /// Agents of tests say that they hold nothing, unless a test is about that.
@@ -162,7 +164,7 @@ async fn serve(
             agent_uid: rustix::process::geteuid().as_raw(),
             kubelet_dirs: vec![dir.join("kubelet")],
             cache_roots: Vec::new(),
-            agent_source_wait: Duration::from_secs(1),
+            agent_source_wait: setup.source_wait.unwrap_or(Duration::from_secs(1)),
             handover_wait: Duration::ZERO,
             agent_hang_limit: Duration::from_secs(15),
             fusectl_dir: "/sys/fs/fuse/connections".into(),
@@ -242,7 +244,8 @@ pub fn obliging(request: &AgentRequest, _fds: &[OwnedFd]) -> Option<Answer> {
         | AgentRequest::Rotate { .. }
         | AgentRequest::Renewed { .. } => (AgentAnswer::Done, vec![]),
         AgentRequest::Usage { .. } => {
-            (AgentAnswer::Usage(Usage { total_bytes: 4096, total_inodes: 3, cached_bytes: 1 }), vec![])
+            let usage = Usage { total_bytes: 4096, total_inodes: 3, cached_bytes: 1, away: None };
+            (AgentAnswer::Usage(usage), vec![])
         }
         AgentRequest::Adopt(_)
         | AgentRequest::Prepare(_)
@@ -259,6 +262,17 @@ pub fn obliging(request: &AgentRequest, _fds: &[OwnedFd]) -> Option<Answer> {
 pub fn waiting(request: &AgentRequest, fds: &[OwnedFd]) -> Option<Answer> {
     match request {
         AgentRequest::Publish(_) => None,
+        _ => obliging(request, fds),
+    }
+}
+
+/// Of every mount it says that its source does not answer.
+pub fn source_away(request: &AgentRequest, fds: &[OwnedFd]) -> Option<Answer> {
+    match request {
+        AgentRequest::Usage { .. } => {
+            let away = Some(Away { why: "503".into(), stale: false });
+            Some(Ok((AgentAnswer::Usage(Usage { away, ..Usage::default() }), vec![])))
+        }
         _ => obliging(request, fds),
     }
 }

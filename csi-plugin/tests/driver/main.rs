@@ -8,6 +8,7 @@
 mod common;
 mod controller;
 mod ended;
+mod frozen;
 mod kubernetes;
 mod lost_answers;
 mod manifests;

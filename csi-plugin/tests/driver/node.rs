@@ -108,6 +108,22 @@ async fn no_failure_of_a_publish_leaves_a_mount() {
     let _ = driver.stop().await;
 }
 
+/// What lies at a target is told from what is asked for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_request_for_the_guard_of_another_volume_is_wrong_and_not_unavailable() {
+    let driver = Driver::start().await;
+    let other = MountSource { volume: "other".into(), digest: "d".into() };
+    driver.kernel.leave_mount(&driver.target("a"), &other);
+    driver.kernel.state().unmount_top(&driver.target("a"));
+    for (volume, code) in [("v", Code::InvalidArgument), ("other", Code::Unavailable)] {
+        let mut request = driver.publish(volume, "a");
+        request.volume_context.insert("no-such-parameter".into(), "x".into());
+        let status = driver.node().node_publish_volume(request).await.unwrap_err();
+        assert_eq!(status.code(), code, "{volume}: {status}");
+    }
+    let _ = driver.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_that_does_not_answer_is_unavailable_in_time_and_busy_meanwhile() {
     let driver = Driver::start().await;
@@ -258,7 +274,11 @@ async fn after_a_restart_mounts_are_known_from_the_mount_table() {
     assert_eq!(node.node_publish_volume(request.clone()).await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(driver.mounts(), 2);
     let agent = driver.agent();
-    node.node_publish_volume(request).await.unwrap();
+    // The broker makes it anew by itself, too, and a republish meanwhile is told to come again.
+    let deadline = Instant::now() + LIMIT;
+    while let Err(status) = node.node_publish_volume(request.clone()).await {
+        assert!(status.code() == Code::Aborted && Instant::now() < deadline, "{status}");
+    }
     assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 1));
     let (dir, kernel) = driver.stop().await;
 

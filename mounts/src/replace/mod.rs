@@ -16,6 +16,7 @@ pub(crate) use helper::run_if_asked;
 
 use crate::helper::{Heard, Helper};
 use crate::{Connection, KernelError, MountEntry, Ours};
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -65,13 +66,19 @@ pub(crate) fn everywhere(helper: &Helper, replacement: &Replacement) -> Result<R
     Ok(all)
 }
 
-/// Has anybody a mount of this volume by that number?
-pub(crate) fn is_anywhere(connection: Connection, volume: &str) -> Result<bool, KernelError> {
-    let is_it = |entry: &MountEntry| {
-        entry.connection() == connection
-            && matches!(entry.ours(), Some(Ours::Fuse(source)) if source.volume == volume)
-    };
-    Ok(!namespaces::with(is_it)?.is_empty())
+/// Has anybody a mount of each volume by that number?
+pub(crate) fn are_anywhere(of: &[(Connection, &str)]) -> Result<Vec<bool>, KernelError> {
+    let found = RefCell::new(vec![false; of.len()]);
+    namespaces::with(|entry| {
+        if let Some(Ours::Fuse(source)) = entry.ours() {
+            let is_it = |(connection, volume): &(Connection, &str)| {
+                entry.connection() == *connection && source.volume == *volume
+            };
+            found.borrow_mut().iter_mut().zip(of).for_each(|(found, wanted)| *found |= is_it(wanted));
+        }
+        false // all of them are looked at, and none of them kept
+    })?;
+    Ok(found.into_inner())
 }
 
 fn in_one(

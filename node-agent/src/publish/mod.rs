@@ -335,7 +335,12 @@ impl Volumes {
         let known = mount.scope.known();
         let scope =
             self.engine.usage().scopes.iter().find(|s| s.scope == mount.scope.id).map_or(0, |s| s.bytes);
-        Ok(Usage { total_bytes: known.bytes.max(scope), total_inodes: known.names, cached_bytes: scope })
+        Ok(Usage {
+            total_bytes: known.bytes.max(scope),
+            total_inodes: known.names,
+            cached_bytes: scope,
+            away: mount.scope.away(&mount.spec.parameters),
+        })
     }
 
     fn get(&self, id: MountId) -> Result<Arc<Mount>, Refusal> {

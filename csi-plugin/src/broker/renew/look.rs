@@ -8,29 +8,23 @@
 //! | nothing of ours | – | forgotten when nobody has it: somebody takes the pod away |
 
 use super::is_last;
-use crate::broker::handover::for_each;
 use crate::broker::mounts_table::{Mount, State};
-use crate::broker::socket::AgentLink;
-use crate::broker::{Broker, Order};
+use crate::broker::{ALIVE_LIMIT, Broker, Order};
+use crate::busy::target_key;
 use crate::events::{Reason, Subjects, text};
 use link::broker::{AgentAnswer, AgentRequest};
 use mounts::{Connection, MountEntry, MountSource, Ours, Target, probe, stack_at};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-use volume::VolumeId;
 
-/// A dead mount says so at once; one that does not answer is not dead.
-const ALIVE_LIMIT: Duration = Duration::from_secs(1);
-/// Calls of kubelet that work on the same volume; then the next look finds it.
+/// Calls of kubelet that work on the same target; then the next try finds it.
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 const HOLDING_LIMIT: Duration = Duration::from_secs(1);
-/// Looks for which an agent that has mounts to show us is waited for.
-const SHOWING_LOOKS: usize = 2;
-/// Mounts that are made at the same time.
-const RENEWERS: usize = 4;
+/// Tries for which an agent that has mounts to show us is waited for.
+const SHOWING_TRIES: usize = 2;
 
 /// A FUSE mount of ours that nobody is known to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,47 +34,89 @@ pub(in crate::broker) struct Candidate {
     source: MountSource,
 }
 
+/// What there is to do at one target.
+#[derive(Clone, Debug)]
+enum Task {
+    Renew(Candidate),
+    /// A dead mount that somebody has taken from its target.
+    Settle(Arc<Mount>),
+    /// Containers that started while a mount was made anew may have the dead one.
+    Replace(Arc<Mount>),
+}
+
 impl Broker {
-    /// True if there is something left to do.
-    pub(super) fn look_for_dead(&self, look: usize) -> bool {
+    /// Begins what there is to do, and waits for none of it. False: nothing could be seen.
+    pub(super) fn look_for_dead(self: &Arc<Self>) -> bool {
         // The next one wakes us.
-        let Some(agent) = self.agents.current() else { return false };
+        if self.agents.current().is_none() || self.stopped() {
+            return true;
+        }
         if self.switching.load(Ordering::SeqCst) {
-            return true; // neither of two agents could be given a mount
+            return false; // neither of two agents could be given a mount
         }
         let table = match self.kernel.table() {
             Ok(table) => table,
             Err(error) => {
                 tracing::warn!(%error, "dead mounts are not looked for");
-                return true;
+                return false;
             }
         };
-        let mut candidates = candidates(&table, &self.config.kubelet_dirs);
-        candidates.retain(|c| self.known(c).is_none_or(|mount| mount.state() == State::Dead));
-        let unmounted = self.unmounted(&table);
-        let showing = !candidates.is_empty() && look < SHOWING_LOOKS && self.is_showing(&agent);
-        let (next, unfinished) = (AtomicUsize::new(0), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            for _ in 0..RENEWERS.min(candidates.len()) {
-                scope.spawn(|| {
-                    while let Some(candidate) = candidates.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        if !self.settle(candidate, showing) {
-                            unfinished.store(true, Ordering::Relaxed);
-                        }
-                    }
-                });
+        let tasks = self.tasks(&table);
+        let mut targets: Vec<PathBuf> = tasks.keys().cloned().collect();
+        // Those that have failed before may fail again.
+        targets.sort_by_key(|path| self.renewals.told_of(path).is_some());
+        for (path, tries) in self.renewals.begin(&targets) {
+            let (broker, task) = (self.clone(), tasks.get(&path).cloned());
+            let at = path.clone();
+            let work = move || {
+                let done = task.is_none_or(|task| broker.perform(&task, tries));
+                broker.renewals.finish(&at, done);
+            };
+            if let Err(error) = std::thread::Builder::new().name("renewal".into()).spawn(work) {
+                tracing::warn!(%error, target_path = %path.display(), "no thread to make a mount anew: tried again");
+                self.renewals.finish(&path, false);
             }
-        });
-        let settled = for_each(&unmounted, |mount| self.settle_unmounted(mount));
-        self.find_stragglers(look) | unfinished.into_inner() | settled.contains(&false)
+        }
+        true
+    }
+
+    fn tasks(&self, table: &[MountEntry]) -> BTreeMap<PathBuf, Task> {
+        let mut tasks = BTreeMap::new();
+        let mut add = |path: &Path, task| {
+            tasks.entry(path.to_owned()).or_insert(task);
+        };
+        for candidate in candidates(table, &self.config.kubelet_dirs) {
+            if self.known(&candidate).is_none_or(|mount| mount.state() == State::Dead) {
+                add(&candidate.path.clone(), Task::Renew(candidate));
+            }
+        }
+        for mount in self.table.all() {
+            let path = mount.target.path().to_owned();
+            match mount.state() {
+                State::Dead if !is_fuse(table, &path) => add(&path, Task::Settle(mount)),
+                state if !state.is_over() && !mount.replaces().is_empty() => add(&path, Task::Replace(mount)),
+                _ => {}
+            }
+        }
+        tasks
+    }
+
+    /// False: it must be tried again.
+    fn perform(&self, task: &Task, tries: usize) -> bool {
+        match task {
+            Task::Renew(candidate) => self.settle(candidate, tries),
+            Task::Settle(mount) => self.settle_unmounted(mount),
+            Task::Replace(mount) => self.find_stragglers(mount, tries),
+        }
     }
 
     fn known(&self, candidate: &Candidate) -> Option<Arc<Mount>> {
         self.table.at(&candidate.path).filter(|mount| mount.connection == candidate.connection)
     }
 
-    /// Does this agent serve mounts that it has not shown us yet?
-    fn is_showing(&self, agent: &AgentLink) -> bool {
+    /// Does the agent serve mounts that it has not shown us yet?
+    fn is_showing(&self) -> bool {
+        let Some(agent) = self.agents.current() else { return false };
         match agent.ask(AgentRequest::Holding, &[], HOLDING_LIMIT) {
             Ok((AgentAnswer::Holding { mounts }, _)) => mounts.iter().any(|id| self.table.get(*id).is_none()),
             _ => false,
@@ -88,10 +124,9 @@ impl Broker {
     }
 
     /// False: it must be looked at again.
-    fn settle(&self, candidate: &Candidate, showing: bool) -> bool {
+    fn settle(&self, candidate: &Candidate, tries: usize) -> bool {
         let Ok(target) = Target::resolve(&self.config.kubelet_dirs, &candidate.path) else { return true };
-        let volume = &candidate.source.volume;
-        let Ok(_turn) = self.busy.enter(&[format!("volume {volume}")], TURN_LIMIT) else { return false };
+        let Ok(_turn) = self.busy.enter(&[target_key(&candidate.path)], TURN_LIMIT) else { return false };
         // It may have been unpublished or made anew before our turn came.
         match self.kernel.table() {
             Ok(table) if candidates(&table, &self.config.kubelet_dirs).contains(candidate) => {}
@@ -101,7 +136,7 @@ impl Broker {
         let order = match self.known(candidate) {
             Some(mount) if mount.state() == State::Dead => mount.order(),
             Some(_) => return true,
-            None if showing => return false,
+            None if tries < SHOWING_TRIES && self.is_showing() => return false,
             None => match self.kernel.probe(&target, probe::What::Alive, ALIVE_LIMIT) {
                 Ok(probe::Outcome::Dead) => {
                     match self.remembered(candidate).or_else(|| self.recorded(candidate)) {
@@ -124,25 +159,18 @@ impl Broker {
         }
     }
 
-    /// Dead mounts that somebody has taken from their targets.
-    fn unmounted(&self, table: &[MountEntry]) -> Vec<Arc<Mount>> {
-        let mut mounts = self.table.all();
-        mounts.retain(|mount| mount.state() == State::Dead && !is_fuse(table, mount.target.path()));
-        mounts
-    }
-
     /// A pod that is being deleted may be unmounted by anybody, and must not get it again. Its containers are gone before
     /// its volumes, so what a container still has is wanted. False: it must be looked at again.
     fn settle_unmounted(&self, mount: &Mount) -> bool {
         let (path, volume) = (mount.target.path(), &mount.spec.id);
-        let Ok(_turn) = self.busy.enter(&[format!("volume {volume}")], TURN_LIMIT) else { return false };
+        let Ok(_turn) = self.busy.enter(&[target_key(path)], TURN_LIMIT) else { return false };
         // It may have been unpublished or made anew before our turn came.
         let newest = self.table.at(path).is_some_and(|newest| newest.id == mount.id);
-        let (Ok(table), Ok(in_use)) = (self.kernel.table(), self.is_in_use(mount)) else { return false };
+        let (Ok(table), Ok(in_use)) = (self.kernel.table(), self.in_use(&[mount])) else { return false };
         if !newest || mount.state() != State::Dead || is_fuse(&table, path) {
             return true;
         }
-        if !in_use {
+        if !in_use.contains(&true) {
             tracing::warn!(mount = %mount.id, %volume, target_path = %path.display(), "somebody has unmounted it, and nobody has it any more: forgotten");
             self.retire(mount, "somebody has unmounted it");
             self.table.remove(mount.id);
@@ -187,7 +215,8 @@ impl Broker {
     }
 
     fn cannot(&self, candidate: &Candidate, subjects: &Subjects, why: &str) {
-        if !self.renewals.tell(&candidate.path, why) {
+        // Whoever unpublishes has ended it, and nobody misses it.
+        if self.renewals.wanted.is_leaving(&candidate.path) || !self.renewals.tell(&candidate.path, why) {
             return;
         }
         let volume = &candidate.source.volume;
@@ -202,34 +231,21 @@ impl Broker {
         }
     }
 
-    /// Containers that started while mounts were replaced may have a dead one. True: look again.
-    fn find_stragglers(&self, look: usize) -> bool {
-        let mut again = false;
-        for mount in self.table.all() {
-            if mount.replaces().is_empty() {
-                continue;
-            }
-            let volume: &VolumeId = &mount.spec.id;
-            let Ok(_turn) = self.busy.enter(&[format!("volume {volume}")], TURN_LIMIT) else {
-                again = true;
-                continue;
-            };
-            // Unpublished meanwhile: nothing is to be seen of it any more.
-            if mount.state().is_over() {
-                continue;
-            }
-            let complete = self.replace_elsewhere(&mount);
-            if !is_last(look) {
-                again = true;
-                continue;
-            }
-            mount.set_replaces(Vec::new());
-            // What could not be replaced stays on record: the next broker tries again.
-            if complete {
-                self.targets.forget_dead(mount.target.path(), volume);
-            }
+    /// Containers that started while the mount was made anew may have the dead one. As long as one has it that cannot be
+    /// replaced, it is tried again. False: it must be looked at again.
+    fn find_stragglers(&self, mount: &Mount, tries: usize) -> bool {
+        let path = mount.target.path();
+        let Ok(_turn) = self.busy.enter(&[target_key(path)], TURN_LIMIT) else { return false };
+        // Unpublished meanwhile: nothing is to be seen of it any more.
+        if mount.state().is_over() {
+            return true;
         }
-        again
+        if !self.replace_elsewhere(mount) || !is_last(tries) {
+            return false;
+        }
+        mount.set_replaces(Vec::new());
+        self.targets.forget_dead(path, &mount.spec.id);
+        true
     }
 }
 

@@ -2,16 +2,19 @@
 //! that has them. What was open before stays dead; paths work again.
 //!
 //! ```text
-//!  an agent has come ──► look: which mounts of ours are dead? ──► mount anew, replace ──► look again, later:
-//!  or gave a mount back                                            (see `mount`)           a container may have
-//!                                                                                          started meanwhile
+//!  an agent has come ──► look: what is there to do at which target? ──► a thread for each: mount anew, replace
+//!  or a mount ended        ▲                                   (see `look`)    │                    (see `mount`)
+//!                          └── again, after a pause of its own ◄───────────────┘ failed, or: a container may have
+//!                                                                                started meanwhile
 //! ```
 //!
 //! A mount is dead if the kernel says so; one that a living agent is about to show to a new broker is not. What fails
-//! is tried again, ever more slowly. Here is who looks when.
+//! is tried again, ever more slowly, and whoever waits for a store that does not answer holds up nobody else. Here is
+//! when what is done.
 
 mod look;
 mod mount;
+mod wanted;
 
 pub(super) use look::candidates;
 
@@ -20,9 +23,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
+use wanted::Wanted;
 
-/// Pauses before the looks that follow a wake-up. Containers that started while mounts were replaced are found by
-/// the later ones.
+/// Pauses before the tries at one target since something has changed there. Containers that started while mounts were
+/// replaced are found by the later ones.
 const PAUSES: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(500),
@@ -34,31 +38,112 @@ const PAUSES: [Duration; 5] = [
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// How long before the watcher sees whether its broker is still there.
 const IDLE: Duration = Duration::from_secs(5);
+/// Targets at which something is begun at the same time: each costs the agent a worker, and us a process.
+const BUSY_MAX: usize = 8;
+/// Whoever takes longer waits for a store, mostly, and does not count.
+const BUSY_FOR: Duration = Duration::from_millis(250);
+/// But each is a thread. More wait until one of them is done.
+const THREADS_MAX: usize = 128;
 
 #[derive(Debug, Default)]
 pub(super) struct Renewals {
     schedule: Mutex<Schedule>,
     changed: Condvar,
-    /// What was said last about a target, so that it is said once.
+    /// Why the mount of a target is not made anew, as it was said last: so that it is said once.
     told: Mutex<BTreeMap<PathBuf, String>>,
+    wanted: Wanted,
 }
 
 #[derive(Debug, Default)]
 struct Schedule {
-    /// Looks since the last wake-up.
-    looks: usize,
+    /// The next look.
     due: Option<Instant>,
+    /// Looks in a row at which nothing could be seen.
+    failed: usize,
     over: bool,
+    work: BTreeMap<PathBuf, Work>,
 }
 
-/// How long until the next look, if there was something to do in the last one.
-fn pause(looks: usize) -> Duration {
-    PAUSES.get(looks).copied().unwrap_or(PAUSE_MAX)
+/// What is to be done at one target.
+#[derive(Debug)]
+struct Work {
+    /// Somebody is at it, since then.
+    begun: Option<Instant>,
+    /// How often it was tried since something has changed there.
+    tries: usize,
+    /// Not before.
+    due: Instant,
+    /// Something has changed while somebody is at it.
+    changed: bool,
 }
 
-/// Is this the last look for containers that have started meanwhile?
-fn is_last(look: usize) -> bool {
-    look + 1 >= PAUSES.len()
+/// How long until the next try.
+fn pause(tries: usize) -> Duration {
+    PAUSES.get(tries).copied().unwrap_or(PAUSE_MAX)
+}
+
+/// Is this the last try to find containers that have started meanwhile?
+fn is_last(tries: usize) -> bool {
+    tries + 1 >= PAUSES.len()
+}
+
+impl Work {
+    fn new(now: Instant) -> Self {
+        Self { begun: None, tries: 0, due: now, changed: false }
+    }
+
+    fn change(&mut self, now: Instant) {
+        match self.begun {
+            Some(_) => self.changed = true,
+            None => *self = Self::new(now),
+        }
+    }
+}
+
+impl Schedule {
+    fn look_at(&mut self, due: Instant) {
+        self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
+    }
+
+    /// There is something to do at these targets, the first of them first. Which of them are begun, and how often were
+    /// they tried?
+    fn begin(&mut self, targets: &[PathBuf], now: Instant) -> Vec<(PathBuf, usize)> {
+        self.work.retain(|path, work| work.begun.is_some() || work.due > now || targets.contains(path));
+        let busy = |work: &&Work| work.begun.is_some_and(|begun| now < begun + BUSY_FOR);
+        let mut busy = self.work.values().filter(busy).count();
+        let mut threads = self.work.values().filter(|work| work.begun.is_some()).count();
+        let mut begun = Vec::new();
+        for path in targets {
+            let work = self.work.entry(path.clone()).or_insert_with(|| Work::new(now));
+            if work.begun.is_some() || work.due > now {
+                continue;
+            }
+            if busy >= BUSY_MAX || threads >= THREADS_MAX {
+                self.look_at(now + BUSY_FOR);
+                break;
+            }
+            work.begun = Some(now);
+            (busy, threads) = (busy + 1, threads + 1);
+            begun.push((path.clone(), work.tries));
+        }
+        let later = self.work.values().filter(|work| work.begun.is_none() && work.due > now);
+        if let Some(next) = later.map(|work| work.due).min() {
+            self.look_at(next);
+        }
+        begun
+    }
+
+    fn finish(&mut self, path: &Path, done: bool, now: Instant) {
+        let Some(work) = self.work.remove(path) else { return };
+        let tries = work.tries + 1;
+        let again = match done {
+            _ if work.changed => Work::new(now),
+            true => return,
+            false => Work { tries, due: now + pause(tries), ..Work::new(now) },
+        };
+        self.look_at(again.due);
+        self.work.insert(path.to_owned(), again);
+    }
 }
 
 impl Renewals {
@@ -66,11 +151,29 @@ impl Renewals {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something has changed: look now, and some times after that.
+    /// Something may have changed, and nobody knows where: look now.
     pub(super) fn wake(&self) {
+        self.schedule().look_at(Instant::now());
+        self.changed.notify_all();
+    }
+
+    /// Something has changed at this target: look now, and some times after that.
+    pub(super) fn wake_for(&self, target: &Path) {
+        let now = Instant::now();
         let mut schedule = self.schedule();
-        schedule.looks = 0;
-        schedule.due = Some(Instant::now());
+        if let Some(work) = schedule.work.get_mut(target) {
+            work.change(now);
+        }
+        schedule.look_at(now);
+        self.changed.notify_all();
+    }
+
+    /// As [`Self::wake_for`], for all of them: another agent is here.
+    pub(super) fn wake_for_all(&self) {
+        let now = Instant::now();
+        let mut schedule = self.schedule();
+        schedule.work.values_mut().for_each(|work| work.change(now));
+        schedule.look_at(now);
         self.changed.notify_all();
     }
 
@@ -79,28 +182,36 @@ impl Renewals {
         self.changed.notify_all();
     }
 
-    /// Waits; which look is due? None: none yet.
-    fn wait(&self) -> Option<usize> {
+    /// Waits; is a look due?
+    fn wait(&self) -> bool {
         let mut schedule = self.schedule();
-        let left = |s: &Schedule| s.due.map_or(IDLE, |due| due.saturating_duration_since(Instant::now()));
-        let wait = left(&schedule).min(IDLE);
-        if !wait.is_zero() && !schedule.over {
+        let left = schedule.due.map_or(IDLE, |due| due.saturating_duration_since(Instant::now()));
+        if !left.is_zero() && !schedule.over {
+            let wait = left.min(IDLE);
             schedule = self.changed.wait_timeout(schedule, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
         let is_due = schedule.due.is_some_and(|due| due <= Instant::now());
-        is_due.then(|| {
-            schedule.due = None;
-            schedule.looks
-        })
+        schedule.due.take_if(|_| is_due).is_some()
     }
 
-    /// After a look: another one, unless somebody has asked for it meanwhile.
-    fn plan(&self, look: usize, unfinished: bool) {
+    /// After a look, at which something could be seen or not.
+    fn looked(&self, seen: bool) {
         let mut schedule = self.schedule();
-        if schedule.due.is_none() && unfinished {
-            schedule.looks = look + 1;
-            schedule.due = Some(Instant::now() + pause(schedule.looks));
+        schedule.failed = if seen { 0 } else { schedule.failed + 1 };
+        if !seen {
+            let due = Instant::now() + pause(schedule.failed);
+            schedule.look_at(due);
         }
+    }
+
+    fn begin(&self, targets: &[PathBuf]) -> Vec<(PathBuf, usize)> {
+        self.schedule().begin(targets, Instant::now())
+    }
+
+    /// Not done: it is tried again.
+    fn finish(&self, target: &Path, done: bool) {
+        self.schedule().finish(target, done, Instant::now());
+        self.changed.notify_all();
     }
 
     fn is_over(&self) -> bool {
@@ -129,9 +240,8 @@ pub(super) fn watch(broker: &Weak<Broker>, renewals: &Arc<Renewals>) {
     while !renewals.is_over() {
         let due = renewals.wait();
         let Some(broker) = broker.upgrade() else { return };
-        if let Some(look) = due {
-            let unfinished = broker.look_for_dead(look);
-            renewals.plan(look, unfinished);
+        if due {
+            renewals.looked(broker.look_for_dead());
         }
     }
 }
@@ -140,20 +250,71 @@ pub(super) fn watch(broker: &Weak<Broker>, renewals: &Arc<Renewals>) {
 mod tests {
     use super::*;
 
+    fn paths(names: &[&str]) -> Vec<PathBuf> {
+        names.iter().map(PathBuf::from).collect()
+    }
+
+    fn begun(schedule: &mut Schedule, names: &[&str], now: Instant) -> Vec<usize> {
+        schedule.begin(&paths(names), now).into_iter().map(|(_, tries)| tries).collect()
+    }
+
     #[test]
-    fn looks_become_rarer_and_end_when_nothing_is_left_to_do() {
-        let renewals = Renewals::default();
-        renewals.wake();
-        assert_eq!(renewals.wait(), Some(0));
-        renewals.plan(0, true);
-        assert!(renewals.schedule().due.is_some_and(|due| due > Instant::now()));
-        renewals.wake();
-        assert_eq!(renewals.wait(), Some(0), "whoever wakes begins anew");
-        renewals.plan(0, false);
-        assert_eq!(renewals.schedule().due, None);
+    fn tries_become_rarer_and_end_when_nothing_is_left_to_do() {
+        let (mut schedule, mut now) = (Schedule::default(), Instant::now());
+        for tries in 0..9 {
+            assert_eq!(begun(&mut schedule, &["a"], now), [tries]);
+            assert!(begun(&mut schedule, &["a"], now).is_empty(), "one at a time");
+            schedule.finish(Path::new("a"), false, now);
+            assert_eq!(schedule.due.take(), Some(now + pause(tries + 1)));
+            assert!(begun(&mut schedule, &["a"], now).is_empty(), "not before its time");
+            assert_eq!(schedule.due.take(), Some(now + pause(tries + 1)), "and then");
+            now += pause(tries + 1);
+        }
+        begun(&mut schedule, &["a"], now);
+        schedule.finish(Path::new("a"), true, now);
+        assert!(schedule.due.is_none() && schedule.work.is_empty());
         let pauses: Vec<Duration> = (0..9).map(pause).collect();
         assert!(pauses.is_sorted() && pauses[8] == PAUSE_MAX, "{pauses:?}");
         assert!(!is_last(0) && is_last(PAUSES.len() - 1) && is_last(100));
+    }
+
+    #[test]
+    fn what_changes_is_tried_at_once_and_nothing_else_is() {
+        let (renewals, now) = (Renewals::default(), Instant::now());
+        let failed = |path: &str| {
+            let mut schedule = renewals.schedule();
+            assert_eq!(begun(&mut schedule, &[path], now), [0]);
+            schedule.finish(Path::new(path), false, now);
+            schedule.due = None;
+        };
+        failed("a");
+        failed("b");
+        renewals.wake_for(Path::new("a"));
+        assert!(renewals.wait(), "a look is due");
+        assert_eq!(renewals.begin(&paths(&["b", "a"])), [(PathBuf::from("a"), 0)]);
+        // And if it changes while somebody is at it, once more after that.
+        renewals.wake_for_all();
+        renewals.finish(Path::new("a"), true);
+        assert!(renewals.wait());
+        assert_eq!(renewals.begin(&paths(&["a", "b"])), [(PathBuf::from("a"), 0), (PathBuf::from("b"), 0)]);
+    }
+
+    #[test]
+    fn who_waits_long_holds_up_nobody_and_there_are_not_more_threads_than_allowed() {
+        let (mut schedule, start) = (Schedule::default(), Instant::now());
+        let names: Vec<PathBuf> = (0..1000).map(|n| PathBuf::from(format!("{n:04}"))).collect();
+        let mut now = start;
+        for round in 0..THREADS_MAX / BUSY_MAX {
+            let begun: Vec<PathBuf> = schedule.begin(&names, now).into_iter().map(|(path, _)| path).collect();
+            assert_eq!(begun, names[round * BUSY_MAX..(round + 1) * BUSY_MAX]);
+            assert!(schedule.begin(&names, now).is_empty());
+            assert_eq!(schedule.due.take(), Some(now + BUSY_FOR));
+            now += BUSY_FOR;
+        }
+        assert!(schedule.begin(&names, now).is_empty());
+        assert_eq!(schedule.due.take(), Some(now + BUSY_FOR));
+        schedule.finish(&names[0], true, now);
+        assert_eq!(schedule.begin(&names[1..], now).len(), 1);
     }
 
     #[test]

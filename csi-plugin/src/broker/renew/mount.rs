@@ -48,7 +48,11 @@ impl Broker {
         // The one before is on record as dead.
         self.targets.set_mounted(path, &volume, new.connection);
         let mount = self.enlist(id, &agent, order, &target, device, new.connection);
-        let works = self.serve(&agent, &mount).and_then(|mode| {
+        let making = self.renewals.wanted.make(&mount);
+        let begun_to =
+            making.as_ref().ok_or_else(|| Failure::Unavailable("its target is being unpublished".into()));
+        let served = begun_to.and_then(|_| self.serve(&agent, &mount));
+        let works = served.and_then(|mode| {
             failpoint::hit("broker.renewal-served");
             match place {
                 Place::Dead => self.kernel.put(&new, &target, dead)?,
@@ -64,6 +68,7 @@ impl Broker {
             failpoint::hit("broker.renewal-put");
             self.look_into(&mount, mode)
         });
+        drop(making);
         if let Err(failure) = works {
             self.retire(&mount, "it was not made anew");
             self.table.remove(mount.id);
@@ -92,7 +97,7 @@ impl Broker {
         {
             tracing::debug!(mount = %mount.id, %error, "the agent does not count this heal");
         }
-        self.renewals.wake();
+        self.renewals.wake_for(path);
         Ok(())
     }
 
@@ -133,12 +138,16 @@ impl Broker {
             Err(error) => vec![error.to_string()],
         };
         if left.is_empty() {
+            if mount.condition.note_left_behind(None) {
+                self.events.note(&mount.subjects, Reason::Recovered, &text::caught_up(volume));
+            }
             return true;
         }
         let why = left.join("; ");
-        if self.renewals.tell(path, &why) {
+        let message = text::left_behind(volume, &why);
+        if mount.condition.note_left_behind(Some(&message)) {
             tracing::warn!(mount = %mount.id, %volume, why, "a dead mount was not replaced in every container");
-            self.tell(mount, Reason::Degraded, &text::left_behind(volume, &why));
+            self.events.note(&mount.subjects, Reason::Degraded, &message);
         }
         false
     }
