@@ -26,8 +26,20 @@ pub(crate) struct Questions {
 #[derive(Debug, Default)]
 struct Lent {
     next: u64,
-    held: HashMap<u64, (OwnedFd, OwnedSemaphorePermit)>,
+    held: HashMap<u64, (OwnedFd, Room)>,
     ended: bool,
+}
+
+/// Of what may be lent: taken before the bytes are there, and held until they are given back.
+#[derive(Debug)]
+pub(crate) struct Room(OwnedSemaphorePermit);
+
+impl Room {
+    /// Keeps room for `bytes`, and gives back the rest.
+    fn shrink(&mut self, bytes: usize) {
+        let spare = self.0.num_permits().saturating_sub(bytes);
+        drop(self.0.split(spare));
+    }
 }
 
 /// One question; over on drop.
@@ -62,13 +74,22 @@ impl Questions {
         self.turn.lock().await
     }
 
-    /// Waits until so much more may be lent, and then for nothing: `bytes` in a memory file, and its number for
-    /// [`Self::give_back`]. At most [`LENT_MAX`] bytes.
-    pub(crate) async fn lend(&self, bytes: bytes::Bytes) -> std::io::Result<(u64, OwnedFd)> {
-        let size = u32::try_from(bytes.len()).ok().filter(|size| *size as usize <= LENT_MAX);
-        let size = size.ok_or_else(|| std::io::Error::other("more bytes than a READ may ask for"))?;
-        let permit = self.room.clone().acquire_many_owned(size).await;
-        let permit = permit.map_err(|_| std::io::Error::other("the worker has ended"))?;
+    /// Waits until `most` more bytes may be lent. To be had before they are brought: what waits here takes no memory.
+    /// At most [`LENT_MAX`].
+    pub(crate) async fn room(&self, most: u32) -> std::io::Result<Room> {
+        if most as usize > LENT_MAX {
+            return Err(std::io::Error::other("more bytes than a READ may ask for"));
+        }
+        let permit = self.room.clone().acquire_many_owned(most).await;
+        permit.map(Room).map_err(|_| std::io::Error::other("the worker has ended"))
+    }
+
+    /// `bytes` in a memory file, and its number for [`Self::give_back`].
+    pub(crate) async fn lend(&self, mut room: Room, bytes: bytes::Bytes) -> std::io::Result<(u64, OwnedFd)> {
+        if bytes.len() > room.0.num_permits() {
+            return Err(std::io::Error::other("more bytes than there was room for"));
+        }
+        room.shrink(bytes.len());
         let file = tokio::task::spawn_blocking(carry_job(move || memory_file(&bytes))).await;
         let file = file.map_err(std::io::Error::other)??;
         let copy = file.try_clone()?;
@@ -78,7 +99,7 @@ impl Questions {
         }
         lent.next += 1;
         let number = lent.next;
-        lent.held.insert(number, (copy, permit));
+        lent.held.insert(number, (copy, room));
         Ok((number, file))
     }
 
@@ -107,12 +128,12 @@ impl Drop for Questions {
     }
 }
 
-fn empty(held: impl IntoIterator<Item = (OwnedFd, OwnedSemaphorePermit)>) {
-    for (file, permit) in held {
+fn empty(held: impl IntoIterator<Item = (OwnedFd, Room)>) {
+    for (file, room) in held {
         if let Err(error) = rustix::fs::ftruncate(&file, 0) {
             tracing::error!(%error, "a memory file cannot be emptied");
         }
-        drop(permit);
+        drop(room);
     }
 }
 
@@ -132,6 +153,11 @@ mod tests {
     use std::os::fd::AsFd;
     use std::time::Duration;
 
+    async fn lend(questions: &Questions, bytes: Bytes) -> std::io::Result<(u64, OwnedFd)> {
+        let room = questions.room(bytes.len() as u32).await?;
+        questions.lend(room, bytes).await
+    }
+
     fn size(file: impl AsFd) -> i64 {
         rustix::fs::fstat(file).unwrap().st_size
     }
@@ -150,11 +176,11 @@ mod tests {
     async fn a_worker_is_lent_no_more_than_it_gives_back_and_keeps_nothing_of_it() {
         let questions = Arc::new(Questions::default());
         let whole = Bytes::from(vec![7; LENT_MAX]);
-        let (number, kept) = questions.lend(whole.clone()).await.unwrap();
+        let (number, kept) = lend(&questions, whole.clone()).await.unwrap();
         assert_eq!(size(&kept), LENT_MAX as i64);
         let more = tokio::spawn({
             let (questions, whole) = (questions.clone(), whole.clone());
-            async move { questions.lend(whole).await }
+            async move { lend(&questions, whole).await }
         });
         let waits = tokio::time::timeout(Duration::from_millis(50), async {
             while !more.is_finished() {
@@ -169,7 +195,19 @@ mod tests {
         questions.give_back(u64::MAX);
         questions.end();
         assert_eq!(size(&second), 0);
-        assert!(questions.lend(Bytes::from_static(b"x")).await.is_err());
-        assert!(Questions::default().lend(Bytes::from(vec![0; LENT_MAX + 1])).await.is_err());
+        assert!(lend(&questions, Bytes::from_static(b"x")).await.is_err());
+        assert!(Questions::default().room(LENT_MAX as u32 + 1).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn what_is_lent_takes_the_room_of_its_bytes_and_no_more_than_it_has() {
+        let questions = Arc::new(Questions::default());
+        let room = questions.room(LENT_MAX as u32).await.unwrap();
+        let (number, _) = questions.lend(room, Bytes::from_static(b"end of file")).await.unwrap();
+        let rest = questions.room((LENT_MAX - b"end of file".len()) as u32).await.unwrap();
+        assert_eq!(questions.room.available_permits(), 0);
+        assert!(questions.lend(rest, Bytes::from(vec![0; LENT_MAX])).await.is_err());
+        questions.give_back(number);
+        assert_eq!(questions.room.available_permits(), LENT_MAX);
     }
 }

@@ -9,7 +9,7 @@ use crate::stale::{self, Told, Tolerance};
 use crate::supervisor::{Answer, Mount};
 use crate::together::Together;
 use bytes::Bytes;
-use cache::data::{Engine, File, Presence, ReadOptions};
+use cache::data::{Engine, File, Found, ReadOptions};
 use cache::meta::{NAME_MAX, View};
 use link::broker::{BrokerAnswer, BrokerRequest};
 use link::flight::on_behalf;
@@ -181,18 +181,23 @@ impl Server {
                 if file.is_passed_by() && !file.has_source() {
                     return Ok((Reply::Gone, Vec::new())); // asked for again, it has one
                 }
-                let options = self.reader_options(mount);
-                let read = async {
-                    file.read_with(offset, len.min(READ_MAX), options).await.map_err(|e| fetch_cause(&e))
-                };
+                let (options, len) = (self.reader_options(mount), len.min(READ_MAX));
+                let read = async { file.present(offset, len, options).await.map_err(|e| fetch_cause(&e)) };
                 match scope.within(own, None, read).await? {
-                    Presence::Present { mark } => Ok((Reply::Present { mark }, Vec::new())),
-                    Presence::Detached(bytes) => detached(questions, bytes).await,
+                    Found::Present { mark } => Ok((Reply::Present { mark }, Vec::new())),
+                    Found::Elsewhere => {
+                        let bytes = async {
+                            let bytes = file.past_the_disks(offset, len).await;
+                            bytes.map_err(|e| fetch_cause(&e))
+                        };
+                        detached(questions, own, len, scope.within(own, None, bytes)).await
+                    }
                 }
             }
             Ask::Direct { ino, version, offset, len } => {
-                let direct = scope.direct(ino, version, offset, len.min(READ_MAX));
-                detached(questions, scope.within(own, None, direct).await?).await
+                let len = len.min(READ_MAX);
+                let direct = scope.direct(ino, version, offset, len);
+                detached(questions, own, len, scope.within(own, None, direct)).await
             }
             Ask::Damaged { file } => {
                 if let Some(file) = self.file_of(mount, file) {
@@ -311,12 +316,26 @@ fn refused(what: &str, answer: Result<BrokerAnswer, link::Refusal>) -> Cause {
     Cause::Internal
 }
 
-async fn detached(questions: &Questions, bytes: Bytes) -> Answered {
-    let len = bytes.len() as u32;
-    let (number, fd) = questions.lend(bytes).await.map_err(|error| {
+/// Lends the worker at most `most` bytes, which are brought once there is room for them: it may ask for more than it gives
+/// back, and none of that may be in memory. Waits for room as long as for the store.
+async fn detached(
+    questions: &Questions,
+    own: Duration,
+    most: u32,
+    bytes: impl Future<Output = Result<Bytes, Cause>>,
+) -> Answered {
+    let failed = |error| {
         tracing::error!(%error, "no memory file for a detached read");
         Cause::Internal
+    };
+    let room = tokio::time::timeout(own, questions.room(most)).await.map_err(|_| {
+        tracing::warn!("a worker gave back nothing of what it was lent for {own:?}");
+        Cause::Unavailable
     })?;
+    let room = room.map_err(failed)?;
+    let bytes = bytes.await?;
+    let len = bytes.len() as u32;
+    let (number, fd) = questions.lend(room, bytes).await.map_err(failed)?;
     Ok((Reply::Detached { len, number }, vec![fd]))
 }
 
@@ -351,4 +370,39 @@ async fn reply(mount: &Mount, questions: &Questions, worker: &Arc<Packet>, id: u
 fn try_send(worker: &Packet, message: &ToWorker, fds: &[OwnedFd]) -> Result<(), PacketError> {
     let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     link::worker::try_send(worker, message, &borrowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Scripted;
+    use cache::meta::{Lookup, ROOT};
+
+    #[tokio::test]
+    async fn what_a_worker_asks_past_its_room_is_not_even_fetched() {
+        const OWN: Duration = Duration::from_secs(3600);
+        let source = Scripted::new(0);
+        source.resize(u64::from(READ_MAX));
+        let scope = source.scope();
+        scope.head(ROOT, b"f").await.unwrap();
+        let Ok(Lookup::Found { attributes, .. }) = scope.names.lookup(ROOT, b"f") else { panic!("no file") };
+        let questions = Arc::new(Questions::default());
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        for _ in 0..8 {
+            let (scope, questions, tell) = (scope.clone(), questions.clone(), tell.clone());
+            let (ino, version) = (attributes.ino, attributes.version);
+            tokio::spawn(async move {
+                let direct = scope.direct(ino, version, 0, READ_MAX);
+                let answered = detached(&questions, OWN, READ_MAX, direct).await;
+                tell.send(answered.map(|(reply, _)| reply)).unwrap();
+            });
+        }
+        for answered in 1..=8 {
+            let reply = told.recv().await.unwrap().unwrap();
+            let Reply::Detached { len, number } = reply else { panic!("{reply:?}") };
+            assert_eq!(len, READ_MAX);
+            assert_eq!(source.sent(), answered * u64::from(READ_MAX), "nothing was given back");
+            questions.give_back(number);
+        }
+    }
 }

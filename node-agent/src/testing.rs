@@ -5,6 +5,7 @@ use crate::health::{Change, Health};
 use crate::scope::Scope;
 use cache::data::{Engine, Tier, TierKind};
 use cache::meta::{InodeNumbers, MetaError, Store};
+use futures::StreamExt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,6 +21,16 @@ pub(crate) enum Does {
     FirstPage,
     /// Gives page after page of each listing.
     Endless,
+    /// Gives page after page without a name, each of which says that there are more.
+    EmptyPages,
+    /// Says of each page that it is followed by itself.
+    SamePage,
+    /// Says that the session token has expired.
+    Expires,
+    /// As [`Self::Nothing`]: the question waits for a slot on this node.
+    Queues,
+    /// There was no slot on this node.
+    IsFull,
     Nothing,
     Refuses,
     Denies,
@@ -36,6 +47,9 @@ pub(crate) struct Scripted {
     more: AtomicUsize,
     asked: AtomicUsize,
     begun: AtomicUsize,
+    /// Bytes of bodies that were asked for.
+    sent: AtomicU64,
+    looked_at: AtomicUsize,
 }
 
 impl Scripted {
@@ -48,6 +62,8 @@ impl Scripted {
             more: AtomicUsize::new(0),
             asked: AtomicUsize::new(0),
             begun: AtomicUsize::new(0),
+            sent: AtomicU64::new(0),
+            looked_at: AtomicUsize::new(0),
         })
     }
 
@@ -57,6 +73,20 @@ impl Scripted {
 
     pub(crate) fn change(&self) {
         self.version.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The file has so many bytes from now on.
+    pub(crate) fn resize(&self, bytes: u64) {
+        self.version.store(bytes, Ordering::SeqCst);
+    }
+
+    /// How often somebody wanted to know whether its questions are queued.
+    pub(crate) fn looked_at(&self) -> usize {
+        self.looked_at.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::SeqCst)
     }
 
     /// Questions so far.
@@ -69,7 +99,7 @@ impl Scripted {
         self.begun.load(Ordering::SeqCst)
     }
 
-    /// Until so many have asked for a page that does not come.
+    /// Until so many second and later pages were asked for.
     pub(crate) async fn asked_for_more(&self, many: usize) {
         let wait = async {
             while self.more.load(Ordering::SeqCst) < many {
@@ -128,9 +158,14 @@ impl Scripted {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let what = "scripted".to_owned();
         let mut does = self.does.subscribe();
-        let now = *does.wait_for(|does| *does != Does::Nothing).await.expect("we hold the sender");
+        let now = *does
+            .wait_for(|does| !matches!(*does, Does::Nothing | Does::Queues))
+            .await
+            .expect("we hold the sender");
         match now {
             Does::Denies => Err(StoreError::Denied { what, why: "so it was told".into() }),
+            Does::IsFull => Err(StoreError::Busy { what, waited: Duration::ZERO }),
+            Does::Expires => Err(StoreError::Expired { what, why: "so it was told".into() }),
             Does::Refuses => Err(StoreError::Unavailable {
                 what,
                 waited: Duration::ZERO,
@@ -156,7 +191,8 @@ fn directory(name: String) -> Entry {
 #[async_trait::async_trait]
 impl Source for Scripted {
     async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
-        let endless = *self.does.borrow() == Does::Endless;
+        let now = *self.does.borrow();
+        let endless = now == Does::Endless;
         match token {
             None => drop(self.begun.fetch_add(1, Ordering::SeqCst)),
             Some(number) if endless => {
@@ -166,9 +202,13 @@ impl Source for Scripted {
                 let entries = vec![directory(format!("e{next}"))];
                 return Ok(Page { entries, next: Some((next + 1).to_string()), ..Page::default() });
             }
-            Some(_) => {
-                self.more.fetch_add(1, Ordering::SeqCst);
-                std::future::pending::<()>().await;
+            Some(token) => {
+                let more = self.more.fetch_add(1, Ordering::SeqCst);
+                return match now {
+                    Does::EmptyPages => Ok(Page { next: Some(more.to_string()), ..Page::default() }),
+                    Does::SamePage => Ok(Page { next: Some(token.to_owned()), ..Page::default() }),
+                    _ => std::future::pending().await,
+                };
             }
         }
         self.meet().await?;
@@ -180,7 +220,8 @@ impl Source for Scripted {
         if dir.is_empty() {
             page.entries.extend((0..self.directories).map(|k| directory(format!("d{k}"))));
         }
-        page.next = (*self.does.borrow() == Does::FirstPage).then(|| "more".to_owned());
+        let goes_on = matches!(now, Does::FirstPage | Does::EmptyPages | Does::SamePage);
+        page.next = goes_on.then(|| "more".to_owned());
         Ok(page)
     }
 
@@ -194,8 +235,11 @@ impl Source for Scripted {
         })
     }
 
-    async fn get(&self, _: &[u8], _: &Version, _: Range<u64>) -> Result<ByteStream, StoreError> {
-        unreachable!("nobody reads here")
+    async fn get(&self, _: &[u8], _: &Version, range: Range<u64>) -> Result<ByteStream, StoreError> {
+        self.meet().await?;
+        let bytes = vec![7; (range.end - range.start) as usize];
+        self.sent.fetch_add(bytes.len() as u64, Ordering::SeqCst);
+        Ok(futures::stream::iter([Ok(bytes.into())]).boxed())
     }
 
     async fn check(&self, _: Duration) -> Result<(), StoreError> {

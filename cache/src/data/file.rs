@@ -38,6 +38,15 @@ pub enum Presence {
     Detached(Bytes),
 }
 
+/// What [`File::present`] finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// As [`Presence::Present`].
+    Present { mark: Option<u64> },
+    /// No disk could take the range.
+    Elsewhere,
+}
+
 /// For a worker: neither can be written through.
 #[derive(Debug)]
 pub struct Descriptors {

@@ -62,7 +62,7 @@ mod write;
 pub use config::{Config, ConfigError, ReadOptions, Tier, TierKind};
 pub use engine::{Engine, Event, Evicted};
 pub use fetch::{Cause, Fetch, FetchError};
-pub use file::{Descriptors, File, Presence};
+pub use file::{Descriptors, File, Found, Presence};
 pub use hurry::{Hurry, Progress};
 pub use index::{RootUsage, ScopeUsage, TierUsage, Usage};
 pub use layout::{FORMAT_VERSION, file_name};

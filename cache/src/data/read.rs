@@ -4,8 +4,9 @@
 use super::ReadOptions;
 use super::blocks::Blocks;
 use super::fetch::{Cause, FetchError};
-use super::file::{Body, File, Launch, Presence, State, Waiter, Woken};
+use super::file::{Body, File, Found, Launch, Presence, State, Waiter, Woken};
 use super::stream::{Goal, Limits};
+use bytes::Bytes;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,9 +42,23 @@ impl File {
         len: u32,
         options: ReadOptions,
     ) -> Result<Presence, FetchError> {
-        let range = offset..offset.saturating_add(u64::from(len)).min(self.key().size);
+        match self.present(offset, len, options).await? {
+            Found::Present { mark } => Ok(Presence::Present { mark }),
+            Found::Elsewhere => Ok(Presence::Detached(self.past_the_disks(offset, len).await?)),
+        }
+    }
+
+    /// As [`Self::read_with`], for whoever must find a place for the bytes first: a range that no disk can take is fetched by
+    /// [`Self::past_the_disks`].
+    pub async fn present(
+        self: &Arc<Self>,
+        offset: u64,
+        len: u32,
+        options: ReadOptions,
+    ) -> Result<Found, FetchError> {
+        let range = self.clipped(offset, len);
         if range.is_empty() {
-            return Ok(Presence::Present { mark: None });
+            return Ok(Found::Present { mark: None });
         }
         let bytes = range.end - range.start;
         let observer = &self.engine.observer;
@@ -54,7 +69,7 @@ impl File {
                     if looks == 0 {
                         observer.hit(bytes);
                     }
-                    return Ok(Presence::Present { mark });
+                    return Ok(Found::Present { mark });
                 }
                 Look::Resting => self.awaken().await,
                 Look::Failed(error) => return Err(error),
@@ -73,7 +88,20 @@ impl File {
                 }
             }
         }
-        Ok(Presence::Detached(self.detached(range).await?))
+        Ok(Found::Elsewhere)
+    }
+
+    /// The range's bytes (clipped to the file), from the source.
+    pub async fn past_the_disks(self: &Arc<Self>, offset: u64, len: u32) -> Result<Bytes, FetchError> {
+        let range = self.clipped(offset, len);
+        if range.is_empty() {
+            return Ok(Bytes::new());
+        }
+        self.detached(range).await
+    }
+
+    fn clipped(&self, offset: u64, len: u32) -> Range<u64> {
+        offset..offset.saturating_add(u64::from(len)).min(self.key().size)
     }
 
     /// A sequential reader passed the mark: fetch on. Cheap, and harmless when said too often.
