@@ -357,7 +357,10 @@ fn follow_events(engine: Arc<Engine>, volumes: Arc<Volumes>) -> Result<()> {
                     }
                     volumes.scope(&key.scope).map_or(Ok(()), |s| s.became_gone(*file))
                 }
-                Event::Disk { root, works } => disk(&volumes, *root, *works),
+                Event::Disk { root, works } => {
+                    disk(&volumes, *root, *works);
+                    Ok(())
+                }
             };
             if let Err(error) = told {
                 tracing::warn!(?event, %error, "cache state could not be noted: readers will ask");
@@ -370,14 +373,13 @@ fn follow_events(engine: Arc<Engine>, volumes: Arc<Volumes>) -> Result<()> {
 
 /// Workers must not go to a disk that has begun to fail or to hang, nor do without one that works again: they forget
 /// what they hold of it, after the metadata store tells them no more, or again, where it lies.
-fn disk(volumes: &Volumes, root: u8, works: bool) -> Result<(), cache::meta::MetaError> {
+fn disk(volumes: &Volumes, root: u8, works: bool) {
     for scope in volumes.scopes() {
-        let files = scope.disk(root, works)?;
+        let files = scope.disk(root, works);
         for mount in volumes.mounts().iter().filter(|m| m.scope.id == scope.id) {
             files.iter().for_each(|file| mount.forget(*file));
         }
     }
-    Ok(())
 }
 
 fn gauges(

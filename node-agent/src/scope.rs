@@ -454,16 +454,16 @@ impl Scope {
     }
 
     /// The disk of a cache root fails, or works again: while it fails, workers are not sent to whole files on it by
-    /// themselves, and new opens do not go past them. Returns the files on it that workers may hold. Blocking; for the
-    /// event thread.
-    pub fn disk(&self, root: u8, works: bool) -> Result<Vec<u64>, MetaError> {
+    /// themselves, and new opens do not go past them. Returns the files on it that workers may hold, whatever the metadata
+    /// store takes: this is told once. Blocking; for the event thread.
+    pub fn disk(&self, root: u8, works: bool) -> Vec<u64> {
         match works {
             true => lock(&self.failing).remove(&root),
             false => lock(&self.failing).insert(root),
         };
         let opened: Vec<(u64, (u64, u32))> =
             lock(&self.versions).by_file.iter().map(|(f, v)| (*f, *v)).collect();
-        let mut held = Vec::new();
+        let (mut held, mut first_error) = (Vec::new(), None);
         for (id, (ino, version)) in opened {
             let Some(file) = self.engine.by_id(id).filter(|f| f.root() == root) else { continue };
             held.push(id);
@@ -471,9 +471,14 @@ impl Scope {
                 continue;
             }
             let cached = Cached { generation: self.generation, root, file: file.id() };
-            self.metadata.set_cached(ino, version, works.then_some(cached))?;
+            if let Err(error) = self.metadata.set_cached(ino, version, works.then_some(cached)) {
+                first_error.get_or_insert(error);
+            }
         }
-        Ok(held)
+        if let Some(error) = first_error {
+            tracing::warn!(source = %self.shown, root, works, %error, "cache state could not be noted: readers will ask");
+        }
+        held
     }
 
     pub fn disk_fails(&self, root: u8) -> bool {
@@ -690,58 +695,4 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::AWAY_CHARS_MAX;
-    use crate::testing::{Does, Scripted};
-    use cache::meta::ROOT;
-    use std::time::Duration;
-    use volume::{Freshness, Parameters};
-
-    /// It is asked for, so that no report of it can be lost, and holds for volumes that come later.
-    #[tokio::test]
-    async fn whether_its_source_is_away_is_known_for_each_volume_as_it_feels_it() {
-        let scripted = Scripted::new(1);
-        let scope = scripted.scope();
-        let strict = Parameters { freshness: Freshness::Strict, ..Parameters::default() };
-        let ttl = Freshness::Ttl(Duration::from_secs(60));
-        let ttl =
-            Parameters { freshness: ttl, stale_if_error: Duration::from_secs(60), ..Parameters::default() };
-        assert_eq!((scope.away(&strict), scope.away(&ttl)), (None, None));
-        scope.silent(&"long ".repeat(10_000));
-        let (strict_away, ttl_away) = (scope.away(&strict).unwrap(), scope.away(&ttl).unwrap());
-        assert_eq!((strict_away.stale, ttl_away.stale), (false, true));
-        assert!(ttl_away.why.starts_with("long ") && ttl_away.why.len() <= AWAY_CHARS_MAX);
-        scope.answered();
-        assert_eq!((scope.away(&strict), scope.away(&ttl)), (None, None));
-    }
-
-    #[test]
-    fn listings_that_never_end_hold_no_threads() {
-        let mut builder = tokio::runtime::Builder::new_multi_thread();
-        let runtime = builder.worker_threads(2).max_blocking_threads(2).enable_all().build().unwrap();
-        runtime.block_on(async {
-            let frozen = Scripted::new(8);
-            let scope = frozen.scope();
-            let ttl = Freshness::Ttl(Duration::from_secs(60));
-            scope.list(ROOT, ttl).await.unwrap();
-            frozen.does(Does::FirstPage);
-            let listings: Vec<_> = (0..8)
-                .map(|k| {
-                    let (scope, name) = (scope.clone(), format!("d{k}"));
-                    tokio::spawn(async move {
-                        let ino = scope.names.resolve(name.as_bytes()).unwrap().unwrap();
-                        scope.list(ino, ttl).await
-                    })
-                })
-                .collect();
-            frozen.asked_for_more(8).await;
-            // What another source has answered is stored by a thread that there must be.
-            let healthy = Scripted::new(1);
-            let other = healthy.scope();
-            let head = tokio::time::timeout(Duration::from_secs(20), other.head(ROOT, b"d0"));
-            head.await.expect("no thread was left").unwrap();
-            listings.iter().for_each(|task| task.abort());
-        });
-        runtime.shutdown_background();
-    }
-}
+mod tests;

@@ -1,0 +1,83 @@
+use super::{AWAY_CHARS_MAX, Scope};
+use crate::testing::{Does, Scripted};
+use cache::data::{File, ReadOptions};
+use cache::meta::{Lookup, ROOT};
+use std::sync::Arc;
+use std::time::Duration;
+use volume::{Freshness, Parameters};
+
+const SOON: Duration = Duration::from_secs(20);
+const TTL: Freshness = Freshness::Ttl(Duration::from_secs(60));
+
+/// It is asked for, so that no report of it can be lost, and holds for volumes that come later.
+#[tokio::test]
+async fn whether_its_source_is_away_is_known_for_each_volume_as_it_feels_it() {
+    let scripted = Scripted::new(1);
+    let scope = scripted.scope();
+    let strict = Parameters { freshness: Freshness::Strict, ..Parameters::default() };
+    let ttl = Freshness::Ttl(Duration::from_secs(60));
+    let ttl =
+        Parameters { freshness: ttl, stale_if_error: Duration::from_secs(60), ..Parameters::default() };
+    assert_eq!((scope.away(&strict), scope.away(&ttl)), (None, None));
+    scope.silent(&"long ".repeat(10_000));
+    let (strict_away, ttl_away) = (scope.away(&strict).unwrap(), scope.away(&ttl).unwrap());
+    assert_eq!((strict_away.stale, ttl_away.stale), (false, true));
+    assert!(ttl_away.why.starts_with("long ") && ttl_away.why.len() <= AWAY_CHARS_MAX);
+    scope.answered();
+    assert_eq!((scope.away(&strict), scope.away(&ttl)), (None, None));
+}
+
+#[test]
+fn listings_that_never_end_hold_no_threads() {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(2).max_blocking_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let frozen = Scripted::new(8);
+        let scope = frozen.scope();
+        scope.list(ROOT, TTL).await.unwrap();
+        frozen.does(Does::FirstPage);
+        let listings: Vec<_> = (0..8)
+            .map(|k| {
+                let (scope, name) = (scope.clone(), format!("d{k}"));
+                tokio::spawn(async move {
+                    let ino = scope.names.resolve(name.as_bytes()).unwrap().unwrap();
+                    scope.list(ino, TTL).await
+                })
+            })
+            .collect();
+        frozen.asked_for_more(8).await;
+        // What another source has answered is stored by a thread that there must be.
+        let healthy = Scripted::new(1);
+        let other = healthy.scope();
+        let head = tokio::time::timeout(SOON, other.head(ROOT, b"d0"));
+        head.await.expect("no thread was left").unwrap();
+        listings.iter().for_each(|task| task.abort());
+    });
+    runtime.shutdown_background();
+}
+
+async fn whole(scope: &Arc<Scope>) -> Arc<File> {
+    scope.head(ROOT, b"f").await.unwrap();
+    let Lookup::Found { attributes, .. } = scope.names.lookup(ROOT, b"f").unwrap() else { panic!("no file") };
+    let file = scope.current(&attributes, ReadOptions::default()).unwrap();
+    file.whole().await.unwrap();
+    file
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_forget_every_file_of_a_disk_that_hangs_though_the_store_of_names_takes_nothing() {
+    let source = Scripted::new(0);
+    let scope = source.scope();
+    let mut files = Vec::new();
+    for bytes in 1..=5 {
+        source.resize(bytes);
+        files.push(whole(&scope).await);
+    }
+    let mut expected: Vec<u64> = files.iter().map(|file| file.id()).collect();
+    scope.release(); // from now on each write fails
+    let mut held = scope.disk(files[0].root(), false);
+    held.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(held, expected);
+    assert!(scope.disk_fails(files[0].root()));
+}
