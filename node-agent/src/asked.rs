@@ -130,9 +130,12 @@ impl AskedWith {
         self.current.send_modify(|asked| asked.over = true);
     }
 
-    /// The last volume is gone.
-    pub(crate) fn is_over(&self) -> bool {
-        self.current.borrow().over
+    /// Returns when the last volume is gone: nobody waits for what is asked then.
+    pub(crate) async fn ended(&self) {
+        let mut changes = self.current.subscribe();
+        if changes.wait_for(|asked| asked.over).await.is_err() {
+            std::future::pending::<()>().await; // it lives as long as we do
+        }
     }
 
     pub(crate) fn is_rotated(&self) -> bool {

@@ -41,6 +41,8 @@ const VERSIONS_KEPT: usize = 65_536;
 const HELD_MAX: usize = 1024;
 /// What is told of why a source does not answer: a store may say much.
 const AWAY_CHARS_MAX: usize = 1000;
+/// Pages in a row of one listing that bring nothing. A store that skips over what it has deleted may send some.
+const EMPTY_PAGES_MAX: u32 = 1000;
 
 pub struct Scope {
     pub id: ScopeId,
@@ -286,7 +288,7 @@ impl Scope {
     async fn list_pages(self: Arc<Self>, dir: u64, one_page: bool) -> Result<Listed, Cause> {
         let path = self.names.path(dir).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
         let failed = |e: StoreError| self.cause("listing", &path, &e);
-        let mut page = self.asked.list(&path, None).await.map_err(failed)?;
+        let mut page = self.list_page(&path, None).await?.map_err(failed)?;
         self.answered();
         if one_page && page.next.is_some() {
             return Ok(Listed::TooLarge);
@@ -294,15 +296,11 @@ impl Scope {
         // Between two pages it holds no thread: a source that never sends the next one keeps none from the others.
         let metadata = self.metadata.clone();
         let mut listing = self.blocking(move || metadata.begin_listing_owned(dir)).await?;
-        let mut bytes = 0u64;
+        let (mut bytes, mut empty) = (0u64, 0);
         loop {
             let next = page.next.take();
             if next.is_some() {
                 // The listing that was begun is dropped, the old one stays; not on a thread of the runtime.
-                if self.asked.is_over() {
-                    drop(tokio::task::spawn_blocking(move || drop(listing)));
-                    return Err(Cause::Unavailable); // to volumes that are gone
-                }
                 if !self.wanted.is_wanted(dir) {
                     drop(tokio::task::spawn_blocking(move || drop(listing)));
                     tracing::info!(source = %self.shown, directory = dir, "a listing is given up: nobody waits for it");
@@ -310,6 +308,7 @@ impl Scope {
                 }
                 lock(&self.getting_on).insert(dir, Instant::now());
             }
+            empty = if page.entries.is_empty() { empty + 1 } else { 0 };
             let me = self.clone();
             let storing = self.blocking(move || {
                 me.report_unnameable(dir, &page);
@@ -322,9 +321,14 @@ impl Scope {
             });
             // The next page is on its way while this one is stored.
             let asking = async {
-                match &next {
-                    Some(token) => self.asked.list(&path, Some(token)).await.map(Some),
-                    None => Ok(None),
+                let Some(token) = &next else { return Ok(None) };
+                if empty > EMPTY_PAGES_MAX {
+                    return Err(failed(endless(&path, "page after page is empty")));
+                }
+                let page = self.list_page(&path, Some(token)).await?.map_err(failed)?;
+                match page.next.as_ref() == Some(token) {
+                    true => Err(failed(endless(&path, "a page is followed by itself"))),
+                    false => Ok(Some(page)),
                 }
             };
             let (stored, asked) = tokio::join!(storing, asking);
@@ -335,15 +339,24 @@ impl Scope {
                     page = next;
                 }
                 Ok(None) => break,
-                Err(error) => {
+                Err(cause) => {
                     drop(tokio::task::spawn_blocking(move || drop(listing)));
-                    return Err(failed(error));
+                    return Err(cause);
                 }
             }
         }
         self.blocking(move || listing.finish()).await?;
         lock(&self.listed_bytes).insert(dir, bytes);
         Ok(Listed::Whole)
+    }
+
+    /// Err: the last volume is gone, and a listing may be long. It would keep the scope open.
+    async fn list_page(&self, path: &[u8], token: Option<&str>) -> Result<Result<Page, StoreError>, Cause> {
+        tokio::select! {
+            biased;
+            () = self.asked.ended() => Err(Cause::Unavailable),
+            page = self.asked.list(path, token) => Ok(page),
+        }
     }
 
     fn report_unnameable(&self, dir: u64, page: &Page) {

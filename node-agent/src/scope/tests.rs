@@ -2,6 +2,7 @@ use super::{AWAY_CHARS_MAX, Scope};
 use crate::testing::{Does, Scripted};
 use cache::data::{File, ReadOptions};
 use cache::meta::{Lookup, ROOT};
+use link::Cause;
 use std::sync::Arc;
 use std::time::Duration;
 use volume::{Freshness, Parameters};
@@ -54,6 +55,40 @@ fn listings_that_never_end_hold_no_threads() {
         listings.iter().for_each(|task| task.abort());
     });
     runtime.shutdown_background();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_ends_with_the_last_volume_of_its_scope() {
+    for endless in [Does::EmptyPages, Does::FirstPage] {
+        let source = Scripted::new(0);
+        source.does(endless);
+        let scope = source.scope();
+        let weak = Arc::downgrade(&scope);
+        let listing = tokio::spawn(async move { scope.list(ROOT, TTL).await });
+        source.asked_for_more(1).await;
+        // As when its last mount goes, and nobody waits for the answer any more.
+        weak.upgrade().unwrap().asked.end();
+        listing.abort();
+        let gone = async {
+            while weak.strong_count() > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(SOON, gone).await.unwrap_or_else(|_| panic!("{endless:?}: it is open for ever"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_that_does_not_get_on_is_an_error() {
+    for endless in [Does::SamePage, Does::EmptyPages] {
+        let source = Scripted::new(0);
+        let scope = source.scope();
+        scope.list(ROOT, TTL).await.unwrap();
+        source.does(endless);
+        let listed = tokio::time::timeout(3 * SOON, scope.list(ROOT, Freshness::Strict)).await;
+        assert_eq!(listed.unwrap_or_else(|_| panic!("{endless:?}: it never ends")), Err(Cause::Unavailable));
+        assert!(scope.names.listing(ROOT).unwrap().unwrap().complete, "the old one is in force");
+    }
 }
 
 async fn whole(scope: &Arc<Scope>) -> Arc<File> {
