@@ -9,7 +9,8 @@
 //!          │ as many at once                │ any answer        │
 //!          │ as ever                        ▼                   │
 //!          └─────────────────────────── Recovering ─────────────┘
-//!                                   2 at once, one more for each answer
+//!                                   2 at once, one more for each answer,
+//!                                   and for one that has none for 5 s
 //! ```
 //!
 //! While it is open nobody is refused: requests wait, without a slot, as long as their callers may. It only decides
@@ -25,6 +26,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// A store that is back is noticed within this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A probe that has no answer for so long does not keep the next one waiting: where packets are lost, it never gets one.
+/// Nor do those that were let through after it.
 const PROBE_MAX: Duration = Duration::from_secs(5);
 const FIRST_ALLOWED: u32 = 2;
 /// As many at once as this, all answered: it is as before.
@@ -56,7 +58,7 @@ enum State {
     Closed { failures: u32 },
     Open { until: Instant, pause: Duration },
     HalfOpen { since: Instant, pause: Duration },
-    Recovering { allowed: u32, under_way: u32, pause: Duration },
+    Recovering { allowed: u32, under_way: u32, since: Instant, pause: Duration },
 }
 
 impl Breaker {
@@ -80,7 +82,9 @@ impl Breaker {
             State::Closed { .. } => true,
             State::Open { until, .. } => now >= until,
             State::HalfOpen { since, .. } => now.saturating_duration_since(since) >= PROBE_MAX,
-            State::Recovering { allowed, under_way, .. } => under_way < allowed,
+            State::Recovering { allowed, under_way, since, .. } => {
+                under_way < allowed || now.saturating_duration_since(since) >= PROBE_MAX
+            }
         }
     }
 
@@ -93,7 +97,11 @@ impl Breaker {
                 self.enter(State::HalfOpen { since: now, pause });
             }
             State::HalfOpen { since, .. } => *since = now,
-            State::Recovering { under_way, .. } => *under_way += 1,
+            // Beyond those allowed it takes the place of one that has had no answer for so long.
+            State::Recovering { allowed, under_way, since, .. } => {
+                *under_way = (*under_way + 1).min(*allowed);
+                *since = now;
+            }
         }
         Pass(self.generation)
     }
@@ -113,7 +121,7 @@ impl Breaker {
             // Any answer is one, also to a request that began long ago.
             (State::Open { pause, .. } | State::HalfOpen { pause, .. }, Verdict::Answered) => {
                 let pause = *pause;
-                self.enter(State::Recovering { allowed: FIRST_ALLOWED, under_way: 0, pause });
+                self.enter(State::Recovering { allowed: FIRST_ALLOWED, under_way: 0, since: now, pause });
             }
             (State::HalfOpen { pause, .. }, Verdict::Failed) if of_now => {
                 let pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
@@ -235,6 +243,26 @@ mod tests {
     }
 
     #[test]
+    fn requests_that_hang_after_an_outage_do_not_keep_all_others_waiting() {
+        let now = Instant::now();
+        let mut breaker = open_at(now);
+        let probe = breaker.begin(now + FIRST_PAUSE);
+        breaker.end(probe, Verdict::Answered, now, 1.0);
+        let hung = [breaker.begin(now), breaker.begin(now)];
+        assert!(!breaker.admits(now + PROBE_MAX / 2));
+        let later = now + PROBE_MAX;
+        assert!(breaker.admits(later), "two that hang keep everybody out");
+        let next = breaker.begin(later);
+        assert!(!breaker.admits(later), "one more, not as many as like");
+        // Its answer counts as any other, and so do theirs, should they come after all.
+        breaker.end(next, Verdict::Answered, later, 1.0);
+        assert!(breaker.admits(later));
+        hung.into_iter().for_each(|pass| breaker.end(pass, Verdict::Answered, later, 1.0));
+        let round = std::iter::from_fn(|| breaker.admits(later).then(|| breaker.begin(later)));
+        assert_eq!(round.take(1000).count(), 5);
+    }
+
+    #[test]
     fn the_failures_of_those_who_were_under_way_neither_lengthen_nor_renew_an_outage() {
         let now = Instant::now();
         let mut breaker = Breaker::new();
@@ -251,7 +279,10 @@ mod tests {
     proptest! {
         /// Whatever happened: after the longest pause somebody is let through, and an answer reopens the way.
         #[test]
-        fn it_never_stays_shut(events in prop::collection::vec((0u64..3000, 0usize..4, 0usize..8), 0..200)) {
+        fn it_never_stays_shut(
+            events in prop::collection::vec((0u64..3000, 0usize..4, 0usize..8), 0..200),
+            hanging in 0usize..8,
+        ) {
             let mut now = Instant::now();
             let mut breaker = Breaker::new();
             let mut under_way = Vec::new();
@@ -267,8 +298,8 @@ mod tests {
                     _ => {}
                 }
             }
-            // All that are under way end somehow; then there is a way.
-            for pass in under_way {
+            // Some of those under way end, some hang for ever: there is a way all the same.
+            for pass in under_way.split_off(hanging.min(under_way.len())) {
                 breaker.end(pass, Verdict::Failed, now, 1.0);
             }
             now += LONGEST_PAUSE.max(PROBE_MAX);
