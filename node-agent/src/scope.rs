@@ -561,7 +561,7 @@ impl Scope {
             tracing::warn!(source = %self.shown, path = %String::from_utf8_lossy(path), %error, "{what} failed");
         }
         match error {
-            StoreError::Busy { .. } => {} // ours: it says nothing about the store
+            StoreError::Busy { .. } => self.outage.unasked(), // ours: it says nothing about the store
             _ if cause == Cause::Unavailable => self.health.fails(&error.to_string()),
             _ => self.heard(error),
         }
@@ -579,10 +579,12 @@ impl Scope {
         match error {
             StoreError::NotFound { .. } | StoreError::Stale { .. } => self.answered(),
             // Whoever waits for a secret is still told so.
-            StoreError::Denied { .. } | StoreError::Expired { .. } => {
+            StoreError::Denied { .. } => {
                 self.outage.answered();
             }
-            StoreError::Unavailable { .. }
+            // Nothing is learned until the token is renewed, as of a store that is away.
+            StoreError::Expired { .. }
+            | StoreError::Unavailable { .. }
             | StoreError::Busy { .. }
             | StoreError::Malformed { .. }
             | StoreError::Invalid { .. } => {}

@@ -12,13 +12,15 @@
 //! source for all of them. The worker gives such an answer to the kernel for no time at all, so the next call asks
 //! again. Absent names are known, too: a name that the last answer lacks stays absent.
 //!
-//! Only for silence and failures of the store. A refusal (403), an absence (404) and a change are answers. What nobody
-//! has asked for before waits as ever; so do bytes that are not in the cache.
+//! Only for silence and failures of the store, and for session tokens that have expired: whoever waits for the next one
+//! waits as for a store that is away. A refusal (403), an absence (404) and a change are answers. What nobody has asked for
+//! before waits as ever; so do bytes that are not in the cache, and what waits in this node's own queue: of that the store
+//! knows nothing.
 
 use crate::scope::{Scope, fresh};
 use cache::meta::{self, Lookup, MetaError};
 use link::Cause;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use volume::{Freshness, Parameters};
@@ -72,6 +74,11 @@ pub(crate) enum Told {
 pub(crate) struct Outage {
     /// Answers, of any kind.
     answers: AtomicU64,
+    /// Questions that ended in this node's own queue.
+    unasked: AtomicU64,
+    /// Whether the state has a `since`, or is about to have one: an answer is nearly always one of many, and then
+    /// takes no lock.
+    away: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -85,16 +92,32 @@ struct State {
 impl Outage {
     /// True: it was away.
     pub(crate) fn answered(&self) -> bool {
-        self.answers.fetch_add(1, Ordering::AcqRel);
-        self.lock().since.take().is_some()
+        // Sequentially consistent, here and in `begin`: one of the two sees what the other has written first.
+        self.answers.fetch_add(1, Ordering::SeqCst);
+        if !self.away.load(Ordering::SeqCst) {
+            return false;
+        }
+        let mut state = self.lock();
+        self.away.store(false, Ordering::SeqCst);
+        state.since.take().is_some()
+    }
+
+    /// A question ended without having been asked.
+    pub(crate) fn unasked(&self) {
+        self.unasked.fetch_add(1, Ordering::AcqRel);
     }
 
     /// False: it has answered since `answers` were counted, or is known to be away.
     fn begin(&self, answers: u64) -> bool {
         let mut state = self.lock();
-        let begins = state.since.is_none() && self.answers.load(Ordering::Acquire) == answers;
-        if begins {
-            state.since = Some(SystemTime::now());
+        if state.since.is_some() {
+            return false;
+        }
+        self.away.store(true, Ordering::SeqCst);
+        let begins = self.answers.load(Ordering::SeqCst) == answers;
+        match begins {
+            true => state.since = Some(SystemTime::now()),
+            false => self.away.store(false, Ordering::SeqCst),
         }
         begins
     }
@@ -149,14 +172,19 @@ pub(crate) async fn ask(
     }
     tokio::pin!(question);
     let mut answers = outage.answers.load(Ordering::Acquire);
+    let unasked = outage.unasked.load(Ordering::Acquire);
     loop {
         let why = match tokio::time::timeout(tolerance.patience, &mut question).await {
+            Ok(Err(cause)) if outage.unasked.load(Ordering::Acquire) != unasked => return Err(cause),
             Ok(Err(Cause::Unavailable)) => None, // it was said why
             Ok(done) => return confirmed(done),
             Err(_) => {
                 let before = std::mem::replace(&mut answers, outage.answers.load(Ordering::Acquire));
                 if before != answers {
-                    continue; // slow is not away: a long listing, a long queue
+                    continue; // slow is not away: a long listing
+                }
+                if scope.asked.source().is_queued() {
+                    continue; // it was not asked yet
                 }
                 Some(format!("no answer for {:?}", tolerance.patience))
             }
@@ -312,6 +340,83 @@ mod tests {
         assert!(!asking.is_finished() && scope.outage.since().is_none());
         source.does(Does::Answers);
         assert_eq!(asking.await.unwrap(), Ok(Told::Confirmed));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_token_that_has_expired_is_one_outage_until_it_is_renewed() {
+        let source = Scripted::new(0);
+        let (scope, mut changes) = source.scope_and_changes();
+        assert_eq!(look_up(&scope, Some(QUICK), b"f").await, Ok(Told::Confirmed));
+        source.does(Does::Expires);
+        assert_eq!(look_up(&scope, Some(QUICK), b"f").await, Ok(Told::Stale));
+        let (since, before) = (scope.outage.since(), source.asked());
+        assert!(since.is_some());
+        // Also after probes, which are told at once that it has expired.
+        let probed = async {
+            while source.asked() < before + 3 {
+                assert_eq!(look_up(&scope, Some(QUICK), b"f").await, Ok(Told::Stale));
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), probed).await.expect("nobody probes");
+        assert_eq!(scope.outage.since(), since, "it began anew");
+        source.does(Does::Answers);
+        scope.asked.replace(volume::Credentials::anonymous()).unwrap(); // the renewed one
+        let back = async {
+            while look_up(&scope, Some(QUICK), b"f").await == Ok(Told::Stale) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), back).await.expect("its return is not noticed");
+        let told: Vec<_> = std::iter::from_fn(|| changes.try_recv().ok()).map(|c| c.1.is_some()).collect();
+        assert_eq!(told, [true, false]);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_queue_of_this_nodes_own_is_no_outage() {
+        let source = Scripted::new(0);
+        let (scope, mut changes) = source.scope_and_changes();
+        assert_eq!(look_up(&scope, Some(QUICK), b"f").await, Ok(Told::Confirmed));
+        source.does(Does::Queues);
+        let asking = {
+            let scope = scope.clone();
+            tokio::spawn(async move { look_up(&scope, Some(QUICK), b"f").await })
+        };
+        // As long as it may last, nobody is told that the source is away.
+        let patient = async {
+            while source.looked_at() < 3 && !asking.is_finished() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), patient)
+            .await
+            .expect("nobody asks whether it is queued");
+        assert!(!asking.is_finished() && scope.outage.since().is_none());
+        source.does(Does::IsFull);
+        assert_eq!(asking.await.unwrap(), Err(Cause::Unavailable));
+        assert!(scope.outage.since().is_none() && changes.try_recv().is_err());
+        // What the store does not answer afterwards is one.
+        source.does(Does::Refuses);
+        assert_eq!(look_up(&scope, Some(QUICK), b"f").await, Ok(Told::Stale));
+    }
+
+    #[test]
+    fn an_answer_at_the_moment_at_which_an_outage_begins_is_not_lost() {
+        for round in 0..5000 {
+            let outage = Outage::default();
+            let start = std::sync::Barrier::new(2);
+            std::thread::scope(|threads| {
+                threads.spawn(|| {
+                    start.wait();
+                    outage.begin(0);
+                });
+                start.wait();
+                outage.answered();
+            });
+            assert_eq!(outage.since(), None, "round {round}");
+            let answers = outage.answers.load(Ordering::Acquire);
+            assert!(outage.begin(answers) && outage.answered(), "round {round}");
+        }
     }
 
     fn parameters(freshness: Freshness, stale: u64) -> Parameters {

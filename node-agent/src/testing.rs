@@ -245,6 +245,11 @@ impl Source for Scripted {
     async fn check(&self, _: Duration) -> Result<(), StoreError> {
         self.meet().await
     }
+
+    fn is_queued(&self) -> bool {
+        self.looked_at.fetch_add(1, Ordering::SeqCst);
+        *self.does.borrow() == Does::Queues
+    }
 }
 
 struct Numbers(AtomicU64);

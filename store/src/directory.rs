@@ -119,6 +119,10 @@ fn report<T>(meter: Meter, result: Result<T, StoreError>) -> Result<T, StoreErro
 
 #[async_trait]
 impl Source for Directory {
+    fn is_queued(&self) -> bool {
+        self.place.is_queued(Lane::Metadata)
+    }
+
     async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
         let (dir, token) = (dir.to_vec(), token.map(str::to_owned));
         self.run("list", self.store_timeout, move |tree| tree.list(&dir, token.as_deref())).await

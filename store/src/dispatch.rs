@@ -198,6 +198,11 @@ impl Dispatcher {
         }
     }
 
+    /// Does this source wait for slots of others, and for nothing else?
+    pub(crate) fn is_queued(&mut self, key: Key, lane: Lane, now: Instant) -> bool {
+        self.lanes[lane as usize].only_waits(key) && self.why(key, lane, Turn::First, now) == NoSlot::Busy
+    }
+
     /// Why a request of this source was not let through so far.
     pub(crate) fn why(&mut self, key: Key, lane: Lane, turn: Turn, now: Instant) -> NoSlot {
         let Some(endpoint) = self.endpoints.get_mut(&key.endpoint) else { return NoSlot::Busy };

@@ -95,6 +95,11 @@ pub trait Source: Send + Sync + std::fmt::Debug {
     /// gone is `Stale`. The whole transfer is bounded by `storeTimeout`: ask for parts that fit.
     async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError>;
 
+    /// Do questions to it wait for nothing but their turn on this node, so that its silence says nothing about it?
+    fn is_queued(&self) -> bool {
+        false
+    }
+
     /// First contact at publish: does the source exist, may we list and read it? Gives up after `limit`.
     async fn check(&self, limit: Duration) -> Result<(), StoreError>;
 }

@@ -150,6 +150,11 @@ impl Shares {
         self.endpoints.get(&endpoint).map_or(0, |e| e.held)
     }
 
+    /// Does this source wait for its first turn, have no slot, and a store that was not silent the last time it had one?
+    pub(crate) fn only_waits(&self, key: Key) -> bool {
+        self.sources.get(&key).is_some_and(|load| !load.first.is_empty() && load.held == 0 && !load.silent)
+    }
+
     /// Tickets rise.
     pub(crate) fn join(&mut self, ticket: Ticket, key: Key, turn: Turn) {
         let load = self.sources.entry(key).or_default();

@@ -154,6 +154,11 @@ impl Place {
             _ => Err(self.traffic.lock().dispatcher.why(self.key, lane, turn, Instant::now())),
         }
     }
+
+    /// See [`Dispatcher::is_queued`].
+    pub(crate) fn is_queued(&self, lane: Lane) -> bool {
+        self.traffic.lock().dispatcher.is_queued(self.key, lane, Instant::now())
+    }
 }
 
 impl Drop for Place {
@@ -282,6 +287,30 @@ mod tests {
             drop(held.swap_remove(which));
         });
         assert!(entered.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_source_is_queued_while_others_have_all_slots_and_it_has_none() {
+        let traffic = Traffic::new(1, 1);
+        let (mine, others) = (traffic.place("https://a", "s", 1), traffic.place("https://b", "s", 1));
+        let of_others = others.enter(Lane::Metadata, in_time(), Turn::First).await.unwrap();
+        assert!(!mine.is_queued(Lane::Metadata), "it wants nothing");
+        let mut entering = Box::pin(mine.enter(Lane::Metadata, in_time(), Turn::First));
+        assert!(futures::poll!(&mut entering).is_pending());
+        assert!(mine.is_queued(Lane::Metadata) && !mine.is_queued(Lane::Data));
+        drop(of_others);
+        let slot = entering.await.unwrap();
+        let mut second = Box::pin(mine.enter(Lane::Metadata, in_time(), Turn::First));
+        assert!(futures::poll!(&mut second).is_pending());
+        assert!(!mine.is_queued(Lane::Metadata), "it waits for the store, too");
+        drop((second, slot));
+        // A store that is known to be away is no queue.
+        for _ in 0..5 {
+            mine.enter(Lane::Metadata, in_time(), Turn::First).await.unwrap().unconnected();
+        }
+        let mut away = Box::pin(mine.enter(Lane::Metadata, in_time(), Turn::First));
+        assert!(futures::poll!(&mut away).is_pending());
+        assert!(!mine.is_queued(Lane::Metadata));
     }
 
     #[tokio::test]

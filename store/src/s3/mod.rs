@@ -149,6 +149,10 @@ impl S3 {
 
 #[async_trait]
 impl Source for S3 {
+    fn is_queued(&self) -> bool {
+        self.client.place().is_queued(Lane::Metadata)
+    }
+
     async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
         let key = self.directory_key(dir);
         if !dir.is_empty() && !is_path(dir) {
