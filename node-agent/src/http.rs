@@ -42,26 +42,30 @@ const BUFFER: usize = 16 << 10;
 /// The metrics page: rendered for one who asks, kept for those who ask soon after.
 pub(crate) struct Page {
     render: Arc<dyn Fn() -> String + Send + Sync>,
-    /// Whoever renders holds it, and the others wait for what comes of it.
-    last: Mutex<Option<(Instant, Bytes)>>,
+    /// Whoever renders holds it, and the others wait for what comes of it. That is the thread, not the connection which
+    /// wanted the page first: its client may hang up.
+    last: Arc<Mutex<Option<(Instant, Bytes)>>>,
     age: Duration,
 }
 
 impl Page {
     /// `render` may read files: it has a thread that may block.
     pub(crate) fn new(render: Arc<dyn Fn() -> String + Send + Sync>) -> Arc<Self> {
-        Arc::new(Self { render, last: Mutex::default(), age: PAGE_AGE })
+        Arc::new(Self { render, last: Arc::default(), age: PAGE_AGE })
     }
 
     async fn get(&self) -> Option<Bytes> {
-        let mut last = self.last.lock().await;
+        let mut last = self.last.clone().lock_owned().await;
         if let Some((_, page)) = last.as_ref().filter(|(at, _)| at.elapsed() < self.age) {
             return Some(page.clone());
         }
         let render = self.render.clone();
-        let page = Bytes::from(tokio::task::spawn_blocking(move || render()).await.ok()?);
-        *last = Some((Instant::now(), page.clone()));
-        Some(page)
+        let rendering = move || {
+            let page = Bytes::from(render());
+            *last = Some((Instant::now(), page.clone()));
+            page
+        };
+        tokio::task::spawn_blocking(rendering).await.ok()
     }
 }
 
@@ -171,7 +175,7 @@ mod tests {
             counting.fetch_add(1, Ordering::Relaxed);
             "x".repeat(page_bytes)
         });
-        let page = Arc::new(Page { render, last: Mutex::default(), age });
+        let page = Arc::new(Page { render, last: Arc::default(), age });
         Served { address, rendered, task: tokio::spawn(serve(listener, page, limits)) }
     }
 
@@ -265,6 +269,33 @@ mod tests {
         }
         assert_eq!(served.rendered.load(Ordering::Relaxed), 1);
         served.task.abort();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn whoever_hangs_up_before_its_page_is_there_has_no_other_rendered() {
+        let rendered = Arc::new(AtomicUsize::new(0));
+        let (open, gate) = std::sync::mpsc::channel::<()>();
+        let (counting, gate) = (rendered.clone(), std::sync::Mutex::new(gate));
+        let render = Arc::new(move || {
+            if counting.fetch_add(1, Ordering::SeqCst) == 0 {
+                let _ = gate.lock().unwrap().recv(); // until it is opened
+            }
+            "page".to_owned()
+        });
+        let page = Page { render, last: Default::default(), age: Duration::from_secs(3600) };
+        let mut first = Box::pin(page.get());
+        assert!(futures::poll!(&mut first).is_pending());
+        drop(first);
+        // These come while it is being rendered, and go again.
+        for _ in 0..20 {
+            let mut asking = Box::pin(page.get());
+            let _ = futures::poll!(&mut asking);
+        }
+        let mut last = Box::pin(page.get());
+        let _ = futures::poll!(&mut last);
+        open.send(()).unwrap();
+        assert_eq!(last.await.unwrap(), "page");
+        assert_eq!(rendered.load(Ordering::SeqCst), 1);
     }
 
     #[tokio::test(flavor = "multi_thread")]
