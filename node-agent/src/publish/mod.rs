@@ -142,10 +142,6 @@ impl Volumes {
         self.scopes.shut(id)
     }
 
-    pub(crate) fn sweep_scopes(&self) {
-        self.scopes.sweep();
-    }
-
     /// Returns when a scope was closed.
     pub(crate) async fn scope_closed(&self) {
         self.scopes.closed().await;

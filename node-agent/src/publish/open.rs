@@ -28,7 +28,7 @@ impl Volumes {
         let open = self.opener(spec);
         let patience = spec.parameters.store_timeout;
         let mut place = self.scopes.enter(&id).await;
-        if let Some(scope) = place.again().cloned() {
+        if let Some(scope) = place.again() {
             drop(place); // it stays: whoever comes here has said that he will use it
             if scope.asked.has(credentials) {
                 return Ok(scope);
@@ -69,7 +69,7 @@ impl Volumes {
             health,
             self.generation,
         );
-        place.open = Some(scope.clone());
+        place.open(scope.clone());
         Ok(scope)
     }
 
@@ -125,9 +125,15 @@ impl Volumes {
 
     /// Closes the scope when its last mount is gone: an environment that nobody has open can be evicted as a whole.
     pub(crate) fn release_scope(&self, id: &ScopeId) {
-        if self.mounts.uses(id, |entry| &entry.mount.scope.id) {
-            return;
-        }
-        self.scopes.close(id);
+        self.scopes.close(id, || self.uses(id));
+    }
+
+    /// Scopes that could not be closed when their last mount went are closed now.
+    pub(crate) fn sweep_scopes(&self) {
+        self.scopes.sweep(|id| self.uses(id));
+    }
+
+    fn uses(&self, id: &ScopeId) -> bool {
+        self.mounts.uses(id, |entry| &entry.mount.scope.id)
     }
 }

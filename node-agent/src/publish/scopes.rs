@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Each scope has a lock of its own, under which it changes its state: a second publish waits for the first, a publish for
-//! a closing, and who removes a store is sure that nobody opens it meanwhile.
+//! a closing, and who removes a store is sure that nobody opens it meanwhile. Who merely looks for an open scope does not
+//! wait for it: what happens to a cache file is told once.
 
 use super::lock;
 use crate::scope::Scope;
@@ -23,22 +24,49 @@ pub(super) struct Scopes {
     closed: Arc<Notify>,
 }
 
-type Slot = Arc<tokio::sync::Mutex<Place>>;
+#[derive(Clone)]
+struct Slot {
+    open: Open,
+    place: Arc<tokio::sync::Mutex<Place>>,
+}
 
-#[derive(Default)]
+/// Written by who holds the place, read by all. Its lock is held for no longer than that.
+type Open = Arc<Mutex<Option<Arc<Scope>>>>;
+
 pub(super) struct Place {
-    pub(super) open: Option<Arc<Scope>>,
+    open: Open,
     /// Closed, but a question that is under way may still hold it: then it is the one to go on with.
     closing: Weak<Scope>,
 }
 
 impl Place {
+    pub(super) fn open(&mut self, scope: Arc<Scope>) {
+        *lock(&self.open) = Some(scope);
+    }
+
     /// The scope, if anything of it is left in this process.
-    pub(super) fn again(&mut self) -> Option<&Arc<Scope>> {
-        if self.open.is_none() {
-            self.open = self.closing.upgrade();
+    pub(super) fn again(&mut self) -> Option<Arc<Scope>> {
+        let mut open = lock(&self.open);
+        if open.is_none() {
+            *open = self.closing.upgrade();
         }
-        self.open.as_ref()
+        open.clone()
+    }
+
+    fn is_open(&self) -> bool {
+        lock(&self.open).is_some()
+    }
+
+    fn is_empty(&self) -> bool {
+        !self.is_open() && self.closing.strong_count() == 0
+    }
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        let open = Open::default();
+        let place = Place { open: open.clone(), closing: Weak::new() };
+        Self { open, place: Arc::new(tokio::sync::Mutex::new(place)) }
     }
 }
 
@@ -59,36 +87,39 @@ impl Drop for Shut {
 impl Scopes {
     /// Waits for whoever opens or closes it.
     pub(super) async fn enter(&self, id: &ScopeId) -> OwnedMutexGuard<Place> {
-        let slot = lock(&self.slots).entry(id.clone()).or_default().clone();
-        slot.lock_owned().await
+        let place = lock(&self.slots).entry(id.clone()).or_default().place.clone();
+        place.lock_owned().await
     }
 
     /// If it is open.
     pub(super) fn get(&self, id: &ScopeId) -> Option<Arc<Scope>> {
-        let slot = lock(&self.slots).get(id)?.clone();
-        slot.try_lock().ok()?.open.clone()
+        let open = lock(&self.slots).get(id)?.open.clone();
+        lock(&open).clone()
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Scope>> {
-        let slots: Vec<_> = lock(&self.slots).values().cloned().collect();
-        slots.iter().filter_map(|slot| slot.try_lock().ok()?.open.clone()).collect()
+        let open: Vec<Open> = lock(&self.slots).values().map(|slot| slot.open.clone()).collect();
+        open.iter().filter_map(|open| lock(open).clone()).collect()
     }
 
-    /// Closes it unless somebody is about to use it: writes its store out, on a thread that may block.
-    pub(super) fn close(&self, id: &ScopeId) {
-        let mut slots = lock(&self.slots);
-        // A publish that is under way holds the slot.
-        let Some(slot) = slots.get(id).filter(|slot| Arc::strong_count(slot) == 1).cloned() else { return };
-        let Ok(mut place) = slot.try_lock_owned() else { return };
-        let Some(scope) = place.open.take() else {
-            let gone = place.closing.strong_count() == 0;
-            drop(place);
-            if gone {
-                slots.remove(id);
-            }
-            return;
+    /// Closes it unless it is used, or somebody is about to: writes its store out, on a thread that may block.
+    /// `used`: looked at when nobody can open it any more. Whoever comes later says first that he will use it, and then
+    /// waits. Should somebody just look at the place, [`Self::sweep`] closes it.
+    pub(super) fn close(&self, id: &ScopeId, used: impl FnOnce() -> bool) {
+        let place = match lock(&self.slots).get(id) {
+            // A publish that is under way holds the place, or waits for it.
+            Some(slot) if Arc::strong_count(&slot.place) == 1 => slot.place.clone().try_lock_owned(),
+            _ => return,
         };
-        drop(slots);
+        let Ok(mut place) = place else { return };
+        if used() {
+            return;
+        }
+        let open = lock(&place.open).take();
+        let Some(scope) = open else {
+            drop(place);
+            return self.forget(id);
+        };
         scope.asked.end();
         place.closing = Arc::downgrade(&scope);
         let (me, id) = (self.clone(), id.clone());
@@ -106,17 +137,18 @@ impl Scopes {
 
     /// None: it is open, or about to be.
     pub(super) fn shut(&self, id: &ScopeId) -> Option<Shut> {
-        let slot = lock(&self.slots).entry(id.clone()).or_default().clone();
-        let place = slot.try_lock_owned().ok()?;
-        let in_use = place.open.is_some() || place.closing.strong_count() > 0;
+        let place = lock(&self.slots).entry(id.clone()).or_default().place.clone();
+        let place = place.try_lock_owned().ok()?;
+        let in_use = !place.is_empty();
         let shut = Shut { scopes: self.clone(), id: id.clone(), place: Some(place) };
         (!in_use).then_some(shut)
     }
 
-    /// Those that were closed while a question still held them, and which nobody has opened since.
-    pub(super) fn sweep(&self) {
+    /// Closes what nobody uses and could not be closed when its last volume went; forgets what was closed while a question
+    /// still held it, and which nobody has opened since.
+    pub(super) fn sweep(&self, used: impl Fn(&ScopeId) -> bool) {
         let ids: Vec<ScopeId> = lock(&self.slots).keys().cloned().collect();
-        ids.iter().for_each(|id| self.forget(id));
+        ids.iter().for_each(|id| self.close(id, || used(id)));
     }
 
     /// Returns when a scope was closed.
@@ -126,9 +158,8 @@ impl Scopes {
 
     fn forget(&self, id: &ScopeId) {
         let mut slots = lock(&self.slots);
-        let Some(slot) = slots.get(id).filter(|slot| Arc::strong_count(slot) == 1) else { return };
-        let empty =
-            slot.try_lock().is_ok_and(|place| place.open.is_none() && place.closing.strong_count() == 0);
+        let Some(slot) = slots.get(id).filter(|slot| Arc::strong_count(&slot.place) == 1) else { return };
+        let empty = slot.place.try_lock().is_ok_and(|place| place.is_empty());
         if empty {
             slots.remove(id);
         }
@@ -159,13 +190,47 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_open_is_found_also_while_somebody_opens_or_closes_it() {
+        let scopes = Scopes::default();
+        let source = crate::testing::Scripted::new(0);
+        let scope = source.scope();
+        scopes.enter(&scope.id).await.open(scope.clone());
+        let _publishing = scopes.enter(&scope.id).await;
+        assert!(scopes.get(&scope.id).is_some_and(|found| Arc::ptr_eq(&found, &scope)));
+        assert_eq!(scopes.all().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn what_is_used_stays_and_what_could_not_be_closed_at_once_is_closed_by_the_next_sweep() {
+        let scopes = Scopes::default();
+        let source = crate::testing::Scripted::new(0);
+        let scope = source.scope();
+        let (id, weak) = (scope.id.clone(), Arc::downgrade(&scope));
+        scopes.enter(&id).await.open(scope);
+        // Used by a publish that came after the last unpublish had looked.
+        scopes.close(&id, || true);
+        scopes.sweep(|_| true);
+        assert!(scopes.get(&id).is_some());
+        // Somebody has its place when its last volume goes.
+        let looking = scopes.enter(&id).await;
+        scopes.close(&id, || false);
+        assert!(scopes.get(&id).is_some());
+        drop(looking);
+        scopes.sweep(|_| false);
+        assert!(scopes.get(&id).is_none());
+        scopes.closed().await;
+        assert_eq!(weak.strong_count(), 0);
+        assert!(lock(&scopes.slots).is_empty());
+    }
+
+    #[tokio::test]
     async fn what_was_never_opened_leaves_nothing() {
         let scopes = Scopes::default();
         drop(scopes.enter(&id("a")).await); // its publish failed
-        scopes.close(&id("a"));
+        scopes.close(&id("a"), || false);
         drop(scopes.shut(&id("b")));
         drop(scopes.enter(&id("c")).await);
-        scopes.sweep();
+        scopes.sweep(|_| false);
         assert!(lock(&scopes.slots).is_empty());
     }
 }
