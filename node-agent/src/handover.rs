@@ -26,7 +26,7 @@ impl Volumes {
             .map_err(|_| Refusal::new(RefusalKind::Internal, "adopt must carry two descriptors"))?;
         let id = adopt.publish.mount;
         let scope = publish::scope_of(&adopt.resume)?;
-        let Some(arrival) = self.arrive(id, &scope)? else {
+        let Some(arrival) = self.arrive(id, &scope, adopt.publish.pod.as_ref())? else {
             // Done means that it is served, or will be.
             return match self.has_live(id) {
                 true => Ok(()),

@@ -23,7 +23,7 @@ pub(super) struct Mounts<E> {
 
 #[derive(Debug)]
 enum Slot<E> {
-    Arriving { scope: ScopeId, ended: bool },
+    Arriving { scope: ScopeId, namespace: Option<String>, ended: bool },
     Here(E),
 }
 
@@ -60,14 +60,19 @@ impl<E> Mounts<E> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It will use this scope, from now on.
-    pub(super) fn arrive(&self, id: MountId, scope: ScopeId) -> Result<Arrival<'_, E>, Present> {
+    /// It will use this scope, for a pod of this namespace, from now on.
+    pub(super) fn arrive(
+        &self,
+        id: MountId,
+        scope: ScopeId,
+        namespace: Option<String>,
+    ) -> Result<Arrival<'_, E>, Present> {
         let mut slots = self.lock();
         match slots.get(&id) {
             Some(Slot::Here(_)) => Err(Present::Here),
             Some(Slot::Arriving { .. }) => Err(Present::UnderWay),
             None => {
-                slots.insert(id, Slot::Arriving { scope, ended: false });
+                slots.insert(id, Slot::Arriving { scope, namespace, ended: false });
                 Ok(Arrival { mounts: self, id })
             }
         }
@@ -117,6 +122,22 @@ impl<E> Mounts<E> {
             Slot::Arriving { scope, .. } => scope == id,
         })
     }
+
+    /// Are all that are here or on their way and use this scope of this namespace?
+    pub(super) fn are_of(
+        &self,
+        namespace: Option<&str>,
+        id: &ScopeId,
+        of: impl Fn(&E) -> (&ScopeId, Option<&str>),
+    ) -> bool {
+        self.lock().values().all(|slot| {
+            let (scope, theirs) = match slot {
+                Slot::Here(entry) => of(entry),
+                Slot::Arriving { scope, namespace, .. } => (scope, namespace.as_deref()),
+            };
+            scope != id || theirs == namespace
+        })
+    }
 }
 
 impl<E> Arrival<'_, E> {
@@ -153,6 +174,10 @@ mod tests {
         ScopeId::parse(&digit.repeat(32)).unwrap()
     }
 
+    fn arrive<'m, E>(mounts: &'m Mounts<E>, digit: &str) -> Result<Arrival<'m, E>, Present> {
+        mounts.arrive(ID, scope(digit), None)
+    }
+
     fn settle(arrival: Arrival<'_, u8>, entry: u8) -> Result<(), Unsettled<()>> {
         arrival.settle(|| Ok(entry))
     }
@@ -160,10 +185,10 @@ mod tests {
     #[test]
     fn what_is_taken_away_on_its_way_does_not_arrive() {
         let mounts = Mounts::default();
-        let arrival = mounts.arrive(ID, scope("a")).unwrap();
+        let arrival = arrive(&mounts, "a").unwrap();
         assert_eq!((mounts.ids(), mounts.get(ID, |e| *e)), (vec![ID], None));
         assert_eq!(mounts.end(ID), None);
-        assert_eq!(mounts.arrive(ID, scope("a")).unwrap_err(), Present::UnderWay, "until it has noticed");
+        assert_eq!(arrive(&mounts, "a").unwrap_err(), Present::UnderWay, "until it has noticed");
         let mut made = false;
         let settled = arrival.settle(|| {
             made = true;
@@ -171,7 +196,7 @@ mod tests {
         });
         assert_eq!((settled, made), (Err(Unsettled::Ended), false));
         assert!(mounts.ids().is_empty());
-        settle(mounts.arrive(ID, scope("a")).unwrap(), 2).unwrap();
+        settle(arrive(&mounts, "a").unwrap(), 2).unwrap();
         assert_eq!(mounts.end(ID), Some(2));
         assert_eq!((mounts.end(ID), mounts.ids()), (None, vec![]));
     }
@@ -179,19 +204,19 @@ mod tests {
     #[test]
     fn one_at_a_time_is_on_its_way_and_none_where_one_is() {
         let mounts = Mounts::default();
-        let arrival = mounts.arrive(ID, scope("a")).unwrap();
-        assert_eq!(mounts.arrive(ID, scope("a")).unwrap_err(), Present::UnderWay);
+        let arrival = arrive(&mounts, "a").unwrap();
+        assert_eq!(arrive(&mounts, "a").unwrap_err(), Present::UnderWay);
         settle(arrival, 1).unwrap();
-        assert_eq!(mounts.arrive(ID, scope("a")).unwrap_err(), Present::Here);
+        assert_eq!(arrive(&mounts, "a").unwrap_err(), Present::Here);
         assert_eq!(mounts.map(|e| *e), [1]);
     }
 
     #[test]
     fn what_fails_on_its_way_or_is_refused_leaves_nothing() {
         let mounts = Mounts::<u8>::default();
-        drop(mounts.arrive(ID, scope("a")).unwrap());
+        drop(arrive(&mounts, "a").unwrap());
         assert!(mounts.ids().is_empty());
-        let refused = mounts.arrive(ID, scope("a")).unwrap().settle(|| Err("stopping"));
+        let refused = arrive(&mounts, "a").unwrap().settle(|| Err("stopping"));
         assert_eq!((refused, mounts.ids()), (Err(Unsettled::Refused("stopping")), vec![]));
     }
 
@@ -199,7 +224,7 @@ mod tests {
     fn a_scope_is_used_by_what_is_on_its_way() {
         let mounts = Mounts::<ScopeId>::default();
         let uses = |digit| mounts.uses(&scope(digit), |e| e);
-        let arrival = mounts.arrive(ID, scope("a")).unwrap();
+        let arrival = arrive(&mounts, "a").unwrap();
         assert!(uses("a") && !uses("b"));
         arrival.settle(|| Ok::<_, ()>(scope("b"))).unwrap();
         assert!(!uses("a") && uses("b"));
@@ -207,12 +232,28 @@ mod tests {
         assert!(!uses("b"));
     }
 
+    #[test]
+    fn a_pod_of_another_namespace_counts_from_the_first_line_of_its_publish_on() {
+        let mounts = Mounts::<(ScopeId, &str)>::default();
+        let are_of = |ns: Option<&str>, digit| mounts.are_of(ns, &scope(digit), |(id, ns)| (id, Some(ns)));
+        assert!(are_of(Some("one"), "a"));
+        let first = mounts.arrive(ID, scope("a"), Some("one".into())).unwrap();
+        assert!(are_of(Some("one"), "a") && are_of(Some("two"), "b"));
+        assert!(!are_of(Some("two"), "a") && !are_of(None, "a"));
+        first.settle(|| Ok::<_, ()>((scope("a"), "one"))).unwrap();
+        assert!(are_of(Some("one"), "a") && !are_of(Some("two"), "a"));
+        let second = mounts.arrive(MountId(8), scope("a"), Some("two".into())).unwrap();
+        assert!(!are_of(Some("one"), "a") && !are_of(Some("two"), "a"));
+        drop(second);
+        assert!(are_of(Some("one"), "a"));
+    }
+
     /// Whatever comes first: what was taken away is not here, and whoever made it has learned it or has it taken.
     #[test]
     fn an_end_and_an_arrival_at_once_leave_nothing_here() {
         let mounts = Mounts::default();
         for round in 0..2000_u32 {
-            let arrival = mounts.arrive(ID, scope("a")).unwrap();
+            let arrival = arrive(&mounts, "a").unwrap();
             let (settled, ended) = std::thread::scope(|threads| {
                 let settling = threads.spawn(|| arrival.settle(|| Ok::<_, ()>(round)));
                 let ended = mounts.end(ID);

@@ -14,7 +14,7 @@ use crate::supervisor::{Mount, Parts, Surroundings};
 use arrivals::{Arrival, Mounts, Present, Unsettled};
 use cache::data::Engine;
 use cache::meta;
-use link::broker::{AgentAnswer, MountId, Publish, Resume, Usage};
+use link::broker::{AgentAnswer, MountId, Pod, Publish, Resume, Usage};
 use link::worker::{Assign, Mode, Show};
 use link::{Cause, Refusal, RefusalKind, failpoint};
 use scopes::Scopes;
@@ -164,7 +164,7 @@ impl Volumes {
         self.may_serve(&spec)?;
         let credentials = self.credentials(&request.secrets, request.environment)?;
         let (id, scope) = (request.mount, spec.scope(&credentials, self.numbers.scope_key()));
-        let arrival = match self.arrive(id, &scope)? {
+        let arrival = match self.arrive(id, &scope, request.pod.as_ref())? {
             Some(arrival) => arrival,
             None => {
                 return Err(Refusal::new(RefusalKind::Conflict, format!("mount {id} is published already")));
@@ -188,6 +188,7 @@ impl Volumes {
     ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
         let (id, volume, init) = (request.mount, spec.id.clone(), request.init.clone());
         let scope = self.open_scope(scope, &spec, credentials, true).await?;
+        self.may_join(&scope, request.pod.as_ref().map(|pod| pod.namespace.as_str()))?;
         let member = scope.join(Wants::of(&self.config.workers.in_time(&spec).parameters));
         let mode = self.mode(&spec, credentials).await?;
         let parts = self.parts(request, spec, scope, member, mode, device).await?;
@@ -221,8 +222,13 @@ impl Volumes {
     }
 
     /// From here on this mount is on its way, and an unpublish stops it; None: it is here.
-    pub(crate) fn arrive(&self, id: MountId, scope: &ScopeId) -> Result<Option<Arriving<'_>>, Refusal> {
-        match self.mounts.arrive(id, scope.clone()) {
+    pub(crate) fn arrive(
+        &self,
+        id: MountId,
+        scope: &ScopeId,
+        pod: Option<&Pod>,
+    ) -> Result<Option<Arriving<'_>>, Refusal> {
+        match self.mounts.arrive(id, scope.clone(), pod.map(|pod| pod.namespace.clone())) {
             Ok(arrival) => Ok(Some(arrival)),
             Err(Present::Here) => Ok(None),
             Err(Present::UnderWay) => {

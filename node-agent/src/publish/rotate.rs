@@ -1,11 +1,11 @@
 //! A secret that changed while its volume is mounted: tried, and used from then on if it opens the source.
 
 use super::{Volumes, credentials, source_refusal};
-use crate::supervisor::Mount;
+use crate::scope::Scope;
 use link::broker::MountId;
 use link::{Refusal, RefusalKind};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use volume::ScopeId;
 
 impl Volumes {
     /// Returns when the new secret is in force. Nothing changes while it is tried, nor if it is refused.
@@ -18,31 +18,42 @@ impl Volumes {
         }
         let same_identity = mount.spec.is_in(&scope.id, &fresh, self.numbers.scope_key());
         if !same_identity {
-            // What the new keys bring in is seen by every volume of the scope.
-            one_namespace(&mount, &self.mounts())?;
+            self.one_namespace(mount.namespace(), &scope.id)?;
         }
         let source = store::open(&mount.spec, &fresh, self.limits.clone(), self.observer.clone())
             .map_err(|e| source_refusal(&e))?;
         self.check(&mount.spec, &source).await?;
         match same_identity {
             true => scope.asked.replace(fresh),
-            false => scope.asked.rotate(fresh),
+            false => {
+                // Whoever publishes meanwhile is either seen here, or sees that the scope is rotated.
+                let _place = self.scopes.enter(&scope.id).await;
+                self.one_namespace(mount.namespace(), &scope.id)?;
+                scope.asked.rotate(fresh)
+            }
         }
         .map_err(|e| source_refusal(&e))?;
         mount.rotated(secrets);
         tracing::info!(mount = %id, volume = %mount.spec.id, "a changed secret is in use");
         Ok(())
     }
-}
 
-fn one_namespace(mount: &Mount, all: &[Arc<Mount>]) -> Result<(), Refusal> {
-    let namespace = |m: &Mount| m.pod.as_ref().map(|pod| pod.namespace.clone());
-    let shared = all.iter().any(|m| m.scope.id == mount.scope.id && namespace(m) != namespace(mount));
-    match shared {
-        false => Ok(()),
-        true => Err(Refusal::new(
-            RefusalKind::Denied,
-            "pods of another namespace read the same source with the same old keys: restart the pod to use the new secret",
-        )),
+    /// For a mount that is on its way here: the keys that name this scope may not be those that it is asked with.
+    pub(super) fn may_join(&self, scope: &Scope, namespace: Option<&str>) -> Result<(), Refusal> {
+        match scope.asked.is_rotated() {
+            false => Ok(()),
+            true => self.one_namespace(namespace, &scope.id),
+        }
+    }
+
+    /// What rotated keys bring in is seen by every volume of the scope.
+    fn one_namespace(&self, namespace: Option<&str>, scope: &ScopeId) -> Result<(), Refusal> {
+        match self.mounts.are_of(namespace, scope, |entry| (&entry.mount.scope.id, entry.mount.namespace())) {
+            true => Ok(()),
+            false => Err(Refusal::new(
+                RefusalKind::Denied,
+                "pods of another namespace read the same source with the same old keys: restart the pod with the new secret",
+            )),
+        }
     }
 }

@@ -238,6 +238,11 @@ impl Mount {
         }
     }
 
+    /// Of its pod.
+    pub fn namespace(&self) -> Option<&str> {
+        self.pod.as_ref().map(|pod| pod.namespace.as_str())
+    }
+
     /// The connection's shared memory, for the broker to keep.
     pub fn shared(&self) -> std::io::Result<OwnedFd> {
         self.shared.try_clone()
