@@ -37,6 +37,8 @@ const LOOKUPS_BEFORE_LISTING: u32 = 8;
 const ASK_AFTER_STALE: Duration = Duration::from_secs(10);
 /// Versions that readers may still hold open although the source has moved on.
 const VERSIONS_KEPT: usize = 65_536;
+/// Directories of which something is kept here, for each purpose; there may be millions.
+const DIRECTORIES_KEPT: usize = 65_536;
 /// Files that are not whole and are held for the workers; each has a descriptor.
 const HELD_MAX: usize = 1024;
 /// What is told of why a source does not answer: a store may say much.
@@ -66,7 +68,7 @@ pub struct Scope {
     /// Directories that do not fit into one page, and how many single look-ups they have had.
     large: Mutex<HashMap<u64, u32>>,
     versions: Mutex<Versions>,
-    /// Bytes of the files of each directory that was listed.
+    /// Bytes of the files of each directory that was listed, of as many as may be kept here.
     listed_bytes: Mutex<HashMap<u64, u64>>,
     /// Cache roots whose disk fails.
     failing: Mutex<HashSet<u8>>,
@@ -80,6 +82,7 @@ pub struct Scope {
 /// How much of the source is known so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Known {
+    /// At least.
     pub bytes: u64,
     pub names: u64,
 }
@@ -194,7 +197,11 @@ impl Scope {
                     if self.list_flight(parent, true).await? == Listed::Whole {
                         return Ok(());
                     }
-                    lock(&self.large).entry(parent).or_insert(1);
+                    let mut large = lock(&self.large);
+                    if large.len() >= DIRECTORIES_KEPT {
+                        large.clear(); // each costs a page to be known as large again
+                    }
+                    large.entry(parent).or_insert(1);
                 }
                 Some(LOOKUPS_BEFORE_LISTING) => {
                     let me = self.arc();
@@ -346,7 +353,7 @@ impl Scope {
             }
         }
         self.blocking(move || listing.finish()).await?;
-        lock(&self.listed_bytes).insert(dir, bytes);
+        note(&mut lock(&self.listed_bytes), dir, bytes, DIRECTORIES_KEPT);
         Ok(Listed::Whole)
     }
 
@@ -683,6 +690,18 @@ pub(crate) fn store_cause(error: &StoreError) -> Cause {
         }
         StoreError::Invalid { .. } => Cause::Internal,
     }
+}
+
+/// Where there is no place for another directory it is not counted: the sum is a lower bound.
+fn note(listed: &mut HashMap<u64, u64>, dir: u64, bytes: u64, most: usize) {
+    if listed.len() < most || listed.contains_key(&dir) {
+        listed.insert(dir, bytes);
+    }
+}
+
+fn endless(path: &[u8], why: &str) -> StoreError {
+    let what = String::from_utf8_lossy(path).into_owned();
+    StoreError::Malformed { what, why: format!("a listing without end: {why}") }
 }
 
 fn incoming(entry: store::Entry) -> Incoming {

@@ -17,8 +17,7 @@ async fn whether_its_source_is_away_is_known_for_each_volume_as_it_feels_it() {
     let scope = scripted.scope();
     let strict = Parameters { freshness: Freshness::Strict, ..Parameters::default() };
     let ttl = Freshness::Ttl(Duration::from_secs(60));
-    let ttl =
-        Parameters { freshness: ttl, stale_if_error: Duration::from_secs(60), ..Parameters::default() };
+    let ttl = Parameters { freshness: ttl, stale_if_error: Duration::from_secs(60), ..Parameters::default() };
     assert_eq!((scope.away(&strict), scope.away(&ttl)), (None, None));
     scope.silent(&"long ".repeat(10_000));
     let (strict_away, ttl_away) = (scope.away(&strict).unwrap(), scope.away(&ttl).unwrap());
@@ -115,4 +114,13 @@ async fn workers_forget_every_file_of_a_disk_that_hangs_though_the_store_of_name
     expected.sort_unstable();
     assert_eq!(held, expected);
     assert!(scope.disk_fails(files[0].root()));
+}
+
+#[test]
+fn of_directories_without_end_only_so_many_are_counted() {
+    let mut listed = std::collections::HashMap::new();
+    (0..100).for_each(|dir| super::note(&mut listed, dir, 1, 10));
+    assert_eq!(listed.len(), 10);
+    super::note(&mut listed, 3, 7, 10);
+    assert_eq!(listed.values().sum::<u64>(), 9 + 7, "those that are counted stay up to date");
 }
