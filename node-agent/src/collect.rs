@@ -8,7 +8,7 @@ use crate::config;
 use crate::publish::Volumes;
 use cache::meta::idle::{self, Left};
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 use volume::ScopeId;
 
@@ -96,6 +96,24 @@ fn choose(stores: &[Store], limits: &Limits, around: &Around) -> Vec<(usize, Rea
     gone
 }
 
+/// Whether stores may be touched. An agent that steps back stops that before its successor opens them, also in the middle
+/// of a look, which runs on a thread that cannot be aborted.
+#[derive(Debug, Default)]
+pub(crate) struct Leave(Mutex<bool>);
+
+impl Leave {
+    /// One store at a time; None: not any more.
+    fn with<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let ended = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (!*ended).then(work)
+    }
+
+    /// Returns when nobody is at a store. Blocking.
+    pub(crate) fn end(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+}
+
 /// Looks now, and again whenever volumes have gone, and now and then.
 pub(crate) fn start(volumes: &Arc<Volumes>) -> tokio::task::JoinHandle<()> {
     let weak = Arc::downgrade(volumes);
@@ -157,7 +175,8 @@ fn look(volumes: &Volumes, started: &Started, first: bool) {
         let id = &found[k].0;
         // A volume may have come for it since.
         let Some(_shut) = volumes.shut_scope(id) else { continue };
-        match idle::remove(&path(dir, id)) {
+        let Some(removed) = volumes.collecting.with(|| idle::remove(&path(dir, id))) else { return };
+        match removed {
             Ok(true) => {
                 left -= stores[k].bytes;
                 volumes.around.metrics.store_removed(reason.as_str());
@@ -193,7 +212,7 @@ fn find(
         let expected = started.expects(&seen);
         let Some(shut) = volumes.shut_scope(&id) else { continue };
         let now = SystemTime::now();
-        let tidied = match seen.left {
+        let tidy = || match seen.left {
             _ if expected => Ok(()),
             // Nobody closes it any more but us.
             Left::Open => idle::close(&path).map(drop),
@@ -202,6 +221,7 @@ fn find(
             Left::Closed if seen.since > now => idle::touch(&path),
             Left::Closed | Left::Worthless => Ok(()),
         };
+        let Some(tidied) = volumes.collecting.with(tidy) else { break };
         drop(shut);
         if let Err(error) = tidied {
             tracing::warn!(scope = %id, %error, "an unused metadata store could not be tidied up");
@@ -254,6 +274,33 @@ mod tests {
     fn what_an_agent_before_may_have_left_in_use_stays() {
         let expected = Store { expected: true, ..store(5000, 5000) };
         assert_eq!(gone(&[expected, store(1, 10)], WIDE, 0, Some((0, 100))), [(1, Reason::Space)]);
+    }
+
+    #[test]
+    fn whoever_steps_back_waits_for_the_store_at_hand_and_no_other_is_touched() {
+        let leave = Arc::new(Leave::default());
+        let (enter, entered) = std::sync::mpsc::channel();
+        let (open, gate) = std::sync::mpsc::channel::<()>();
+        let looking = std::thread::spawn({
+            let leave = leave.clone();
+            move || {
+                leave.with(|| {
+                    enter.send(()).unwrap();
+                    gate.recv().unwrap();
+                })
+            }
+        });
+        entered.recv().unwrap();
+        let ending = std::thread::spawn({
+            let leave = leave.clone();
+            move || leave.end()
+        });
+        std::thread::sleep(Duration::from_millis(20)); // it may end too early now
+        assert!(!ending.is_finished());
+        open.send(()).unwrap();
+        assert!(looking.join().unwrap().is_some());
+        ending.join().unwrap();
+        assert!(leave.with(|| ()).is_none());
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod requests;
 mod rotate;
 mod scopes;
 
+use crate::collect;
 use crate::config::Config;
 use crate::departure::Order;
 use crate::profile;
@@ -56,6 +57,8 @@ pub struct Volumes {
     stepped_back: AtomicBool,
     /// While there is no broker.
     absence: Mutex<Option<Absence>>,
+    /// Unused metadata stores are tidied up and removed.
+    pub(crate) collecting: Arc<collect::Leave>,
     /// What concerns the agent as a whole.
     orders: mpsc::UnboundedSender<Order>,
 }
@@ -95,6 +98,7 @@ impl Volumes {
             leaving: AtomicBool::new(false),
             stepped_back: AtomicBool::new(false),
             absence: Mutex::default(),
+            collecting: Arc::default(),
             orders,
         })
     }
@@ -316,8 +320,11 @@ impl Volumes {
             entry.mount.stop();
             entry.thread.take()
         });
-        let joined =
-            tokio::task::spawn_blocking(move || threads.into_iter().flatten().for_each(|t| drop(t.join())));
+        let collecting = self.collecting.clone();
+        let joined = tokio::task::spawn_blocking(move || {
+            threads.into_iter().flatten().for_each(|t| drop(t.join()));
+            collecting.end();
+        });
         let _ = joined.await; // a panic of a thread has been reported by it
     }
 
