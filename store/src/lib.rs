@@ -69,7 +69,7 @@ pub struct Entry {
 /// One page of a directory. `a` (an object) and `a/` (a prefix) may both come, on any pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
-    /// At most 1000, in no promised order.
+    /// In no promised order; at most [`PAGE_ENTRIES`] files and as many directories, for some stores count them apart.
     pub entries: Vec<Entry>,
     /// Where the next page starts; None: this was the last.
     pub next: Option<String>,
@@ -104,7 +104,7 @@ pub trait Source: Send + Sync + std::fmt::Debug {
     async fn check(&self, limit: Duration) -> Result<(), StoreError>;
 }
 
-/// Most entries in one [`Page`].
+/// What one [`Page`] is asked to hold.
 pub const PAGE_ENTRIES: usize = 1000;
 
 /// Opens a source. Makes no contact: that is [`Source::check`].

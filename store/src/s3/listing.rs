@@ -263,6 +263,10 @@ mod tests {
             let error = parse(text(PAGE_ENTRIES + 1, &inner).as_bytes()).unwrap_err();
             assert!(error.contains("more than was asked for"), "{error}");
         }
+        // Some stores count the two apart.
+        let pair = "<Contents></Contents><CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>";
+        assert!(parse(text(PAGE_ENTRIES, pair).as_bytes()).is_ok());
+        assert!(parse(text(PAGE_ENTRIES + 1, pair).as_bytes()).is_err());
         assert!(parse(text(1, &"<a>".repeat(1000)).as_bytes()).is_err());
         let long = page(&object(&format!("d/{}", "x".repeat(10 << 20)), 1));
         assert!(long.entries.is_empty() && long.unnameable[0].len() < 2000, "{}", long.unnameable[0].len());
