@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 pub(super) const KEPT: Duration = Duration::from_millis(400);
 /// A question takes microseconds. One that takes longer than this was held up, and may have read pages of any time.
 pub(super) const READER_LIMIT: Duration = Duration::from_millis(100);
+/// So many writes wait for room at a time; others fail at once. Each holds a thread of a pool that all scopes share.
+const WAITING_MAX: u32 = 4;
 /// So many snapshots are held at once at most, and one more.
 const STEPS: u32 = 4;
 
@@ -28,11 +30,15 @@ pub(super) struct Fence<S> {
     held: VecDeque<(Instant, S)>,
     /// Every commit is older.
     last_write: Option<Instant>,
+    /// The store is full: when all pages that were kept as it became so can be used again. Whoever finds no room after that
+    /// need not wait: nothing more is given back.
+    full_until: Option<Instant>,
+    waiting: u32,
 }
 
 impl<S> Default for Fence<S> {
     fn default() -> Self {
-        Self { kept: KEPT, held: VecDeque::new(), last_write: None }
+        Self { kept: KEPT, held: VecDeque::new(), last_write: None, full_until: None, waiting: 0 }
     }
 }
 
@@ -62,17 +68,32 @@ impl<S> Fence<S> {
         Ok(())
     }
 
-    /// After how much time without a write all pages that were replaced can be used again. None: there are none.
-    pub(super) fn room_in(&self, now: Instant) -> Option<Duration> {
-        let last = self.last_write?;
-        let passed = now.saturating_duration_since(last);
+    /// A write found no room: after how much time without a write all pages that were replaced can be used again. None: it
+    /// is not to wait. Whoever does says [`Self::waited`] afterwards.
+    pub(super) fn wait_for_room(&mut self, now: Instant) -> Option<Duration> {
         // The newest snapshot may be older than the last write. One that is alone and is that old holds little.
-        (passed <= self.kept).then(|| self.kept - passed + Duration::from_millis(1))
+        let room_at = self.last_write? + self.kept + Duration::from_millis(1);
+        let wait = self.full_until.get_or_insert(room_at).saturating_duration_since(now);
+        if wait.is_zero() || self.waiting == WAITING_MAX {
+            return None;
+        }
+        self.waiting += 1;
+        Some(wait)
+    }
+
+    pub(super) fn waited(&mut self) {
+        self.waiting -= 1;
+    }
+
+    /// A write found room.
+    pub(super) fn has_room(&mut self) {
+        self.full_until = None;
     }
 
     #[cfg(test)]
     pub(super) fn keep_for(&mut self, kept: Duration) {
         self.kept = kept;
+        self.full_until = None;
     }
 
     /// No reader is left.
@@ -85,6 +106,27 @@ impl<S> Fence<S> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn few_wait_for_room_and_only_until_the_pages_are_back() {
+        let mut fence = Fence::<()>::default();
+        let mut now = Instant::now();
+        assert_eq!(fence.wait_for_room(now), None, "nothing was written, so nothing is kept");
+        fence.advance(now, || Ok::<_, ()>(())).unwrap();
+        let waits: Vec<_> = (0..10).map_while(|_| fence.wait_for_room(now)).collect();
+        assert_eq!(waits.len(), WAITING_MAX as usize);
+        now += waits[0];
+        waits.iter().for_each(|_| fence.waited());
+        // Each of them tries again, and finds no room.
+        for _ in 0..10 {
+            fence.advance(now, || Ok::<_, ()>(())).unwrap();
+            assert_eq!(fence.wait_for_room(now), None);
+            now += Duration::from_millis(100);
+        }
+        fence.has_room();
+        fence.advance(now, || Ok::<_, ()>(())).unwrap();
+        assert!(fence.wait_for_room(now).is_some(), "it has become full again");
+    }
 
     proptest! {
         /// Versions are counted; each write commits the next one. A page of version v that write v + 1 has replaced may
@@ -100,11 +142,13 @@ mod tests {
                 let newest = committed.len() as u64 - 1;
                 // As a disk without room has it.
                 if pause == 0
-                    && let Some(wait) = fence.room_in(now)
+                    && let Some(wait) = fence.wait_for_room(now)
                 {
                     now += wait;
+                    fence.waited();
                 }
                 fence.advance(now, || Ok::<_, ()>(newest)).unwrap();
+                fence.has_room();
                 let oldest_held = fence.held.front().unwrap().1;
                 // A reader that began KEPT ago saw the newest version of that moment.
                 let seen = committed.iter().rposition(|at| now.duration_since(*at) >= KEPT).unwrap_or(0) as u64;

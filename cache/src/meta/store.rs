@@ -206,17 +206,9 @@ impl Store {
     }
 
     /// Records where the whole and verified content of this version lies, or that it lies nowhere any more. None: the
-    /// inode is unknown, no file, or has another version by now; nothing changed.
+    /// inode is unknown, no file, or has another version by now; nothing changed. A full store says so at once: the thread
+    /// that calls this serves all scopes, and what is not located here the agent locates when it is asked.
     pub fn set_cached(
-        &self,
-        ino: u64,
-        version: u32,
-        cached: Option<Cached>,
-    ) -> Result<Option<Attributes>, MetaError> {
-        self.with_room(|| self.set_cached_now(ino, version, cached))
-    }
-
-    fn set_cached_now(
         &self,
         ino: u64,
         version: u32,
@@ -316,19 +308,24 @@ impl Store {
         self.home.unlock();
     }
 
-    /// Runs `write`, and where no room is left once more as soon as the pages that are kept for readers can be used again.
+    /// Runs `write`, and where no room is left once more as soon as the pages that are kept for readers can be used again. A
+    /// store that is full all the same is not waited for until something was written to it.
     pub(super) fn with_room<T>(
         &self,
         mut write: impl FnMut() -> Result<T, MetaError>,
     ) -> Result<T, MetaError> {
-        let full = match write() {
-            Err(full @ MetaError::Full(_)) => full,
-            other => return other,
-        };
-        let wait = self.fence().room_in(Instant::now());
-        let Some(wait) = wait else { return Err(full) };
-        std::thread::sleep(wait);
-        write()
+        let mut result = write();
+        if matches!(result, Err(MetaError::Full(_))) {
+            let wait = self.fence().wait_for_room(Instant::now());
+            let Some(wait) = wait else { return result };
+            std::thread::sleep(wait);
+            self.fence().waited();
+            result = write();
+        }
+        if result.is_ok() {
+            self.fence().has_room();
+        }
+        result
     }
 
     /// To be called with `pending` locked.

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::meta::record::FORMAT;
-use crate::meta::{Opened, ROOT};
+use crate::meta::{Cached, Opened, ROOT};
 use heed::types::Bytes;
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn why(store: &Store) -> &str {
     match store.opened() {
@@ -194,6 +194,40 @@ fn a_store_at_its_size_limit_says_full_and_goes_on_reading() {
     assert_eq!(names(&store, d, None).unwrap(), ["a"]);
     assert_eq!(names(&store, ROOT, None), None);
     found(&store, ROOT, "d");
+}
+
+#[test]
+fn a_full_store_is_waited_for_once_and_never_where_a_file_is_located() {
+    let bench = Bench::new();
+    let tight = Options { map_bytes: 1 << 20, ..SMALL };
+    let store = open(bench.dir.path(), &tight, &bench.clock, &bench.numbers).unwrap();
+    store.keep_pages_for(Duration::ZERO);
+    let located = store.put(ROOT, &file("located", "1")).unwrap().ino;
+    let mut names = 0;
+    while store.put(ROOT, &file(&format!("file-{names}"), "1234567890")).is_ok() {
+        names += 1;
+    }
+    // From here on each write needs pages that are kept for longer than the test takes.
+    let kept = Duration::from_secs(2);
+    store.keep_pages_for(kept);
+    let started = Instant::now();
+    let here = |file| Some(Cached { generation: 1, root: 0, file });
+    let mut refused = 0;
+    for k in 0..400 {
+        match store.set_cached(located, 1, here(k)) {
+            Ok(_) => {}
+            Err(MetaError::Full(_)) => refused += 1,
+            Err(other) => panic!("{other}"),
+        }
+        assert!(started.elapsed() < kept * 10, "who serves all scopes was kept at the {k}th");
+    }
+    assert!(refused > 0, "it is full");
+    let (started, long) = (Instant::now(), "x".repeat(9_000));
+    for k in 0..40 {
+        assert!(matches!(store.put(ROOT, &file("more", &long)), Err(MetaError::Full(_))));
+        assert!(started.elapsed() < kept * 10, "each write waits, the {k}th too");
+    }
+    found(&store, ROOT, "located");
 }
 
 #[test]
