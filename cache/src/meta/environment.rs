@@ -56,21 +56,44 @@ pub(super) enum State {
     Distrusted,
 }
 
-impl State {
-    /// What a marker says, and whether this boot and this build can do something with it. None: it is no marker.
-    pub(super) fn read(path: &Path) -> Result<Option<(Self, bool)>, MetaError> {
+/// What stands in a marker.
+#[derive(Debug)]
+pub(super) struct Marker {
+    pub(super) state: State,
+    format: String,
+    this_boot: bool,
+}
+
+impl Marker {
+    /// None: it is no marker.
+    pub(super) fn read(path: &Path) -> Result<Option<Self>, MetaError> {
         let bytes = fs::read(path).map_err(io("cannot read the marker of the metadata store"))?;
         let text = String::from_utf8_lossy(&bytes[..bytes.len().min(MARKER_BYTES)]).into_owned();
         let words: Vec<&str> = text.split_whitespace().collect();
         let ["millpond-meta", format, state, boot] = words[..] else { return Ok(None) };
-        let Some(state) = [Self::Open, Self::Clean, Self::Distrusted].into_iter().find(|s| s.word() == state)
-        else {
-            return Ok(None);
-        };
-        let this_boot = state == Self::Clean || boot == boot_id()?;
-        Ok(Some((state, this_boot && format.parse().is_ok_and(record::is_known))))
+        let known = [State::Open, State::Clean, State::Distrusted];
+        let Some(state) = known.into_iter().find(|s| s.word() == state) else { return Ok(None) };
+        Ok(Some(Self { state, format: format.to_owned(), this_boot: boot == boot_id()? }))
     }
 
+    /// Why the store cannot be gone on with.
+    pub(super) fn objection(&self) -> Option<String> {
+        let format = &self.format;
+        if !format.parse().is_ok_and(record::is_known) {
+            return Some(format!(
+                "its format is {format}, this build has {FORMAT} and knows one more and one less"
+            ));
+        }
+        match self.state {
+            State::Clean => None,
+            State::Open if self.this_boot => None,
+            State::Open => Some("the machine stopped while it was in use".into()),
+            State::Distrusted => Some("damage was found in it".into()),
+        }
+    }
+}
+
+impl State {
     fn word(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -138,27 +161,14 @@ impl Home {
         if !self.dir.join(DATA).exists() {
             return Ok(None);
         }
-        let text = match fs::read(self.dir.join(MARKER)) {
-            Ok(bytes) => String::from_utf8_lossy(&bytes[..bytes.len().min(MARKER_BYTES)]).into_owned(),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Some("it has no marker".into())),
-            Err(e) => return Err(io("cannot read the marker of the metadata store")(e)),
-        };
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let ["millpond-meta", format, state, boot] = words[..] else {
-            return Ok(Some("its marker cannot be read".into()));
-        };
-        if !format.parse().is_ok_and(record::is_known) {
-            return Ok(Some(format!(
-                "its format is {format}, this build has {FORMAT} and knows one more and one less"
-            )));
+        match Marker::read(&self.dir.join(MARKER)) {
+            Ok(Some(marker)) => Ok(marker.objection()),
+            Ok(None) => Ok(Some("its marker cannot be read".into())),
+            Err(MetaError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(Some("it has no marker".into()))
+            }
+            Err(error) => Err(error),
         }
-        Ok(match state {
-            "clean" => None,
-            "open" if boot == boot_id()? => None,
-            "open" => Some("the machine stopped while it was in use".into()),
-            "distrusted" => Some("damage was found in it".into()),
-            other => Some(format!("its marker says {other:?}")),
-        })
     }
 
     /// Another process may take the directory.

@@ -3,7 +3,7 @@
 //! Nothing is removed that this module did not recognise: a directory (no link to one) with the marker of a store in it, or
 //! with nothing at all, and without a file that no store has.
 
-use super::environment::{DATA, Home, LOCK, MARKER, SET_ASIDE, State};
+use super::environment::{DATA, Home, LOCK, MARKER, Marker, SET_ASIDE, State};
 use super::types::MetaError;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, unlinkat};
 use rustix::io::Errno;
@@ -65,11 +65,11 @@ pub fn look(dir: &Path) -> Result<Option<Idle>, MetaError> {
         }
     }
     let (left, since) = match marker {
-        Some(since) => match State::read(&dir.join(MARKER))? {
-            Some((State::Clean, true)) if data => (Left::Closed, since),
-            Some((State::Open, true)) if data => (Left::Open, since),
-            Some(_) => (Left::Worthless, since),
+        Some(since) => match Marker::read(&dir.join(MARKER))? {
             None => return Ok(None),
+            Some(marker) if !data || marker.objection().is_some() => (Left::Worthless, since),
+            Some(marker) if marker.state == State::Open => (Left::Open, since),
+            Some(_) => (Left::Closed, since),
         },
         // Of one that was being made or removed when its owner died.
         None if empty => (Left::Worthless, about.modified().map_err(fail)?),
