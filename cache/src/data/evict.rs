@@ -153,17 +153,22 @@ impl Engine {
             }
             let mut freed = 0;
             for root in &self.roots {
-                let mut victims = Vec::new();
-                {
-                    let mut index = self.lock_index();
-                    let Some(number) = index.scope_number(&usage.scope) else { break };
-                    while freed < want {
-                        let Some(victim) = index.victim(root.number, Some(number), false) else { break };
-                        freed += victim.bytes;
-                        victims.push(victim);
+                while freed < want {
+                    let mut victims = Vec::new();
+                    {
+                        let mut index = self.lock_index();
+                        let Some(number) = index.scope_number(&usage.scope) else { break };
+                        while victims.len() < BATCH && freed < want {
+                            let Some(victim) = index.victim(root.number, Some(number), false) else { break };
+                            freed += victim.bytes;
+                            victims.push(victim);
+                        }
                     }
+                    if victims.is_empty() {
+                        break;
+                    }
+                    self.discard(victims, Reason::ScopeLimit, here);
                 }
-                self.discard(victims, Reason::ScopeLimit, here);
             }
         }
     }

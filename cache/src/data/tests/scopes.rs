@@ -113,3 +113,22 @@ async fn the_operators_limit_holds_whatever_volumes_want_and_theirs_goes_with_th
     engine.let_go_of_scope(&nth(1));
     assert_eq!(limit(), Some(8 * MIB));
 }
+
+#[tokio::test]
+async fn a_scope_over_its_limit_shrinks_without_holding_up_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let (engine, _, counts) = open(&config(vec![tier(&[dir.path()])]));
+    engine.hold_scope(&nth(1), None);
+    let object = Object::new(1, BLOCK);
+    for n in 0..300 {
+        let key = FileKey { scope: nth(1), ..key(&format!("f{n}"), object.size) };
+        let file = engine.file(key, Arc::new(From(object.clone())), ReadOptions::default());
+        check_all(&file, &object, BLOCK).await;
+    }
+    engine.hold_scope(&nth(1), Some(BLOCK));
+    keep(&engine).await;
+    until("it has shrunk", || counts.evicted_files.load(SeqCst) >= 295).await;
+    // What is told at once was taken under one hold of the lock that every open waits for.
+    let times = counts.reasons.lock().unwrap().len();
+    assert!(times >= 4, "300 files were taken in {times} steps");
+}
