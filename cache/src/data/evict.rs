@@ -2,12 +2,12 @@
 
 use super::engine::{Engine, Event, Evicted};
 use super::index::{Index, Removed};
-use super::pool::call_returned;
+use super::pool::{call_returned, lock_of_ours};
 use super::root::{Root, RootLimits, Space};
 use super::{FileKey, Reason, ScopeUsage};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 /// Victims taken under one hold of the index lock.
 const BATCH: usize = 64;
@@ -103,7 +103,7 @@ impl Engine {
             // A read-only or failing disk would refuse the unlinks as well.
             return;
         }
-        let _one_at_a_time = root.evicting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock_of_ours(&root.evicting);
         let gauge = |index: &Index| {
             let usage = &index.roots[usize::from(root.number)];
             Gauge {

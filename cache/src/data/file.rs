@@ -15,7 +15,7 @@ use super::detached::Loose;
 use super::engine::{Engine, Grave};
 use super::fetch::{Fetch, FetchError};
 use super::index::{Entry, Rest};
-use super::pool::call_returned;
+use super::pool::{call_returned, lock_of_ours};
 use super::root::Root;
 use super::sidecar::Image;
 use super::stream::Streams;
@@ -245,6 +245,7 @@ impl File {
         }
     }
 
+    /// Workers recognise it: a file of which something is present is never empty.
     fn no_descriptors(&self) -> io::Result<Descriptors> {
         let presence = if self.blocks == 0 { None } else { Some(bitmap::nothing_present(self.blocks)?) };
         Ok(Descriptors { data: empty_file()?, presence })
@@ -337,7 +338,7 @@ impl File {
         if let Some(fd) = self.data.get() {
             return Ok(fd);
         }
-        let _one = self.creating.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock_of_ours(&self.creating);
         if let Some(fd) = self.data.get() {
             return Ok(fd);
         }

@@ -69,6 +69,7 @@ impl Journal {
     /// Keeps the records that `live` wants, by rename.
     pub(crate) fn compact(&mut self, dir: BorrowedFd<'_>, live: impl Fn(u64) -> bool) -> io::Result<()> {
         let (records, _) = self.load(dir)?;
+        call_returned();
         let temporary = format!("{JOURNAL}.tmp");
         let file = open(dir, &temporary, OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND)?;
         let mut kept = 0;

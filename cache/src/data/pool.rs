@@ -5,8 +5,9 @@
 //! new work ([`Pool::suspend`]) once a call has taken too long; what waited in the queue is dropped, which tells those
 //! who wait for it.
 //!
-//! The queue needs no bound of its own: every write in it holds its share of `memory_bytes`, and every other job has
-//! a waiter that submitted it and waits.
+//! The queue needs no bound of its own. Every write in it holds its share of `memory_bytes`. Every other job belongs to
+//! somebody who waits for it, or to an errand of which one at a time is under way (the keeper's round, a sweep, a probe),
+//! or unlinks files that were taken out of the index, a batch of them at once.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -39,12 +40,23 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<(Sort, Job)>,
-    /// To be closed: that, too, may wait for the disk. Kept while the disk hangs.
+    /// To be closed: that, too, may wait for the disk, so while it hangs they stay here as its threads do. They go before the
+    /// jobs, each of which opens few: else a queue that is never empty would keep descriptors and room for ever.
     closings: Vec<OwnedFd>,
-    /// Per thread: since when its present call is under way.
-    busy: Vec<Option<Instant>>,
+    /// Of each thread.
+    doing: Vec<Doing>,
     closed: bool,
     suspended: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Doing {
+    #[default]
+    Nothing,
+    /// Since when its present call is under way.
+    Call(Instant),
+    /// Waits for another thread of ours, which may be in a call.
+    Waiting,
 }
 
 thread_local! {
@@ -52,11 +64,36 @@ thread_local! {
     static PLACE: RefCell<Option<(Arc<Shared>, usize)>> = const { RefCell::new(None) };
 }
 
+#[cfg(test)]
+thread_local! {
+    static RETURNED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Of this thread.
+#[cfg(test)]
+pub(crate) fn calls_returned() -> u64 {
+    RETURNED.get()
+}
+
 /// The call that this thread of a pool has made has come back: the next one's time begins. Elsewhere it does nothing.
 pub(crate) fn call_returned() {
+    #[cfg(test)]
+    RETURNED.set(RETURNED.get() + 1);
+    now_doing(|| Doing::Call(Instant::now()));
+}
+
+/// Locks what other threads hold while they work on the disk: that wait is no call of it.
+pub(crate) fn lock_of_ours<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    now_doing(|| Doing::Waiting);
+    let guard = mutex.lock().unwrap_or_else(PoisonError::into_inner);
+    now_doing(|| Doing::Call(Instant::now()));
+    guard
+}
+
+fn now_doing(what: impl FnOnce() -> Doing) {
     PLACE.with_borrow(|place| {
         if let Some((shared, thread)) = place {
-            shared.lock().busy[*thread] = Some(Instant::now());
+            shared.lock().doing[*thread] = what();
         }
     });
 }
@@ -70,7 +107,7 @@ impl Shared {
 impl Pool {
     pub(crate) fn start(name: &str, threads: usize) -> std::io::Result<Self> {
         let shared = Arc::<Shared>::default();
-        shared.lock().busy = vec![None; threads];
+        shared.lock().doing = vec![Doing::Nothing; threads];
         let pool = Self { shared: shared.clone() };
         for thread in 0..threads {
             let shared = shared.clone();
@@ -145,8 +182,11 @@ impl Pool {
     /// How long the longest of the calls has taken that are under way.
     pub(crate) fn longest_call(&self) -> Option<Duration> {
         let now = Instant::now();
-        let busy = |since: &Option<Instant>| since.map(|since| now.saturating_duration_since(since));
-        self.shared.lock().busy.iter().filter_map(busy).max()
+        let call = |doing: &Doing| match doing {
+            Doing::Call(since) => Some(now.saturating_duration_since(*since)),
+            Doing::Nothing | Doing::Waiting => None,
+        };
+        self.shared.lock().doing.iter().filter_map(call).max()
     }
 
     /// Takes no more work, and drops what has not begun.
@@ -180,7 +220,7 @@ impl Pool {
                 let queue = self.shared.lock();
                 if queue.jobs.is_empty()
                     && queue.closings.is_empty()
-                    && queue.busy.iter().all(Option::is_none)
+                    && queue.doing.iter().all(|doing| *doing == Doing::Nothing)
                 {
                     return;
                 }
@@ -201,17 +241,17 @@ fn work(shared: &Arc<Shared>, thread: usize) {
     PLACE.set(Some((shared.clone(), thread)));
     let mut queue = shared.lock();
     loop {
-        if let Some((_, job)) = queue.jobs.pop_front() {
-            queue.busy[thread] = Some(Instant::now());
+        if let Some(file) = queue.closings.pop() {
+            queue.doing[thread] = Doing::Call(Instant::now());
+            drop(queue);
+            drop(file);
+        } else if let Some((_, job)) = queue.jobs.pop_front() {
+            queue.doing[thread] = Doing::Call(Instant::now());
             drop(queue);
             // A panic is a defect of one job; its waiters learn of it because what they wait for is dropped.
             if catch_unwind(AssertUnwindSafe(job)).is_err() {
                 tracing::error!("a cache disk job panicked: please report this");
             }
-        } else if let Some(file) = queue.closings.pop() {
-            queue.busy[thread] = Some(Instant::now());
-            drop(queue);
-            drop(file);
         } else if queue.closed {
             return;
         } else {
@@ -219,7 +259,7 @@ fn work(shared: &Arc<Shared>, thread: usize) {
             continue;
         }
         queue = shared.lock();
-        queue.busy[thread] = None;
+        queue.doing[thread] = Doing::Nothing;
         if queue.jobs.is_empty() && queue.closings.is_empty() {
             shared.idle.notify_waiters();
         }
@@ -260,6 +300,24 @@ mod tests {
         assert_eq!(pool.run(|| 7).await, Some(7));
     }
 
+    #[tokio::test]
+    async fn descriptors_are_closed_however_many_jobs_wait() {
+        let pool = Pool::start("test", 1).unwrap();
+        let ((stuck, is_stuck), (release, released)) = (channel(), channel::<()>());
+        pool.submit(move || {
+            stuck.send(()).unwrap();
+            let _ = released.recv();
+        });
+        is_stuck.recv_timeout(LIMIT).unwrap();
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        let next = pool.run(move || rustix::io::read(&read, &mut [0; 1]));
+        tokio::pin!(next);
+        assert!(futures::poll!(next.as_mut()).is_pending());
+        pool.close_file(write);
+        drop(release);
+        assert_eq!(next.await, Some(Ok(0)), "the job that waited found it closed");
+    }
+
     #[test]
     fn a_job_of_many_calls_has_a_time_for_each() {
         let pool = Pool::start("test", 1).unwrap();
@@ -272,9 +330,34 @@ mod tests {
             let _ = may_go.recv();
         });
         told.recv_timeout(LIMIT).unwrap();
-        let first = pool.shared.lock().busy[0];
+        let since = || match pool.shared.lock().doing[0] {
+            Doing::Call(since) => since,
+            other => panic!("{other:?}"),
+        };
+        let first = since();
         go_on.send(()).unwrap();
         told.recv_timeout(LIMIT).unwrap();
-        assert!(pool.shared.lock().busy[0] > first);
+        assert!(since() > first);
+    }
+
+    #[test]
+    fn who_waits_for_another_thread_of_ours_is_in_no_call() {
+        let pool = Pool::start("test", 1).unwrap();
+        let ours = Arc::new(Mutex::new(()));
+        let guard = ours.lock().unwrap();
+        let (got, has_it) = channel();
+        let waits = ours.clone();
+        pool.submit(move || {
+            let _guard = lock_of_ours(&waits);
+            got.send(()).unwrap();
+        });
+        let until = Instant::now() + LIMIT;
+        while pool.shared.lock().doing[0] != Doing::Waiting {
+            assert!(Instant::now() < until);
+            std::thread::yield_now();
+        }
+        assert_eq!(pool.longest_call(), None);
+        drop(guard);
+        has_it.recv_timeout(LIMIT).unwrap();
     }
 }

@@ -4,7 +4,7 @@ use super::config::{Config, ConfigError};
 use super::index::{Index, Rest};
 use super::journal::{Journal, Record};
 use super::layout::{self, Prepared};
-use super::pool::call_returned;
+use super::pool::{call_returned, lock_of_ours};
 use super::root::{Root, RootLimits, Space};
 use super::{FileKey, Observer, SMALL_BLOCKS, sidecar};
 use std::collections::{HashMap, HashSet};
@@ -12,8 +12,8 @@ use std::fs::DirEntry;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use volume::ScopeId;
 
@@ -172,7 +172,7 @@ fn wait_for<T>(root: &Root, told: &Receiver<T>) -> Option<T> {
 /// Everything on one root. A directory that cannot be read is skipped: its files are fetched again.
 fn scan(root: &Root, dir: BorrowedFd<'_>, block_bytes: u64) -> Scan {
     let mut scan = Scan::default();
-    let mut journal = root.journal.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut journal = lock_of_ours(&root.journal);
     let mut records: HashMap<u64, Record> = match journal.load(dir) {
         Ok((records, torn)) => {
             scan.torn = torn;

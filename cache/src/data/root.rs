@@ -13,7 +13,7 @@
 
 use super::journal::Journal;
 use super::layout;
-use super::pool::{Pool, call_returned};
+use super::pool::{Pool, call_returned, lock_of_ours};
 use super::{FileKey, Observer, Tier};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::collections::HashMap;
@@ -207,7 +207,7 @@ impl Root {
 
     /// Opens, and if need be creates, the directory of a scope.
     pub(crate) fn scope_dir(&self, scope: &ScopeId) -> io::Result<Arc<OwnedFd>> {
-        let mut scopes = self.scopes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scopes = lock_of_ours(&self.scopes);
         if let Some(dir) = scopes.get(scope) {
             return Ok(dir.clone());
         }
@@ -229,7 +229,7 @@ impl Root {
 
     /// Closes the directories of scopes that nobody reads from; they are opened again when a file of theirs is evicted.
     pub(crate) fn close_scopes(&self, unused: impl Fn(&ScopeId) -> bool) {
-        let mut scopes = self.scopes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scopes = lock_of_ours(&self.scopes);
         scopes.retain(|scope, _| !unused(scope));
     }
 
@@ -238,12 +238,13 @@ impl Root {
     /// is found again at the next start. Blocking.
     pub(crate) fn remove_scope(&self, scope: &ScopeId, held: &AtomicBool) {
         let Ok(root) = self.dir() else { return };
-        let mut scopes = self.scopes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scopes = lock_of_ours(&self.scopes);
         if held.load(Ordering::SeqCst) || !self.is_writable() {
             return;
         }
         scopes.remove(scope);
         let _ = remove_empty(root, scope.as_str());
+        call_returned();
     }
 
     pub(crate) fn create_data(&self, key: &FileKey, id: u64) -> io::Result<OwnedFd> {
@@ -505,6 +506,7 @@ pub(crate) fn remove_empty(root: BorrowedFd<'_>, scope: &str) -> io::Result<()> 
         let entry = entry?;
         if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
             rustix::fs::unlinkat(&dir, entry.file_name(), AtFlags::REMOVEDIR)?;
+            call_returned();
         }
     }
     Ok(rustix::fs::unlinkat(root, scope, AtFlags::REMOVEDIR)?)

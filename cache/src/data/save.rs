@@ -5,9 +5,9 @@ use super::engine::{Engine, Event};
 use super::file::{Body, File};
 use super::index::Rest;
 use super::journal::Record;
+use super::pool::lock_of_ours;
 use super::root::Root;
 use super::sidecar::{self, Image};
-use std::sync::PoisonError;
 
 /// Dead records that a journal may hold beyond as many as live ones.
 const COMPACT_AT: u64 = 10_000;
@@ -27,7 +27,7 @@ impl File {
         };
         if blocks.unsaved > 0 && !self.is_gone() {
             let saved = if self.is_large() {
-                let _one = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+                let _one = lock_of_ours(&self.saving);
                 root.write_sidecar(self.key(), self.id(), &sidecar::encode(&self.image(&blocks)))
             } else {
                 let record = Record {
@@ -35,7 +35,7 @@ impl File {
                     key: (**self.key()).clone(),
                     crcs: blocks.known().crcs().into_boxed_slice(),
                 };
-                let mut journal = root.journal.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut journal = lock_of_ours(&root.journal);
                 root.dir().and_then(|dir| journal.append(dir, &record))
             };
             if let Err(error) = saved {
@@ -64,7 +64,7 @@ impl File {
         if !self.is_large() || self.is_gone() || !root.is_writable() {
             return;
         }
-        let _one = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock_of_ours(&self.saving);
         let image = {
             let mut state = self.lock();
             let Body::Partial(blocks) = &mut state.body else { return };
@@ -97,7 +97,7 @@ impl Engine {
     /// Drops the records of files that have gone, where they are most of a root's journal. Runs on the root's threads.
     pub(crate) fn compact_journal(&self, root: &Root) {
         let files = self.lock_index().roots[usize::from(root.number)].files;
-        let mut journal = root.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut journal = lock_of_ours(&root.journal);
         if !root.is_writable() || journal.records < 2 * files + COMPACT_AT {
             return;
         }

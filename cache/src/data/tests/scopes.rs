@@ -1,6 +1,7 @@
 //! What scopes leave behind when no volume uses them.
 
 use super::*;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 
 fn nth(n: u32) -> ScopeId {
@@ -131,4 +132,22 @@ async fn a_scope_over_its_limit_shrinks_without_holding_up_the_others() {
     // What is told at once was taken under one hold of the lock that every open waits for.
     let times = counts.reasons.lock().unwrap().len();
     assert!(times >= 4, "300 files were taken in {times} steps");
+}
+
+#[tokio::test]
+async fn each_shelf_of_a_scope_that_is_removed_is_a_call_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let (engine, _, _) = open(&config(vec![tier(&[dir.path()])]));
+    for shelf in 0..200 {
+        std::fs::create_dir_all(dir.path().join(nth(1).as_str()).join(format!("{shelf:02x}"))).unwrap();
+    }
+    let path = dir.path().to_owned();
+    let times = engine.roots[0].pool.run(move || {
+        let before = super::super::pool::calls_returned();
+        let root = std::fs::File::open(path).unwrap();
+        super::super::root::remove_empty(root.as_fd(), nth(1).as_str()).unwrap();
+        super::super::pool::calls_returned() - before
+    });
+    assert!(times.await.unwrap() >= 200);
+    assert_eq!(directories(dir.path()), 0);
 }
