@@ -4,8 +4,8 @@
 //!  read ─► file open? ──► bits set? ──► pread ──► data
 //!            │ no           │ no          │ short, EIO
 //!            ▼              ▼             ▼
-//!        Ask::File      Ask::Read     Ask::Damaged, then once more from the start,
-//!                                     in the end Ask::Direct, past the cache
+//!        Ask::File      Ask::Read     Ask::Damaged (unless the disk hung as the file was opened), then once more
+//!                                     from the start, in the end Ask::Direct, past the cache
 //! ```
 
 use super::Fs;
@@ -100,6 +100,9 @@ impl Fs {
         let read = read_fully(&file.data, &mut buffer[..len], range.offset);
         if read != Ok(len) {
             drop(buffer);
+            if file.is_placeholder() {
+                return self.once_more(file, range, reply); // its disk answers again
+            }
             return self.damaged(file, range, reply);
         }
         reply.data(&buffer[..len]);

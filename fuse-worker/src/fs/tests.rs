@@ -334,6 +334,29 @@ fn a_file_that_turns_out_short_or_gone_is_fetched_anew_and_the_reader_sees_bytes
 }
 
 #[test]
+fn a_sound_file_whose_disk_was_hanging_is_asked_for_again_and_not_called_damaged() {
+    let bench = Bench::new(Mode::Kept, None);
+    let (file, data, told, fds, _bits) = partial(&bench);
+    data.write_all_at(&[1; 4096], 0).unwrap();
+    let id = |told: &Told| match told {
+        Told::File { file, size, .. } => (*file, *size),
+        other => panic!("{other:?}"),
+    };
+    let (known, size) = id(&told);
+    bench.fs.read(node_id(Mode::Kept, &file), 0, 0, 4096, bench.reply());
+    // What the agent sends while the disk does not answer: nothing, of which nothing is present.
+    let bits = tempfile::tempfile().unwrap();
+    bits.set_len(4096).unwrap();
+    let nothing = vec![tempfile::tempfile().unwrap().into(), bits.into()];
+    bench.agent(Ok((Told::File { file: known, size, whole: false }, nothing)));
+    // It answers again.
+    assert!(bench.agent(Ok((Told::Present { mark: None }, vec![]))).contains("Read {"));
+    assert!(bench.agent(Ok((told, fds))).contains("File {"), "the file itself, and no complaint of it");
+    bench.agent(Ok((Told::Present { mark: None }, vec![])));
+    assert_eq!(bench.only(), (0, vec![1; 4096]));
+}
+
+#[test]
 fn an_open_file_keeps_its_version_and_a_superseded_node_id_is_estale_once() {
     let bench = Bench::new(Mode::Kept, None);
     let old = bench.file("f", "a", 9);
