@@ -23,7 +23,7 @@ use link::Cause;
 use link::broker::Away;
 use link::flight::{carry, carry_job};
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use store::{Page, StoreError};
@@ -50,7 +50,7 @@ pub struct Scope {
     pub id: ScopeId,
     /// For people.
     pub shown: String,
-    metadata: Arc<meta::Store>,
+    metadata: Metadata,
     /// The same store, read.
     pub names: meta::View,
     pub metadata_dir: std::path::PathBuf,
@@ -124,7 +124,34 @@ impl Versions {
     }
 }
 
+/// A store that is written out on a thread that may wait for its disk, whoever drops its scope: the last may be a task
+/// that asked a question.
+struct Metadata(Option<Arc<meta::Store>>);
+
+impl Deref for Metadata {
+    type Target = Arc<meta::Store>;
+
+    fn deref(&self) -> &Arc<meta::Store> {
+        self.0.as_ref().expect("it is taken only by what ends the scope")
+    }
+}
+
+impl Drop for Metadata {
+    fn drop(&mut self) {
+        if let Some(store) = self.0.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn_blocking(move || drop(store));
+        }
+    }
+}
+
 impl Scope {
+    /// Writes its store out. Blocking.
+    pub(crate) fn close(mut self) {
+        drop(self.metadata.0.take());
+    }
+
     pub(crate) fn new(
         id: ScopeId,
         shown: String,
@@ -139,7 +166,7 @@ impl Scope {
             id,
             shown,
             names: metadata.view(),
-            metadata,
+            metadata: Metadata(Some(metadata)),
             metadata_dir,
             engine,
             asked,

@@ -124,7 +124,10 @@ impl Scopes {
         place.closing = Arc::downgrade(&scope);
         let (me, id) = (self.clone(), id.clone());
         let close = move || {
-            drop(scope);
+            // Who holds it for a question that is under way is the last then.
+            if let Ok(scope) = Arc::try_unwrap(scope) {
+                scope.close();
+            }
             drop(place);
             me.forget(&id);
             me.closed.notify_one();
@@ -169,6 +172,8 @@ impl Scopes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Scripted;
+    use std::time::Duration;
 
     fn id(digit: &str) -> ScopeId {
         ScopeId::parse(&digit.repeat(32)).unwrap()
@@ -187,6 +192,33 @@ mod tests {
         assert!(scopes.shut(&id("a")).is_none());
         drop(place);
         assert!(scopes.shut(&id("a")).is_some());
+    }
+
+    #[test]
+    fn a_store_is_written_out_by_a_thread_that_may_block_whoever_held_its_scope_last() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
+        let within = Duration::from_secs(20);
+        runtime.block_on(async {
+            let source = Scripted::new(1);
+            let scope = source.scope();
+            let marker = scope.metadata_dir.join("marker");
+            let is_clean = || std::fs::read_to_string(&marker).unwrap().contains("clean");
+            let scopes = Scopes::default();
+            scopes.enter(&scope.id).await.open(scope.clone());
+            let (id, question) = (scope.id.clone(), scope);
+            scopes.close(&id, || false);
+            tokio::time::timeout(within, scopes.closed()).await.unwrap();
+            assert!(!is_clean(), "a question is under way");
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || released.recv());
+            drop(question);
+            assert!(!is_clean(), "the runtime's own thread waited for the disk");
+            drop(release);
+            let _ = busy.await;
+            tokio::task::spawn_blocking(|| ()).await.unwrap(); // after what was submitted before
+            assert!(is_clean());
+        });
     }
 
     #[tokio::test]
