@@ -176,7 +176,7 @@ fn listing(query: &str, harm: Harm, number: u64, shared: &Shared) -> Payload {
     let [few, many] = NAMES;
     let sizes: [u64; 6] = [1 << 40, 1 << 60, i64::MAX as u64, u64::MAX, 0, OBJECT_BYTES];
     match harm {
-        Harm::LongKeys if number % 2 == 0 => return Payload::of(shared.long_key.clone()),
+        Harm::LongKeys if number.is_multiple_of(2) => return Payload::of(shared.long_key.clone()),
         Harm::LongKeys => {
             let keys: Vec<_> =
                 (0..7).map(|n| object(&format!("{prefix}{}{n}", "k".repeat(1 << 20)), 1)).collect();
@@ -235,7 +235,7 @@ fn get(
     let headers = response.headers_mut();
     let text =
         |text: String| HeaderValue::from_str(&text).expect("digits and names are a header's characters");
-    headers.insert(ETAG, text(format!("\"{:x}\"", crate::content::id(&name_of(key)))));
+    headers.insert(ETAG, text(format!("\"{:x}\"", crate::content::id(name_of(key)))));
     if range.is_some() {
         headers.insert(CONTENT_RANGE, text(told));
     }

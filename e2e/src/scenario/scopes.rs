@@ -139,7 +139,7 @@ pub fn run(node: &mut Node, scopes: usize) -> Result<ScopesReport> {
 }
 
 fn scope(node: &mut Node, endpoint: &str, prefix: &str, n: usize) -> Result<()> {
-    let profile = if n % 2 == 0 { "large" } else { "small" };
+    let profile = if n.is_multiple_of(2) { "large" } else { "small" };
     let volume = node.create(prefix, prefix, &[("profile", profile), ("endpoint", endpoint)])?;
     let mounted = node.publish(&volume, &format!("pod-{prefix}"))?;
     let bytes = fs::read(mounted.target.join("file"))?;
