@@ -158,7 +158,7 @@ impl Places {
         for path in paths {
             let text = fs::read(&path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
             let lines: Vec<_> = text.lines().collect();
-            let from = lines.len().saturating_sub(60);
+            let from = lines.len().saturating_sub(400);
             all +=
                 &format!("---- {} ({} lines)\n{}\n", path.display(), lines.len(), lines[from..].join("\n"));
         }
