@@ -29,6 +29,19 @@ pub(crate) fn node_on(make: impl FnOnce(&mut Node, u32) -> Result<PathBuf>) -> R
     Ok(node)
 }
 
+/// A node whose only cache disk fails as it is told, and a bucket with a tree below `set`. The disk is to outlive the node.
+pub(crate) fn on_a_faulty_disk(change: impl FnOnce(&mut AgentOptions)) -> Result<(FaultyDisk, Node, Tree)> {
+    let mut disk = None;
+    let node = node_on(|node, uid| {
+        change(node.options());
+        let faulty = disk.insert(FaultyDisk::start(node.places(), uid)?);
+        Ok(faulty.path().to_owned())
+    })?;
+    let tree = Tree::generated("", Shape::LITTLE);
+    node.server.add(&tree, "set")?;
+    Ok((disk.context("node_on makes the disk")?, node, tree))
+}
+
 /// Takes what is free, as another program on the node might.
 pub(crate) fn fill(disk: &Path) -> Result<PathBuf> {
     use std::io::Write;
@@ -74,14 +87,7 @@ fn a_full_cache_disk_is_a_miss() -> Result<()> {
 
 #[test]
 fn a_failing_cache_disk_is_a_miss() -> Result<()> {
-    let mut disk = None;
-    let mut node = node_on(|node, uid| {
-        let faulty = disk.insert(FaultyDisk::start(node.places(), uid)?);
-        Ok(faulty.path().to_owned())
-    })?;
-    let disk = disk.context("node_on makes the disk")?;
-    let tree = Tree::generated("", Shape::LITTLE);
-    node.server.add(&tree, "set")?;
+    let (disk, mut node, tree) = on_a_faulty_disk(|_| {})?;
     let eio = |calls: &[Call]| DiskFaults { eio: calls.to_vec(), ..DiskFaults::default() };
     let faults = [
         ("reads fail", eio(&[Call::Read])),

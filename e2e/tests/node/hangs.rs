@@ -1,11 +1,11 @@
 //! Processes that stand still instead of dying: found within their limit, killed and succeeded. Waiting is no hang.
 
-use crate::disks::node_on;
+use crate::disks::on_a_faulty_disk;
 use crate::outages::worker_of;
 use crate::workload::judge;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, FaultyDisk, Misdeed, Node};
+use e2e::node::{AgentOptions, Misdeed, Node};
 use e2e::processes::signal;
 use e2e::scenario::frozen;
 use e2e::tree::{Shape, Tree};
@@ -80,16 +80,10 @@ fn a_worker_of_which_one_thread_is_stuck_is_replaced_and_no_call_fails() -> Resu
 /// Not even a SIGKILL ends a thread that waits for such a disk: its successor passes it by.
 #[test]
 fn a_worker_that_is_stuck_in_the_kernel_does_not_hold_up_its_successor() -> Result<()> {
-    let mut disk = None;
-    let mut node = node_on(|node, uid| {
-        node.options().hang_limit = Some(LIMIT);
-        node.options().withhold = vec!["passthrough", "no_open"];
-        let faulty = disk.insert(FaultyDisk::start(node.places(), uid)?);
-        Ok(faulty.path().to_owned())
+    let (disk, mut node, tree) = on_a_faulty_disk(|options| {
+        options.hang_limit = Some(LIMIT);
+        options.withhold = vec!["passthrough", "no_open"];
     })?;
-    let disk = disk.context("node_on makes the disk")?;
-    let tree = Tree::generated("", Shape::LITTLE);
-    node.server.add(&tree, "set")?;
     // The first pod fills the cache; the second has nothing in the kernel's, and its worker reads the disk.
     let (first, second) = (node.volume("first", "set", &[])?, node.volume("second", "set", &[])?);
     node.pod(&first)?.verify(&tree, 2)?.ensure_all(&tree)?;
@@ -109,15 +103,7 @@ fn a_worker_that_is_stuck_in_the_kernel_does_not_hold_up_its_successor() -> Resu
 /// It gets the directories that its predecessor had, that of the disk among them, and looks at none of them.
 #[test]
 fn a_worker_that_comes_while_a_disk_hangs_serves() -> Result<()> {
-    let mut disk = None;
-    let mut node = node_on(|node, uid| {
-        node.options().hang_limit = Some(LIMIT);
-        let faulty = disk.insert(FaultyDisk::start(node.places(), uid)?);
-        Ok(faulty.path().to_owned())
-    })?;
-    let disk = disk.context("node_on makes the disk")?;
-    let tree = Tree::generated("", Shape::LITTLE);
-    node.server.add(&tree, "set")?;
+    let (disk, mut node, tree) = on_a_faulty_disk(|options| options.hang_limit = Some(LIMIT))?;
     for profile in ["small", "large"] {
         let mounted = node.volume(profile, "set", &[("profile", profile)])?;
         let pod = node.pod(&mounted)?;
@@ -142,16 +128,8 @@ fn a_worker_that_comes_while_a_disk_hangs_serves() -> Result<()> {
 /// No call comes back, none of the agent's and none of the workers'. What such a disk holds comes from the store.
 #[test]
 fn a_cache_disk_that_hangs_is_passed_by_and_used_again_when_it_answers() -> Result<()> {
-    let mut disk = None;
-    let mut node = node_on(|node, uid| {
-        node.options().hang_limit = Some(LIMIT);
-        let faulty = disk.insert(FaultyDisk::start(node.places(), uid)?);
-        Ok(faulty.path().to_owned())
-    })?;
-    let disk = disk.context("node_on makes the disk")?;
+    let (disk, mut node, tree) = on_a_faulty_disk(|options| options.hang_limit = Some(LIMIT))?;
     let for_ever = DiskFaults { hangs: Call::ALL.to_vec(), ..DiskFaults::default() };
-    let tree = Tree::generated("", Shape::LITTLE);
-    node.server.add(&tree, "set")?;
     let warm = tree.only(|f| f.path.as_str() < "d002");
     for profile in ["small", "large"] {
         let mounted = node.volume(profile, "set", &[("profile", profile)])?;

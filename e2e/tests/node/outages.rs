@@ -1,11 +1,11 @@
 //! What docs/failures.md promises when a part of the node stands still, is gone or lies.
 
-use crate::disks::{fill, flip_a_bit_in_each, node_on};
+use crate::disks::{fill, flip_a_bit_in_each, on_a_faulty_disk};
 use crate::node_with;
 use crate::promises::errno;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, FaultyDisk, Node};
+use e2e::node::{AgentOptions, Node};
 use e2e::processes::{self, signal};
 use e2e::random::Random;
 use e2e::tree::{Shape, Tree};
@@ -116,14 +116,7 @@ fn with_the_store_frozen_what_is_fresh_is_read_and_the_rest_is_eio() -> Result<(
 
 #[test]
 fn files_that_were_open_when_the_disk_failed_may_fail_and_new_opens_do_not() -> Result<()> {
-    let mut disk = None;
-    let mut node = node_on(|node, uid| {
-        let faulty = disk.insert(FaultyDisk::start(node.places(), uid)?);
-        Ok(faulty.path().to_owned())
-    })?;
-    let disk = disk.context("node_on makes the disk")?;
-    let tree = Tree::generated("", Shape::LITTLE);
-    node.server.add(&tree, "set")?;
+    let (disk, mut node, tree) = on_a_faulty_disk(|_| {})?;
     for profile in ["large", "small"] {
         let mounted = node.volume(profile, "set", &[("profile", profile)])?;
         let pod = node.pod(&mounted)?;
