@@ -35,8 +35,10 @@ const PIPE_BYTES: usize = 256 << 10;
 /// A longer line is cut.
 const LINE_BYTES_MAX: usize = 64 << 10;
 const FILE_BYTES_MAX: u64 = 8 << 20;
-/// How long a dying process waits until its last words are written.
+/// How long a dying process waits for its last words while nothing takes them.
 const LAST_WORDS: Duration = Duration::from_millis(100);
+/// And while the log flows: on a busy machine its thread waits for a processor.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(5);
 /// How long a process that ends in order waits.
 const END: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -54,8 +56,12 @@ struct Log {
     pipe: OwnedFd,
     /// What descriptor 2 was.
     given: OwnedFd,
+    /// The thread writes to a file and not to what descriptor 2 was.
+    into_file: bool,
     /// The thread has read what it has not written yet.
     writing: AtomicBool,
+    /// How often it has read the pipe, and written what was there. Wraps around.
+    rounds: AtomicU64,
     format: OnceLock<Format>,
 }
 
@@ -69,26 +75,41 @@ static TORN: Mutex<bool> = Mutex::new(false);
 pub fn start() -> io::Result<()> {
     let given = given()?;
     let out = File::from(given.try_clone()?);
-    begin(given, Box::new(out))
+    begin(given, Box::new(out), false)
 }
 
 /// As [`start`], into a file of limited size, which goes on where it ended.
 pub fn start_into(path: &Path) -> io::Result<()> {
     let file = BoundedFile::open(path, FILE_BYTES_MAX)?;
-    begin(given()?, Box::new(file))
+    begin(given()?, Box::new(file), true)
 }
 
 fn given() -> io::Result<OwnedFd> {
     io::stderr().as_fd().try_clone_to_owned()
 }
 
-fn begin(given: OwnedFd, out: Box<dyn Write + Send>) -> io::Result<()> {
+fn begin(given: OwnedFd, out: Box<dyn Write + Send>, into_file: bool) -> io::Result<()> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     let _ = fcntl_setpipe_size(&writer, PIPE_BYTES); // refused: a smaller one does as well
-    let log = Log { pipe: reader, given, writing: AtomicBool::new(false), format: OnceLock::new() };
+    let log = Log {
+        pipe: reader,
+        given,
+        into_file,
+        writing: AtomicBool::new(false),
+        rounds: AtomicU64::new(0),
+        format: OnceLock::new(),
+    };
     LOG.set(log).map_err(|_| io::Error::other("the log was started twice"))?;
     let log = LOG.get().ok_or_else(|| io::Error::other("it was just set"))?;
-    std::thread::Builder::new().name("log".into()).stack_size(256 << 10).spawn(move || log.copy(out))?;
+    let (running, runs) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::Builder::new().name("log".into()).stack_size(256 << 10);
+    thread.spawn(move || {
+        drop(running);
+        log.copy(out);
+    })?;
+    // The standard library stops a thread that it is still setting up for good when another one overflows its stack:
+    // those words would never be written.
+    let _ = runs.recv(); // an error is the news
     replace_standard_error(&writer)?;
     wait_for_last_words();
     Ok(())
@@ -160,15 +181,17 @@ pub(crate) fn say_at_last(program: &str, what: &str) {
         // As much as surely does not block: a pipe that can be written to takes PIPE_BUF bytes.
         None => {
             let line = format!("{program}: {what}\n");
-            if can_write_within(LAST_WORDS) {
+            // SAFETY: descriptor 2 is open as long as the process lives.
+            if can_write_within(unsafe { BorrowedFd::borrow_raw(STDERR_FILENO) }, LAST_WORDS) {
                 write_line(&line.as_bytes()[..line.len().min(libc::PIPE_BUF)]);
             }
         }
     }
 }
 
-fn can_write_within(limit: Duration) -> bool {
-    let mut fd = libc::pollfd { fd: STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
+/// Async-signal-safe.
+fn can_write_within(fd: BorrowedFd<'_>, limit: Duration) -> bool {
+    let mut fd = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
     let limit = libc::timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
     // SAFETY: one pollfd, valid for the call. ppoll and not poll: it is what a worker's seccomp filter allows.
     unsafe { libc::ppoll(&mut fd, 1, &limit, std::ptr::null()) == 1 }
@@ -177,7 +200,7 @@ fn can_write_within(limit: Duration) -> bool {
 /// Once a process is being aborted, by whomever.
 fn wait_for_last_words() {
     extern "C" fn aborted(_: c_int) {
-        wait_until_written(LAST_WORDS);
+        wait_for_what_is_said();
         // SAFETY: async-signal-safe. Blocked until this handler returns; then the default action ends the process.
         unsafe { libc::raise(libc::SIGABRT) };
     }
@@ -185,12 +208,25 @@ fn wait_for_last_words() {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = aborted as extern "C" fn(c_int) as usize;
     action.sa_flags = libc::SA_RESETHAND | libc::SA_ONSTACK;
-    // SAFETY: the handler loads atomics, asks a pipe how much it holds, reads the clock and sleeps: all of it is
+    // SAFETY: the handler loads atomics, asks pipes what they hold and take, reads the clock and sleeps: all of it is
     // async-signal-safe.
     unsafe { libc::sigaction(libc::SIGABRT, &action, std::ptr::null_mut()) };
 }
 
-/// Async-signal-safe.
+/// What is said from here on, by threads that go on meanwhile, is not waited for. Async-signal-safe.
+fn wait_for_what_is_said() {
+    let Some(log) = LOG.get() else { return };
+    let (begun, first) = (Instant::now(), log.rounds.load(SeqCst));
+    // The round that is under way may have read before; the one after it reads all that is there.
+    while !log.is_written() && log.rounds.load(SeqCst).wrapping_sub(first) < 2 {
+        let limit = if log.flows() { LAST_WORDS_MAX } else { LAST_WORDS };
+        if begun.elapsed() >= limit {
+            return;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
 fn wait_until_written(limit: Duration) {
     let Some(log) = LOG.get() else { return };
     let begun = Instant::now();
@@ -269,6 +305,7 @@ impl Log {
                     LOST.fetch_add(lines as u64, SeqCst);
                 }
             }
+            self.rounds.fetch_add(1, SeqCst);
             self.writing.store(false, SeqCst);
         }
     }
@@ -277,6 +314,11 @@ impl Log {
         let format = self.format.get().copied().unwrap_or(Format::Text);
         let what = "lines of this log were lost: what it is written to was full, closed or failed";
         write_all(out, compose(format, "WARN", what, Some(lines)).as_bytes())
+    }
+
+    /// Somebody takes what is written, as far as can be asked. Async-signal-safe.
+    fn flows(&self) -> bool {
+        self.into_file || can_write_within(self.given.as_fd(), Duration::ZERO)
     }
 
     fn is_written(&self) -> bool {
