@@ -19,6 +19,8 @@ const DEPTH_MAX: usize = 4096;
 pub(super) const DATABASES: u32 = 4;
 /// A thread that is held up so often in the middle of microseconds is being stopped by somebody.
 const ATTEMPTS: u32 = 16;
+/// Names that are not shown, of which one is looked at in much less than a microsecond: between two looks at the clock.
+const UNSEEN_AT_ONCE: u32 = 1024;
 /// Commits that a reader may meet while it begins.
 const BEGIN_ATTEMPTS: u32 = 10_000;
 
@@ -36,14 +38,28 @@ pub struct View {
 /// A question under way.
 struct Question<'v> {
     txn: RoTxn<'v, WithoutTls>,
-    /// When its answer is not believed any more.
-    until: Option<Instant>,
+    begun: Instant,
+    /// How long its answer is believed.
+    limit: Option<Duration>,
 }
 
 impl Question<'_> {
     fn is_in_time(&self) -> bool {
-        self.until.is_none_or(|until| Instant::now() < until)
+        self.limit.is_none_or(|limit| self.begun.elapsed() < limit)
     }
+
+    fn is_half_over(&self) -> bool {
+        self.limit.is_some_and(|limit| self.begun.elapsed() >= limit / 2)
+    }
+}
+
+/// What a question found of a directory.
+enum Part {
+    /// All that was asked for, or as much as there was time for.
+    All,
+    /// No name to show yet: the time is up, and what lies before the place that was noted need not be looked at again.
+    Passed,
+    Unlisted,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -211,11 +227,13 @@ impl View {
         after: Option<u64>,
         each: &mut dyn FnMut(&[u8], &Attributes) -> bool,
     ) -> Result<Option<()>, MetaError> {
-        let mut name = Vec::new();
-        for _ in 0..ATTEMPTS {
+        let (mut name, mut shown) = (Vec::new(), false);
+        // Names that are not shown may be many: of a listing that is being stored, and of those before.
+        let mut passed = Vec::new();
+        let mut attempts = 0;
+        while attempts < ATTEMPTS {
             let question = self.begin()?;
-            let mut shown = false;
-            let read = self.read_dir_in(&question.txn, dir, after, &mut |found, attributes| {
+            let part = self.read_dir_in(&question, dir, after, &mut passed, &mut |found, attributes| {
                 name.clear();
                 name.extend_from_slice(found);
                 // What was copied until now is what it was.
@@ -225,27 +243,33 @@ impl View {
                 shown = true;
                 each(&name, attributes)
             });
-            if question.is_in_time() {
-                return read;
-            }
-            if shown {
-                return Ok(Some(())); // the caller goes on from the last name that it was shown
+            let in_time = question.is_in_time();
+            match part {
+                Ok(Part::Passed) => attempts = 0,
+                Ok(Part::All) | Err(_) if in_time => return part.map(|_| Some(())),
+                Ok(Part::Unlisted) if in_time => return Ok(None),
+                _ if shown => return Ok(Some(())), // the caller goes on from the last name that it was shown
+                _ => attempts += 1,
             }
         }
         Err(MetaError::Overtaken)
     }
 
+    /// Goes on after the key `passed`, if that is not empty, and moves it on where it was not held up.
     fn read_dir_in(
         &self,
-        txn: &RoTxn<'_>,
+        question: &Question<'_>,
         dir: u64,
         after: Option<u64>,
+        passed: &mut Vec<u8>,
         each: &mut dyn FnMut(&[u8], &Attributes) -> bool,
-    ) -> Result<Option<()>, MetaError> {
+    ) -> Result<Part, MetaError> {
+        let txn = &question.txn;
         let Some(directory) = self.tables.directory(txn, dir)?.filter(|d| d.complete) else {
-            return Ok(None);
+            return Ok(Part::Unlisted);
         };
         let start = match after {
+            _ if !passed.is_empty() => passed.clone(),
             // No name is empty but the root's own, which has parent 0.
             None => dir.to_be_bytes().to_vec(),
             Some(ino) => match self.tables.key_of(txn, ino)? {
@@ -255,14 +279,31 @@ impl View {
         };
         let end = dir.saturating_add(1).to_be_bytes();
         let range = (Bound::Excluded(&start[..]), Bound::Excluded(&end[..]));
+        let (mut unseen, mut shown, mut copied) = (0u32, false, Vec::new());
         for item in self.tables.names.range(txn, &range).map_err(unexpected)? {
             let (key, bytes) = item.map_err(unexpected)?;
             let record = Record::new(bytes)?;
-            if record.is_visible(directory.in_force) && !each(split_key(key)?.1, &record.attributes()?) {
-                break;
+            if record.is_visible(directory.in_force) {
+                shown = true;
+                if !each(split_key(key)?.1, &record.attributes()?) {
+                    break;
+                }
+            } else {
+                unseen = unseen.wrapping_add(1);
+                if unseen.is_multiple_of(UNSEEN_AT_ONCE) && question.limit.is_some() {
+                    copied.clear();
+                    copied.extend_from_slice(key);
+                    if !question.is_in_time() || shown && question.is_half_over() {
+                        break;
+                    }
+                    std::mem::swap(passed, &mut copied);
+                    if question.is_half_over() {
+                        return Ok(Part::Passed);
+                    }
+                }
             }
         }
-        Ok(Some(()))
+        Ok(Part::All)
     }
 
     /// Asks once, and again if whoever asks was held up meanwhile.
@@ -281,14 +322,13 @@ impl View {
     }
 
     fn begin(&self) -> Result<Question<'_>, MetaError> {
-        let Some(limit) = self.limit else { return Ok(Question { txn: self.read()?, until: None }) };
         for _ in 0..BEGIN_ATTEMPTS {
-            let until = Instant::now() + limit;
+            let begun = Instant::now();
             let txn = self.read()?;
             // The roots of the tables were copied from a page that the next commit but one writes over. If this is the
             // newest commit still, that one had not begun.
-            if self.env.info().last_txn_id == txn.id() {
-                return Ok(Question { txn, until: Some(until) });
+            if self.limit.is_none() || self.env.info().last_txn_id == txn.id() {
+                return Ok(Question { txn, begun, limit: self.limit });
             }
         }
         Err(MetaError::Overtaken)

@@ -89,6 +89,7 @@ fn role() {
         "stuck" => stuck(&dir),
         "patient" => patient(&dir),
         "held up" => held_up(&dir),
+        "passing" => passing(&dir),
         "writer" => writer(&dir),
         "million" => million(&dir),
         "full" => full(&dir),
@@ -173,6 +174,28 @@ fn held_up(dir: &Path) {
     })
     .unwrap();
     answer(format!("asked {} times", asked.get()));
+}
+
+/// Has much less time for a question than all the names that are not shown take.
+fn passing(dir: &Path) {
+    let view = View::open_with(dir, Duration::from_millis(4)).unwrap();
+    for after in questions().map(|after| after.parse().ok()) {
+        let (mut shown, mut after) = (Vec::new(), after);
+        loop {
+            let before = shown.len();
+            view.read_dir(ROOT, after, &mut |name, attributes| {
+                shown.push(String::from_utf8_lossy(name).into_owned());
+                after = Some(attributes.ino);
+                true
+            })
+            .unwrap()
+            .unwrap();
+            if shown.len() == before {
+                break;
+            }
+        }
+        answer(shown.join(" "));
+    }
 }
 
 /// Reads for ever: a reader that is stopped inside its transaction.
@@ -275,6 +298,26 @@ fn a_reader_that_was_held_up_is_not_believed_and_goes_on_from_what_it_has() {
     assert_eq!(names, 100);
     assert!(calls >= 10, "{calls}");
     assert_eq!(reader.answer(), "asked 3 times");
+    reader.end();
+}
+
+#[test]
+fn a_directory_is_read_however_many_names_it_does_not_show() {
+    let bench = Bench::new();
+    let store = bench.open();
+    list(&store, ROOT, &[file("a", "1"), file("k", "1"), file("z", "1")]);
+    // A listing that is under way, or was given up.
+    let mut listing = store.begin_listing(ROOT).unwrap();
+    for page in 0..60 {
+        let name = |n| format!("{}{:06}", if page % 3 == 0 { "b" } else { "l" }, page * 10_000 + n);
+        listing.page(&(0..10_000).map(|n| file(&name(n), "1")).collect::<Vec<_>>()).unwrap();
+    }
+    let mut reader = Role::start("passing", bench.dir.path());
+    assert_eq!(reader.ask("from the first"), "a k z");
+    let Lookup::Found { attributes, .. } = store.lookup(ROOT, b"k").unwrap() else { panic!("k is there") };
+    assert_eq!(reader.ask(&attributes.ino.to_string()), "z");
+    drop(listing);
+    assert_eq!(reader.ask("from the first"), "a k z");
     reader.end();
 }
 
