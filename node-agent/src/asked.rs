@@ -12,12 +12,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use store::{ByteStream, Entry, Page, Source, StoreError, Version};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 use volume::Credentials;
 
 /// Longer than the volume's own `storeTimeout`: should the question end at that very moment, its error says more.
 const GRACE: Duration = Duration::from_secs(1);
+/// A token may be good again without a renewed secret (a clock was set right): one of all who wait asks, so often.
+const AGAIN: Duration = Duration::from_secs(10);
 
 /// Opens the source with these credentials, for questions that may take so long.
 pub(crate) type Opener = dyn Fn(&Credentials, Duration) -> Result<Arc<dyn Source>, StoreError> + Send + Sync;
@@ -39,6 +41,9 @@ struct Asked {
 pub(crate) struct AskedWith {
     current: Arc<watch::Sender<Asked>>,
     open: Arc<Opener>,
+    /// Of those who wait for a renewed secret, the one who asks again without.
+    turn: Arc<Semaphore>,
+    again: Duration,
     /// For people.
     shown: String,
     health: Arc<Health>,
@@ -56,7 +61,8 @@ impl AskedWith {
         let source = open(&credentials, patience)?;
         let current =
             watch::Sender::new(Asked { source, patience, credentials, rotated: false, over: false });
-        Ok(Self { current: Arc::new(current), open, shown, health })
+        let (current, turn) = (Arc::new(current), Arc::new(Semaphore::new(1)));
+        Ok(Self { current, open, turn, again: AGAIN, shown, health })
     }
 
     /// Of the same identity: key and secret are those that name this scope.
@@ -164,28 +170,48 @@ impl AskedWith {
     ) -> Result<T, StoreError> {
         let begun = Instant::now();
         let mut changes = self.current.subscribe();
-        let mut waited = false;
+        let (mut waited, mut turn) = (false, None);
         loop {
             // Before the question: what comes while it is asked is a change.
             let Asked { source, patience, over, .. } = changes.borrow_and_update().clone();
             match question(source).await {
                 Err(error @ StoreError::Expired { .. }) if over => return Err(error),
                 Err(error @ StoreError::Expired { .. }) => {
-                    tracing::warn!(source = %self.shown, %error, "waiting for a renewed secret");
-                    self.health.fails(&error.to_string());
-                    if tokio::time::timeout_at(begun + patience, changes.changed()).await.is_err() {
-                        return Err(error);
+                    if !std::mem::replace(&mut waited, true) {
+                        tracing::warn!(source = %self.shown, %error, "waiting for a renewed secret");
                     }
-                    waited = true;
+                    self.health.fails(&error.to_string());
+                    drop(turn.take());
+                    match tokio::time::timeout_at(begun + patience, self.renewed(&mut changes)).await {
+                        Ok(mine) => turn = mine,
+                        Err(_) => return Err(error),
+                    }
                 }
                 Err(StoreError::Unavailable { .. }) if self.is_waited_for(patience, begun) => {}
                 answer => {
                     if waited && answer.is_ok() {
                         self.health.works();
                     }
+                    if turn.is_some() && answer.is_ok() {
+                        self.current.send_modify(|_| {}); // the others, too
+                    }
                     return answer;
                 }
             }
+        }
+    }
+
+    /// Returns when there is a renewed secret. Some: there is none, but it is the caller's turn to ask again.
+    async fn renewed(&self, changes: &mut watch::Receiver<Asked>) -> Option<OwnedSemaphorePermit> {
+        let turn = async {
+            let turn = self.turn.clone().acquire_owned().await.ok();
+            tokio::time::sleep(self.again).await;
+            turn
+        };
+        tokio::select! {
+            biased;
+            _ = changes.changed() => None,
+            turn = turn => turn,
         }
     }
 
@@ -360,6 +386,7 @@ mod tests {
     }
 
     const HOUR: Duration = Duration::from_secs(3600);
+    const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(50);
     const LONGER: Duration = Duration::from_millis(400);
 
@@ -419,6 +446,46 @@ mod tests {
         listed.unwrap();
         assert_eq!(*asked.lock().unwrap(), [0..30, 10..30, 10..30]);
         // As of a store that is away: that it is, and that it is over.
+        let away = std::iter::from_fn(|| told.try_recv().ok()).map(|(_, why)| why.is_some());
+        assert_eq!(away.collect::<Vec<_>>(), [true, false]);
+    }
+
+    /// Its token is good from some question on, as it is where a clock was wrong.
+    #[derive(Debug)]
+    struct Wavering(std::sync::atomic::AtomicU32);
+
+    #[async_trait::async_trait]
+    impl Source for Wavering {
+        async fn list(&self, _: &[u8], _: Option<&str>) -> Result<Page, StoreError> {
+            match self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst) {
+                ..50 => Err(expired()),
+                _ => Ok(Page::default()),
+            }
+        }
+        async fn head(&self, _: &[u8]) -> Result<Option<Entry>, StoreError> {
+            Ok(None)
+        }
+        async fn get(&self, _: &[u8], _: &Version, _: Range<u64>) -> Result<ByteStream, StoreError> {
+            Err(expired())
+        }
+        async fn check(&self, _: Duration) -> Result<(), StoreError> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_that_is_good_again_needs_no_renewed_secret() {
+        const WAITING: u32 = 20;
+        let source = Arc::new(Wavering(0.into()));
+        let opened = source.clone();
+        let (with, mut told) = asked_with(Arc::new(move |_: &Credentials, _| Ok(opened.clone() as _)), HOUR);
+        let with = AskedWith { again: Duration::from_millis(2), ..with };
+        let lists = (0..WAITING).map(|_| with.list(b"", None));
+        let lists =
+            tokio::time::timeout(LONG, futures::future::join_all(lists)).await.expect("one asks again");
+        lists.into_iter().for_each(|listed| drop(listed.unwrap()));
+        // Each asked, then one at a time, and in the end each of those who had not yet had an answer.
+        assert_eq!(source.0.load(std::sync::atomic::Ordering::SeqCst), 50 + WAITING);
         let away = std::iter::from_fn(|| told.try_recv().ok()).map(|(_, why)| why.is_some());
         assert_eq!(away.collect::<Vec<_>>(), [true, false]);
     }

@@ -35,6 +35,7 @@ mod profile;
 pub mod publish;
 mod questions;
 mod scope;
+mod seldom;
 mod serve;
 mod stale;
 mod state;

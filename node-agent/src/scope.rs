@@ -13,6 +13,7 @@ use crate::asked::AskedWith;
 use crate::flights::Flights;
 use crate::health::Health;
 use crate::neighbours;
+use crate::seldom::Seldom;
 use crate::stale::{Outage, Tolerance};
 use bytes::{Bytes, BytesMut};
 use cache::data::{Cause as DataCause, Engine, FetchError, File, FileKey, ReadOptions};
@@ -62,6 +63,8 @@ pub struct Scope {
     /// Listings under way, and when each last got on.
     getting_on: Mutex<HashMap<u64, Instant>>,
     wanted: wanted::Wanted,
+    hidden_said: Seldom,
+    failed_said: Seldom,
     generation: u64,
     listings: Flights<u64, Listed>,
     heads: Flights<(u64, Vec<u8>), ()>,
@@ -172,6 +175,8 @@ impl Scope {
             asked,
             members: Mutex::default(),
             getting_on: Mutex::default(),
+            hidden_said: Seldom::default(),
+            failed_said: Seldom::default(),
             wanted: wanted::Wanted::default(),
             generation,
             listings: Flights::default(),
@@ -394,8 +399,11 @@ impl Scope {
     }
 
     fn report_unnameable(&self, dir: u64, page: &Page) {
-        if !page.unnameable.is_empty() {
+        if !page.unnameable.is_empty()
+            && let Some(left_out) = self.hidden_said.say()
+        {
             tracing::warn!(
+                left_out,
                 source = %self.shown,
                 directory = dir,
                 count = page.unnameable.len(),
@@ -591,8 +599,10 @@ impl Scope {
     /// name; what a reader merely asked wrongly is not.
     fn cause(&self, what: &str, path: &[u8], error: &StoreError) -> Cause {
         let cause = store_cause(error);
-        if cause == Cause::Unavailable || cause == Cause::Denied {
-            tracing::warn!(source = %self.shown, path = %String::from_utf8_lossy(path), %error, "{what} failed");
+        if matches!(cause, Cause::Unavailable | Cause::Denied)
+            && let Some(left_out) = self.failed_said.say()
+        {
+            tracing::warn!(left_out, source = %self.shown, path = %String::from_utf8_lossy(path), %error, "{what} failed");
         }
         match error {
             StoreError::Busy { .. } => self.outage.unasked(), // ours: it says nothing about the store
