@@ -38,7 +38,6 @@ async fn a_full_disk_is_a_miss_and_never_an_error() {
         check_all(&file(&engine, &format!("f{k}"), &object), &object, 64 << 10).await;
     }
     assert!(counts.disk_errors.load(SeqCst) > 0 && counts.degraded.load(SeqCst) > 0);
-    assert!(counts.detached.load(SeqCst) > 0);
     until("eviction made room and a probe succeeded", || {
         counts.recovered.load(SeqCst) == counts.degraded.load(SeqCst)
     })
@@ -53,9 +52,11 @@ async fn a_full_disk_is_a_miss_and_never_an_error() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_larger_than_the_disk_is_read_without_an_error() {
     let disk = Tmpfs::new(2 * MIB);
-    let (engine, _, _) = open(&config(vec![tier(&[disk.path()])]));
+    let (engine, _, counts) = open(&config(vec![tier(&[disk.path()])]));
     let object = Object::new(1, 12 * MIB);
     check_all(&file(&engine, "large", &object), &object, 128 << 10).await;
+    // Of smaller ones a probe may find room again before anybody has to read past the disk.
+    assert!(counts.detached.load(SeqCst) > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
