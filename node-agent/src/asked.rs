@@ -144,6 +144,10 @@ impl AskedWith {
         }
     }
 
+    pub(crate) fn is_over(&self) -> bool {
+        self.current.borrow().over
+    }
+
     pub(crate) fn is_rotated(&self) -> bool {
         self.current.borrow().rotated
     }

@@ -46,6 +46,12 @@ const HELD_MAX: usize = 1024;
 const AWAY_CHARS_MAX: usize = 1000;
 /// Pages in a row of one listing that bring nothing. A store that skips over what it has deleted may send some.
 const EMPTY_PAGES_MAX: u32 = 1000;
+/// So many pages of a listing are stored as fast as they come.
+const PAGES_AT_ONCE: u64 = 100;
+/// Beyond them, while this node gets something from other sources too: a pause after each page, so much longer than it
+/// took to store, for a listing without end is a processor's whole work. (To read a page takes about as long again.)
+const PAUSE: u32 = 6;
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 pub struct Scope {
     pub id: ScopeId,
@@ -336,12 +342,11 @@ impl Scope {
         let metadata = self.metadata.clone();
         let mut listing = self.blocking(move || metadata.begin_listing_owned(dir)).await?;
         let (mut bytes, mut empty) = (0u64, 0);
-        loop {
+        for number in 1u64.. {
             let next = page.next.take();
             if next.is_some() {
-                // The listing that was begun is dropped, the old one stays; not on a thread of the runtime.
                 if !self.wanted.is_wanted(dir) {
-                    drop(tokio::task::spawn_blocking(move || drop(listing)));
+                    self.take_back(listing);
                     tracing::info!(source = %self.shown, directory = dir, "a listing is given up: nobody waits for it");
                     return Ok(Listed::GivenUp);
                 }
@@ -350,13 +355,18 @@ impl Scope {
             empty = if page.entries.is_empty() { empty + 1 } else { 0 };
             let me = self.clone();
             let storing = self.blocking(move || {
+                let begun = Instant::now();
                 me.report_unnameable(dir, &page);
                 listing.hide(page.unnameable.len() as u64);
                 let entries: Vec<Incoming> = page.entries.into_iter().map(incoming).collect();
-                listing.page(&entries)?;
+                if let Err(error) = listing.page(&entries) {
+                    take_back(&Arc::downgrade(&me), listing); // what it has taken may be all the room there was
+                    return Err(error);
+                }
                 // What a source claims may be more than any sum can hold.
                 let files = entries.iter().filter(|e| e.kind == meta::Kind::File);
-                Ok((listing, files.fold(bytes, |sum, file| sum.saturating_add(file.size))))
+                let bytes = files.fold(bytes, |sum, file| sum.saturating_add(file.size));
+                Ok((listing, bytes, begun.elapsed()))
             });
             // The next page is on its way while this one is stored.
             let asking = async {
@@ -371,15 +381,19 @@ impl Scope {
                 }
             };
             let (stored, asked) = tokio::join!(storing, asking);
-            (listing, bytes) = stored?;
+            let took;
+            (listing, bytes, took) = stored?;
             match asked {
                 Ok(Some(next)) => {
                     self.answered();
                     page = next;
+                    if number > PAGES_AT_ONCE && self.asked.source().others_move() {
+                        tokio::time::sleep((took * PAUSE).min(PAUSE_MAX)).await;
+                    }
                 }
                 Ok(None) => break,
                 Err(cause) => {
-                    drop(tokio::task::spawn_blocking(move || drop(listing)));
+                    self.take_back(listing);
                     return Err(cause);
                 }
             }
@@ -387,6 +401,12 @@ impl Scope {
         self.blocking(move || listing.finish()).await?;
         note(&mut lock(&self.listed_bytes), dir, bytes, DIRECTORIES_KEPT);
         Ok(Listed::Whole)
+    }
+
+    /// The listing before stays in force. Nobody waits for this one's end, nor for its names to be deleted.
+    fn take_back(self: &Arc<Self>, listing: meta::ListingWriter<Arc<meta::Store>>) {
+        let me = Arc::downgrade(self);
+        tokio::task::spawn_blocking(move || take_back(&me, listing));
     }
 
     /// Err: the last volume is gone, and a listing may be long. It would keep the scope open.
@@ -694,6 +714,14 @@ impl cache::data::Fetch for FromSource {
                 Err(fetch_error(&error))
             }
         }
+    }
+}
+
+fn take_back(scope: &Weak<Scope>, listing: meta::ListingWriter<Arc<meta::Store>>) {
+    // When the last volume is gone the store is wanted back.
+    let go_on = || scope.upgrade().is_some_and(|scope| !scope.asked.is_over());
+    if let Err(error) = listing.take_back(go_on) {
+        tracing::debug!(%error, "names of a listing that was given up stay for now");
     }
 }
 

@@ -123,6 +123,10 @@ impl Source for Directory {
         self.place.is_queued(Lane::Metadata)
     }
 
+    fn others_move(&self) -> bool {
+        self.place.others_move()
+    }
+
     async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
         let (dir, token) = (dir.to_vec(), token.map(str::to_owned));
         self.run("list", self.store_timeout, move |tree| tree.list(&dir, token.as_deref())).await

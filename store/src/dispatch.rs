@@ -203,6 +203,11 @@ impl Dispatcher {
         self.lanes[lane as usize].only_waits(key) && self.why(key, lane, Turn::First, now) == NoSlot::Busy
     }
 
+    /// Do requests of other sources get on?
+    pub(crate) fn others_move(&self, key: Key, now: Instant) -> bool {
+        self.lanes.iter().any(|lane| lane.others_move(key, now))
+    }
+
     /// Why a request of this source was not let through so far.
     pub(crate) fn why(&mut self, key: Key, lane: Lane, turn: Turn, now: Instant) -> NoSlot {
         let Some(endpoint) = self.endpoints.get_mut(&key.endpoint) else { return NoSlot::Busy };

@@ -100,6 +100,11 @@ pub trait Source: Send + Sync + std::fmt::Debug {
         false
     }
 
+    /// Does this node get something from other sources meanwhile?
+    fn others_move(&self) -> bool {
+        false
+    }
+
     /// First contact at publish: does the source exist, may we list and read it? Gives up after `limit`.
     async fn check(&self, limit: Duration) -> Result<(), StoreError>;
 }

@@ -156,6 +156,11 @@ impl Shares {
     }
 
     /// Tickets rise.
+    /// Does the store of another source give it something, or is about to?
+    pub(crate) fn others_move(&self, key: Key, now: Instant) -> bool {
+        self.held.values().any(|held| held.key != key && held.silent_for(now) < SILENCE)
+    }
+
     pub(crate) fn join(&mut self, ticket: Ticket, key: Key, turn: Turn) {
         let load = self.sources.entry(key).or_default();
         match turn {

@@ -159,6 +159,11 @@ impl Place {
     pub(crate) fn is_queued(&self, lane: Lane) -> bool {
         self.traffic.lock().dispatcher.is_queued(self.key, lane, Instant::now())
     }
+
+    /// See [`Dispatcher::others_move`].
+    pub(crate) fn others_move(&self) -> bool {
+        self.traffic.lock().dispatcher.others_move(self.key, Instant::now())
+    }
 }
 
 impl Drop for Place {
@@ -311,6 +316,23 @@ mod tests {
         let mut away = Box::pin(mine.enter(Lane::Metadata, in_time(), Turn::First));
         assert!(futures::poll!(&mut away).is_pending());
         assert!(!mine.is_queued(Lane::Metadata));
+    }
+
+    #[tokio::test]
+    async fn others_move_while_they_hold_slots_and_are_not_silent() {
+        let traffic = Traffic::new(1, 1);
+        let (mine, others) = (traffic.place("https://a", "s", 1), traffic.place("https://a", "t", 1));
+        let own = mine.enter(Lane::Metadata, in_time(), Turn::First).await.unwrap();
+        assert!(!mine.others_move() && others.others_move());
+        let slot = others.enter(Lane::Data, in_time(), Turn::First).await.unwrap();
+        assert!(mine.others_move());
+        slot.waits();
+        let later = Instant::now() + crate::shares::SILENCE;
+        assert!(!traffic.lock().dispatcher.others_move(mine.key, later), "a frozen store slows nobody down");
+        slot.moves(1);
+        assert!(traffic.lock().dispatcher.others_move(mine.key, later));
+        drop((own, slot));
+        assert!(!mine.others_move());
     }
 
     #[tokio::test]

@@ -83,6 +83,13 @@ impl<S: Deref<Target = Store> + Clone> ListingWriter<S> {
         Ok(directory.state())
     }
 
+    /// Gives the listing up, and deletes what it has brought that no reader has seen, as long as `go_on` says so: a listing
+    /// without end would leave millions of names. What is left is passed over by readers.
+    pub fn take_back(mut self, go_on: impl Fn() -> bool) -> Result<(), MetaError> {
+        self.abort();
+        self.store.take_back(self.dir, self.number, go_on)
+    }
+
     fn put_in_force(&self) -> Result<(Directory, u64), MetaError> {
         let mut pending = self.store.pending();
         let mut write = self.store.begin_write()?;

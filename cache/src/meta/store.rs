@@ -144,7 +144,7 @@ impl Store {
         }
         directory.newest = directory
             .newest
-            .checked_add(1)
+            .checked_add(2) // see `record`
             .ok_or_else(|| MetaError::Unexpected("listing numbers are used up".into()))?;
         write.put_directory(dir, &directory)?;
         write.commit()?;
@@ -370,6 +370,25 @@ impl Store {
 
     pub(super) fn numbers(&self) -> &dyn InodeNumbers {
         &*self.numbers
+    }
+
+    /// Deletes what only a listing has that is not under way any more, a batch at a time.
+    pub(super) fn take_back(&self, dir: u64, number: u32, go_on: impl Fn() -> bool) -> Result<(), MetaError> {
+        let mut after = Vec::new();
+        while go_on() {
+            let next = self.with_room(|| {
+                let _order = self.pending();
+                let mut write = self.begin_write()?;
+                let next = write.take_back(dir, number, &after, BATCH)?;
+                write.commit()?;
+                Ok(next)
+            })?;
+            match next {
+                Some(next) => after = next,
+                None => break,
+            }
+        }
+        Ok(())
     }
 
     /// Deletes what a complete listing has made superfluous, a batch at a time.

@@ -139,6 +139,7 @@ impl<'v> Write<'v> {
 
         let is_new_record = old.is_none();
         let was_negative = old.as_ref().is_some_and(|k| k.attributes.is_none());
+        let was_known = old.as_ref().is_some_and(|k| k.attributes.is_some());
         let mut was_directory = false;
         let (attributes, seen_ms) = match old.and_then(|k| k.attributes) {
             None => {
@@ -171,9 +172,11 @@ impl<'v> Write<'v> {
         }
 
         let (first, last) = match (origin, number) {
-            (Origin::Listed { .. }, Some(number)) if visible => (first, number),
+            (Origin::Listed { .. }, Some(number)) if visible || listed => (first, number),
             // There is no older listing that must not show it yet.
             (Origin::Listed { .. }, Some(number)) if !directory.complete => (directory.in_force, number),
+            // A name that was known before is told from one that this listing alone has.
+            (Origin::Listed { .. }, Some(number)) if was_known => (number - 1, number),
             (Origin::Listed { .. }, Some(number)) => (number, number),
             // It exists now, so also after the listing that is under way.
             (_, number) => {
@@ -281,6 +284,39 @@ impl<'v> Write<'v> {
         }
         directory.negatives = directory.negatives.saturating_sub(keys.len() as u64);
         Ok(keys.len())
+    }
+
+    /// Deletes names that only this listing has, which nobody has seen yet, of up to `most` that follow the key `after`
+    /// (empty: from the first). Some: the key to go on after.
+    pub(super) fn take_back(
+        &mut self,
+        dir: u64,
+        number: u32,
+        after: &[u8],
+        most: usize,
+    ) -> Result<Option<Vec<u8>>, MetaError> {
+        let Some(directory) = self.directory(dir)? else { return Ok(None) };
+        let (begin, end) = (dir.to_be_bytes(), dir.saturating_add(1).to_be_bytes());
+        let start = if after.is_empty() { &begin[..] } else { after };
+        let range = (Bound::Excluded(start), Bound::Excluded(&end[..]));
+        let (mut looked_at, mut last, mut theirs) = (0, None, Vec::new());
+        for item in self.tables().names.range(&self.txn, &range).map_err(unexpected)? {
+            let (key, bytes) = item.map_err(unexpected)?;
+            let record = super::record::Record::new(bytes)?;
+            if record.is_of_only(number) && !record.is_visible(directory.in_force) {
+                theirs.push((key.to_vec(), record.ino()));
+            }
+            looked_at += 1;
+            if looked_at == most {
+                last = Some(key.to_vec());
+                break;
+            }
+        }
+        for (key, ino) in &theirs {
+            self.tables().names.delete(&mut self.txn, key).map_err(unexpected)?;
+            self.tables().inodes.delete(&mut self.txn, &ino.to_be_bytes()).map_err(unexpected)?;
+        }
+        Ok(last)
     }
 
     /// No name of this directory is known any more, but for its inode number.

@@ -153,6 +153,10 @@ impl Source for S3 {
         self.client.place().is_queued(Lane::Metadata)
     }
 
+    fn others_move(&self) -> bool {
+        self.client.place().others_move()
+    }
+
     async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
         let key = self.directory_key(dir);
         if !dir.is_empty() && !is_path(dir) {

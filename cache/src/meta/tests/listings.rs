@@ -229,3 +229,40 @@ fn readers_on_many_threads_see_whole_listings_only() {
         stop.store(true, Ordering::Relaxed);
     });
 }
+
+#[test]
+fn a_listing_that_is_given_up_leaves_nothing_that_only_it_had() {
+    let bench = Bench::new();
+    let store = Arc::new(bench.open());
+    list(&store, ROOT, &[file("a", "1"), file("m", "1"), file("z", "1")]);
+    list(&store, ROOT, &[file("a", "1"), file("z", "1")]);
+    let (before, m) = (store.stats().unwrap(), store.resolve(b"m").unwrap().unwrap());
+    let mut endless = store.clone().begin_listing_owned(ROOT).unwrap();
+    for page in 0..25 {
+        endless
+            .page(&(0..1_000).map(|n| file(&format!("n{:06}", page * 1_000 + n), "1")).collect::<Vec<_>>())
+            .unwrap();
+    }
+    endless.page(&[file("m", "1"), file("z", "2")]).unwrap();
+    // Asked for by name meanwhile: somebody may have it open.
+    let asked = store.put(ROOT, &file("n000007", "1")).unwrap();
+    assert!(store.stats().unwrap().names > before.names + 19_000, "what is stored in batches");
+    // Called off half-way, and done by nobody: it is passed over.
+    let calls = std::cell::Cell::new(0);
+    endless.take_back(|| calls.replace(calls.get() + 1) < 1).unwrap();
+    assert!(store.stats().unwrap().names > before.names + 5_000);
+    assert_eq!(names(&store, ROOT, None).unwrap(), ["a", "n000007", "z"]);
+
+    let mut endless = store.clone().begin_listing_owned(ROOT).unwrap();
+    endless.page(&(0..30_000).map(|n| file(&format!("o{n:06}"), "1")).collect::<Vec<_>>()).unwrap();
+    let with_leftovers = store.stats().unwrap().names;
+    endless.take_back(|| true).unwrap();
+    assert_eq!(store.stats().unwrap().names, with_leftovers - 30_000);
+    assert_eq!(store.stats().unwrap().names, store.stats().unwrap().inodes);
+    assert_eq!(names(&store, ROOT, None).unwrap(), ["a", "n000007", "z"]);
+    assert_eq!(found(&store, ROOT, "n000007").ino, asked.ino);
+    // Numbers of names that have been seen stay, whether they are there or not.
+    assert_eq!(store.resolve(b"m").unwrap(), Some(m));
+    list(&store, ROOT, &[file("a", "1"), file("m", "1")]);
+    assert_eq!(found(&store, ROOT, "m").ino, m);
+}

@@ -16,6 +16,7 @@ enum Op {
     Page { dir: usize, entries: Vec<Entry> },
     Finish { dir: usize },
     Abort { dir: usize },
+    TakeBack { dir: usize },
     Cache { dir: usize, name: usize, stale: bool, file: Option<u64> },
     Forget { dir: usize },
     Reopen,
@@ -48,6 +49,7 @@ fn op() -> impl Strategy<Value = Op> {
         5 => (dir.clone(), prop::collection::vec(entry(), 0..5)).prop_map(|(dir, entries)| Op::Page { dir, entries }),
         3 => dir.clone().prop_map(|dir| Op::Finish { dir }),
         1 => dir.clone().prop_map(|dir| Op::Abort { dir }),
+        2 => dir.clone().prop_map(|dir| Op::TakeBack { dir }),
         3 => (dir.clone(), name, prop::bool::weighted(0.2), prop::option::of(0..3u64))
             .prop_map(|(dir, name, stale, file)| Op::Cache { dir, name, stale, file }),
         1 => dir.prop_map(|dir| Op::Forget { dir }),
@@ -77,6 +79,8 @@ struct Dir {
     absent: BTreeMap<Vec<u8>, u64>,
     complete: Option<(u64, u64)>,
     pending: Option<Pending>,
+    /// The last listing that was begun has brought them, unseen, and nobody else has ever spoken of them.
+    own: BTreeSet<Vec<u8>>,
 }
 
 impl Dir {
@@ -116,7 +120,7 @@ impl Model {
         let here = d.shown.contains(&incoming.name)
             || d.pending.as_ref().is_some_and(|p| p.names.contains(&incoming.name));
         let seen_ms = if listed { begun } else { now_ms };
-        let mut orphan = None;
+        let (mut orphan, is_new) = (None, !d.names.contains_key(&incoming.name));
         match d.names.get_mut(&incoming.name) {
             None => {
                 let attributes = Attributes {
@@ -159,6 +163,11 @@ impl Model {
         }
         let d = self.dir(dir);
         d.absent.remove(&incoming.name);
+        if listed && is_new && d.complete.is_some() {
+            d.own.insert(incoming.name.clone());
+        } else if !listed {
+            d.own.remove(&incoming.name);
+        }
         if !listed || d.complete.is_none() {
             d.shown.insert(incoming.name.clone());
         }
@@ -265,6 +274,7 @@ fn run(ops: Vec<Op>) {
                     if let Some(p) = d.pending.as_mut() {
                         p.names.remove(name);
                     }
+                    d.own.remove(name);
                     if let Some(n) = d.names.get_mut(name)
                         && n.attributes.cached.take().is_some()
                     {
@@ -281,6 +291,7 @@ fn run(ops: Vec<Op>) {
                             // In place of one that a forgetting overtook, if any.
                             writers.insert(dir, writer.with_batch(1));
                             d.pending = Some(Pending { seen_ms, ..Pending::default() });
+                            d.own.clear();
                         }
                         Err(MetaError::ListingInProgress(_)) => assert!(d.pending.is_some()),
                         Err(other) => panic!("{other}"),
@@ -318,12 +329,22 @@ fn run(ops: Vec<Op>) {
                         let d = model.dir(dir);
                         let p = d.pending.take().unwrap();
                         (d.shown, d.complete) = (p.names, Some((p.seen_ms, p.hidden)));
+                        d.own.clear();
                     }
                 }
                 Op::Abort { dir } => {
                     let dir = model.pick(dir);
                     writers.remove(&dir);
                     model.dir(dir).pending = None;
+                }
+                Op::TakeBack { dir } => {
+                    let dir = model.pick(dir);
+                    let Some(writer) = writers.remove(&dir) else { continue };
+                    writer.take_back(|| true).unwrap();
+                    let d = model.dir(dir);
+                    d.pending = None;
+                    let own = std::mem::take(&mut d.own);
+                    d.names.retain(|name, _| !own.contains(name));
                 }
                 Op::Cache { dir, name, stale, file } => {
                     let dir = model.pick(dir);
