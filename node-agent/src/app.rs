@@ -431,6 +431,7 @@ fn listen(path: &Path) -> Result<UnixListener> {
 /// Runs until SIGTERM or SIGINT, or until a successor has taken over. Blocks: the runtime is made here, so that the
 /// program itself compiles none of it again.
 pub fn run(config: Config) -> Result<()> {
+    memory::keep_small()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let done = runtime.block_on(run_until_stopped(config));
     // Threads that wait in the kernel or for the broker end with the process.
