@@ -15,6 +15,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 const DEATHS: u64 = 3;
+/// A crowd that grows no more.
+const SETTLED: Duration = Duration::from_secs(5);
 /// From the thaw to the last answer.
 const ANSWERED: Duration = Duration::from_secs(60);
 
@@ -67,21 +69,36 @@ impl CrowdVolume {
         let mut crowd = self.pod.crowd(&self.tree, self.threads)?;
         let frozen = self.server.frozen()?;
         crowd.go();
-        let all_wait = wait_until(patience, || self.waiting().is_ok_and(|n| n >= self.threads as u64));
-        ensure!(all_wait, "{:?} of {} requests wait after {patience:?}", self.waiting(), self.threads);
+        let crowded = self.crowded(patience)?;
         let (begun, mut deaths) = (Instant::now(), 0);
         // Until a successor has taken over all of them: the first worker may not have read every request when it dies.
         loop {
             deaths += 1;
             let taken_over = self.kill_worker(node, patience)?;
-            if deaths >= DEATHS && taken_over >= self.threads as u64 {
+            if deaths >= DEATHS && taken_over >= crowded {
                 break;
             }
-            ensure!(begun.elapsed() < patience, "{taken_over} of {} taken over", self.threads);
+            ensure!(begun.elapsed() < patience, "{taken_over} of {crowded} taken over");
             std::thread::sleep(Duration::from_millis(random.below(100)));
         }
         drop(frozen);
         Ok((deaths, crowd.finish(ANSWERED).context("the crowd was not answered")?))
+    }
+
+    /// How many requests wait, once no more of them come: of a crowd before, whose last pages were read as the cache was
+    /// emptied, the kernel may still know some hundred.
+    fn crowded(&self, patience: Duration) -> Result<u64> {
+        let all = self.threads as u64;
+        let (mut waiting, mut since) = (0, Instant::now());
+        let settled = wait_until(patience, || {
+            let now = self.waiting().unwrap_or(0);
+            if now != waiting {
+                (waiting, since) = (now, Instant::now());
+            }
+            waiting >= all || waiting >= all / 2 && since.elapsed() > SETTLED
+        });
+        ensure!(settled, "{waiting} of {all} requests wait after {patience:?}");
+        Ok(waiting.min(all))
     }
 
     /// How many requests the successor took over.
