@@ -63,8 +63,7 @@ impl Broker {
         };
         let tasks = self.tasks(&table);
         let mut targets: Vec<PathBuf> = tasks.keys().cloned().collect();
-        // Those that have failed before may fail again.
-        targets.sort_by_key(|path| self.renewals.told_of(path).is_some());
+        self.renewals.order(&mut targets);
         for (path, tries) in self.renewals.begin(&targets) {
             let (broker, task) = (self.clone(), tasks.get(&path).cloned());
             let at = path.clone();

@@ -229,6 +229,13 @@ impl Renewals {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).get(target).cloned()
     }
 
+    /// Those that have failed before may fail again: they come last.
+    fn order(&self, targets: &mut [PathBuf]) {
+        // Locked until the end: an order that changes while it is made is a panic.
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        targets.sort_by_key(|path| told.contains_key(path));
+    }
+
     /// It is well, or gone.
     pub(super) fn all_told(&self, target: &Path) {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(target);
@@ -324,5 +331,26 @@ mod tests {
         assert_eq!(told, [true, false, true, true]);
         renewals.all_told(at);
         assert!(renewals.tell(at, "a"));
+    }
+
+    #[test]
+    fn targets_are_put_in_order_while_others_say_what_has_failed() {
+        let renewals = Renewals::default();
+        let all: Vec<PathBuf> = (0..60).map(|n| PathBuf::from(format!("/pods/{n}"))).collect();
+        std::thread::scope(|scope| {
+            let sorting = scope.spawn(|| {
+                for _ in 0..5_000 {
+                    renewals.order(&mut all.clone());
+                }
+            });
+            while !sorting.is_finished() {
+                all.iter().for_each(|path| _ = renewals.tell(path, "no answer"));
+                all.iter().for_each(|path| renewals.all_told(path));
+            }
+        });
+        renewals.tell(&all[0], "no answer");
+        let mut ordered = all.clone();
+        renewals.order(&mut ordered);
+        assert_eq!((&ordered[0], ordered.last()), (&all[1], all.first()));
     }
 }
