@@ -35,10 +35,8 @@ const PIPE_BYTES: usize = 256 << 10;
 /// A longer line is cut.
 const LINE_BYTES_MAX: usize = 64 << 10;
 const FILE_BYTES_MAX: u64 = 8 << 20;
-/// How long a dying process waits for its last words while nothing takes them.
+/// How long a dying process waits for its last words. No longer: its other threads go on meanwhile.
 const LAST_WORDS: Duration = Duration::from_millis(100);
-/// And while the log flows: on a busy machine its thread waits for a processor.
-const LAST_WORDS_MAX: Duration = Duration::from_secs(5);
 /// How long a process that ends in order waits.
 const END: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -56,8 +54,6 @@ struct Log {
     pipe: OwnedFd,
     /// What descriptor 2 was.
     given: OwnedFd,
-    /// The thread writes to a file and not to what descriptor 2 was.
-    into_file: bool,
     /// The thread has read what it has not written yet.
     writing: AtomicBool,
     /// How often it has read the pipe, and written what was there. Wraps around.
@@ -75,26 +71,25 @@ static TORN: Mutex<bool> = Mutex::new(false);
 pub fn start() -> io::Result<()> {
     let given = given()?;
     let out = File::from(given.try_clone()?);
-    begin(given, Box::new(out), false)
+    begin(given, Box::new(out))
 }
 
 /// As [`start`], into a file of limited size, which goes on where it ended.
 pub fn start_into(path: &Path) -> io::Result<()> {
     let file = BoundedFile::open(path, FILE_BYTES_MAX)?;
-    begin(given()?, Box::new(file), true)
+    begin(given()?, Box::new(file))
 }
 
 fn given() -> io::Result<OwnedFd> {
     io::stderr().as_fd().try_clone_to_owned()
 }
 
-fn begin(given: OwnedFd, out: Box<dyn Write + Send>, into_file: bool) -> io::Result<()> {
+fn begin(given: OwnedFd, out: Box<dyn Write + Send>) -> io::Result<()> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     let _ = fcntl_setpipe_size(&writer, PIPE_BYTES); // refused: a smaller one does as well
     let log = Log {
         pipe: reader,
         given,
-        into_file,
         writing: AtomicBool::new(false),
         rounds: AtomicU64::new(0),
         format: OnceLock::new(),
@@ -208,7 +203,7 @@ fn wait_for_last_words() {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = aborted as extern "C" fn(c_int) as usize;
     action.sa_flags = libc::SA_RESETHAND | libc::SA_ONSTACK;
-    // SAFETY: the handler loads atomics, asks pipes what they hold and take, reads the clock and sleeps: all of it is
+    // SAFETY: the handler loads atomics, asks a pipe how much it holds, reads the clock and sleeps: all of it is
     // async-signal-safe.
     unsafe { libc::sigaction(libc::SIGABRT, &action, std::ptr::null_mut()) };
 }
@@ -219,8 +214,7 @@ fn wait_for_what_is_said() {
     let (begun, first) = (Instant::now(), log.rounds.load(SeqCst));
     // The round that is under way may have read before; the one after it reads all that is there.
     while !log.is_written() && log.rounds.load(SeqCst).wrapping_sub(first) < 2 {
-        let limit = if log.flows() { LAST_WORDS_MAX } else { LAST_WORDS };
-        if begun.elapsed() >= limit {
+        if begun.elapsed() >= LAST_WORDS {
             return;
         }
         std::thread::sleep(LOOK_EVERY);
@@ -314,11 +308,6 @@ impl Log {
         let format = self.format.get().copied().unwrap_or(Format::Text);
         let what = "lines of this log were lost: what it is written to was full, closed or failed";
         write_all(out, compose(format, "WARN", what, Some(lines)).as_bytes())
-    }
-
-    /// Somebody takes what is written, as far as can be asked. Async-signal-safe.
-    fn flows(&self) -> bool {
-        self.into_file || can_write_within(self.given.as_fd(), Duration::ZERO)
     }
 
     fn is_written(&self) -> bool {

@@ -48,27 +48,6 @@ fn role() {
             let thread = std::thread::Builder::new().name("doomed".into());
             let _ = thread.spawn(|| panic!("on purpose")).unwrap().join();
         }
-        "panic on a busy machine" => {
-            // All of this process on one processor, and its log comes last there.
-            let mut one = rustix::thread::CpuSet::new();
-            one.set(rustix::thread::sched_getcpu());
-            for task in std::fs::read_dir("/proc/self/task").unwrap() {
-                let task = task.unwrap();
-                let tid: i32 = task.file_name().to_str().unwrap().parse().unwrap();
-                rustix::thread::sched_setaffinity(rustix::thread::Pid::from_raw(tid), &one).unwrap();
-                if std::fs::read_to_string(task.path().join("comm")).unwrap() == "log\n" {
-                    rustix::process::setpriority_process(rustix::process::Pid::from_raw(tid), 19).unwrap();
-                }
-            }
-            for _ in 0..4 {
-                std::thread::spawn(|| while std::hint::black_box(true) {});
-            }
-            let _ = std::thread::Builder::new()
-                .name("doomed".into())
-                .spawn(|| panic!("on purpose"))
-                .unwrap()
-                .join();
-        }
         "panic in a task" => {
             let caught = std::panic::catch_unwind(|| panic!("caught by whoever runs tasks"));
             say(&format!("survived: {}", caught.is_err()));
@@ -253,7 +232,6 @@ fn a_panic_in_any_thread_is_the_death_of_the_process_with_its_message_in_the_log
     for (role, what) in [
         ("panic", "thread \"doomed\" panicked at startup/tests/log.rs"),
         ("panic without a log", "role: thread \"doomed\" panicked at startup/tests/log.rs"),
-        ("panic on a busy machine", "thread \"doomed\" panicked at startup/tests/log.rs"),
         ("panic in a task", "caught by whoever runs tasks"),
         ("json panic", "thread \\\"doomed\\\" panicked at startup/tests/log.rs"),
         ("allocate", "memory allocation of 4096 bytes failed"),
