@@ -380,23 +380,19 @@ impl Mount {
 
     /// A worker that died between getting an id and recording it, or between dropping its record and closing it,
     /// leaves an id that nobody will ever use and that pins a cache file's blocks.
-    fn close_leaked_backings(self: &Arc<Self>, around: &Surroundings) {
+    fn close_leaked_backings(&self, around: &Surroundings) {
         let recorded: HashSet<u32> = self.flight.backings().into_iter().map(|(_, b)| b.id).collect();
         let leaked: Vec<u32> =
             self.backing_ids().iter().copied().filter(|id| !recorded.contains(id)).collect();
-        let (me, privileged) = (self.clone(), around.privileged.clone());
-        // The successor does not wait for it: on a disk that hangs each takes as long as a question may.
-        around.runtime.spawn(async move {
-            for (closed, id) in leaked.iter().enumerate() {
-                let ask = privileged.ask(BrokerRequest::BackingClose { mount: me.id, id: *id }, Vec::new());
-                if let Err(error) = ask.await {
-                    let left = leaked.len() - closed;
-                    tracing::warn!(mount = %me.id, left, %error, "leaked backing ids stay until the next worker, or unmount");
-                    return;
+        for id in leaked {
+            let ask = around.privileged.ask(BrokerRequest::BackingClose { mount: self.id, id }, Vec::new());
+            match around.runtime.block_on(ask) {
+                Ok(_) => self.backing_closed(id),
+                Err(error) => {
+                    tracing::warn!(mount = %self.id, id, %error, "a leaked backing id stays until unmount")
                 }
-                me.backing_closed(*id);
             }
-        });
+        }
     }
 
     /// Tells the worker that a cache file is gone.

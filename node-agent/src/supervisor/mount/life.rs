@@ -136,7 +136,7 @@ impl Mount {
     /// Nobody reads the device now: what the dead worker took and did not answer becomes its successor's work. Returns
     /// how many requests that are; None if there is nothing left to serve.
     fn take_up(
-        self: &Arc<Self>,
+        &self,
         around: &Surroundings,
         end: &str,
         status: Option<ExitStatus>,
