@@ -2,13 +2,18 @@
 
 use crate::{node_with, seed};
 use anyhow::{Context, Result, ensure};
+use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, FaultyDisk, Node, Tier, small_disk};
 use e2e::random::Random;
 use e2e::tree::{Shape, Tree};
-use std::os::unix::fs::FileExt;
+use rustix::fs::statvfs;
+use rustix::process::Signal;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use testkit::fault_fs::{Call, DiskFaults};
+
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Twice what the disk holds, in files of both sorts.
 const MORE_THAN_FITS: Shape =
@@ -208,5 +213,53 @@ fn a_cache_of_another_version_is_set_aside() -> Result<()> {
         .find(|l| l.contains("set aside"))
         .context("the agent's log does not say \"set aside\"")?;
     println!("{line}");
+    node.finish()
+}
+
+/// Bytes on a tmpfs that no name leads to any more: somebody has these files open.
+pub(crate) fn pinned(disk: &Path) -> Result<u64> {
+    fn named(dir: &Path) -> std::io::Result<u64> {
+        let mut bytes = 0;
+        for entry in std::fs::read_dir(dir)? {
+            let about = entry?;
+            bytes += match about.file_type()?.is_dir() {
+                true => named(&about.path())?,
+                false => about.metadata()?.blocks() * 512,
+            };
+        }
+        Ok(bytes)
+    }
+    let all = statvfs(disk)?;
+    Ok(((all.f_blocks - all.f_bfree) * all.f_frsize).saturating_sub(named(disk)?))
+}
+
+/// More than the queue of a worker takes that does not listen for a while.
+#[test]
+fn space_of_evicted_files_is_free_once_a_worker_listens() -> Result<()> {
+    const MANY: Shape = Shape { directories: 2, files: 400, small_bytes: 60_000, large: 0, large_bytes: 0 };
+    let mut node = node_on(|node, uid| small_disk(node.places(), 256, uid))?;
+    let disk = node.options().tiers[0].paths[0].clone();
+    let tree = Tree::generated("", MANY);
+    node.server.add(&tree, "set")?;
+    let free = || pinned(&disk).is_ok_and(|bytes| bytes == 0);
+    for profile in ["large", "small"] {
+        let mounted = node.volume(profile, "set", &[("profile", profile)])?;
+        let pod = node.pod(&mounted)?;
+        for _ in 0..2 {
+            pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        }
+        let worker = node.worker_of(&mounted.id, PATIENCE)?;
+        node.signal_worker(worker, Signal::STOP)?;
+        node.agent().evict_all()?;
+        let before = pinned(&disk)?;
+        node.signal_worker(worker, Signal::CONT)?;
+        println!("{profile}: {before} bytes were pinned by a worker that stood still");
+        ensure!(wait_until(PATIENCE, free), "{profile}: {} bytes of {before} are pinned", pinned(&disk)?);
+        ensure!(before > 0, "{profile}: the worker held nothing");
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+        drop(pod);
+        node.unpublish(&mounted)?;
+        node.agent().evict_all()?;
+    }
     node.finish()
 }

@@ -1,11 +1,11 @@
 //! Processes that stand still instead of dying: found within their limit, killed and succeeded. Waiting is no hang.
 
-use crate::disks::on_a_faulty_disk;
+use crate::disks::{node_on, on_a_faulty_disk, pinned};
 use crate::outages::worker_of;
 use crate::workload::judge;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, Misdeed, Node};
+use e2e::node::{AgentOptions, Misdeed, Node, small_disk};
 use e2e::processes::signal;
 use e2e::scenario::frozen;
 use e2e::tree::{Shape, Tree};
@@ -122,6 +122,40 @@ fn a_worker_that_comes_while_a_disk_hangs_serves() -> Result<()> {
         drop(pod);
         node.unpublish(&mounted)?;
     }
+    node.finish()
+}
+
+/// Each backing id that its predecessor left is a question to the broker, which may take as long as any.
+#[test]
+fn a_worker_that_comes_while_the_broker_stands_still_serves() -> Result<()> {
+    let mut node = node_on(|node, uid| small_disk(node.places(), 256, uid))?;
+    let disk = node.options().tiers[0].paths[0].clone();
+    let tree = Tree::generated("", Shape::LITTLE);
+    node.server.add(&tree, "set")?;
+    let mounted = node.volume("v", "set", &[("profile", "large")])?;
+    let pod = node.pod(&mounted)?;
+    // The second time from the disk itself.
+    for _ in 0..2 {
+        pod.verify(&tree, 2)?.ensure_all(&tree)?;
+    }
+    let before = worker_of(&node, &mounted.id).context("nobody serves")?;
+    signal(node.plugin().pid(), Signal::STOP)?;
+    node.agent().evict_all()?;
+    let held = pinned(&disk)?;
+    node.signal_worker(before, Signal::KILL)?;
+    let next = || worker_of(&node, &mounted.id).is_some_and(|pid| pid != before);
+    let served = wait_until(LIMIT + SLACK, next);
+    signal(node.plugin().pid(), Signal::CONT)?;
+    ensure!(served, "{:?}", node.agent().volumes()?);
+    ensure!(held > 0, "nobody held the files that were evicted");
+    pod.verify(&tree, 2)?.ensure_all(&tree)?;
+    // At the latest the next worker finds them closed.
+    node.signal_worker(node.worker_of(&mounted.id, PATIENCE)?, Signal::KILL)?;
+    node.worker_of(&mounted.id, PATIENCE)?;
+    node.agent().evict_all()?;
+    let closed = || pinned(&disk).is_ok_and(|bytes| bytes == 0);
+    ensure!(wait_until(PATIENCE, closed), "{} bytes are pinned", pinned(&disk)?);
+    drop(pod);
     node.finish()
 }
 

@@ -133,10 +133,8 @@ impl Fs {
         }
         table.idle.push_back(nodeid);
         drop(table);
-        let current = self.view.attributes(ino_of(nodeid)).ok().flatten();
-        let superseded = current.is_none_or(|(attributes, _)| self.node_id(&attributes) != nodeid);
         let ordinary = self.flight.backing(index).is_some_and(|backing| backing.id == 0);
-        if superseded || ordinary {
+        if ordinary || self.is_superseded(nodeid) {
             self.close_idle(|candidate, _| candidate == nodeid);
         }
         self.close_surplus();
@@ -145,6 +143,21 @@ impl Fs {
     /// The cache dropped this file: its blocks are free once nobody has it open.
     pub(super) fn close_backing_of(self: &Fs, file: u64) {
         self.close_idle(|_, backing| backing.file == file);
+    }
+
+    /// Closes what nobody has open and nobody will open again, though nobody has said that its file is gone: a
+    /// predecessor may have died before it heard. To be called every second or so.
+    pub(super) fn close_superseded(&self) {
+        let idle = self.backings.lock().idle.clone();
+        let superseded: Vec<u64> = idle.into_iter().filter(|nodeid| self.is_superseded(*nodeid)).collect();
+        if !superseded.is_empty() {
+            self.close_idle(|nodeid, _| superseded.contains(&nodeid));
+        }
+    }
+
+    fn is_superseded(&self, nodeid: u64) -> bool {
+        let current = self.view.attributes(ino_of(nodeid)).ok().flatten();
+        current.is_none_or(|(attributes, _)| self.node_id(&attributes) != nodeid)
     }
 
     fn close_surplus(&self) {

@@ -126,9 +126,10 @@ impl Fs {
         }
     }
 
-    /// Gives idle buffers back to the system. To be called every second or so.
+    /// Gives back what idles: buffers, and the disk space that is kept for nobody. To be called every second or so.
     pub fn trim(&self) {
         self.buffers.trim();
+        self.close_superseded();
     }
 
     fn touched_list(&self) -> std::sync::MutexGuard<'_, Vec<u64>> {

@@ -435,6 +435,38 @@ fn passthrough_ids_are_recorded_before_the_reply_counted_once_and_closed_when_su
     assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("BackingClose { id: 3 }"));
 }
 
+/// The agent says it once, perhaps to a worker that dies before it listens.
+#[test]
+fn a_passthrough_id_of_a_file_that_is_gone_is_closed_without_a_word_of_the_agents() {
+    let mut bench = Bench::new(Mode::Passthrough, None);
+    let file = bench.file("f", "a", 9);
+    let cached = Cached { generation: GENERATION, root: 0, file: 0x77 };
+    let file = bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap().unwrap();
+    let nodeid = node_id(Mode::Passthrough, &file);
+    bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
+    bench.agent(Ok((Told::Backing { id: 3 }, vec![])));
+    bench.store.set_cached(file.ino, file.version, None).unwrap();
+    bench.fs.trim();
+    assert_eq!(bench.fs.flight.backings().len(), 1, "closed while it is open");
+    bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap();
+
+    let file = bench.file("g", "a", 9);
+    let cached = Cached { file: 0x78, ..cached };
+    let file = bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap().unwrap();
+    let nodeid = node_id(Mode::Passthrough, &file);
+    bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
+    bench.agent(Ok((Told::Backing { id: 4 }, vec![])));
+    bench.fs.release(nodeid, bench.reply());
+    bench.fs.trim();
+    assert_eq!(bench.fs.flight.backings().len(), 2, "closed while it may be opened again");
+    bench.store.set_cached(file.ino, file.version, None).unwrap();
+    bench.succeed();
+    bench.fs.trim();
+    let left: Vec<u32> = bench.fs.flight.backings().iter().map(|(_, backing)| backing.id).collect();
+    assert_eq!(left, [3]);
+    assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("BackingClose { id: 4 }"));
+}
+
 #[test]
 fn an_inode_that_has_just_changed_its_node_id_is_not_estale_again() {
     let bench = Bench::new(Mode::Passthrough, None);

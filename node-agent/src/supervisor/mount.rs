@@ -15,7 +15,7 @@ use link::broker::{BrokerRequest, Claim, MountId, Pod, Resume};
 use link::flight::{Behalf, Flight, FlightError, Poisoned, Subject};
 use link::worker::{Assign, Counts, FromWorker, Mode, ToWorker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
@@ -57,6 +57,8 @@ pub struct Mount {
     /// Passthrough ids that the broker opened for us and that were not closed yet.
     backing: Mutex<HashSet<u32>>,
     /// Of the worker that is here.
+    /// Cache files that are gone, of which the worker's queue had no room to tell; oldest first.
+    unheard: Mutex<VecDeque<u64>>,
     questions: Mutex<Arc<Questions>>,
 }
 
@@ -65,6 +67,9 @@ pub struct Mount {
 const CONDEMNED_FOR: Duration = Duration::from_secs(600);
 /// On one mount; the oldest are forgotten.
 const CONDEMNED_MAX: usize = 64;
+/// Cache files of which one worker is still to be told that they are gone. Space of those that are left out is free with
+/// the worker, or once it opens others.
+const UNHEARD_MAX: usize = 65_536;
 /// Between two looks whether anybody still waits for an answer.
 const LET_GO: Duration = Duration::from_secs(3);
 
@@ -234,6 +239,7 @@ impl Mount {
             changed: Condvar::new(),
             counts: Mutex::default(),
             backing: Mutex::default(),
+            unheard: Mutex::default(),
             questions: Mutex::default(),
         }
     }
@@ -380,29 +386,50 @@ impl Mount {
 
     /// A worker that died between getting an id and recording it, or between dropping its record and closing it,
     /// leaves an id that nobody will ever use and that pins a cache file's blocks.
-    fn close_leaked_backings(&self, around: &Surroundings) {
+    fn close_leaked_backings(self: &Arc<Self>, around: &Surroundings) {
         let recorded: HashSet<u32> = self.flight.backings().into_iter().map(|(_, b)| b.id).collect();
         let leaked: Vec<u32> =
             self.backing_ids().iter().copied().filter(|id| !recorded.contains(id)).collect();
-        for id in leaked {
-            let ask = around.privileged.ask(BrokerRequest::BackingClose { mount: self.id, id }, Vec::new());
-            match around.runtime.block_on(ask) {
-                Ok(_) => self.backing_closed(id),
-                Err(error) => {
-                    tracing::warn!(mount = %self.id, id, %error, "a leaked backing id stays until unmount")
+        let (me, privileged) = (self.clone(), around.privileged.clone());
+        // The successor does not wait for it: on a disk that hangs each takes as long as a question may.
+        around.runtime.spawn(async move {
+            for (closed, id) in leaked.iter().enumerate() {
+                let ask = privileged.ask(BrokerRequest::BackingClose { mount: me.id, id: *id }, Vec::new());
+                if let Err(error) = ask.await {
+                    let left = leaked.len() - closed;
+                    tracing::warn!(mount = %me.id, left, %error, "leaked backing ids stay until the next worker, or unmount");
+                    return;
                 }
+                me.backing_closed(*id);
             }
+        });
+    }
+
+    /// Tells the worker that a cache file is gone. A dead one has let it go, and its successor looks by itself.
+    pub fn forget(&self, file: u64) {
+        let Some(socket) = self.lock().worker.as_ref().map(|w| w.socket.clone()) else { return };
+        let mut unheard = self.unheard();
+        if unheard.is_empty() && link::worker::try_send(&socket, &ToWorker::Forget { file }, &[]).is_ok() {
+            return;
+        }
+        if unheard.len() == UNHEARD_MAX {
+            unheard.pop_front();
+        }
+        unheard.push_back(file);
+    }
+
+    /// As many of them as its worker has room for.
+    fn forget_unheard(&self, socket: &Packet) {
+        let mut unheard = self.unheard();
+        while let Some(file) = unheard.front().copied()
+            && link::worker::try_send(socket, &ToWorker::Forget { file }, &[]).is_ok()
+        {
+            unheard.pop_front();
         }
     }
 
-    /// Tells the worker that a cache file is gone.
-    pub fn forget(&self, file: u64) {
-        let socket = self.lock().worker.as_ref().map(|w| w.socket.clone());
-        if let Some(socket) = socket {
-            // A full queue or a dead worker: it will find out by itself, the file id is never reused.
-            let body = ToWorker::Forget { file };
-            let _ = link::worker::try_send(&socket, &body, &[]);
-        }
+    fn unheard(&self) -> std::sync::MutexGuard<'_, VecDeque<u64>> {
+        self.unheard.lock().unwrap_or_else(|p| p.into_inner())
     }
 
     /// Waits until the first worker has answered INIT.
@@ -488,6 +515,7 @@ impl Mount {
     /// Returns the one before.
     fn set_worker(&self, worker: Option<Current>) -> Option<Current> {
         std::mem::take(&mut *self.lock_questions()).end();
+        self.unheard().clear();
         std::mem::replace(&mut self.lock().worker, worker)
     }
 }

@@ -96,9 +96,11 @@ impl Mount {
             let mut served = false;
             let end = self.live(&worker, around, &mut |me| {
                 served = true;
+                // Before anybody is told: once every mount is served its old agent leaves.
                 if takeover {
                     failpoint::hit("agent.worker-serving");
                 }
+                me.enter(Phase::Serving, "");
                 me.confine(around);
                 if let Some(since) = deaths.unserved_since() {
                     me.prove(around, worker.pid(), heir.clone(), since.elapsed());
@@ -136,7 +138,7 @@ impl Mount {
     /// Nobody reads the device now: what the dead worker took and did not answer becomes its successor's work. Returns
     /// how many requests that are; None if there is nothing left to serve.
     fn take_up(
-        &self,
+        self: &Arc<Self>,
         around: &Surroundings,
         end: &str,
         status: Option<ExitStatus>,
@@ -189,7 +191,7 @@ impl Mount {
         Ok(())
     }
 
-    /// From Go to the end of this worker.
+    /// From Go to the end of this worker; `serving` is called once it serves, and says so.
     fn live(
         self: &Arc<Self>,
         worker: &Worker,
@@ -229,7 +231,6 @@ impl Mount {
             match recv::<FromWorker>(&worker.socket, &mut buffer) {
                 Ok((FromWorker::Serving, _)) => {
                     is_serving = true;
-                    self.enter(Phase::Serving, "");
                     serving(self);
                 }
                 Ok((FromWorker::Failed { why }, _)) => return End::Failed(why),
@@ -244,6 +245,7 @@ impl Mount {
             }
             if last_look.elapsed() >= TICK {
                 last_look = Instant::now();
+                self.forget_unheard(&worker.socket);
                 let still = pulse.look(self.flight.heartbeat(), last_look);
                 // A thread of it that is stuck has stopped the heartbeat after the other half.
                 if still >= around.hang_limit / 2 && self.requests_wait(around) {
