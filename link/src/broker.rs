@@ -383,6 +383,12 @@ pub fn send<T: Serialize>(socket: &Packet, frame: &T, fds: &[BorrowedFd<'_>]) ->
     socket.send(&body, fds)
 }
 
+/// As [`send`], but a full buffer is `TimedOut` at once: for threads that must not block.
+pub fn try_send<T: Serialize>(socket: &Packet, frame: &T, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
+    let body = serde_json::to_vec(frame).map_err(|e| PacketError::Malformed(e.to_string()))?;
+    socket.try_send(&body, fds)
+}
+
 /// As much of a frame as every version understands.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -2,7 +2,8 @@
 
 use crate::state::State;
 use link::broker::{
-    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, FromAgent, FromBroker, Hello, recv, send,
+    AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, FromAgent, FromBroker, Hello, MountId, recv,
+    send, try_send,
 };
 use link::version;
 use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
@@ -12,6 +13,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 /// A privileged act that takes longer than this is not coming.
@@ -55,17 +59,97 @@ pub(crate) struct Broker {
 }
 
 struct Connection {
-    socket: Packet,
+    socket: AsyncFd<Packet>,
     next: AtomicU64,
-    waiting: Mutex<HashMap<u64, oneshot::Sender<Result<BrokerAnswer, Refusal>>>>,
+    waiting: Mutex<HashMap<u64, Waiter>>,
+}
+
+enum Waiter {
+    Asker(oneshot::Sender<Result<BrokerAnswer, Refusal>>),
+    /// It gave up; a passthrough id that comes nevertheless is closed, for it pins disk blocks.
+    Gone(MountId),
 }
 
 impl Connection {
     /// Whoever waits for an answer learns at once that none will come.
     fn end(&self) {
-        self.socket.shutdown();
+        self.socket.get_ref().shutdown();
         lock(&self.waiting).clear();
     }
+
+    /// Waits for room without a thread: a broker that stands still reads nothing, and the runtime serves everybody.
+    async fn send(&self, message: &FromAgent, fds: &[OwnedFd]) -> Result<(), PacketError> {
+        loop {
+            let mut room = self.socket.writable().await?;
+            let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
+            match try_send(self.socket.get_ref(), message, &borrowed) {
+                Err(PacketError::TimedOut) => room.clear_ready(),
+                sent => return sent,
+            }
+        }
+    }
+
+    async fn ask(&self, body: BrokerRequest, fds: Vec<OwnedFd>) -> Result<BrokerAnswer, Refusal> {
+        let unavailable = |why: String| Refusal::new(RefusalKind::Unavailable, why);
+        let late = match &body {
+            BrokerRequest::BackingOpen { mount } => Some(*mount),
+            _ => None,
+        };
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (tell, mut told) = oneshot::channel();
+        lock(&self.waiting).insert(id, Waiter::Asker(tell));
+        let begun = tokio::time::Instant::now();
+        let message = FromAgent::Ask { id, body };
+        match tokio::time::timeout(ANSWER_LIMIT, self.send(&message, &fds)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                lock(&self.waiting).remove(&id);
+                return Err(unavailable(format!("the mount broker went away: {error}")));
+            }
+            Err(_) => {
+                lock(&self.waiting).remove(&id);
+                return Err(unavailable("the mount broker does not read what it is asked".into()));
+            }
+        }
+        drop(fds); // the broker has its own
+        match tokio::time::timeout_at(begun + ANSWER_LIMIT, &mut told).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(absent()),
+            Err(_) => {
+                let mut waiting = lock(&self.waiting);
+                match (waiting.remove(&id), late) {
+                    (Some(_), Some(mount)) => drop(waiting.insert(id, Waiter::Gone(mount))),
+                    (Some(_), None) => {}
+                    // Answered just now, or the connection has ended.
+                    (None, _) => return told.try_recv().unwrap_or_else(|_| Err(absent())),
+                }
+                Err(unavailable("the mount broker did not answer in time".into()))
+            }
+        }
+    }
+
+    /// An answer has come.
+    fn answered(self: &Arc<Self>, id: u64, body: Result<BrokerAnswer, Refusal>, runtime: &Handle) {
+        let waiter = lock(&self.waiting).remove(&id);
+        match (waiter, body) {
+            (Some(Waiter::Asker(asker)), body) => {
+                let _ = asker.send(body); // the asker gave up: nobody is interested any more
+            }
+            (Some(Waiter::Gone(mount)), Ok(BrokerAnswer::Backing { id })) => {
+                let me = self.clone();
+                runtime.spawn(async move {
+                    if let Err(error) = me.ask(BrokerRequest::BackingClose { mount, id }, Vec::new()).await {
+                        tracing::warn!(%mount, id, %error, "a passthrough id that came too late stays open");
+                    }
+                });
+            }
+            _ => {}
+        }
+    }
+}
+
+fn absent() -> Refusal {
+    Refusal::new(RefusalKind::Unavailable, "the mount broker is not connected")
 }
 
 impl Broker {
@@ -83,33 +167,11 @@ impl Broker {
 
     /// Waits at most [`ANSWER_LIMIT`].
     async fn ask_within(&self, body: BrokerRequest, fds: Vec<OwnedFd>) -> Result<BrokerAnswer, Refusal> {
-        let absent = || Refusal::new(RefusalKind::Unavailable, "the mount broker is not connected");
-        let connection = self.current().ok_or_else(absent)?;
-        let id = connection.next.fetch_add(1, Ordering::Relaxed);
-        let (tell, told) = oneshot::channel();
-        lock(&connection.waiting).insert(id, tell);
-        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
-        if let Err(e) = send(&connection.socket, &FromAgent::Ask { id, body }, &borrowed) {
-            lock(&connection.waiting).remove(&id);
-            return Err(Refusal::new(RefusalKind::Unavailable, format!("the mount broker went away: {e}")));
-        }
-        match tokio::time::timeout(ANSWER_LIMIT, told).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(absent()),
-            Err(_) => {
-                lock(&connection.waiting).remove(&id);
-                Err(Refusal::new(RefusalKind::Unavailable, "the mount broker did not answer in time"))
-            }
-        }
+        self.current().ok_or_else(absent)?.ask(body, fds).await
     }
 
     /// Connects, serves, reconnects; never returns. A thread of its own: it blocks on the socket.
-    pub(crate) fn run(
-        self: &Arc<Self>,
-        path: PathBuf,
-        server: Arc<dyn Serve>,
-        runtime: tokio::runtime::Handle,
-    ) {
+    pub(crate) fn run(self: &Arc<Self>, path: PathBuf, server: Arc<dyn Serve>, runtime: Handle) {
         let mut pause = FIRST_PAUSE;
         let mut told = false;
         let mut longest;
@@ -150,9 +212,15 @@ impl Broker {
         &self,
         socket: Packet,
         server: &Arc<dyn Serve>,
-        runtime: &tokio::runtime::Handle,
+        runtime: &Handle,
     ) -> Result<(), PacketError> {
         socket.set_send_timeout(Some(ANSWER_LIMIT))?;
+        let socket = {
+            let _entered = runtime.enter();
+            // SAFETY: a `Packet` gives its one descriptor, open until it is dropped, and nobody takes it out.
+            unsafe { AsyncFd::register_with_interest(socket, Interest::WRITABLE) }
+                .map_err(std::io::Error::from)?
+        };
         let connection =
             Arc::new(Connection { socket, next: AtomicU64::new(1), waiting: Mutex::new(HashMap::new()) });
         let ended = self.converse(&connection, server, runtime);
@@ -164,7 +232,7 @@ impl Broker {
         &self,
         connection: &Arc<Connection>,
         server: &Arc<dyn Serve>,
-        runtime: &tokio::runtime::Handle,
+        runtime: &Handle,
     ) -> Result<(), PacketError> {
         let mut buffer = vec![0; MAX_MESSAGE];
         let hello = BrokerRequest::Hello(Hello {
@@ -177,9 +245,10 @@ impl Broker {
             stepped_back: server.has_stepped_back(),
             beats: true,
         });
-        send(&connection.socket, &FromAgent::Ask { id: 0, body: hello }, &[])?;
+        let socket = connection.socket.get_ref();
+        send(socket, &FromAgent::Ask { id: 0, body: hello }, &[])?;
         loop {
-            let (frame, fds) = match recv::<FromBroker>(&connection.socket, &mut buffer) {
+            let (frame, fds) = match recv::<FromBroker>(socket, &mut buffer) {
                 Ok(received) => received,
                 Err(PacketError::Malformed(what)) => {
                     tracing::warn!(what, "a message of the broker was dropped");
@@ -190,12 +259,12 @@ impl Broker {
                     tracing::warn!(id, why, "a message of the broker is of another version");
                     let refusal = link::broker::not_understood("this node agent", &why);
                     if question {
-                        send(&connection.socket, &FromAgent::Answer { id, body: Err(refusal) }, &[])?;
+                        send(socket, &FromAgent::Answer { id, body: Err(refusal) }, &[])?;
                     } else if id == 0 {
                         server.refused(&refusal);
                         return Err(PacketError::Malformed(format!("Hello answered otherwise: {refusal}")));
-                    } else if let Some(waiter) = lock(&connection.waiting).remove(&id) {
-                        let _ = waiter.send(Err(refusal)); // the asker gave up: nobody is interested any more
+                    } else {
+                        connection.answered(id, Err(refusal), runtime);
                     }
                     continue;
                 }
@@ -217,11 +286,7 @@ impl Broker {
                         return Err(PacketError::Malformed(format!("refused by the broker: {refusal}")));
                     }
                 },
-                FromBroker::Answer { id, body } => {
-                    if let Some(waiter) = lock(&connection.waiting).remove(&id) {
-                        let _ = waiter.send(body); // the asker gave up: nobody is interested any more
-                    }
-                }
+                FromBroker::Answer { id, body } => connection.answered(id, body, runtime),
                 FromBroker::Ask { id, body } => {
                     let (server, connection) = (server.clone(), connection.clone());
                     runtime.spawn(async move {
@@ -229,10 +294,7 @@ impl Broker {
                             Ok((answer, fds)) => (Ok(answer), fds),
                             Err(refusal) => (Err(refusal), Vec::new()),
                         };
-                        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
-                        if let Err(error) =
-                            send(&connection.socket, &FromAgent::Answer { id, body }, &borrowed)
-                        {
+                        if let Err(error) = connection.send(&FromAgent::Answer { id, body }, &fds).await {
                             tracing::warn!(%error, "answer to the broker was lost");
                         }
                     });
@@ -316,6 +378,48 @@ mod tests {
             .unwrap();
         let refusal = runtime.block_on(asking).unwrap().unwrap_err();
         assert!(refusal.message.contains("another version"), "it waited: {refusal}");
+    }
+
+    /// Its buffer holds a few hundred questions.
+    #[test]
+    fn a_broker_that_reads_nothing_holds_up_nobody_but_its_askers() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
+        let (broker, _reads_nothing) = connected(dir.path(), &runtime);
+        let asking: Vec<_> = (0..2_000)
+            .map(|_| {
+                let broker = broker.clone();
+                runtime.spawn(async move { broker.ask_within(BrokerRequest::Beat, Vec::new()).await })
+            })
+            .collect();
+        let (tell, told) = std::sync::mpsc::channel();
+        runtime.spawn(async move { tell.send(()) });
+        told.recv_timeout(Duration::from_secs(20)).expect("the runtime is held up");
+        for answer in asking {
+            let answer = runtime.block_on(answer).unwrap();
+            assert!(matches!(answer, Err(Refusal { kind: RefusalKind::Unavailable, .. })), "{answer:?}");
+        }
+        assert!(lock(&broker.current().unwrap().waiting).is_empty());
+    }
+
+    /// It looks at the file first, on a disk that may hang.
+    #[test]
+    fn a_passthrough_id_that_comes_too_late_is_closed() {
+        let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
+        let (broker, peer) = connected(dir.path(), &runtime);
+        let mount = MountId(7);
+        let asked = runtime.block_on(broker.ask_within(BrokerRequest::BackingOpen { mount }, Vec::new()));
+        assert!(asked.is_err(), "{asked:?}");
+        let mut buffer = vec![0; MAX_MESSAGE];
+        let (question, _) = recv::<FromAgent>(&peer, &mut buffer).unwrap();
+        let FromAgent::Ask { id, .. } = question else { panic!("{question:?}") };
+        send(&peer, &FromBroker::Answer { id, body: Ok(BrokerAnswer::Backing { id: 3 }) }, &[]).unwrap();
+        peer.set_recv_timeout(Some(Duration::from_secs(20))).unwrap();
+        let (closing, _) = recv::<FromAgent>(&peer, &mut buffer).unwrap();
+        let wanted = BrokerRequest::BackingClose { mount, id: 3 };
+        let FromAgent::Ask { body, .. } = closing else { panic!("{closing:?}") };
+        assert_eq!(format!("{body:?}"), format!("{wanted:?}"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::killer::{Killer, PAIR};
 use crate::clock::{monotonic_ns, wait_until};
 use crate::node::{FaultyDisk, Node, Tier};
 use crate::oracle::{Cause, Failure, Slow};
+use crate::processes::signal;
 use crate::random::Random;
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
@@ -15,6 +16,9 @@ use testkit::fault_fs::{Call, DiskFaults};
 const USED_AGAIN: Duration = Duration::from_secs(90);
 /// While no agent can start all calls wait, not only those for the disk: well below an oracle's patience.
 const NO_AGENT: Duration = Duration::from_secs(2);
+
+/// A process that is killed and waits for no disk is gone by then.
+const GONE: Duration = Duration::from_millis(500);
 
 pub(super) struct HangingDisk {
     disk: FaultyDisk,
@@ -30,6 +34,7 @@ enum Meanwhile {
     Hiccup,
     Nothing,
     Worker,
+    /// One whose thread waits for the disk has no successor before that answers.
     Broker,
     /// It has no successor until the disk answers: its threads that wait for the disk are not gone before.
     Agent,
@@ -104,6 +109,7 @@ impl HangingDisk {
             node.kill_agent()?;
         }
         self.disk.set(&DiskFaults { hangs: Call::ALL.to_vec(), ..DiskFaults::default() })?;
+        let mut stuck = false;
         match meanwhile {
             Meanwhile::Hiccup => {
                 pause(self.timeout());
@@ -118,11 +124,15 @@ impl HangingDisk {
             }
             Meanwhile::Broker => {
                 pause(self.hang_limit);
-                Killer::restart_broker(node)?;
+                signal(node.plugin().pid(), Signal::KILL)?;
+                stuck = !wait_until(GONE, || node.plugin_has_ended());
+                if !stuck {
+                    Killer::restart_broker(node)?;
+                }
             }
             Meanwhile::Agent => {
                 pause(self.hang_limit);
-                crate::processes::signal(node.agent().pid(), Signal::KILL)?;
+                signal(node.agent().pid(), Signal::KILL)?;
                 pause(NO_AGENT);
                 let mended = self.mend()?;
                 Killer::restart_agent(node)?;
@@ -141,6 +151,9 @@ impl HangingDisk {
         ensure!(noticed, "nobody says that the disk hangs: {:?}", node.agent().cache());
         pause(2 * self.hang_limit);
         let mended = self.mend()?;
+        if stuck {
+            Killer::restart_broker(node)?;
+        }
         Ok((u64::from(!matches!(meanwhile, Meanwhile::Nothing)), mended))
     }
 
