@@ -62,6 +62,15 @@ struct Connection {
     socket: AsyncFd<Packet>,
     next: AtomicU64,
     waiting: Mutex<HashMap<u64, Waiter>>,
+    heard: Mutex<Heard>,
+}
+
+/// Whether the broker has been heard of lately. Each question to one that stands still would cost its limit, and some come
+/// while readers wait.
+struct Heard {
+    at: Instant,
+    /// A question was not answered, and nothing else came meanwhile: only signs of life are sent until something comes.
+    nothing_since: bool,
 }
 
 enum Waiter {
@@ -95,10 +104,13 @@ impl Connection {
             BrokerRequest::BackingOpen { mount } => Some(*mount),
             _ => None,
         };
+        if lock(&self.heard).nothing_since && !matches!(body, BrokerRequest::Beat) {
+            return Err(unavailable("the mount broker stands still".into()));
+        }
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (tell, mut told) = oneshot::channel();
         lock(&self.waiting).insert(id, Waiter::Asker(tell));
-        let begun = tokio::time::Instant::now();
+        let begun = Instant::now();
         let message = FromAgent::Ask { id, body };
         match tokio::time::timeout(ANSWER_LIMIT, self.send(&message, &fds)).await {
             Ok(Ok(())) => {}
@@ -107,15 +119,17 @@ impl Connection {
                 return Err(unavailable(format!("the mount broker went away: {error}")));
             }
             Err(_) => {
+                self.heard_nothing(begun);
                 lock(&self.waiting).remove(&id);
                 return Err(unavailable("the mount broker does not read what it is asked".into()));
             }
         }
         drop(fds); // the broker has its own
-        match tokio::time::timeout_at(begun + ANSWER_LIMIT, &mut told).await {
+        match tokio::time::timeout_at((begun + ANSWER_LIMIT).into(), &mut told).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(absent()),
             Err(_) => {
+                self.heard_nothing(begun);
                 let mut waiting = lock(&self.waiting);
                 match (waiting.remove(&id), late) {
                     (Some(_), Some(mount)) => drop(waiting.insert(id, Waiter::Gone(mount))),
@@ -126,6 +140,16 @@ impl Connection {
                 Err(unavailable("the mount broker did not answer in time".into()))
             }
         }
+    }
+
+    fn hears(&self) {
+        *lock(&self.heard) = Heard { at: Instant::now(), nothing_since: false };
+    }
+
+    /// A question that was asked then has not been answered in time. It may lie behind others that wait for a disk.
+    fn heard_nothing(&self, asked: Instant) {
+        let mut heard = lock(&self.heard);
+        heard.nothing_since |= heard.at < asked;
     }
 
     /// An answer has come.
@@ -221,8 +245,12 @@ impl Broker {
             unsafe { AsyncFd::register_with_interest(socket, Interest::WRITABLE) }
                 .map_err(std::io::Error::from)?
         };
-        let connection =
-            Arc::new(Connection { socket, next: AtomicU64::new(1), waiting: Mutex::new(HashMap::new()) });
+        let connection = Arc::new(Connection {
+            socket,
+            next: AtomicU64::new(1),
+            waiting: Mutex::new(HashMap::new()),
+            heard: Mutex::new(Heard { at: Instant::now(), nothing_since: false }),
+        });
         let ended = self.converse(&connection, server, runtime);
         connection.end();
         ended
@@ -252,11 +280,13 @@ impl Broker {
                 Ok(received) => received,
                 Err(PacketError::Malformed(what)) => {
                     tracing::warn!(what, "a message of the broker was dropped");
+                    connection.hears();
                     continue;
                 }
                 // Refused at once, so that a newer broker does not wait, and takes no other mount's time.
                 Err(PacketError::NotUnderstood { id, question, why }) => {
                     tracing::warn!(id, why, "a message of the broker is of another version");
+                    connection.hears();
                     let refusal = link::broker::not_understood("this node agent", &why);
                     if question {
                         send(socket, &FromAgent::Answer { id, body: Err(refusal) }, &[])?;
@@ -270,6 +300,7 @@ impl Broker {
                 }
                 Err(error) => return Err(error),
             };
+            connection.hears();
             match frame {
                 FromBroker::Answer { id: 0, body } => match body {
                     Ok(BrokerAnswer::Welcome { protocol, broker_version }) => {
@@ -401,6 +432,45 @@ mod tests {
             assert!(matches!(answer, Err(Refusal { kind: RefusalKind::Unavailable, .. })), "{answer:?}");
         }
         assert!(lock(&broker.current().unwrap().waiting).is_empty());
+    }
+
+    /// Readers may wait for what is asked: who asks next is refused at once, until the broker says something.
+    #[test]
+    fn a_broker_that_stands_still_is_waited_for_once() {
+        let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());
+        let (broker, peer) = connected(dir.path(), &runtime);
+        let ask = |body| runtime.block_on(broker.ask_within(body, Vec::new())).unwrap_err().message;
+        assert!(ask(BrokerRequest::Leaving).contains("in time"));
+        let begun = Instant::now();
+        let more = (0..100).filter(|_| ask(BrokerRequest::Leaving).contains("stands still")).count();
+        assert_eq!(more, 100);
+        assert!(begun.elapsed() < 10 * ANSWER_LIMIT, "each was waited for: {:?}", begun.elapsed());
+        assert!(ask(BrokerRequest::Beat).contains("in time"), "signs of life go on");
+
+        let mut buffer = vec![0; MAX_MESSAGE];
+        for _ in 0..2 {
+            let (question, _) = recv::<FromAgent>(&peer, &mut buffer).unwrap();
+            let FromAgent::Ask { id, .. } = question else { panic!("{question:?}") };
+            send(&peer, &FromBroker::Answer { id, body: Ok(BrokerAnswer::Done) }, &[]).unwrap();
+        }
+        let connection = broker.current().unwrap();
+        let until = Instant::now() + Duration::from_secs(20);
+        while lock(&connection.heard).nothing_since {
+            assert!(Instant::now() < until, "nothing is heard of it");
+            std::thread::yield_now();
+        }
+        // Asked again, and while others are answered one that is late says nothing of the broker.
+        let late = broker.clone();
+        let late = runtime.spawn(async move { late.ask_within(BrokerRequest::Leaving, Vec::new()).await });
+        recv::<FromAgent>(&peer, &mut buffer).unwrap();
+        let other = broker.clone();
+        let other = runtime.spawn(async move { other.ask_within(BrokerRequest::Beat, Vec::new()).await });
+        let (question, _) = recv::<FromAgent>(&peer, &mut buffer).unwrap();
+        let FromAgent::Ask { id, .. } = question else { panic!("{question:?}") };
+        send(&peer, &FromBroker::Answer { id, body: Ok(BrokerAnswer::Done) }, &[]).unwrap();
+        assert!(runtime.block_on(other).unwrap().is_ok());
+        assert!(runtime.block_on(late).unwrap().unwrap_err().message.contains("in time"));
+        assert!(!lock(&connection.heard).nothing_since);
     }
 
     /// It looks at the file first, on a disk that may hang.

@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 /// Between two looks. (Who makes them cannot tell us: it may not run yet.)
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// A disk that does not answer within that is asked again, and given its time, by whoever opens the cache. Short: while an
+/// agent starts, calls wait.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// Why a directory is not ready. Only what may pass is waited for.
@@ -34,11 +37,12 @@ pub(crate) async fn wait(config: &Config) -> Result<()> {
     loop {
         let mut looked = ready(config);
         for tier in &config.cache.tiers {
-            for path in tier.paths.iter().filter(|path| !hanging.contains(*path)).collect::<Vec<_>>() {
-                match look_within(config.disk_timeout(), path, tier.kind).await {
+            let paths: Vec<_> = tier.paths.iter().filter(|path| !hanging.contains(*path)).cloned().collect();
+            for (path, found) in look_within(LOOK_LIMIT, paths, tier.kind).await {
+                match found {
                     Some(found) => looked = looked.and(found),
                     // Nor is a cache disk that hangs: whoever opens it finds that out, and says so.
-                    None => drop(hanging.insert(path.clone())),
+                    None => drop(hanging.insert(path)),
                 }
             }
         }
@@ -61,19 +65,29 @@ fn ready(config: &Config) -> Result<(), NotReady> {
     own.into_iter().map(PathBuf::as_path).chain(socket).try_for_each(look)
 }
 
-/// Looks at a cache directory from a thread that its disk may keep. None: it does not answer.
-async fn look_within(limit: Duration, path: &Path, kind: TierKind) -> Option<Result<(), NotReady>> {
-    let (tell, told) = tokio::sync::oneshot::channel();
-    let path = path.to_owned();
-    let thread = std::thread::Builder::new().name("look".into()).spawn(move || {
-        let found = look(&path).and_then(|()| match kind == TierKind::Memory && !is_tmpfs(&path) {
-            true => Err(NotReady::NotInMemory(path)),
-            false => Ok(()),
+/// Looks at cache directories, each from a thread that its disk may keep. None: it does not answer.
+async fn look_within(
+    limit: Duration,
+    paths: Vec<PathBuf>,
+    kind: TierKind,
+) -> Vec<(PathBuf, Option<Result<(), NotReady>>)> {
+    let looks = paths.into_iter().map(|path| async move {
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let at = path.clone();
+        let thread = std::thread::Builder::new().name("look".into()).spawn(move || {
+            let found = look(&at).and_then(|()| match kind == TierKind::Memory && !is_tmpfs(&at) {
+                true => Err(NotReady::NotInMemory(at)),
+                false => Ok(()),
+            });
+            let _ = tell.send(found); // nobody waits any more
         });
-        let _ = tell.send(found);
+        let found = match thread {
+            Ok(_) => tokio::time::timeout(limit, told).await.ok().and_then(Result::ok),
+            Err(_) => None,
+        };
+        (path, found)
     });
-    thread.ok()?;
-    tokio::time::timeout(limit, told).await.ok()?.ok()
+    futures::future::join_all(looks).await
 }
 
 fn look(path: &Path) -> Result<(), NotReady> {
