@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+/// Between two looks at what keeps a killed worker.
+const STUCK_LOOK: Duration = Duration::from_millis(100);
 /// A worker that is not ready after this is killed.
 const READY_LIMIT: Duration = Duration::from_secs(10);
 
@@ -68,15 +70,26 @@ impl Worker {
     }
 
     fn reap(&mut self, limit: Duration) -> Option<ExitStatus> {
-        let end = Instant::now() + limit;
+        let begun = Instant::now();
         let mut pause = Duration::from_micros(50);
+        let mut looked = begun;
+        let mut was_stuck = false;
         loop {
             match self.child.try_wait() {
                 Ok(Some(status)) => {
                     self.reaped = true;
                     return Some(status);
                 }
-                Ok(None) if Instant::now() < end => {
+                Ok(None) if begun.elapsed() < limit => {
+                    // In the kernel for two looks: a disk keeps it, for no one knows how long.
+                    if looked.elapsed() >= STUCK_LOOK {
+                        looked = Instant::now();
+                        let is_stuck = is_stuck(self.pid());
+                        if is_stuck && was_stuck {
+                            return None;
+                        }
+                        was_stuck = is_stuck;
+                    }
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(Duration::from_millis(2));
                 }
@@ -114,6 +127,18 @@ fn of_another_build(protocol: u32) -> String {
         "fuse-worker speaks version {protocol} of its protocol and this agent {}: install both from one release, and restart the agent",
         version::WORKER
     )
+}
+
+/// Do all threads of a killed process that are left sleep where no signal reaches them?
+fn is_stuck(pid: u32) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let states = tasks.filter_map(|task| {
+        let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
+    });
+    // Its first thread, though gone, stands there until the last one is.
+    let left: Vec<char> = states.filter(|state| !matches!(state, 'Z' | 'X')).collect();
+    !left.is_empty() && left.iter().all(|state| *state == 'D')
 }
 
 impl Drop for Worker {

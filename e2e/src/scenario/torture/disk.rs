@@ -167,20 +167,26 @@ fn is_degraded(node: &Node) -> Result<bool> {
     Ok(node.agent().cache()?.tiers.iter().any(|tier| tier.degraded))
 }
 
-/// What docs/failures.md declares (exception 1): the kernel reads a file that is passed through from its disk, and whoever
-/// reads it waits for that disk. It goes on when the disk has answered.
+/// What docs/failures.md declares (exception 1): the kernel opens and reads a file that is passed through on its disk, and
+/// whoever does so waits for that disk. It goes on when the disk has answered. From `noticed` after the disk began to hang
+/// on, new opens go past it.
 pub(super) fn waited_for_disk(
     failure: &Failure,
     slow: &[Slow],
     hung_ns: u64,
     mended_ns: u64,
+    noticed: Duration,
     after: Duration,
 ) -> bool {
-    let reads = matches!(failure.call.as_str(), "pread" | "read" | "read-on" | "map-touch");
+    let waits = match failure.call.as_str() {
+        "pread" | "read" | "read-on" | "map-touch" => true,
+        "open" => failure.since_ns <= hung_ns + noticed.as_nanos() as u64,
+        _ => false,
+    };
     let is_it = |call: &&Slow| call.start_ns == failure.since_ns && call.call == failure.call;
     let end_ns = slow.iter().find(is_it).map(|call| call.end_ns);
     failure.cause == Cause::Hang
-        && reads
+        && waits
         && end_ns.is_some_and(|end| end > hung_ns && end <= mended_ns + after.as_nanos() as u64)
         && failure.since_ns < mended_ns
 }
@@ -203,7 +209,7 @@ mod tests {
         };
         let ended = |call: &str, end| [Slow { call: call.into(), start_ns: s, end_ns: end }];
         let waited = |failure: &Failure, slow: &[Slow]| {
-            waited_for_disk(failure, slow, 2 * s, 13 * s, Duration::from_secs(10))
+            waited_for_disk(failure, slow, s / 2, 13 * s, Duration::from_secs(4), Duration::from_secs(10))
         };
         let read = failure("pread", Cause::Hang);
         assert!(waited(&read, &ended("pread", 13 * s + 5)));
@@ -212,6 +218,11 @@ mod tests {
         assert!(!waited(&read, &ended("stat", 13 * s)), "another call");
         assert!(!waited(&failure("pread", Cause::Errno(libc::EIO)), &ended("pread", 13 * s)));
         assert!(!waited(&failure("stat", Cause::Hang), &ended("stat", 13 * s)), "names are on no disk");
-        assert!(!waited_for_disk(&read, &ended("pread", 13 * s), 0, s, Duration::from_secs(60)), "too late");
+        let (soon, long) = (Duration::from_millis(400), Duration::from_secs(60));
+        assert!(!waited_for_disk(&read, &ended("pread", 13 * s), 0, s, soon, long), "too late");
+        let open = failure("open", Cause::Hang);
+        assert!(waited(&open, &ended("open", 13 * s)));
+        let ended = ended("open", 13 * s);
+        assert!(!waited_for_disk(&open, &ended, s / 2, 13 * s, soon, long), "the agent knew better");
     }
 }

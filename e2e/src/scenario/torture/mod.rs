@@ -157,7 +157,8 @@ pub fn run(node: &mut Node, plan: &Plan) -> Result<TortureReport> {
         for (k, (volume, application)) in applications.into_iter().enumerate() {
             let mut report = application.finish(6 * plan.hang).context(volume.clone())?;
             if is_large(k) {
-                excuse_waits_for_disks(&mut report, &faults, plan.hang);
+                let noticed = node.options().hang_limit.unwrap_or_default();
+                excuse_waits_for_disks(&mut report, &faults, noticed, plan.hang);
             }
             seen.push((volume, report));
         }
@@ -191,10 +192,10 @@ fn is_large(k: usize) -> bool {
     k.is_multiple_of(2)
 }
 
-fn excuse_waits_for_disks(report: &mut Report, faults: &[Fault], after: Duration) {
+fn excuse_waits_for_disks(report: &mut Report, faults: &[Fault], noticed: Duration, after: Duration) {
     for fault in faults {
         let Some(mended_ns) = fault.mended_ns else { continue };
-        report.excuse(|failure, slow| waited_for_disk(failure, slow, fault.at_ns, mended_ns, after));
+        report.excuse(|failure, slow| waited_for_disk(failure, slow, fault.at_ns, mended_ns, noticed, after));
     }
 }
 
