@@ -1,25 +1,25 @@
 //! Puts the agent together from its configuration, runs it, takes it apart again.
 
 use crate::api::Api;
+use crate::api::http::Page;
 use crate::broker_client::{Broker, Serve};
-use crate::candidate::{self, Entry, Prepared};
-use crate::collect;
 use crate::config::{Config, TierKind};
-use crate::departure::{self, End, Order};
 use crate::directories;
-use crate::heals::{HealCause, Heals};
-use crate::http::Page;
+use crate::handoff::drain::{self, End, Order};
+use crate::handoff::owner::Owner;
+use crate::handoff::standby::{self, Entry, Prepared};
 use crate::memory;
 use crate::metrics::{Metrics, TierLabel};
-use crate::neighbours::Neighbours;
-use crate::owner::Owner;
+use crate::prefetch::open_gate::OpenGate;
+use crate::prefetch::siblings::SiblingPrefetch;
 use crate::privileged::{self, Privileged};
-use crate::publish::Volumes;
 use crate::serve::Server;
-use crate::stale::Tolerance;
+use crate::source::stale::Tolerance;
 use crate::state::State;
-use crate::supervisor::{SpawnOptions, Spawner, Surroundings};
-use crate::together::Together;
+use crate::supervisor::heals::{HealCause, Heals};
+use crate::supervisor::{MountContext, SpawnOptions, Spawner};
+use crate::volumes::Volumes;
+use crate::volumes::collect;
 use anyhow::{Context, Result};
 use cache::data::{Engine, Event};
 use futures::future::BoxFuture;
@@ -122,13 +122,13 @@ impl App {
             metrics: metrics.clone(),
             runtime: runtime.clone(),
             readahead: config.cache.readahead.0,
-            together: Together::default(),
-            neighbours: Arc::new(Neighbours::new(engine.clone())),
+            open_gate: OpenGate::default(),
+            siblings: Arc::new(SiblingPrefetch::new(engine.clone())),
             backing_waits: Arc::default(),
         });
         let (tell_ended, mut ended) = tokio::sync::mpsc::unbounded_channel();
         let (tell_outage, mut outages) = tokio::sync::mpsc::unbounded_channel();
-        let around = Arc::new(Surroundings {
+        let context = Arc::new(MountContext {
             spawner: spawner.clone(),
             privileged: privileged.clone(),
             answer: Arc::new(server),
@@ -157,7 +157,7 @@ impl App {
             generation,
             limits,
             metrics.clone(),
-            around,
+            context,
             give_order,
         );
         follow_events(engine.clone(), volumes.clone())?;
@@ -183,7 +183,7 @@ impl App {
         // Who was a candidate first beats already.
         if connect.is_some() && prepared.is_none() {
             let beating = volumes.clone();
-            crate::beat::start(
+            crate::heartbeat::start(
                 move || Some(beating.clone()),
                 spawner.clone(),
                 privileged.clone(),
@@ -226,10 +226,10 @@ impl App {
                     refresh();
                     metrics.page()
                 }));
-                servers.push(tokio::spawn(crate::http::serve(
+                servers.push(tokio::spawn(crate::api::http::serve(
                     listener,
                     page,
-                    crate::http::Limits::default(),
+                    crate::api::http::Limits::default(),
                 )));
                 Some(bound)
             }
@@ -455,7 +455,7 @@ async fn run_until_stopped(config: Config) -> Result<()> {
     let state_dir = config.agent.state_dir.clone();
     let enter = async {
         directories::wait(&config).await?;
-        candidate::enter(&config).await
+        standby::enter(&config).await
     };
     let entry = tokio::select! {
         entry = enter => entry?,
@@ -464,7 +464,7 @@ async fn run_until_stopped(config: Config) -> Result<()> {
     let mut app = App::launch(config, None, entry).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "agent is up");
     let end = tokio::select! {
-        end = departure::follow(&mut app, &state_dir) => Some(end?),
+        end = drain::follow(&mut app, &state_dir) => Some(end?),
         () = &mut stop => None,
     };
     match end {
@@ -475,7 +475,7 @@ async fn run_until_stopped(config: Config) -> Result<()> {
         Some(End::Again) => {
             tracing::warn!("no successor took over: serving again");
             app.spawner.end_standby();
-            return Err(departure::execute_anew()).context("the agent cannot execute itself anew");
+            return Err(drain::execute_anew()).context("the agent cannot execute itself anew");
         }
         None => {}
     }

@@ -6,44 +6,30 @@
 
 pub mod api;
 pub mod app;
-mod asked;
-mod beat;
 mod broker_client;
-mod candidate;
-mod collect;
 pub mod config;
-mod departure;
 mod directories;
-mod flights;
 #[cfg(test)]
 #[allow(dead_code, reason = "each crate uses some of it")]
 #[path = "../../testkit/src/golden.rs"]
 mod golden;
-mod handover;
-mod heals;
-mod health;
-mod http;
+mod handoff;
+mod heartbeat;
+mod log_limit;
 #[cfg(test)]
 mod manifests;
 mod memory;
 mod metrics;
-mod neighbours;
-mod oom;
-mod owner;
+mod prefetch;
 pub mod privileged;
-mod profile;
-pub mod publish;
-mod questions;
-mod scope;
-mod seldom;
 mod serve;
-mod stale;
+mod single_flight;
+mod source;
 mod state;
 mod supervisor;
 #[cfg(test)]
 mod testing;
-mod together;
-mod warm;
+pub mod volumes;
 
 pub use app::App;
 pub use config::Config;

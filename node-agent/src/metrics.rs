@@ -3,7 +3,7 @@
 //! Names follow the Prometheus conventions: base units (seconds, bytes), `_total` for counters, one metric family per
 //! question with labels for its parts.
 
-use crate::heals::Heal;
+use crate::supervisor::heals::Heal;
 use cache::data::{Observer as CacheObserver, Reason};
 use link::worker::Counts;
 use prometheus_client::encoding::EncodeLabelSet;

@@ -1,8 +1,8 @@
 //! A scope over a source that does as it is told.
 
-use crate::asked::AskedWith;
-use crate::health::{Change, Health};
-use crate::scope::Scope;
+use crate::source::credentials::CredentialedSource;
+use crate::source::health::{Change, Health};
+use crate::volumes::scope::Scope;
 use cache::data::{Engine, Tier, TierKind};
 use cache::meta::{InodeNumbers, MetaError, Store};
 use futures::StreamExt;
@@ -123,7 +123,8 @@ impl Scripted {
         let open =
             move |_: &Credentials, _: Duration| -> Result<Arc<dyn Source>, StoreError> { Ok(me.clone()) };
         let (shown, anonymous) = ("scripted".to_owned(), Credentials::anonymous());
-        let asked = AskedWith::new(Arc::new(open), anonymous, patience, shown, health.clone()).unwrap();
+        let asked =
+            CredentialedSource::new(Arc::new(open), anonymous, patience, shown, health.clone()).unwrap();
         let metadata = dir.join("meta");
         let names = Store::open(&metadata, Arc::new(Numbers(AtomicU64::new(1 << 20))));
         let tier = Tier {

@@ -11,13 +11,15 @@
 //!                                 failed: the broker aborts the connection
 //! ```
 
+mod handshake;
+pub(crate) mod heals;
 mod mount;
+pub(crate) mod oom;
 mod policy;
-mod rehearsal;
 mod spawn;
 mod worker_log;
 
-pub(crate) use mount::{Answer, Left, Mount, MountState, Parts, Phase, Surroundings};
+pub(crate) use handshake::rehearse;
+pub(crate) use mount::{Answer, Left, Mount, MountContext, MountState, Parts, Phase};
 pub(crate) use policy::End;
-pub(crate) use rehearsal::rehearse;
 pub(crate) use spawn::{SpawnOptions, Spawner};

@@ -1,15 +1,15 @@
 //! One mounted volume: its descriptors, and what others may ask of it. Its thread is in `life`.
 
 mod confine;
-mod life;
-mod proof;
+mod heal_probe;
+mod worker_loop;
 
 use super::spawn::Spawner;
-use crate::heals::{HealCause, Heals};
 use crate::metrics::Metrics;
 use crate::privileged::Privileged;
-use crate::questions::Questions;
-use crate::scope::{Member, Scope};
+use crate::serve::questions::Questions;
+use crate::supervisor::heals::{HealCause, Heals};
+use crate::volumes::scope::{Member, Scope};
 use link::Packet;
 use link::broker::{BrokerRequest, Claim, MountId, Pod, Resume};
 use link::flight::{Behalf, Flight, FlightError, Poisoned, Subject};
@@ -130,7 +130,7 @@ pub struct Started {
 }
 
 /// Everything outside a mount that its thread needs.
-pub struct Surroundings {
+pub struct MountContext {
     pub spawner: Arc<Spawner>,
     pub privileged: Arc<dyn Privileged>,
     pub answer: Arc<dyn Answer>,
@@ -146,7 +146,7 @@ pub struct Surroundings {
     /// Told of mounts whose connection the kernel has ended: unmounted or aborted.
     pub ended: tokio::sync::mpsc::UnboundedSender<MountId>,
     /// Told of sources that stop or begin to answer.
-    pub(crate) outages: tokio::sync::mpsc::UnboundedSender<crate::health::Change>,
+    pub(crate) outages: tokio::sync::mpsc::UnboundedSender<crate::source::health::Change>,
     pub workers: crate::config::Workers,
     /// Debug: while this file exists nobody is started.
     pub suspend: Option<PathBuf>,
@@ -302,7 +302,7 @@ impl Mount {
 
     /// Since when names that are known last are shown because the source gives no answer.
     pub fn stale_since(&self) -> Option<SystemTime> {
-        crate::stale::Tolerance::of(&self.spec.parameters).and(self.scope.outage.since())
+        crate::source::stale::Tolerance::of(&self.spec.parameters).and(self.scope.outage.since())
     }
 
     pub fn state(&self) -> MountState {
@@ -386,13 +386,13 @@ impl Mount {
 
     /// A worker that died between getting an id and recording it, or between dropping its record and closing it,
     /// leaves an id that nobody will ever use and that pins a cache file's blocks.
-    fn close_leaked_backings(self: &Arc<Self>, around: &Surroundings) {
+    fn close_leaked_backings(self: &Arc<Self>, context: &MountContext) {
         let recorded: HashSet<u32> = self.flight.backings().into_iter().map(|(_, b)| b.id).collect();
         let leaked: Vec<u32> =
             self.backing_ids().iter().copied().filter(|id| !recorded.contains(id)).collect();
-        let (me, privileged) = (self.clone(), around.privileged.clone());
+        let (me, privileged) = (self.clone(), context.privileged.clone());
         // The successor does not wait for it: on a disk that hangs each takes as long as a question may.
-        around.runtime.spawn(async move {
+        context.runtime.spawn(async move {
             for (closed, id) in leaked.iter().enumerate() {
                 let ask = privileged.ask(BrokerRequest::BackingClose { mount: me.id, id: *id }, Vec::new());
                 if let Err(error) = ask.await {

@@ -1,7 +1,7 @@
 //! A limit of memory for each worker, from the broker: asked for when it serves, so that nobody waits for it, and given
 //! back when it is dead.
 
-use super::{Mount, Surroundings};
+use super::{Mount, MountContext};
 use crate::privileged::Privileged;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
@@ -15,8 +15,8 @@ pub(super) type Verdict = Shared<BoxFuture<'static, Option<bool>>>;
 
 impl Mount {
     /// Asks for the present worker's limit, unless it has one.
-    pub(crate) fn confine(self: &Arc<Self>, around: &Arc<Surroundings>) {
-        let Some(bytes) = around.memory_limit else { return };
+    pub(crate) fn confine(self: &Arc<Self>, context: &Arc<MountContext>) {
+        let Some(bytes) = context.memory_limit else { return };
         let Some(pid) = self.lock().worker.as_ref().filter(|w| w.group.is_none()).map(|w| w.pid) else {
             return;
         };
@@ -24,25 +24,25 @@ impl Mount {
         let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         // Our child is not reaped as long as it is the present worker: looked at after the descriptor was opened.
         let Some(process) = process.filter(|_| self.is_worker(pid)) else { return };
-        // Not the mount itself: see `proof`.
-        let (me, id, around) = (Arc::downgrade(self), self.id, around.clone());
+        // Not the mount itself: see `heal_probe`.
+        let (me, id, context) = (Arc::downgrade(self), self.id, context.clone());
         let is_worker = move |me: &Weak<Self>| me.upgrade().is_some_and(|me| me.is_worker(pid));
-        around.runtime.clone().spawn(async move {
-            match around.privileged.ask(BrokerRequest::Confine { bytes }, vec![process]).await {
+        context.runtime.clone().spawn(async move {
+            match context.privileged.ask(BrokerRequest::Confine { bytes }, vec![process]).await {
                 Ok(BrokerAnswer::Confined { group }) => {
                     let late = match me.upgrade() {
                         Some(me) => me.note_group(pid, group),
                         None => Some(group),
                     };
                     if let Some(late) = late {
-                        let _ = ask_release(around.privileged.as_ref(), late).await; // the broker sweeps in the end
+                        let _ = ask_release(context.privileged.as_ref(), late).await; // the broker sweeps in the end
                     }
                 }
                 // A broker that comes back is asked again.
                 Err(refusal) if refusal.kind == RefusalKind::Unavailable => {
                     tracing::debug!(mount = %id, pid, %refusal, "a worker without a limit of memory");
                 }
-                Err(refusal) if is_worker(&me) => around.unlimited.call_once(|| {
+                Err(refusal) if is_worker(&me) => context.unlimited.call_once(|| {
                     tracing::warn!(%refusal, "workers have no limit of memory of their own: one that takes too much may take the agent along");
                 }),
                 // It was dead before the broker could look at it, or the broker talks nonsense.
@@ -68,9 +68,9 @@ impl Mount {
 }
 
 /// Gives a dead worker's group back, whether anybody waits for the answer or not.
-pub(super) fn release(around: &Surroundings, group: String) -> Verdict {
-    let privileged = around.privileged.clone();
-    let asked = around.runtime.spawn(async move { ask_release(privileged.as_ref(), group).await });
+pub(super) fn release(context: &MountContext, group: String) -> Verdict {
+    let privileged = context.privileged.clone();
+    let asked = context.runtime.spawn(async move { ask_release(privileged.as_ref(), group).await });
     async move { asked.await.ok().flatten() }.boxed().shared()
 }
 

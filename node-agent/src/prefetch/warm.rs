@@ -1,9 +1,9 @@
 //! Brings files into the cache on request, with progress.
 
-use crate::publish::Volumes;
-use crate::scope::Scope;
 use crate::serve::Server;
 use crate::supervisor::Mount;
+use crate::volumes::Volumes;
+use crate::volumes::scope::Scope;
 use cache::data::ReadOptions;
 use cache::meta::{self, Attributes, Lookup};
 use futures::StreamExt;

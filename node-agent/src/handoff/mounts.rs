@@ -1,10 +1,10 @@
 //! What outlives a process of the agent or of the broker: mounts are taken over from an agent that is gone, shown to a
 //! broker that is new, and left behind in good order.
 
-use crate::heals::HealCause;
-use crate::publish::{self, Arriving, Volumes};
-use crate::scope::Wants;
+use crate::supervisor::heals::HealCause;
 use crate::supervisor::{Left, Mount};
+use crate::volumes::scope::Wants;
+use crate::volumes::{self, Arriving, Volumes};
 use link::broker::{Adopt, AgentEnd, BrokerAnswer, BrokerRequest, Hold, MountId, Publish};
 use link::{Refusal, RefusalKind, failpoint};
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ impl Volumes {
         let [device, shared] = <[OwnedFd; 2]>::try_from(fds)
             .map_err(|_| Refusal::new(RefusalKind::Internal, "adopt must carry two descriptors"))?;
         let id = adopt.publish.mount;
-        let scope = publish::scope_of(&adopt.resume)?;
+        let scope = volumes::scope_of(&adopt.resume)?;
         let Some(arrival) = self.arrive(id, &scope, adopt.publish.pod.as_ref())? else {
             // Done means that it is served, or will be.
             return match self.has_live(id) {
@@ -57,14 +57,14 @@ impl Volumes {
         failpoint::hit("agent.adopt");
         let orphaned = Duration::from_millis(orphaned_ms);
         let since = Instant::now().checked_sub(orphaned).unwrap_or_else(Instant::now);
-        let spec = publish::understand(&publish.spec)?;
+        let spec = volumes::understand(&publish.spec)?;
         self.may_serve(&spec)?;
         let credentials = self.credentials(&publish.secrets, publish.environment)?;
         let rotated = !spec.is_in(&scope, &credentials, self.numbers.scope_key());
         let scope = self.open_scope(scope, &spec, &credentials, false).await?;
         if rotated {
             // It asks with newer keys than those that it is named after: see `rotate`.
-            scope.asked.note_rotated();
+            scope.source.note_rotated();
         }
         let member = scope.join(Wants::of(&self.config().workers.in_time(&spec).parameters));
         failpoint::hit("agent.scope-opened");
@@ -84,7 +84,7 @@ impl Volumes {
         let waiter = mount.clone();
         match tokio::task::spawn_blocking(move || waiter.start(SERVING_LIMIT)).await {
             Ok(Ok(())) => tracing::info!(mount = %id, volume = %mount.spec.id, ?mode, "taken over"),
-            _ if !self.has(id) => return Err(publish::ended_meanwhile(id)),
+            _ if !self.has(id) => return Err(volumes::ended_meanwhile(id)),
             Ok(Err(why)) => {
                 tracing::error!(mount = %id, volume = %mount.spec.id, why, "taken over, not served yet")
             }
@@ -102,15 +102,15 @@ impl Volumes {
     /// Shows every mount to a broker that may be new. `away`: when the one before was lost.
     pub(crate) async fn show_to_broker(self: Arc<Self>, away: Option<Instant>) {
         for mount in self.mounts().into_iter().filter(|m| m.is_live()) {
-            mount.confine(&self.around);
+            mount.confine(&self.context);
             let shown = async {
                 let fds = vec![mount.device()?, mount.shared()?];
-                Ok::<_, std::io::Error>(self.around.privileged.ask(hold(&mount), fds).await)
+                Ok::<_, std::io::Error>(self.context.privileged.ask(hold(&mount), fds).await)
             };
             match shown.await {
                 Ok(Ok(_)) => {
                     if let Some(away) = away {
-                        mount.prove_held(&self.around, away.elapsed());
+                        mount.prove_held(&self.context, away.elapsed());
                     }
                 }
                 Ok(Err(refusal)) => {
@@ -129,7 +129,7 @@ impl Volumes {
         if ours.is_empty() {
             return true;
         }
-        match self.around.privileged.ask(BrokerRequest::Leaving, Vec::new()).await {
+        match self.context.privileged.ask(BrokerRequest::Leaving, Vec::new()).await {
             Ok(BrokerAnswer::Holding { mounts }) => ours.is_subset(&mounts.into_iter().collect()),
             _ => false,
         }

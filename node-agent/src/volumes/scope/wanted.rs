@@ -120,7 +120,7 @@ mod tests {
         let source = Scripted::new(0);
         let scope = source.scope();
         source.does(Does::Endless);
-        let listing = |scope: &std::sync::Arc<crate::scope::Scope>| {
+        let listing = |scope: &std::sync::Arc<crate::volumes::scope::Scope>| {
             let scope = scope.clone();
             tokio::spawn(async move { scope.list(ROOT, TTL).await })
         };
@@ -165,7 +165,7 @@ mod tests {
             tokio::spawn(async move { scope.list(ROOT, TTL).await })
         };
         goes_on(&source).await;
-        scope.asked.end();
+        scope.source.end();
         let told = tokio::time::timeout(LIMIT, waits).await.expect("it goes on for a volume that is gone");
         assert_eq!(told.unwrap(), Err(Cause::Unavailable));
         assert!(falls_silent(&source).await);

@@ -2,9 +2,9 @@
 //! expire. Whoever asks with a token that has expired waits for the next one, as for a store that does not answer.
 //!
 //! A question is asked once for all volumes of the scope, so it waits as long as the most patient of them. One that waits
-//! less gives up on its own ([`AskedWith::give_up`]), and leaves the question to the others.
+//! less gives up on its own ([`CredentialedSource::give_up`]), and leaves the question to the others.
 
-use crate::health::Health;
+use crate::source::health::Health;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
@@ -38,8 +38,8 @@ struct Asked {
 
 /// Shared by all who read from the scope. Clones are the same one.
 #[derive(Clone)]
-pub(crate) struct AskedWith {
-    current: Arc<watch::Sender<Asked>>,
+pub(crate) struct CredentialedSource {
+    state: Arc<watch::Sender<Asked>>,
     open: Arc<Opener>,
     /// Of those who wait for a renewed secret, the one who asks again without.
     turn: Arc<Semaphore>,
@@ -49,7 +49,7 @@ pub(crate) struct AskedWith {
     health: Arc<Health>,
 }
 
-impl AskedWith {
+impl CredentialedSource {
     /// `patience`: the first volume's `storeTimeout`.
     pub(crate) fn new(
         open: Arc<Opener>,
@@ -59,10 +59,9 @@ impl AskedWith {
         health: Arc<Health>,
     ) -> Result<Self, StoreError> {
         let source = open(&credentials, patience)?;
-        let current =
-            watch::Sender::new(Asked { source, patience, credentials, rotated: false, over: false });
-        let (current, turn) = (Arc::new(current), Arc::new(Semaphore::new(1)));
-        Ok(Self { current, open, turn, again: AGAIN, shown, health })
+        let state = watch::Sender::new(Asked { source, patience, credentials, rotated: false, over: false });
+        let (state, turn) = (Arc::new(state), Arc::new(Semaphore::new(1)));
+        Ok(Self { state, open, turn, again: AGAIN, shown, health })
     }
 
     /// Of the same identity: key and secret are those that name this scope.
@@ -77,7 +76,7 @@ impl AskedWith {
 
     fn exchange(&self, credentials: Credentials, rotated: bool) -> Result<(), StoreError> {
         let mut failed = None;
-        self.current.send_modify(|asked| match (self.open)(&credentials, asked.patience) {
+        self.state.send_modify(|asked| match (self.open)(&credentials, asked.patience) {
             Ok(source) => {
                 let patience = asked.patience;
                 *asked = Asked { source, patience, credentials, rotated, over: false };
@@ -90,7 +89,7 @@ impl AskedWith {
     /// A volume waits so long. Questions that are under way go on for it.
     pub(crate) fn wait_for(&self, patience: Duration) -> Result<(), StoreError> {
         let mut failed = None;
-        self.current.send_if_modified(|asked| {
+        self.state.send_if_modified(|asked| {
             let again = std::mem::replace(&mut asked.over, false);
             if asked.patience >= patience {
                 return again;
@@ -107,7 +106,7 @@ impl AskedWith {
     /// Returns when a volume that waits for `own` has waited long enough, if questions take longer than that: its own
     /// end by themselves. `begun`: when it began to wait, or when an answer last came nearer.
     pub(crate) async fn give_up(&self, own: Duration, begun: impl Fn() -> Instant) {
-        let mut changes = self.current.subscribe();
+        let mut changes = self.state.subscribe();
         loop {
             let longer = changes.borrow_and_update().patience > own;
             let until = begun() + own + GRACE;
@@ -128,42 +127,42 @@ impl AskedWith {
 
     /// The keys with which the source is asked are newer than those that name the scope.
     pub(crate) fn note_rotated(&self) {
-        self.current.send_modify(|asked| asked.rotated = true);
+        self.state.send_modify(|asked| asked.rotated = true);
     }
 
     /// Whoever waits for a secret gets an error.
     pub(crate) fn end(&self) {
-        self.current.send_modify(|asked| asked.over = true);
+        self.state.send_modify(|asked| asked.over = true);
     }
 
     /// Returns when the last volume is gone: nobody waits for what is asked then.
     pub(crate) async fn ended(&self) {
-        let mut changes = self.current.subscribe();
+        let mut changes = self.state.subscribe();
         if changes.wait_for(|asked| asked.over).await.is_err() {
             std::future::pending::<()>().await; // it lives as long as we do
         }
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.current.borrow().over
+        self.state.borrow().over
     }
 
     pub(crate) fn is_rotated(&self) -> bool {
-        self.current.borrow().rotated
+        self.state.borrow().rotated
     }
 
     /// For a probe, which waits for no renewed secret.
-    pub(crate) fn source(&self) -> Arc<dyn Source> {
-        self.current.borrow().source.clone()
+    pub(crate) fn current(&self) -> Arc<dyn Source> {
+        self.state.borrow().source.clone()
     }
 
     pub(crate) fn has(&self, credentials: &Credentials) -> bool {
-        self.current.borrow().credentials == *credentials
+        self.state.borrow().credentials == *credentials
     }
 
     /// Has somebody come who waits longer than this question, and is there time left?
     fn is_waited_for(&self, asked_for: Duration, begun: Instant) -> bool {
-        let Asked { patience, over, .. } = *self.current.borrow();
+        let Asked { patience, over, .. } = *self.state.borrow();
         !over && patience > asked_for && begun.elapsed() < patience
     }
 
@@ -173,7 +172,7 @@ impl AskedWith {
         question: impl Fn(Arc<dyn Source>) -> BoxFuture<'a, Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         let begun = Instant::now();
-        let mut changes = self.current.subscribe();
+        let mut changes = self.state.subscribe();
         let (mut waited, mut turn) = (false, None);
         loop {
             // Before the question: what comes while it is asked is a change.
@@ -197,7 +196,7 @@ impl AskedWith {
                         self.health.works();
                     }
                     if turn.is_some() && answer.is_ok() {
-                        self.current.send_modify(|_| {}); // the others, too
+                        self.state.send_modify(|_| {}); // the others, too
                     }
                     return answer;
                 }
@@ -226,9 +225,9 @@ impl AskedWith {
         version: &Version,
         range: Range<u64>,
     ) -> Result<ByteStream, StoreError> {
-        let (begun, patience) = (Instant::now(), self.current.borrow().patience);
+        let (begun, patience) = (Instant::now(), self.state.borrow().patience);
         let rest = Rest {
-            asked: self.clone(),
+            source: self.clone(),
             path: path.to_vec(),
             version: version.clone(),
             range,
@@ -266,7 +265,7 @@ impl AskedWith {
 
 /// What a reader has not been given yet.
 struct Rest {
-    asked: AskedWith,
+    source: CredentialedSource,
     path: Vec<u8>,
     version: Version,
     range: Range<u64>,
@@ -279,14 +278,14 @@ impl Rest {
     fn may_go_on(&self, error: &StoreError) -> bool {
         match error {
             StoreError::Expired { .. } => true,
-            StoreError::Unavailable { .. } => self.asked.is_waited_for(self.patience, self.begun),
+            StoreError::Unavailable { .. } => self.source.is_waited_for(self.patience, self.begun),
             _ => false,
         }
     }
 
     async fn get(&self) -> Result<ByteStream, StoreError> {
         let Self { path, version, range, .. } = self;
-        self.asked.ask(|source| async move { source.get(path, version, range.clone()).await }.boxed()).await
+        self.source.ask(|source| async move { source.get(path, version, range.clone()).await }.boxed()).await
     }
 }
 
@@ -364,17 +363,18 @@ mod tests {
         }
     }
 
-    type Told = tokio::sync::mpsc::UnboundedReceiver<crate::health::Change>;
+    type Told = tokio::sync::mpsc::UnboundedReceiver<crate::source::health::Change>;
 
-    fn asked_with(open: Arc<Opener>, patience: Duration) -> (AskedWith, Told) {
+    fn asked_with(open: Arc<Opener>, patience: Duration) -> (CredentialedSource, Told) {
         let (tell, told) = tokio::sync::mpsc::unbounded_channel();
         let health = Health::new(volume::ScopeId::parse(&"0".repeat(32)).unwrap(), tell);
-        let with = AskedWith::new(open, Credentials::anonymous(), patience, "s".into(), Arc::new(health));
+        let with =
+            CredentialedSource::new(open, Credentials::anonymous(), patience, "s".into(), Arc::new(health));
         (with.unwrap(), told)
     }
 
     /// Its first token has expired; the next is good.
-    fn tokened(patience: Duration) -> (AskedWith, Arc<Mutex<Vec<Range<u64>>>>, Told) {
+    fn tokened(patience: Duration) -> (CredentialedSource, Arc<Mutex<Vec<Range<u64>>>>, Told) {
         let asked: Arc<Mutex<Vec<Range<u64>>>> = Arc::default();
         let (log, opened) = (asked.clone(), std::sync::atomic::AtomicBool::new(false));
         let open = move |_: &Credentials, _: Duration| {
@@ -385,7 +385,7 @@ mod tests {
         (with, asked, told)
     }
 
-    fn silent(patience: Duration) -> (AskedWith, Told) {
+    fn silent(patience: Duration) -> (CredentialedSource, Told) {
         asked_with(Arc::new(|_: &Credentials, patience| Ok(Arc::new(Silent(patience)) as _)), patience)
     }
 
@@ -483,7 +483,7 @@ mod tests {
         let source = Arc::new(Wavering(0.into()));
         let opened = source.clone();
         let (with, mut told) = asked_with(Arc::new(move |_: &Credentials, _| Ok(opened.clone() as _)), HOUR);
-        let with = AskedWith { again: Duration::from_millis(2), ..with };
+        let with = CredentialedSource { again: Duration::from_millis(2), ..with };
         let lists = (0..WAITING).map(|_| with.list(b"", None));
         let lists =
             tokio::time::timeout(LONG, futures::future::join_all(lists)).await.expect("one asks again");

@@ -1,13 +1,15 @@
 //! Answers what workers ask. Nothing here blocks the mount's thread: a question that needs the network becomes a task.
 
+pub(crate) mod questions;
+
 use crate::metrics::Metrics;
-use crate::neighbours::{self, Neighbours};
+use crate::prefetch::open_gate::OpenGate;
+use crate::prefetch::siblings::{self, SiblingPrefetch};
 use crate::privileged::Privileged;
-use crate::questions::Questions;
-use crate::scope::{Scope, fetch_cause};
-use crate::stale::{self, Told, Tolerance};
+use crate::serve::questions::Questions;
+use crate::source::stale::{self, Told, Tolerance};
 use crate::supervisor::{Answer, Mount};
-use crate::together::Together;
+use crate::volumes::scope::{Scope, fetch_cause};
 use bytes::Bytes;
 use cache::data::{Engine, File, Found, ReadOptions};
 use cache::meta::{NAME_MAX, View};
@@ -33,8 +35,8 @@ pub struct Server {
     pub runtime: tokio::runtime::Handle,
     /// Bytes ahead of a sequential reader, for volumes that do not say.
     pub readahead: u64,
-    pub(crate) together: Together,
-    pub(crate) neighbours: Arc<Neighbours>,
+    pub(crate) open_gate: OpenGate,
+    pub(crate) siblings: Arc<SiblingPrefetch>,
     /// How many passthrough ids the broker keeps us waiting for.
     pub(crate) backing_waits: Arc<AtomicUsize>,
 }
@@ -150,8 +152,8 @@ impl Server {
             }
             Ask::File { ino, version } => {
                 let file = scope.file(ino, version, Self::read_options(mount))?;
-                if file.key().size <= neighbours::SMALL && !file.is_whole() {
-                    self.neighbours.missed(scope, ino, Self::read_options(mount));
+                if file.key().size <= siblings::SMALL && !file.is_whole() {
+                    self.siblings.missed(scope, ino, Self::read_options(mount));
                     // The read that follows would ask for it anyway: save the second question. A failure is told
                     // to that read.
                     let whole = async { file.whole().await.map_err(|e| fetch_cause(&e)) };
@@ -172,7 +174,7 @@ impl Server {
             }
             Ask::Open { ino, version } => {
                 let file = scope.file(ino, version, Self::read_options(mount))?;
-                self.together.open(mount, ino, &file).await;
+                self.open_gate.open(mount, ino, &file).await;
                 stored(Ok(()))
             }
             Ask::Read { file, offset, len } => {

@@ -5,7 +5,7 @@
 //! end: so its other files are fetched ahead, in the order of its listing, the more of them the more were missed.
 //! Whoever reads a few files of a directory pays for a few more.
 
-use crate::scope::Scope;
+use crate::volumes::scope::Scope;
 use cache::data::{Engine, ReadOptions};
 use cache::meta::Kind;
 use link::flight::carry;
@@ -29,7 +29,7 @@ const DIRECTORIES_MAX: usize = 4096;
 /// Fetching ahead must not evict: it ends when this much of a quota is used.
 const FULL_PERCENT: u64 = 85;
 
-pub(crate) struct Neighbours {
+pub(crate) struct SiblingPrefetch {
     engine: Arc<Engine>,
     directories: Mutex<HashMap<(ScopeId, u64), Ledger>>,
 }
@@ -66,7 +66,7 @@ impl Ledger {
     }
 }
 
-impl Neighbours {
+impl SiblingPrefetch {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
         Self { engine, directories: Mutex::default() }
     }

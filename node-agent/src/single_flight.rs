@@ -11,17 +11,17 @@ use std::sync::{Arc, Mutex};
 type Run<T> = Shared<BoxFuture<'static, Result<T, Cause>>>;
 
 /// `T` is what a run yields; a failed run fails all who joined it, and the next caller starts anew.
-pub(crate) struct Flights<K, T: Clone> {
+pub(crate) struct SingleFlight<K, T: Clone> {
     running: Arc<Mutex<HashMap<K, Run<T>>>>,
 }
 
-impl<K, T: Clone> Default for Flights<K, T> {
+impl<K, T: Clone> Default for SingleFlight<K, T> {
     fn default() -> Self {
         Self { running: Arc::default() }
     }
 }
 
-impl<K, T> Flights<K, T>
+impl<K, T> SingleFlight<K, T>
 where
     K: Clone + Eq + Hash + Send + 'static,
     T: Clone + Send + Sync + 'static,
@@ -59,7 +59,7 @@ mod tests {
 
     #[tokio::test]
     async fn concurrent_callers_share_one_run_and_later_ones_start_anew() {
-        let flights: Flights<u8, u32> = Flights::default();
+        let flights: SingleFlight<u8, u32> = SingleFlight::default();
         let runs = Arc::new(AtomicU32::new(0));
         let (open, gate) = tokio::sync::watch::channel(false);
         let call = || {
@@ -76,7 +76,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_fails_the_run_and_not_the_table() {
-        let flights: Flights<u8, ()> = Flights::default();
+        let flights: SingleFlight<u8, ()> = SingleFlight::default();
         let first = flights.join(1, || async { panic!("on purpose") }).await;
         assert_eq!(first, Err(Cause::Internal));
         assert_eq!(flights.join(1, || async { Ok(()) }).await, Ok(()));

@@ -1,17 +1,18 @@
 //! Publish and unpublish: from a mount request to a worker that serves it, and back.
 
 mod arrivals;
+pub(crate) mod collect;
 mod open;
 mod requests;
 mod rotate;
+pub(crate) mod scope;
 mod scopes;
 
-use crate::collect;
 use crate::config::Config;
-use crate::departure::Order;
-use crate::profile;
-use crate::scope::{Member, Scope, Wants, store_cause};
-use crate::supervisor::{Mount, Parts, Surroundings};
+use crate::handoff::drain::Order;
+use crate::source::profile;
+use crate::supervisor::{Mount, MountContext, Parts};
+use crate::volumes::scope::{Member, Scope, Wants, store_cause};
 use arrivals::{Arrival, Mounts, Present, Unsettled};
 use cache::data::Engine;
 use cache::meta;
@@ -46,7 +47,7 @@ pub struct Volumes {
     generation: u64,
     limits: Arc<store::Limits>,
     observer: Arc<dyn store::Observer>,
-    pub around: Arc<Surroundings>,
+    pub context: Arc<MountContext>,
     mounts: Mounts<Entry>,
     scopes: Scopes,
     /// Of the disk, for all metadata stores.
@@ -80,7 +81,7 @@ impl Volumes {
         generation: u64,
         limits: Arc<store::Limits>,
         observer: Arc<dyn store::Observer>,
-        around: Arc<Surroundings>,
+        context: Arc<MountContext>,
         orders: mpsc::UnboundedSender<Order>,
     ) -> Arc<Self> {
         let room = Arc::new(meta::Room::new(config.cache.metadata_total.0));
@@ -91,7 +92,7 @@ impl Volumes {
             generation,
             limits,
             observer,
-            around,
+            context,
             mounts: Mounts::default(),
             scopes: Scopes::default(),
             room,
@@ -244,7 +245,7 @@ impl Volumes {
 
     /// Gives a mount its thread: it is here.
     pub(crate) fn run(&self, arrival: Arriving<'_>, mount: &Arc<Mount>) -> Result<(), Refusal> {
-        let (supervised, around) = (mount.clone(), self.around.clone());
+        let (supervised, context) = (mount.clone(), self.context.clone());
         let settled = arrival.settle(|| {
             // Looked at under the lock: whoever ends all mounts ends this one, too, or it does not begin.
             if self.leaving.load(Ordering::Acquire) {
@@ -253,7 +254,7 @@ impl Volumes {
             }
             let thread = std::thread::Builder::new()
                 .name(format!("mount-{}", mount.id))
-                .spawn(move || supervised.supervise(&around))
+                .spawn(move || supervised.supervise(&context))
                 .map_err(|e| {
                     Refusal::new(RefusalKind::Unavailable, format!("no thread for the mount: {e}"))
                 })?;

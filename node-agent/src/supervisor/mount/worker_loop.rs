@@ -1,12 +1,12 @@
 //! The lives of a mount's workers, one after the other: started, watched, buried and succeeded, on the mount's thread.
 
-use super::proof::Heir;
-use super::{Current, Mount, Phase, Surroundings, confine};
-use crate::heals::HealCause;
-use crate::oom;
+use super::heal_probe::PendingHeal;
+use super::{Current, Mount, MountContext, Phase, confine};
 use crate::privileged;
+use crate::supervisor::handshake::introduce;
+use crate::supervisor::heals::HealCause;
+use crate::supervisor::oom;
 use crate::supervisor::policy::{self, Deaths, End, Verdict};
-use crate::supervisor::rehearsal::introduce;
 use crate::supervisor::spawn::Worker;
 use link::broker::{BrokerAnswer, BrokerRequest, Report};
 use link::flight::{Blame, Collected, Flight};
@@ -29,11 +29,11 @@ const REAP_LIMIT: Duration = Duration::from_secs(2);
 
 impl Mount {
     /// The thread of this mount: returns when it is stopped or given up.
-    pub fn supervise(self: Arc<Self>, around: &Arc<Surroundings>) {
+    pub fn supervise(self: Arc<Self>, context: &Arc<MountContext>) {
         let mut deaths = Deaths::default();
         let mut takeover = false;
         let mut degraded = false;
-        let mut heir = Heir::of(HealCause::Start, 0, None);
+        let mut pending = PendingHeal::of(HealCause::Start, 0, None);
         let adopted = self.lock().adopted.take();
         if let Some((since, end)) = adopted {
             takeover = true;
@@ -47,19 +47,19 @@ impl Mount {
                 }
                 _ => Blame::Agent,
             };
-            let Some(left) = self.take_up(around, "its agent is gone", None, blame) else { return };
-            heir = Heir::of(end, left, None);
+            let Some(left) = self.take_up(context, "its agent is gone", None, blame) else { return };
+            pending = PendingHeal::of(end, left, None);
             failpoint::hit("agent.collected");
         }
-        let heal_timeout = around.workers.in_time(&self.spec).parameters.heal_timeout;
+        let heal_timeout = context.workers.in_time(&self.spec).parameters.heal_timeout;
         while !self.stopping() {
-            if around.suspend.as_ref().is_some_and(|file| file.exists()) {
+            if context.suspend.as_ref().is_some_and(|file| file.exists()) {
                 self.enter(Phase::Suspended, "respawn is suspended by the debug file");
                 self.pause(Duration::from_millis(20));
                 continue;
             }
             match deaths.decide(Instant::now(), heal_timeout) {
-                Verdict::GiveUp => return self.give_up(around),
+                Verdict::GiveUp => return self.give_up(context),
                 Verdict::StartAfter(pause) if !pause.is_zero() => {
                     if self.pause(pause) {
                         break;
@@ -67,7 +67,7 @@ impl Mount {
                 }
                 Verdict::StartAfter(_) => {}
             }
-            let worker = match around
+            let worker = match context
                 .spawner
                 .take()
                 .map_err(|e| e.to_string())
@@ -80,9 +80,9 @@ impl Mount {
                     deaths.died(Instant::now(), false);
                     // A first start that fails is told to whoever publishes.
                     if takeover && deaths.is_stuck() && !std::mem::replace(&mut degraded, true) {
-                        self.tell(around, Report::Degraded { why: format!("no worker comes up: {why}") });
+                        self.tell(context, Report::Degraded { why: format!("no worker comes up: {why}") });
                     }
-                    around.spawner.refill();
+                    context.spawner.refill();
                     continue;
                 }
             };
@@ -92,28 +92,28 @@ impl Mount {
             let killed_before = oom::kills();
             let current = Current { pid: worker.pid(), socket: worker.socket.clone(), group: None };
             self.set_worker(Some(current));
-            around.spawner.refill();
+            context.spawner.refill();
             let mut served = false;
-            let end = self.live(&worker, around, &mut |me| {
+            let end = self.live(&worker, context, &mut |me| {
                 served = true;
                 // Before anybody is told: once every mount is served its old agent leaves.
                 if takeover {
                     failpoint::hit("agent.worker-serving");
                 }
                 me.enter(Phase::Serving, "");
-                me.confine(around);
+                me.confine(context);
                 if let Some(since) = deaths.unserved_since() {
-                    me.prove(around, worker.pid(), heir.clone(), since.elapsed());
+                    me.prove(context, worker.pid(), pending.clone(), since.elapsed());
                 }
                 if std::mem::take(&mut degraded) {
-                    me.tell(around, Report::Recovered);
+                    me.tell(context, Report::Recovered);
                 }
                 deaths.serving();
             });
             let group = self.set_worker(None).and_then(|worker| worker.group);
             let died = Instant::now();
             let status = worker.bury(REAP_LIMIT);
-            let memory = group.map(|group| confine::release(around, group));
+            let memory = group.map(|group| confine::release(context, group));
             if self.stopping() {
                 break;
             }
@@ -124,8 +124,8 @@ impl Mount {
             if served && blame == Blame::Executing {
                 deaths.crashed(died);
             }
-            let Some(left) = self.take_up(around, &format!("{end:?}"), status, blame) else { return };
-            heir = Heir::of(HealCause::of(&end, status, oom), left, memory).ended(status);
+            let Some(left) = self.take_up(context, &format!("{end:?}"), status, blame) else { return };
+            pending = PendingHeal::of(HealCause::of(&end, status, oom), left, memory).ended(status);
             // Before Go nothing was read from the device, and INIT has not been answered: start over.
             takeover = self.lock().go;
             if !takeover {
@@ -139,7 +139,7 @@ impl Mount {
     /// how many requests that are; None if there is nothing left to serve.
     fn take_up(
         self: &Arc<Self>,
-        around: &Surroundings,
+        context: &MountContext,
         end: &str,
         status: Option<ExitStatus>,
         blame: Blame,
@@ -152,14 +152,14 @@ impl Mount {
         if blame == Blame::Agent {
             collected.poisoned.iter().for_each(|request| self.condemn(request));
         }
-        self.report(around, end, status, &collected);
+        self.report(context, end, status, &collected);
         if collected.ended || self.connection_ended() {
             // Unmounted or aborted by somebody.
             self.enter(Phase::Failed, "the kernel has ended the connection");
-            let _ = around.ended.send(self.id); // fails only when the agent is shutting down
+            let _ = context.ended.send(self.id); // fails only when the agent is shutting down
             return None;
         }
-        self.close_leaked_backings(around);
+        self.close_leaked_backings(context);
         Some(collected.orphans as u64)
     }
 
@@ -195,7 +195,7 @@ impl Mount {
     fn live(
         self: &Arc<Self>,
         worker: &Worker,
-        around: &Surroundings,
+        context: &MountContext,
         serving: &mut dyn FnMut(&Arc<Self>),
     ) -> End {
         {
@@ -211,7 +211,7 @@ impl Mount {
                 drop(state);
                 // The broker went away in the middle of a publish: nobody will ever ask for this mount.
                 tracing::warn!(mount = %self.id, volume = %self.spec.id, "a publish was not completed: dropped");
-                let _ = around.ended.send(self.id); // fails only when the agent is shutting down
+                let _ = context.ended.send(self.id); // fails only when the agent is shutting down
                 self.stop();
                 return End::Stopped;
             }
@@ -234,7 +234,7 @@ impl Mount {
                     serving(self);
                 }
                 Ok((FromWorker::Failed { why }, _)) => return End::Failed(why),
-                Ok((message, _)) => around.answer.handle(self, &worker.socket, message),
+                Ok((message, _)) => context.answer.handle(self, &worker.socket, message),
                 Err(PacketError::TimedOut) => {}
                 Err(PacketError::Closed) if self.stopping() => return End::Stopped,
                 Err(PacketError::Closed) => return End::Closed,
@@ -248,16 +248,16 @@ impl Mount {
                 self.forget_unheard(&worker.socket);
                 let still = pulse.look(self.flight.heartbeat(), last_look);
                 // A thread of it that is stuck has stopped the heartbeat after the other half.
-                if still >= around.hang_limit / 2 && self.requests_wait(around) {
+                if still >= context.hang_limit / 2 && self.requests_wait(context) {
                     return End::Hung;
                 }
             }
         }
     }
 
-    fn requests_wait(&self, around: &Surroundings) -> bool {
-        let ask = around.privileged.ask(BrokerRequest::Waiting { mount: self.id }, Vec::new());
-        match around.runtime.block_on(ask) {
+    fn requests_wait(&self, context: &MountContext) -> bool {
+        let ask = context.privileged.ask(BrokerRequest::Waiting { mount: self.id }, Vec::new());
+        match context.runtime.block_on(ask) {
             Ok(BrokerAnswer::Waiting { count }) => count > 0,
             // Unknown (the broker is away, or sees no fusectl): those that were read stand in the shared table, and
             // the device is readable while there are others.
@@ -265,11 +265,11 @@ impl Mount {
         }
     }
 
-    fn tell(&self, around: &Surroundings, report: Report) {
-        privileged::report(&around.privileged, &around.runtime, self.id, report);
+    fn tell(&self, context: &MountContext, report: Report) {
+        privileged::report(&context.privileged, &context.runtime, self.id, report);
     }
 
-    fn report(&self, around: &Surroundings, end: &str, status: Option<ExitStatus>, collected: &Collected) {
+    fn report(&self, context: &MountContext, end: &str, status: Option<ExitStatus>, collected: &Collected) {
         tracing::warn!(
             mount = %self.id, volume = %self.spec.id, end,
             status = %status.map(|s| s.to_string()).unwrap_or_else(|| "not known".into()),
@@ -280,13 +280,13 @@ impl Mount {
                 mount = %self.id, volume = %self.spec.id, request = ?request,
                 "a request killed worker after worker, or agents: answered EIO. Please report this with the log above"
             );
-            around.metrics.poisoned(request.operation());
+            context.metrics.poisoned(request.operation());
             let what = Report::Poisoned { operation: request.operation().into(), deaths: request.deaths };
-            self.tell(around, what);
+            self.tell(context, what);
         }
     }
 
-    fn give_up(&self, around: &Surroundings) {
+    fn give_up(&self, context: &MountContext) {
         let why = format!(
             "nobody could serve this mount for {:?} (healTimeout): {}",
             self.spec.parameters.heal_timeout,
@@ -294,8 +294,8 @@ impl Mount {
         );
         tracing::error!(mount = %self.id, volume = %self.spec.id, why, "giving up: readers get ENOTCONN");
         let ask =
-            around.privileged.ask(BrokerRequest::Abort { mount: self.id, why: why.clone() }, Vec::new());
-        if let Err(error) = around.runtime.block_on(ask) {
+            context.privileged.ask(BrokerRequest::Abort { mount: self.id, why: why.clone() }, Vec::new());
+        if let Err(error) = context.runtime.block_on(ask) {
             tracing::error!(mount = %self.id, %error, "the broker could not abort the connection");
         }
         self.enter(Phase::Failed, &why);

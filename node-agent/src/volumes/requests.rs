@@ -1,7 +1,7 @@
 //! What the broker asks, handed to the volumes.
 
 use super::{Absence, Volumes, lock};
-use crate::departure::Order;
+use crate::handoff::drain::Order;
 use link::broker::{AgentAnswer, AgentRequest};
 use link::{Refusal, RefusalKind};
 use std::os::fd::OwnedFd;
@@ -41,7 +41,7 @@ impl crate::broker_client::Serve for Volumes {
             }
             AgentRequest::Renewed { mount, took_us } => {
                 let mount = self.get(mount)?;
-                mount.note_renewal(&self.around.heals, Duration::from_micros(took_us));
+                mount.note_renewal(&self.context.heals, Duration::from_micros(took_us));
                 Ok((AgentAnswer::Done, Vec::new()))
             }
             AgentRequest::StepBack => {

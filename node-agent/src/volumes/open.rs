@@ -1,9 +1,9 @@
 //! From a volume's specification to the scope that it uses, and back.
 
 use super::{Volumes, source_refusal};
-use crate::asked::{AskedWith, Opener};
-use crate::health::Health;
-use crate::scope::Scope;
+use crate::source::credentials::{CredentialedSource, Opener};
+use crate::source::health::Health;
+use crate::volumes::scope::Scope;
 use cache::meta;
 use link::{Refusal, RefusalKind};
 use std::path::Path;
@@ -30,7 +30,7 @@ impl Volumes {
         let mut place = self.scopes.enter(&id).await;
         if let Some(scope) = place.again() {
             drop(place); // it stays: whoever comes here has said that he will use it
-            if scope.asked.has(credentials) {
+            if scope.source.has(credentials) {
                 return Ok(scope);
             }
             // Another token, or keys older than those that it asks with by now: whoever brings them must show that they
@@ -39,16 +39,21 @@ impl Volumes {
                 let source = open(credentials, patience).map_err(|e| source_refusal(&e))?;
                 self.check(spec, &source).await?;
             }
-            if !(check && scope.asked.is_rotated()) {
-                scope.asked.replace(credentials.clone()).map_err(|e| source_refusal(&e))?;
+            if !(check && scope.source.is_rotated()) {
+                scope.source.replace(credentials.clone()).map_err(|e| source_refusal(&e))?;
             }
             return Ok(scope);
         }
         let shown = spec.source.to_string();
-        let health = Arc::new(Health::new(id.clone(), self.around.outages.clone()));
-        let asked =
-            AskedWith::new(open.clone(), credentials.clone(), patience, shown.clone(), health.clone())
-                .map_err(|e| source_refusal(&e))?;
+        let health = Arc::new(Health::new(id.clone(), self.context.outages.clone()));
+        let asked = CredentialedSource::new(
+            open.clone(),
+            credentials.clone(),
+            patience,
+            shown.clone(),
+            health.clone(),
+        )
+        .map_err(|e| source_refusal(&e))?;
         if check {
             // Before anything of it is on the disk.
             let source = open(credentials, patience).map_err(|e| source_refusal(&e))?;

@@ -1,8 +1,8 @@
 //! A mount is healed when somebody has read through it: the broker has a process for that. Nobody waits for the proof.
 
 use super::confine::Verdict;
-use super::{Mount, Phase, Surroundings};
-use crate::heals::{Heal, HealCause, Heals};
+use super::{Mount, MountContext, Phase};
+use crate::supervisor::heals::{Heal, HealCause, Heals};
 use link::broker::{BrokerAnswer, BrokerRequest};
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// What a successor finds.
 #[derive(Clone, Debug)]
-pub(super) struct Heir {
+pub(super) struct PendingHeal {
     cause: HealCause,
     /// Requests that it executes in the dead one's place.
     replayed: u64,
@@ -24,7 +24,7 @@ pub(super) struct Heir {
     ended: String,
 }
 
-impl Heir {
+impl PendingHeal {
     pub(super) fn of(cause: HealCause, replayed: u64, memory: Option<Verdict>) -> Self {
         Self { cause, replayed, memory, ended: String::new() }
     }
@@ -50,11 +50,17 @@ impl Heir {
 
 impl Mount {
     /// Records a heal as soon as it can be seen from outside that `worker` serves.
-    pub(super) fn prove(self: &Arc<Self>, around: &Surroundings, worker: u32, heir: Heir, took: Duration) {
+    pub(super) fn prove(
+        self: &Arc<Self>,
+        context: &MountContext,
+        worker: u32,
+        pending: PendingHeal,
+        took: Duration,
+    ) {
         // Not the mount itself: one that is unpublished meanwhile must let its scope go at once.
         let (me, id, volume) = (Arc::downgrade(self), self.id, self.spec.id.clone());
-        let (privileged, heals) = (around.privileged.clone(), around.heals.clone());
-        around.runtime.spawn(async move {
+        let (privileged, heals) = (context.privileged.clone(), context.heals.clone());
+        context.runtime.spawn(async move {
             let end = Instant::now() + LIMIT;
             loop {
                 let asked = privileged.ask(BrokerRequest::Probe { mount: id }, Vec::new()).await;
@@ -67,7 +73,7 @@ impl Mount {
                     }
                     other if Instant::now() >= end => {
                         tracing::error!(
-                            mount = %id, %volume, cause = heir.cause.name(), ?other,
+                            mount = %id, %volume, cause = pending.cause.name(), ?other,
                             "a worker serves, but nothing could be read through the mount"
                         );
                         return;
@@ -75,11 +81,11 @@ impl Mount {
                     _ => tokio::time::sleep(PAUSE).await,
                 }
             }
-            let (cause, replayed) = (heir.cause().await, heir.replayed);
+            let (cause, replayed) = (pending.cause().await, pending.replayed);
             if let Some(me) = me.upgrade() {
                 me.lock().heals += 1;
             }
-            let ended = heir.ended;
+            let ended = pending.ended;
             tracing::info!(
                 mount = %id, %volume, level = cause.level(), cause = cause.name(), ended, replayed,
                 duration_us = took.as_micros() as u64, "healed: {}", text(cause)
@@ -98,13 +104,13 @@ impl Mount {
     }
 
     /// A new broker holds it, `took` after the old one was lost. While its worker is being replaced that heal tells of it.
-    pub(crate) fn prove_held(self: &Arc<Self>, around: &Surroundings, took: Duration) {
+    pub(crate) fn prove_held(self: &Arc<Self>, context: &MountContext, took: Duration) {
         let worker = {
             let state = self.lock();
             state.worker.as_ref().filter(|_| state.phase == Phase::Serving).map(|worker| worker.pid)
         };
         if let Some(worker) = worker {
-            self.prove(around, worker, Heir::of(HealCause::Broker, 0, None), took);
+            self.prove(context, worker, PendingHeal::of(HealCause::Broker, 0, None), took);
         }
     }
 

@@ -2,8 +2,8 @@
 //! through. An agent whose tables are locked for ever, or whose runtime turns no more, falls silent and is succeeded.
 
 use crate::privileged::Privileged;
-use crate::publish::Volumes;
 use crate::supervisor::Spawner;
+use crate::volumes::Volumes;
 use link::broker::BrokerRequest;
 use std::sync::Arc;
 use std::time::Duration;

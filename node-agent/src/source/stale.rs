@@ -17,7 +17,7 @@
 //! before waits as ever; so do bytes that are not in the cache, and what waits in this node's own queue: of that the store
 //! knows nothing.
 
-use crate::scope::{Scope, fresh};
+use crate::volumes::scope::{Scope, fresh};
 use cache::meta::{self, Lookup, MetaError};
 use link::Cause;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -183,7 +183,7 @@ pub(crate) async fn ask(
                 if before != answers {
                     continue; // slow is not away: a long listing
                 }
-                if scope.asked.source().is_queued() {
+                if scope.source.current().is_queued() {
                     continue; // it was not asked yet
                 }
                 Some(format!("no answer for {:?}", tolerance.patience))
@@ -227,7 +227,7 @@ fn want(scope: &Arc<Scope>) {
     tokio::spawn(async move {
         loop {
             let Some(scope) = weak.upgrade() else { return };
-            let source = scope.asked.source();
+            let source = scope.source.current();
             drop(scope); // a probe does not keep the names of a volume that is gone
             let answer = tokio::time::timeout(PROBE, source.check(PROBE)).await;
             let Some(scope) = weak.upgrade() else { return };
@@ -361,7 +361,7 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(60), probed).await.expect("nobody probes");
         assert_eq!(scope.outage.since(), since, "it began anew");
         source.does(Does::Answers);
-        scope.asked.replace(volume::Credentials::anonymous()).unwrap(); // the renewed one
+        scope.source.replace(volume::Credentials::anonymous()).unwrap(); // the renewed one
         let back = async {
             while look_up(&scope, Some(QUICK), b"f").await == Ok(Told::Stale) {
                 tokio::time::sleep(Duration::from_millis(5)).await;

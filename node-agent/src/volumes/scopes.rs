@@ -11,7 +11,7 @@
 //! wait for it: what happens to a cache file is told once.
 
 use super::lock;
-use crate::scope::Scope;
+use crate::volumes::scope::Scope;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::{Notify, OwnedMutexGuard};
@@ -120,7 +120,7 @@ impl Scopes {
             drop(place);
             return self.forget(id);
         };
-        scope.asked.end();
+        scope.source.end();
         place.closing = Arc::downgrade(&scope);
         let (me, id) = (self.clone(), id.clone());
         let close = move || {

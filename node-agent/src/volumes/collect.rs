@@ -5,7 +5,7 @@
 //! One that is in use never goes, nor one that an agent before may have left in use: its mounts may still be given to us.
 
 use crate::config;
-use crate::publish::Volumes;
+use crate::volumes::Volumes;
 use cache::meta::idle::{self, Left};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -179,7 +179,7 @@ fn look(volumes: &Volumes, started: &Started, first: bool) {
         match removed {
             Ok(true) => {
                 left -= stores[k].bytes;
-                volumes.around.metrics.store_removed(reason.as_str());
+                volumes.context.metrics.store_removed(reason.as_str());
                 tracing::info!(scope = %id, reason = reason.as_str(), "a metadata store that nobody uses was removed");
             }
             Ok(false) => {}

@@ -9,12 +9,12 @@ mod wanted;
 
 pub(crate) use members::{Member, Wants};
 
-use crate::asked::AskedWith;
-use crate::flights::Flights;
-use crate::health::Health;
-use crate::neighbours;
-use crate::seldom::Seldom;
-use crate::stale::{Outage, Tolerance};
+use crate::log_limit::Seldom;
+use crate::prefetch::siblings;
+use crate::single_flight::SingleFlight;
+use crate::source::credentials::CredentialedSource;
+use crate::source::health::Health;
+use crate::source::stale::{Outage, Tolerance};
 use bytes::{Bytes, BytesMut};
 use cache::data::{Cause as DataCause, Engine, FetchError, File, FileKey, ReadOptions};
 use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
@@ -63,7 +63,7 @@ pub struct Scope {
     pub metadata_dir: std::path::PathBuf,
     engine: Arc<Engine>,
     /// With what the source is asked; later volumes and republishes bring fresh credentials.
-    pub(crate) asked: AskedWith,
+    pub(crate) source: CredentialedSource,
     /// The volumes that use it.
     members: Mutex<members::Members>,
     /// Listings under way, and when each last got on.
@@ -72,8 +72,8 @@ pub struct Scope {
     hidden_said: Seldom,
     failed_said: Seldom,
     generation: u64,
-    listings: Flights<u64, Listed>,
-    heads: Flights<(u64, Vec<u8>), ()>,
+    listings: SingleFlight<u64, Listed>,
+    heads: SingleFlight<(u64, Vec<u8>), ()>,
     /// Directories that do not fit into one page, and how many single look-ups they have had.
     large: Mutex<HashMap<u64, u32>>,
     versions: Mutex<Versions>,
@@ -167,7 +167,7 @@ impl Scope {
         metadata: Arc<meta::Store>,
         metadata_dir: std::path::PathBuf,
         engine: Arc<Engine>,
-        asked: AskedWith,
+        source: CredentialedSource,
         health: Arc<Health>,
         generation: u64,
     ) -> Arc<Self> {
@@ -178,22 +178,22 @@ impl Scope {
             metadata: Metadata(Some(metadata)),
             metadata_dir,
             engine,
-            asked,
+            source,
             members: Mutex::default(),
             getting_on: Mutex::default(),
             hidden_said: Seldom::default(),
             failed_said: Seldom::default(),
             wanted: wanted::Wanted::default(),
             generation,
-            listings: Flights::default(),
-            heads: Flights::default(),
+            listings: SingleFlight::default(),
+            heads: SingleFlight::default(),
             large: Mutex::default(),
             versions: Mutex::default(),
             listed_bytes: Mutex::default(),
             failing: Mutex::default(),
             health,
             outage: Outage::default(),
-            ahead: Arc::new(Semaphore::new(neighbours::UNDER_WAY)),
+            ahead: Arc::new(Semaphore::new(siblings::UNDER_WAY)),
             me: me.clone(),
         })
     }
@@ -265,7 +265,7 @@ impl Scope {
         self.heads
             .join((parent, name.clone()), move || async move {
                 let path = me.child_path(parent, &name)?;
-                let found = me.asked.head(&path).await.map_err(|e| me.cause("look-up", &path, &e))?;
+                let found = me.source.head(&path).await.map_err(|e| me.cause("look-up", &path, &e))?;
                 me.answered();
                 let scope = me.clone();
                 me.blocking(move || match found {
@@ -387,7 +387,7 @@ impl Scope {
                 Ok(Some(next)) => {
                     self.answered();
                     page = next;
-                    if number > PAGES_AT_ONCE && self.asked.source().others_move() {
+                    if number > PAGES_AT_ONCE && self.source.current().others_move() {
                         tokio::time::sleep((took * PAUSE).min(PAUSE_MAX)).await;
                     }
                 }
@@ -413,8 +413,8 @@ impl Scope {
     async fn list_page(&self, path: &[u8], token: Option<&str>) -> Result<Result<Page, StoreError>, Cause> {
         tokio::select! {
             biased;
-            () = self.asked.ended() => Err(Cause::Unavailable),
-            page = self.asked.list(path, token) => Ok(page),
+            () = self.source.ended() => Err(Cause::Unavailable),
+            page = self.source.list(path, token) => Ok(page),
         }
     }
 
@@ -518,7 +518,7 @@ impl Scope {
         let mut bytes = BytesMut::with_capacity((end - offset) as usize);
         let failed = |e: StoreError| self.cause("read", &key.path, &e);
         let mut body = self
-            .asked
+            .source
             .get(&key.path, &store::Version(key.token.clone()), offset..end)
             .await
             .map_err(failed)?;
@@ -684,7 +684,7 @@ impl cache::data::Fetch for FromSource {
         let gone =
             || FetchError { cause: DataCause::Unavailable, message: "the volume was unpublished".into() };
         let scope = self.scope.upgrade().ok_or_else(gone)?;
-        match scope.asked.get(&self.path, &self.version, range).await {
+        match scope.source.get(&self.path, &self.version, range).await {
             Ok(stream) => {
                 scope.answered();
                 let (weak, path) = (self.scope.clone(), self.path.clone());
@@ -719,7 +719,7 @@ impl cache::data::Fetch for FromSource {
 
 fn take_back(scope: &Weak<Scope>, listing: meta::ListingWriter<Arc<meta::Store>>) {
     // When the last volume is gone the store is wanted back.
-    let go_on = || scope.upgrade().is_some_and(|scope| !scope.asked.is_over());
+    let go_on = || scope.upgrade().is_some_and(|scope| !scope.source.is_over());
     if let Err(error) = listing.take_back(go_on) {
         tracing::debug!(%error, "names of a listing that was given up stay for now");
     }

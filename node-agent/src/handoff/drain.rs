@@ -13,7 +13,7 @@
 //! closed: a new life of the same program does that, as after a crash.
 
 use crate::app::App;
-use crate::owner::Owner;
+use crate::handoff::owner::Owner;
 use link::failpoint;
 use std::io;
 use std::os::unix::process::CommandExt;

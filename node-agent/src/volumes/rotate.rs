@@ -1,7 +1,7 @@
 //! A secret that changed while its volume is mounted: tried, and used from then on if it opens the source.
 
 use super::{Volumes, credentials, source_refusal};
-use crate::scope::Scope;
+use crate::volumes::scope::Scope;
 use link::broker::MountId;
 use link::{Refusal, RefusalKind};
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ impl Volumes {
         let mount = self.get(id)?;
         let fresh = credentials(secrets, false, |_| None)?;
         let scope = &mount.scope;
-        if scope.asked.has(&fresh) {
+        if scope.source.has(&fresh) {
             return Ok(());
         }
         let same_identity = mount.spec.is_in(&scope.id, &fresh, self.numbers.scope_key());
@@ -24,12 +24,12 @@ impl Volumes {
             .map_err(|e| source_refusal(&e))?;
         self.check(&mount.spec, &source).await?;
         match same_identity {
-            true => scope.asked.replace(fresh),
+            true => scope.source.replace(fresh),
             false => {
                 // Whoever publishes meanwhile is either seen here, or sees that the scope is rotated.
                 let _place = self.scopes.enter(&scope.id).await;
                 self.one_namespace(mount.namespace(), &scope.id)?;
-                scope.asked.rotate(fresh)
+                scope.source.rotate(fresh)
             }
         }
         .map_err(|e| source_refusal(&e))?;
@@ -40,7 +40,7 @@ impl Volumes {
 
     /// For a mount that is on its way here: the keys that name this scope may not be those that it is asked with.
     pub(super) fn may_join(&self, scope: &Scope, namespace: Option<&str>) -> Result<(), Refusal> {
-        match scope.asked.is_rotated() {
+        match scope.source.is_rotated() {
             false => Ok(()),
             true => self.one_namespace(namespace, &scope.id),
         }

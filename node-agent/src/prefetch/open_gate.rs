@@ -50,7 +50,7 @@ const QUIET: Duration = Duration::from_secs(10);
 const FILES_MAX: usize = 1024;
 
 #[derive(Default)]
-pub(crate) struct Together {
+pub(crate) struct OpenGate {
     known: Mutex<Known>,
 }
 
@@ -145,7 +145,7 @@ fn judge(now: &Progress, waited: Duration, seen: &mut Option<Seen>) -> Judgement
     if needed <= hope * (LIMIT - waited).as_secs_f64() { Judgement::Wait } else { Judgement::InVain }
 }
 
-impl Together {
+impl OpenGate {
     /// Returns when the OPEN of `file` (inode number `ino`) by `mount` may go on.
     pub(crate) async fn open(&self, mount: &Mount, ino: u64, file: &Arc<File>) {
         if file.key().size < ANNOUNCED_FROM || file.is_whole() {

@@ -1,11 +1,13 @@
 //! The operator's API: what `millpond status`, `warm`, `evict` and `doctor` are told.
 
-use crate::heals::Heals;
+pub(crate) mod http;
+
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::privileged::Privileged;
-use crate::publish::Volumes;
+use crate::supervisor::heals::Heals;
 use crate::supervisor::{MountState, Phase, Spawner};
+use crate::volumes::Volumes;
 use cache::data::Engine;
 use link::worker::Mode;
 use proto::agent::v1 as pb;
@@ -202,7 +204,7 @@ impl Agent for Api {
         }
         let (tell, told) = tokio::sync::mpsc::channel(16);
         let volumes = self.volumes.clone();
-        tokio::spawn(async move { crate::warm::warm(&volumes, &paths, tell).await });
+        tokio::spawn(async move { crate::prefetch::warm::warm(&volumes, &paths, tell).await });
         Ok(Response::new(ReceiverStream::new(told)))
     }
 }

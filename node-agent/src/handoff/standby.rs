@@ -17,10 +17,10 @@
 use crate::app::spawn_options;
 use crate::broker_client::{Broker, Serve};
 use crate::config::Config;
-use crate::owner::Owner;
-use crate::publish::{self, Volumes};
+use crate::handoff::owner::Owner;
 use crate::state::State;
 use crate::supervisor::{self, Spawner};
+use crate::volumes::{self, Volumes};
 use anyhow::{Context, Result, bail};
 use link::broker::{Adopt, AgentAnswer, AgentRequest};
 use link::{Refusal, RefusalKind, failpoint};
@@ -50,7 +50,7 @@ pub(crate) struct Entry {
 pub(crate) struct Prepared {
     pub(crate) broker: Arc<Broker>,
     pub(crate) spawner: Arc<Spawner>,
-    candidate: Arc<Candidate>,
+    candidate: Arc<Standby>,
 }
 
 impl Prepared {
@@ -80,7 +80,7 @@ pub(crate) async fn enter(config: &Config) -> Result<Entry> {
     State::check_version(state_dir)?;
     let spawner = Spawner::start(spawn_options(config)?).context("the worker supervisor cannot start")?;
     let (tell, mut told) = mpsc::unbounded_channel();
-    let candidate = Arc::new(Candidate {
+    let candidate = Arc::new(Standby {
         config: config.clone(),
         spawner: spawner.clone(),
         prepared: AtomicUsize::new(0),
@@ -96,7 +96,7 @@ pub(crate) async fn enter(config: &Config) -> Result<Entry> {
         .spawn(move || client.run(path, server, runtime))
         .context("no thread for the broker connection")?;
     let beating = candidate.clone();
-    crate::beat::start(
+    crate::heartbeat::start(
         move || beating.volumes.get().cloned(),
         spawner.clone(),
         broker.clone(),
@@ -135,7 +135,7 @@ enum Word {
     Dismissed(String),
 }
 
-struct Candidate {
+struct Standby {
     config: Config,
     spawner: Arc<Spawner>,
     /// Mounts for which a worker stands by.
@@ -147,18 +147,18 @@ struct Candidate {
     tell: mpsc::UnboundedSender<Word>,
 }
 
-impl Candidate {
+impl Standby {
     /// Everything of a takeover that can be tried without touching the connection.
     async fn prepare(&self, adopt: Adopt, fds: Vec<OwnedFd>) -> Result<(), Refusal> {
         let [device, shared] = <[OwnedFd; 2]>::try_from(fds)
             .map_err(|_| Refusal::new(RefusalKind::Internal, "prepare must carry two descriptors"))?;
         failpoint::hit("candidate.prepares");
         let Adopt { publish, resume, .. } = adopt;
-        let spec = publish::understand(&publish.spec)?;
-        publish::allowed(&self.config, &spec)?;
-        let scope = publish::scope_of(&resume)?;
+        let spec = volumes::understand(&publish.spec)?;
+        volumes::allowed(&self.config, &spec)?;
+        let scope = volumes::scope_of(&resume)?;
         let metadata = self.config.cache.metadata_dir.join(scope.as_str());
-        let assign = publish::assign(&self.config, &spec, metadata, 0, resume.mode, 0);
+        let assign = volumes::assign(&self.config, &spec, metadata, 0, resume.mode, 0);
         let (spawner, count) = (self.spawner.clone(), self.prepared.fetch_add(1, Ordering::SeqCst) + 1);
         let rehearsed = tokio::task::spawn_blocking(move || {
             supervisor::rehearse(&spawner, assign, device.as_fd(), shared.as_fd())?;
@@ -186,7 +186,7 @@ impl Candidate {
 }
 
 #[async_trait::async_trait]
-impl Serve for Candidate {
+impl Serve for Standby {
     async fn serve(
         &self,
         request: AgentRequest,

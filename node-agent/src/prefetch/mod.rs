@@ -1,0 +1,5 @@
+//! What the agent fetches before a reader asks for it, and what a reader waits for because another one fetches it.
+
+pub(crate) mod open_gate;
+pub(crate) mod siblings;
+pub(crate) mod warm;

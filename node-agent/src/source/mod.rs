@@ -1,0 +1,6 @@
+//! A volume's source as the agent sees it: with credentials that change, answering or away.
+
+pub(crate) mod credentials;
+pub(crate) mod health;
+pub(crate) mod profile;
+pub(crate) mod stale;
