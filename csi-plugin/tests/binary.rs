@@ -117,7 +117,7 @@ impl Machine {
             let device = fds[0].try_clone().unwrap();
             let stop = stopping.clone();
             running.lock().unwrap().push(std::thread::spawn(move || serve(device, &stop)));
-            let flight = tempfile::tempfile().unwrap().into();
+            let inflight = tempfile::tempfile().unwrap().into();
             let init_reply = init_reply(&publish.init);
             Some(Ok((
                 AgentAnswer::Prepared {
@@ -125,7 +125,7 @@ impl Machine {
                     read_ahead_kb: 1024,
                     resume: Resume { mode: link::worker::Mode::Passthrough, scope: String::new() },
                 },
-                vec![flight],
+                vec![inflight],
             )))
         });
         ServingAgent { agent, stop, threads }

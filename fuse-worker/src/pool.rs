@@ -1,7 +1,7 @@
 //! A few threads that finish requests whose answer has come, so that a slow disk holds up neither the device nor the link.
 
 use link::failpoint;
-use link::flight::Flight;
+use link::inflight::Inflight;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ pub struct Pool {
     queue: Mutex<Queue>,
     changed: Condvar,
     /// Told which request is under execution, so that a worker's death is blamed on the right one.
-    flight: Option<Arc<Flight>>,
+    inflight: Option<Arc<Inflight>>,
 }
 
 #[derive(Default)]
@@ -23,9 +23,9 @@ struct Queue {
 }
 
 impl Pool {
-    pub fn start(threads: usize, flight: Option<Arc<Flight>>) -> std::io::Result<Arc<Self>> {
+    pub fn start(threads: usize, inflight: Option<Arc<Inflight>>) -> std::io::Result<Arc<Self>> {
         let queue = Queue { jobs: VecDeque::new(), busy: vec![None; threads] };
-        let pool = Arc::new(Self { queue: Mutex::new(queue), changed: Condvar::new(), flight });
+        let pool = Arc::new(Self { queue: Mutex::new(queue), changed: Condvar::new(), inflight });
         for thread in 0..threads {
             let pool = pool.clone();
             std::thread::Builder::new().name(format!("finish-{thread}")).spawn(move || pool.run(thread))?;
@@ -46,14 +46,14 @@ impl Pool {
 
     /// As [`Self::submit`], on the calling thread.
     pub fn run_here(&self, unique: u64, job: impl FnOnce()) {
-        let flight = self.flight.as_ref().filter(|_| unique != 0);
-        if let Some(flight) = flight {
-            flight.resume(unique);
+        let inflight = self.inflight.as_ref().filter(|_| unique != 0);
+        if let Some(inflight) = inflight {
+            inflight.resume(unique);
         }
         failpoint::pass("worker.finishing");
         job();
-        if let Some(flight) = flight {
-            flight.suspend(unique);
+        if let Some(inflight) = inflight {
+            inflight.suspend(unique);
         }
     }
 

@@ -15,7 +15,7 @@ use crate::pool::Pool;
 use crate::transport::{Session, Transport};
 use cache::meta::View;
 use fuser::SessionACL;
-use link::flight::Flight;
+use link::inflight::Inflight;
 use link::worker::{Assign, FromWorker, ToWorker};
 use link::{MAX_MESSAGE, Packet, failpoint};
 use startup::log::say;
@@ -34,7 +34,7 @@ const BEATS_PER_COUNTED: u64 = 10;
 struct Assigned {
     assign: Assign,
     device: OwnedFd,
-    flight: Flight,
+    inflight: Inflight,
     roots: Vec<OwnedFd>,
 }
 
@@ -47,20 +47,21 @@ pub fn run(socket: OwnedFd) -> Result<(), String> {
 fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     lockdown::begin()?;
     tell(socket, &FromWorker::Ready { protocol: link::version::WORKER });
-    let Some(Assigned { assign, device, flight, roots }) = receive(socket)? else { return Ok(()) };
+    let Some(Assigned { assign, device, inflight, roots }) = receive(socket)? else { return Ok(()) };
     failpoint::hit("worker.assigned");
-    let flight = Arc::new(flight);
-    let init = flight.init().ok_or("the shared memory holds no INIT request")?;
+    let inflight = Arc::new(inflight);
+    let init = inflight.init().ok_or("the shared memory holds no INIT request")?;
     // A successor lives with what the first worker has agreed with the kernel.
-    let frozen = flight.init_reply().filter(|_| assign.takeover);
+    let frozen = inflight.init_reply().filter(|_| assign.takeover);
     let offer = match &frozen {
         Some(reply) => Offer::frozen(reply, assign.mode)?,
         None => Offer::choose(&init, assign.mode, &assign.withhold),
     };
     let view = View::open(&assign.metadata).map_err(|e| format!("cannot read the metadata store: {e}"))?;
 
-    let Session { null, transport } = Transport::arm(flight.clone(), device, !assign.withhold.populate_write)
-        .map_err(|e| format!("cannot prepare the session: {e}"))?;
+    let Session { null, transport } =
+        Transport::arm(inflight.clone(), device, !assign.withhold.populate_write)
+            .map_err(|e| format!("cannot prepare the session: {e}"))?;
     // The pool's threads would not inherit what the lock-down of this thread gives up: they start after Go.
     let late = Arc::new(Late::default());
     let time = view.clone();
@@ -69,7 +70,7 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
         settings(&assign, offer),
         view,
         late.clone(),
-        flight.clone(),
+        inflight.clone(),
         roots.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().map_err(|e| e.to_string())?,
         clock,
     );
@@ -80,7 +81,7 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     let session = fuser::Session::from_fd(adapter, null, SessionACL::All, config)
         .map_err(|e| format!("fuser refuses the connection: {e}"))?;
     transport.self_test(assign.takeover)?;
-    let init_reply = settle_reply(&flight, &transport, frozen, assign.takeover)?;
+    let init_reply = settle_reply(&inflight, &transport, frozen, assign.takeover)?;
 
     for missing in lockdown::finish(&roots, assign.withhold.landlock)? {
         say(&format!("fuse-worker: {missing}"));
@@ -97,10 +98,10 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     }
     drop(buffer);
     failpoint::hit("worker.go");
-    fs.counters().begin(&flight);
+    fs.counters().begin(&inflight);
 
     let pool =
-        Pool::start(FINISHERS, Some(flight.clone())).map_err(|e| format!("cannot start threads: {e}"))?;
+        Pool::start(FINISHERS, Some(inflight.clone())).map_err(|e| format!("cannot start threads: {e}"))?;
     let client =
         Client::new(socket.clone(), pool.clone()).map_err(|e| format!("cannot start threads: {e}"))?;
     late.set(client.clone());
@@ -119,7 +120,7 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     tell(socket, &FromWorker::Serving);
     failpoint::hit("worker.serving");
     let limit = assign.hang_limit / 2;
-    spawn("heartbeat", move || beat(&fs, &flight, &client, &pool, &transport, limit))?;
+    spawn("heartbeat", move || beat(&fs, &inflight, &client, &pool, &transport, limit))?;
     session.run().map_err(|e| format!("the session ended: {e}"))
 }
 
@@ -154,7 +155,7 @@ fn receive(socket: &Packet) -> Result<Option<Assigned>, String> {
     let (Some(device), Some(memory)) = (fds.next(), fds.next()) else {
         return Err("Assign came without device and shared memory".into());
     };
-    let (flight, alone) = Flight::hold(memory).map_err(|e| e.to_string())?;
+    let (inflight, alone) = Inflight::hold(memory).map_err(|e| e.to_string())?;
     if !alone {
         say("fuse-worker: a predecessor has not gone yet: it is stuck in the kernel, and passed by");
     }
@@ -166,12 +167,12 @@ fn receive(socket: &Packet) -> Result<Option<Assigned>, String> {
             None => return Ok(None),
         }
     }
-    Ok(Some(Assigned { assign: *assign, device, flight, roots }))
+    Ok(Some(Assigned { assign: *assign, device, inflight, roots }))
 }
 
 /// The first worker's INIT reply is recorded; the kernel has that one, whatever a successor would say.
 fn settle_reply(
-    flight: &Flight,
+    inflight: &Inflight,
     transport: &Transport,
     frozen: Option<Vec<u8>>,
     takeover: bool,
@@ -181,7 +182,7 @@ fn settle_reply(
         Some(frozen) => init::can_serve(&own, &frozen).map(|()| frozen),
         None if takeover => Err("the shared memory holds no INIT reply".into()),
         // What a first worker recorded that has died was not given to the kernel.
-        None => flight.set_init_reply(&own).map(|()| own).map_err(|e| e.to_string()),
+        None => inflight.set_init_reply(&own).map(|()| own).map_err(|e| e.to_string()),
     }
 }
 
@@ -189,7 +190,7 @@ fn settle_reply(
 /// one thing for longer than `limit` is stuck: none of them waits for the store.
 fn beat(
     fs: &Arc<Fs>,
-    flight: &Flight,
+    inflight: &Inflight,
     client: &Arc<Client>,
     pool: &Pool,
     transport: &Transport,
@@ -199,13 +200,13 @@ fn beat(
         std::thread::sleep(BEAT);
         failpoint::pass("worker.beat");
         if client.is_live(limit) && pool.is_live(limit) && !transport.is_stuck(limit) {
-            flight.beat();
+            inflight.beat();
         }
         if turn.is_multiple_of(BEATS_PER_TOUCHED) {
             fs.report_touched();
         }
         if turn.is_multiple_of(BEATS_PER_COUNTED) {
-            if let Some(counts) = fs.counters().take(flight) {
+            if let Some(counts) = fs.counters().take(inflight) {
                 client.tell(FromWorker::Counted(counts));
             }
             fs.trim();

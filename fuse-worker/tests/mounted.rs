@@ -99,7 +99,7 @@ fn a_killed_caller_gets_out_while_its_read_is_never_answered() {
         application.kill();
         if noted_by_the_dead {
             // The kernel tells of a signal once. The mark must survive the worker that was told, and has not acted on it.
-            wait_for("mark", || !mount.flight.interrupted().is_empty());
+            wait_for("mark", || !mount.inflight.interrupted().is_empty());
             mount.kill();
             assert!(!application.has_ended(), "it was let go by a worker that should not have been able to");
             mount.agent.freeze_dying.store(false, SeqCst);
@@ -145,7 +145,7 @@ fn passthrough_files_are_read_while_no_worker_is_alive() {
     assert_eq!(report, "right");
     mount.start();
     mount.wait_until_idle();
-    assert_eq!(mount.flight.backings().len(), 1, "the id is kept for the next open");
+    assert_eq!(mount.inflight.backings().len(), 1, "the id is kept for the next open");
 }
 
 #[test]
@@ -190,9 +190,9 @@ fn switching_node_ids_under_readers_fails_no_call() {
     mount.wait_until_idle();
     // Those of the small files stay for their next open.
     wait_for("closed ids", || {
-        opened - mount.agent.backing_closed.load(SeqCst) == mount.flight.backings().len() as u64
+        opened - mount.agent.backing_closed.load(SeqCst) == mount.inflight.backings().len() as u64
     });
-    assert!(opened > FILES && mount.flight.backings().iter().all(|(_, backing)| backing.refs == 0));
+    assert!(opened > FILES && mount.inflight.backings().iter().all(|(_, backing)| backing.refs == 0));
 }
 
 #[test]

@@ -7,11 +7,11 @@ mod backing_ids;
 pub mod broker;
 mod errors;
 pub mod failpoint;
-pub mod flight;
 #[cfg(test)]
 #[allow(dead_code, reason = "each crate uses some of it")]
 #[path = "../../testkit/src/golden.rs"]
 mod golden;
+pub mod inflight;
 mod packet;
 mod pulse;
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub const WORKER: u32 = 1 + STEPS;
 /// The agent's state directory.
 pub const STATE: u32 = 1 + STEPS;
 /// The shared memory of a connection.
-pub const FLIGHT: u32 = 2 + STEPS;
+pub const INFLIGHT: u32 = 2 + STEPS;
 
 /// Do builds of these two versions get along?
 pub fn neighbours(a: u32, b: u32) -> bool {

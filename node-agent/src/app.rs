@@ -441,7 +441,7 @@ pub fn run(config: Config) -> Result<()> {
 
 async fn run_until_stopped(config: Config) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
-    link::flight::mark_aborts();
+    link::inflight::mark_aborts();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let stop = async move {

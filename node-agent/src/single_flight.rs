@@ -3,7 +3,7 @@
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use link::Cause;
-use link::flight::carry;
+use link::inflight::carry;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};

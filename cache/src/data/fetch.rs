@@ -70,7 +70,7 @@ impl File {
     /// The blocks are claimed already. Runs to its end whoever stops waiting.
     pub(crate) fn fly(self: &Arc<Self>, fetch: Arc<dyn Fetch>, blocks: Range<u64>) {
         let flight = Flight { _busy: Busy::new(&self.busy), rest: blocks, file: self.clone(), error: None };
-        self.engine.runtime.spawn(link::flight::carry(flight.run(fetch)));
+        self.engine.runtime.spawn(link::inflight::carry(flight.run(fetch)));
     }
 
     /// The version is gone from the source: this instance serves what it has, a new open begins anew.

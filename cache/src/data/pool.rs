@@ -132,7 +132,7 @@ impl Pool {
             drop(queue); // before the job, which may tell somebody who submits another
             return false;
         }
-        queue.jobs.push_back((sort, Box::new(link::flight::carry_job(job))));
+        queue.jobs.push_back((sort, Box::new(link::inflight::carry_job(job))));
         self.shared.wake.notify_one();
         true
     }

@@ -38,15 +38,15 @@ pub(super) fn publish(mount: &Mount) -> Publish {
 pub(super) struct Adoption {
     pub(super) adopt: Adopt,
     pub(super) device: Arc<OwnedFd>,
-    pub(super) flight: Arc<OwnedFd>,
+    pub(super) inflight: Arc<OwnedFd>,
 }
 
 /// None: the mount has ended, or was never prepared.
 pub(super) fn adoption(mount: &Mount, since: Instant, ended: AgentEnd) -> Option<Adoption> {
-    let (device, (flight, resume)) = (mount.device()?, mount.prepared()?);
+    let (device, (inflight, resume)) = (mount.device()?, mount.prepared()?);
     let orphaned_ms = since.elapsed().as_millis() as u64;
     let adopt = Adopt { publish: publish(mount), resume, backing: mount.backing(), orphaned_ms, ended };
-    Some(Adoption { adopt, device, flight })
+    Some(Adoption { adopt, device, inflight })
 }
 
 /// What has become of the mounts that were to be given to an agent.
@@ -168,13 +168,13 @@ impl Broker {
         };
         let still = |state: State, _: &AgentIdentity| state == State::Adopting(since);
         let ended = if handed_over { AgentEnd::Asked } else { self.ends.of(&before) };
-        let Some(Adoption { adopt, device, flight }) = adoption(mount, since, ended) else {
+        let Some(Adoption { adopt, device, inflight }) = adoption(mount, since, ended) else {
             // It ends just now: the agent was asked nothing.
             self.enter_if(mount, State::Orphaned(since), "there was nothing to give", still);
             return Ok(None);
         };
         let adopt = AgentRequest::Adopt(Box::new(adopt));
-        let adopted = agent.ask(adopt, &[device.as_fd(), flight.as_fd()], self.config.pace.adopt_limit);
+        let adopted = agent.ask(adopt, &[device.as_fd(), inflight.as_fd()], self.config.pace.adopt_limit);
         // Nobody serves it in the cases below: it ends with its healTimeout, unless another agent comes.
         let why = match adopted {
             Ok((AgentAnswer::Done, _)) => {

@@ -31,7 +31,7 @@ impl Broker {
             return Err(self.relieve_of_ended(agent, id));
         }
         let invalid = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Invalid, e.to_string());
-        let [device, flight] = <[OwnedFd; 2]>::try_from(fds)
+        let [device, inflight] = <[OwnedFd; 2]>::try_from(fds)
             .map_err(|_| invalid(&"Hold takes the device and the shared memory"))?;
         let credentials = Credentials::from_secrets(&publish.secrets).map_err(|e| invalid(&e))?;
         failpoint::hit("broker.hold");
@@ -58,7 +58,7 @@ impl Broker {
         let held = parts(publish, target, (connection, source), credentials, agent, device);
         let mount = self.table.insert(Mount::new(Parts { control, limit: self.request_timeout(), ..held }));
         failpoint::hit("broker.noted");
-        mount.keep_prepared(flight, resume);
+        mount.keep_prepared(inflight, resume);
         failpoint::hit("broker.prepared");
         backing.into_iter().for_each(|id| mount.record_backing(id));
         mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");

@@ -338,9 +338,9 @@ impl Broker {
         })?;
         let odd = || Failure::Internal("the node agent answered a publish with something else".into());
         let AgentAnswer::Prepared { init_reply, read_ahead_kb, resume } = answer else { return Err(odd()) };
-        let [flight] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| odd())?;
+        let [inflight] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| odd())?;
         let mode = resume.mode;
-        mount.keep_prepared(flight, resume);
+        mount.keep_prepared(inflight, resume);
         failpoint::hit("broker.volume-prepared");
         self.kernel.write_init_reply(device.as_fd(), &init_reply)?;
         // The kernel sets its own readahead while it takes the INIT reply: ours comes after.

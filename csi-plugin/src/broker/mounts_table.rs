@@ -275,8 +275,8 @@ impl Mount {
         self.changing().agent == *agent
     }
 
-    pub fn keep_prepared(&self, flight: OwnedFd, resume: Resume) {
-        self.changing().prepared = Some((Arc::new(flight), resume));
+    pub fn keep_prepared(&self, inflight: OwnedFd, resume: Resume) {
+        self.changing().prepared = Some((Arc::new(inflight), resume));
     }
 
     pub fn prepared(&self) -> Option<(Arc<OwnedFd>, Resume)> {

@@ -142,10 +142,10 @@ impl Broker {
         mounts.retain(live);
         let failed: Vec<String> = for_each(&mounts, |mount| {
             let result = match adoption(mount, Instant::now(), AgentEnd::Asked) {
-                Some(Adoption { mut adopt, device, flight }) => {
+                Some(Adoption { mut adopt, device, inflight }) => {
                     adopt.publish.secrets.clear(); // nothing is asked of the store yet
                     let prepare = AgentRequest::Prepare(Box::new(adopt));
-                    successor.ask(prepare, &[device.as_fd(), flight.as_fd()], PREPARE_LIMIT).map(drop)
+                    successor.ask(prepare, &[device.as_fd(), inflight.as_fd()], PREPARE_LIMIT).map(drop)
                 }
                 None => Ok(()), // it ended meanwhile
             };

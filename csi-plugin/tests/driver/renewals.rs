@@ -182,8 +182,8 @@ async fn what_cannot_be_replaced_is_told_and_left_to_the_next_broker() {
     };
     let resume = Resume { mode: Mode::Passthrough, scope: String::new() };
     let hold = Hold { publish, resume, backing: Vec::new() };
-    let (device, flight) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-    let held = agent.ask(BrokerRequest::Hold(Box::new(hold)), &[device.as_fd(), flight.as_fd()]);
+    let (device, inflight) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    let held = agent.ask(BrokerRequest::Hold(Box::new(hold)), &[device.as_fd(), inflight.as_fd()]);
     assert!(matches!(held, Ok(BrokerAnswer::Done)), "{held:?}");
     until("the container has the new mount", || driver.kernel.state().elsewhere == [new]).await;
     assert_eq!(agent.saw("Publish"), 0, "the new mount itself is well");

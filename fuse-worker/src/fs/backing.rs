@@ -1,11 +1,11 @@
 //! Backing ids of passthrough opens: asked for once per node id, counted, closed when nobody needs them.
 //!
 //! An id pins the disk blocks of its file, and a node id must be opened with the same id as long as any open of it
-//! lives. What is written here lies in `link::flight`, for the successor; this is the index to it.
+//! lives. What is written here lies in `link::inflight`, for the successor; this is the index to it.
 
 use super::Fs;
 use super::node::ino_of;
-use link::flight::{Backing, Flight};
+use link::inflight::{Backing, Inflight};
 use link::worker::Ask;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -39,9 +39,9 @@ pub(super) enum Acquired {
 
 impl Backings {
     /// What the predecessors recorded.
-    pub(super) fn recall(flight: &Flight) -> Self {
+    pub(super) fn recall(inflight: &Inflight) -> Self {
         let mut table = Table::default();
-        for (index, backing) in flight.backings() {
+        for (index, backing) in inflight.backings() {
             table.nodes.insert(backing.nodeid, Node::Recorded(index));
             if backing.refs == 0 {
                 table.idle.push_back(backing.nodeid);
@@ -80,16 +80,16 @@ impl Backings {
     /// Counts one open, unless a predecessor has counted this request; None: the entry is gone.
     pub(super) fn count_open(
         &self,
-        flight: &Flight,
+        inflight: &Inflight,
         nodeid: u64,
         index: usize,
         unique: u64,
     ) -> Option<Backing> {
         let _guard = self.lock(); // against closing it at the same time
-        let backing = flight.backing(index).filter(|backing| backing.nodeid == nodeid)?;
-        if !flight.has_effect(unique) {
-            flight.ref_backing(index);
-            flight.set_effect(unique);
+        let backing = inflight.backing(index).filter(|backing| backing.nodeid == nodeid)?;
+        if !inflight.has_effect(unique) {
+            inflight.ref_backing(index);
+            inflight.set_effect(unique);
         }
         Some(backing)
     }
@@ -103,7 +103,7 @@ impl Fs {
     /// Records an id, before any reply uses it; 0: the opens of this node id are ordinary ones.
     pub(super) fn backing_opened(self: &Arc<Self>, nodeid: u64, id: u32, file: u64) {
         let mut table = self.backings.lock();
-        let index = self.flight.add_backing(nodeid, id, file);
+        let index = self.inflight.add_backing(nodeid, id, file);
         let waiting = table.nodes.remove(&nodeid);
         if let Some(index) = index {
             table.nodes.insert(nodeid, Node::Recorded(index));
@@ -123,17 +123,17 @@ impl Fs {
         let Some(Node::Recorded(index)) = table.nodes.get(&nodeid) else { return };
         let index = *index;
         if let Some(unique) = request {
-            if self.flight.has_effect(unique) {
+            if self.inflight.has_effect(unique) {
                 return;
             }
-            self.flight.set_effect(unique);
+            self.inflight.set_effect(unique);
         }
-        if self.flight.unref_backing(index) > 0 {
+        if self.inflight.unref_backing(index) > 0 {
             return;
         }
         table.idle.push_back(nodeid);
         drop(table);
-        let ordinary = self.flight.backing(index).is_some_and(|backing| backing.id == 0);
+        let ordinary = self.inflight.backing(index).is_some_and(|backing| backing.id == 0);
         if ordinary || self.is_superseded(nodeid) {
             self.close_idle(|candidate, _| candidate == nodeid);
         }
@@ -180,14 +180,14 @@ impl Fs {
         let mut closed = Vec::new();
         {
             let mut table = self.backings.lock();
-            let flight = &self.flight;
+            let inflight = &self.inflight;
             table.nodes.retain(|nodeid, node| {
                 let Node::Recorded(index) = node else { return true };
-                let Some(backing) = flight.backing(*index) else { return false };
+                let Some(backing) = inflight.backing(*index) else { return false };
                 if backing.refs > 0 || !wanted(*nodeid, &backing) {
                     return true;
                 }
-                flight.remove_backing(*index); // before it is closed: nobody may hand it out again
+                inflight.remove_backing(*index); // before it is closed: nobody may hand it out again
                 closed.push((*nodeid, backing.id));
                 false
             });

@@ -1,6 +1,6 @@
 //! What this worker did, counted without locks and reported in differences.
 
-use link::flight::{Counter as Shared, Flight};
+use link::inflight::{Counter as Shared, Inflight};
 use link::worker::Counts;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -36,10 +36,10 @@ pub struct Counters {
 
 impl Counters {
     /// Everything since the last call, with what the transport counted in shared memory; None: nothing.
-    pub fn take(&self, flight: &Flight) -> Option<Counts> {
+    pub fn take(&self, inflight: &Inflight) -> Option<Counts> {
         let shared =
             [Shared::Interrupts, Shared::Interrupted, Shared::Replayed, Shared::Full, Shared::Dropped]
-                .map(|counter| flight.counter(counter));
+                .map(|counter| inflight.counter(counter));
         let mut reported = self.reported.lock().unwrap_or_else(|e| e.into_inner());
         // The first call (`begin`) only takes note: what the predecessors counted, they reported.
         let before = reported.replace(shared).unwrap_or(shared);
@@ -66,7 +66,7 @@ impl Counters {
     }
 
     /// To be called before the device is read: differences count from here.
-    pub fn begin(&self, flight: &Flight) {
-        let _ = self.take(flight);
+    pub fn begin(&self, inflight: &Inflight) {
+        let _ = self.take(inflight);
     }
 }

@@ -1,17 +1,17 @@
 //! Debug: a worker that harms itself at files of a certain name, to show what becomes of its mount.
 
 use super::{Fs, ino_of};
-use link::flight::Counter;
+use link::inflight::Counter;
 use link::worker::{Deed, Misdeed};
 use startup::log::say;
 
 impl Fs {
     /// At every request for a name.
     pub(super) fn misbehave_at_name(&self, name: &[u8]) {
-        let done = self.flight.counter(Counter::Misdeeds);
+        let done = self.inflight.counter(Counter::Misdeeds);
         let due = |m: &&Misdeed| m.name.as_bytes() == name && done < u64::from(m.times);
         if let Some(misdeed) = self.settings.misdeeds.iter().find(due) {
-            self.flight.count(Counter::Misdeeds);
+            self.inflight.count(Counter::Misdeeds);
             say(&format!("fuse-worker: misdeed {:?} at {:?}", misdeed.what, misdeed.name));
             commit(misdeed.what);
         }

@@ -27,7 +27,7 @@ use crate::reply::{Entry, Reply, Stat};
 use backing::Backings;
 use cache::meta::{Attributes, Kind, View};
 use files::Files;
-use link::flight::Flight;
+use link::inflight::Inflight;
 use link::worker::{Ask, FromWorker, Misdeed, Mode, Show};
 use space::Buffers;
 use startup::log::say;
@@ -63,7 +63,7 @@ pub struct Fs {
     settings: Settings,
     view: View,
     link: Arc<dyn Link>,
-    flight: Arc<Flight>,
+    inflight: Arc<Inflight>,
     /// Directories of the scope's cache roots, by number.
     roots: Vec<OwnedFd>,
     clock: Clock,
@@ -82,7 +82,7 @@ impl Fs {
         settings: Settings,
         view: View,
         link: Arc<dyn Link>,
-        flight: Arc<Flight>,
+        inflight: Arc<Inflight>,
         roots: Vec<OwnedFd>,
         clock: Clock,
     ) -> Arc<Self> {
@@ -90,14 +90,14 @@ impl Fs {
             files: Files::new(settings.files_max),
             known: node::Known::default(),
             switched: node::Switched::new(settings.successor.then(|| clock())),
-            backings: Backings::recall(&flight),
+            backings: Backings::recall(&inflight),
             buffers: Buffers::new(settings.buffer_bytes),
             touched: Mutex::default(),
             counters: Counters::default(),
             settings,
             view,
             link,
-            flight,
+            inflight,
             roots,
             clock,
         })

@@ -65,7 +65,7 @@ impl Fs {
         }
         // As in `open_superseded`; but each of those who waited is in the first try of its open, so each may be sent to
         // look the name up again.
-        self.flight.give_estale(nodeid);
+        self.inflight.give_estale(nodeid);
         self.switched.note(before.ino, (self.clock)());
         self.counters.opens_estale.add(1);
         reply.fail(Cause::Stale);
@@ -83,7 +83,7 @@ impl Fs {
         let recently = self.switched.recently(now.ino, time_ms);
         let recorded = self.backings.recorded(nodeid);
         let servable = version.is_some() || recorded.is_some();
-        if !servable || !recently && self.flight.give_estale(nodeid) {
+        if !servable || !recently && self.inflight.give_estale(nodeid) {
             self.switched.note(now.ino, time_ms);
             self.counters.opens_estale.add(1);
             return reply.fail(Cause::Stale);
@@ -158,7 +158,7 @@ impl Fs {
 
     /// Answers an open that is counted.
     fn answer_open(self: &Arc<Self>, nodeid: u64, index: usize, version: u32, reply: Reply) {
-        let Some(backing) = self.backings.count_open(&self.flight, nodeid, index, reply.unique()) else {
+        let Some(backing) = self.backings.count_open(&self.inflight, nodeid, index, reply.unique()) else {
             return self.open_known(nodeid, reply); // closed since we looked
         };
         let flags = if backing.id == 0 {

@@ -81,7 +81,7 @@ impl Bench {
             settings(mode, ttl),
             store.view(),
             link.clone(),
-            Arc::new(Flight::map(Flight::create().unwrap()).unwrap()),
+            Arc::new(Inflight::map(Inflight::create().unwrap()).unwrap()),
             vec![File::open(home.path()).unwrap().into()],
             Arc::new(move || clock.load(SeqCst)),
         );
@@ -93,7 +93,7 @@ impl Bench {
         let settings = Settings { successor: true, ..self.fs.settings.clone() };
         let clock = self.fs.clock.clone();
         self.fs =
-            Fs::new(settings, self.store.view(), self.link.clone(), self.fs.flight.clone(), vec![], clock);
+            Fs::new(settings, self.store.view(), self.link.clone(), self.fs.inflight.clone(), vec![], clock);
     }
 
     fn file(&self, name: &str, token: &str, size: u64) -> Attributes {
@@ -426,12 +426,12 @@ fn passthrough_ids_are_recorded_before_the_reply_counted_once_and_closed_when_su
     bench.answers.drop_all.store(true, SeqCst);
     bench.fs.open(nodeid, libc::O_RDONLY, bench.reply()); // its caller is killed: no RELEASE will come
     bench.answers.drop_all.store(false, SeqCst);
-    assert_eq!(bench.fs.flight.backings()[0].1.refs, 2);
+    assert_eq!(bench.fs.inflight.backings()[0].1.refs, 2);
     bench.store.set_cached(file.ino, file.version, None).unwrap();
     bench.fs.release(nodeid, bench.reply());
-    assert_eq!((bench.fs.flight.backings().len(), bench.open_questions()), (1, 0));
+    assert_eq!((bench.fs.inflight.backings().len(), bench.open_questions()), (1, 0));
     bench.fs.release(nodeid, bench.reply());
-    assert!(bench.fs.flight.backings().is_empty());
+    assert!(bench.fs.inflight.backings().is_empty());
     assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("BackingClose { id: 3 }"));
 }
 
@@ -447,7 +447,7 @@ fn a_passthrough_id_of_a_file_that_is_gone_is_closed_without_a_word_of_the_agent
     bench.agent(Ok((Told::Backing { id: 3 }, vec![])));
     bench.store.set_cached(file.ino, file.version, None).unwrap();
     bench.fs.trim();
-    assert_eq!(bench.fs.flight.backings().len(), 1, "closed while it is open");
+    assert_eq!(bench.fs.inflight.backings().len(), 1, "closed while it is open");
     bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap();
 
     let file = bench.file("g", "a", 9);
@@ -458,11 +458,11 @@ fn a_passthrough_id_of_a_file_that_is_gone_is_closed_without_a_word_of_the_agent
     bench.agent(Ok((Told::Backing { id: 4 }, vec![])));
     bench.fs.release(nodeid, bench.reply());
     bench.fs.trim();
-    assert_eq!(bench.fs.flight.backings().len(), 2, "closed while it may be opened again");
+    assert_eq!(bench.fs.inflight.backings().len(), 2, "closed while it may be opened again");
     bench.store.set_cached(file.ino, file.version, None).unwrap();
     bench.succeed();
     bench.fs.trim();
-    let left: Vec<u32> = bench.fs.flight.backings().iter().map(|(_, backing)| backing.id).collect();
+    let left: Vec<u32> = bench.fs.inflight.backings().iter().map(|(_, backing)| backing.id).collect();
     assert_eq!(left, [3]);
     assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("BackingClose { id: 4 }"));
 }

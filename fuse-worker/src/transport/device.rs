@@ -3,7 +3,7 @@
 use super::{Interrupts, SESSION, TRANSPORT};
 use crate::reply::{Delivery, Sink};
 use link::failpoint;
-use link::flight::{Claim, Counter, Flight, Orphan, Probe, RequestHeader, STAGE_BYTES, STAGES, Slot};
+use link::inflight::{Claim, Counter, Inflight, Orphan, Probe, RequestHeader, STAGE_BYTES, STAGES, Slot};
 use startup::log::say;
 use std::cell::Cell;
 use std::io::{self, IoSlice};
@@ -53,7 +53,7 @@ pub fn set_current(current: Current) {
 }
 
 pub struct Transport {
-    flight: Arc<Flight>,
+    inflight: Arc<Inflight>,
     device: OwnedFd,
     interrupts: Arc<Interrupts>,
     init_given: AtomicBool,
@@ -76,10 +76,10 @@ pub struct Session {
 
 impl Transport {
     /// Once per process. From here on, reads and writevs of `Session::null` are ours.
-    pub fn arm(flight: Arc<Flight>, device: OwnedFd, populate_with_madvise: bool) -> io::Result<Session> {
+    pub fn arm(inflight: Arc<Inflight>, device: OwnedFd, populate_with_madvise: bool) -> io::Result<Session> {
         let null = OwnedFd::from(std::fs::File::options().read(true).write(true).open("/dev/null")?);
         let transport = Arc::new(Self {
-            flight,
+            inflight,
             device,
             interrupts: Arc::default(),
             init_given: AtomicBool::new(false),
@@ -98,8 +98,8 @@ impl Transport {
         Ok(Session { null, transport })
     }
 
-    pub fn flight(&self) -> &Arc<Flight> {
-        &self.flight
+    pub fn inflight(&self) -> &Arc<Inflight> {
+        &self.inflight
     }
     pub fn device(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
@@ -131,7 +131,7 @@ impl Transport {
     /// The session's `read`: the next request into `buffer`, its length or an errno.
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, i32> {
         if !self.init_given.swap(true, SeqCst) {
-            let init = self.flight.init().ok_or(libc::EIO)?;
+            let init = self.inflight.init().ok_or(libc::EIO)?;
             buffer.get_mut(..init.len()).ok_or(libc::EIO)?.copy_from_slice(&init);
             return Ok(init.len());
         }
@@ -141,9 +141,9 @@ impl Transport {
         }
         loop {
             let stage = self.stage();
-            let into = self.flight.stage_pointer(stage);
+            let into = self.inflight.stage_pointer(stage);
             let wanted = STAGE_BYTES.min(buffer.len());
-            // SAFETY: the pointer is valid for STAGE_BYTES bytes as long as the flight, and this thread owns the buffer.
+            // SAFETY: the pointer is valid for STAGE_BYTES bytes as long as the inflight, and this thread owns the buffer.
             let read = unsafe { libc::syscall(libc::SYS_read, self.device.as_raw_fd(), into, wanted) };
             let errno = last_errno();
             if read < 0 {
@@ -153,7 +153,7 @@ impl Transport {
             if len < RequestHeader::BYTES || len > wanted {
                 return Err(libc::EIO);
             }
-            let header = self.flight.stage_header(stage);
+            let header = self.inflight.stage_header(stage);
             if header.len as usize != len {
                 return Err(libc::EIO);
             }
@@ -165,13 +165,13 @@ impl Transport {
                     failpoint::hit("worker.read");
                     let slot = self.record(stage, &header);
                     failpoint::hit("worker.recorded");
-                    self.flight.stage_bytes(stage, &mut buffer[..len]);
-                    self.flight.commit_stage(stage, header.unique);
+                    self.inflight.stage_bytes(stage, &mut buffer[..len]);
+                    self.inflight.commit_stage(stage, header.unique);
                     self.begin(slot, &header, buffer);
                     return Ok(len);
                 }
             }
-            self.flight.commit_stage(stage, header.unique);
+            self.inflight.commit_stage(stage, header.unique);
         }
     }
 
@@ -179,7 +179,7 @@ impl Transport {
     fn read_orphan(&self, buffer: &mut [u8]) -> Option<usize> {
         let mut waits = false;
         let found = loop {
-            match self.flight.next_orphan(buffer) {
+            match self.inflight.next_orphan(buffer) {
                 Some(Orphan::Request(slot, header)) => {
                     failpoint::hit("worker.orphan");
                     self.begin(slot, &header, buffer);
@@ -226,10 +226,10 @@ impl Transport {
 
     /// Gives one answer, if it is the first.
     fn answer(&self, unique: u64, parts: &[IoSlice<'_>]) -> Result<Delivery, i32> {
-        match self.flight.claim(unique) {
+        match self.inflight.claim(unique) {
             Some(claim) => self.deliver(claim, parts),
             None => {
-                self.flight.count(Counter::Dropped);
+                self.inflight.count(Counter::Dropped);
                 Ok(Delivery::Dropped)
             }
         }
@@ -242,18 +242,18 @@ impl Transport {
             unsafe { libc::syscall(libc::SYS_writev, self.device.as_raw_fd(), parts.as_ptr(), parts.len()) };
         if written >= 0 {
             failpoint::hit("worker.answered");
-            self.flight.answered(claim);
+            self.inflight.answered(claim);
             return Ok(Delivery::Delivered);
         }
         match last_errno() {
             // The caller is gone, or the connection is.
             libc::ENOENT | libc::ENODEV => {
-                self.flight.answered(claim);
-                self.flight.count(Counter::Dropped);
+                self.inflight.answered(claim);
+                self.inflight.count(Counter::Dropped);
                 Ok(Delivery::Dropped)
             }
             errno => {
-                self.flight.refused(claim);
+                self.inflight.refused(claim);
                 Err(errno)
             }
         }
@@ -262,20 +262,20 @@ impl Transport {
     /// Answers EINTR to a caller that is being killed.
     pub fn give_up(&self, unique: u64) {
         // Somebody is about to answer it, or to tell what was done: that is as good.
-        let Some(claim) = self.flight.claim_to_interrupt(unique) else { return };
+        let Some(claim) = self.inflight.claim_to_interrupt(unique) else { return };
         let header = out_header(16, -libc::EINTR, unique);
         if self.deliver(claim, &[IoSlice::new(&header)]) == Ok(Delivery::Delivered) {
-            self.flight.count(Counter::Interrupted);
+            self.inflight.count(Counter::Interrupted);
         }
     }
 
     fn record(&self, stage: usize, header: &RequestHeader) -> Slot {
         loop {
-            if let Some(slot) = self.flight.put(stage, header) {
+            if let Some(slot) = self.inflight.put(stage, header) {
                 return slot;
             }
             // Back pressure: the kernel queues what we do not read.
-            self.flight.count(Counter::Full);
+            self.inflight.count(Counter::Full);
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -296,7 +296,7 @@ impl Transport {
 
     fn park_previous(&self) {
         if let Some((slot, unique)) = TAKEN.take() {
-            self.flight.park(slot, unique);
+            self.inflight.park(slot, unique);
         }
         self.executing[self.seat()].store(0, Relaxed);
         CURRENT.set(Current::default());
@@ -314,20 +314,20 @@ impl Transport {
     /// This thread's staging buffer; another one while a large request occupies it.
     fn stage(&self) -> usize {
         if let Some(stage) = STAGE.get() {
-            if self.flight.stage_is_free(stage) {
+            if self.inflight.stage_is_free(stage) {
                 return stage;
             }
-            self.flight.release_stage(stage);
+            self.inflight.release_stage(stage);
         }
         loop {
-            if let Some(stage) = self.flight.acquire_stage() {
+            if let Some(stage) = self.inflight.acquire_stage() {
                 if !self.populated[stage].swap(true, Relaxed) {
-                    self.flight.populate_stage(stage, self.populate_with_madvise);
+                    self.inflight.populate_stage(stage, self.populate_with_madvise);
                 }
                 STAGE.set(Some(stage));
                 return stage;
             }
-            self.flight.count(Counter::Full);
+            self.inflight.count(Counter::Full);
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -336,18 +336,18 @@ impl Transport {
     /// all interrupts of the connection.
     fn interrupt(&self, stage: usize) {
         let mut request = [0; RequestHeader::BYTES + 8];
-        self.flight.stage_bytes(stage, &mut request);
+        self.inflight.stage_bytes(stage, &mut request);
         let unique = request.last_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
-        self.flight.count(Counter::Interrupts);
-        if self.flight.mark_interrupted(unique) {
+        self.inflight.count(Counter::Interrupts);
+        if self.inflight.mark_interrupted(unique) {
             self.interrupts.wake();
             return;
         }
         // Either it has been answered, or another thread is between reading and recording it. The kernel knows: EAGAIN
         // queues the interrupt again if the request waits.
-        let own = self.flight.stage_header(stage).unique;
-        if link::flight::answer_errno(&self.device, own, libc::EAGAIN).is_ok() {
-            self.flight.count(Counter::Requeued);
+        let own = self.inflight.stage_header(stage).unique;
+        if link::inflight::answer_errno(&self.device, own, libc::EAGAIN).is_ok() {
+            self.inflight.count(Counter::Requeued);
             std::thread::sleep(Duration::from_micros(50));
         }
     }
@@ -357,9 +357,9 @@ impl Transport {
         if self.init_reply().is_none() {
             return Err("fuser's read and writev do not pass through the worker's own symbols".into());
         }
-        let init = self.flight.init().and_then(|init| Some(RequestHeader::parse(init.first_chunk()?)));
+        let init = self.inflight.init().and_then(|init| Some(RequestHeader::parse(init.first_chunk()?)));
         let unique = init.ok_or("no INIT request was recorded")?.unique;
-        match link::flight::probe_works(&self.device, unique, init_answered) {
+        match link::inflight::probe_works(&self.device, unique, init_answered) {
             Ok(true) => Ok(()),
             Ok(false) => Err("the kernel does not say which requests wait for an answer".into()),
             Err(error) => Err(format!("cannot ask the kernel which requests wait: {error}")),
@@ -367,7 +367,7 @@ impl Transport {
     }
 
     pub fn is_waiting(&self, unique: u64) -> bool {
-        matches!(link::flight::probe(&self.device, unique), Ok(Probe::Waiting))
+        matches!(link::inflight::probe(&self.device, unique), Ok(Probe::Waiting))
     }
 }
 

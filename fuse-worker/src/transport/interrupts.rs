@@ -63,7 +63,7 @@ impl Interrupts {
 pub fn run(transport: Arc<Transport>, link: Arc<dyn Link>) -> ! {
     let interrupts = transport.interrupts().clone();
     loop {
-        let marked = transport.flight().interrupted();
+        let marked = transport.inflight().interrupted();
         let mut tids: Vec<u32> = marked.iter().map(|request| request.pid).filter(|pid| *pid != 0).collect();
         tids.sort_unstable();
         tids.dedup();
@@ -86,6 +86,6 @@ pub fn run(transport: Arc<Transport>, link: Arc<dyn Link>) -> ! {
             );
         }
         std::thread::sleep(PAUSE);
-        interrupts.wait(!transport.flight().interrupted().is_empty());
+        interrupts.wait(!transport.inflight().interrupted().is_empty());
     }
 }

@@ -3,7 +3,7 @@
 
 use super::mutating::{Mutating, inherited};
 use super::wait_for;
-use link::flight::{Flight, STAGE_BYTES};
+use link::inflight::{Inflight, STAGE_BYTES};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::io::{BufRead, BufReader};
@@ -44,12 +44,12 @@ fn has_fault(faults: &OwnedFd) -> bool {
 /// Another process: reads one request, and goes no further. Never returns.
 pub fn copy(populated: bool) {
     let [device, memory] = inherited();
-    let (flight, _) = Flight::hold(memory).unwrap();
-    let stage = flight.acquire_stage().unwrap();
+    let (inflight, _) = Inflight::hold(memory).unwrap();
+    let stage = inflight.acquire_stage().unwrap();
     if populated {
-        flight.populate_stage(stage, true);
+        inflight.populate_stage(stage, true);
     }
-    let buffer = flight.stage_pointer(stage);
+    let buffer = inflight.stage_pointer(stage);
     let faults = watch(buffer, STAGE_BYTES);
     println!("faults {}", faults.as_raw_fd());
     // SAFETY: the buffer is so long, and nobody else uses it.

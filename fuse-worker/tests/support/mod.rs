@@ -8,7 +8,7 @@ pub mod mutating;
 pub use agent::{Agent, Object};
 
 use link::Packet;
-use link::flight::{Blame, Collected, Flight};
+use link::inflight::{Blame, Collected, Inflight};
 use link::worker::{Assign, FromWorker, Mode, Show, ToWorker, Withhold};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -23,7 +23,7 @@ pub const BLOCK: u64 = 128 << 10;
 pub struct Mount {
     pub target: PathBuf,
     pub device: Arc<OwnedFd>,
-    pub flight: Flight,
+    pub inflight: Inflight,
     pub agent: Arc<Agent>,
     pub answered: Option<Mode>,
     memory: OwnedFd,
@@ -42,7 +42,7 @@ impl Mount {
         let home = tempfile::Builder::new().prefix("millpond-worker-").tempdir_in("/var/tmp").unwrap();
         let target = home.path().join("mnt");
         let (device, memory) = connect(&target, libc::MS_RDONLY);
-        let flight = Flight::map(&memory).unwrap();
+        let inflight = Inflight::map(&memory).unwrap();
         let device = Arc::new(device);
         let agent = Agent::new(home.path(), device.clone(), objects);
         let assign = Assign {
@@ -60,10 +60,19 @@ impl Mount {
             block_bytes: BLOCK,
             takeover: false,
         };
-        let mut mount =
-            Self { target, device, flight, agent, answered: None, memory, assign, worker: None, _home: home };
+        let mut mount = Self {
+            target,
+            device,
+            inflight,
+            agent,
+            answered: None,
+            memory,
+            assign,
+            worker: None,
+            _home: home,
+        };
         let reply = mount.start();
-        assert_eq!(reply, mount.flight.init_reply().unwrap());
+        assert_eq!(reply, mount.inflight.init_reply().unwrap());
         // As the broker's probe does: the first statx that asks for a birth time learns that there is none. Until it
         // has that answer the kernel asks the worker each time, which a test without a worker would wait for.
         let looked = Command::new("stat").arg(&mount.target).stdout(std::process::Stdio::null()).status();
@@ -129,12 +138,12 @@ impl Mount {
         let mut worker = self.worker.take().unwrap();
         worker.kill().unwrap();
         worker.wait().unwrap();
-        self.flight.collect(&*self.device, Blame::Executing).unwrap()
+        self.inflight.collect(&*self.device, Blame::Executing).unwrap()
     }
 
     /// Every answer that the volume owes is given.
     pub fn wait_until_idle(&self) {
-        wait_for("an empty in-flight table", || self.flight.in_flight() == 0);
+        wait_for("an empty in-flight table", || self.inflight.in_flight() == 0);
     }
 }
 
@@ -155,8 +164,8 @@ fn connect(target: &Path, flags: libc::c_ulong) -> (OwnedFd, OwnedFd) {
     mount(&device, target, flags);
     let mut init = [0; 8192];
     let len = rustix::io::read(&device, &mut init).unwrap();
-    let memory = Flight::create().unwrap();
-    Flight::map(&memory).unwrap().set_init(&init[..len]).unwrap();
+    let memory = Inflight::create().unwrap();
+    Inflight::map(&memory).unwrap().set_init(&init[..len]).unwrap();
     (device, memory)
 }
 

@@ -6,7 +6,7 @@ use super::{connect, disconnect, wait_for};
 use fuse_worker::reply::{FOPEN_DIRECT_IO, Sink};
 use fuse_worker::transport::Transport;
 use link::failpoint;
-use link::flight::{Blame, Collected, Flight, Operation, Outcome, RequestHeader, STAGE_BYTES};
+use link::inflight::{Blame, Collected, Inflight, Operation, Outcome, RequestHeader, STAGE_BYTES};
 use std::fs;
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -34,7 +34,7 @@ pub struct Mutating {
     naive: bool,
     device: OwnedFd,
     memory: OwnedFd,
-    flight: Flight,
+    inflight: Inflight,
     worker: Option<Child>,
     // Last: removed after the mount is gone.
     _home: tempfile::TempDir,
@@ -47,10 +47,10 @@ impl Mutating {
         fs::create_dir_all(world.join("dirs")).unwrap();
         fs::write(world.join("count"), 0u64.to_le_bytes()).unwrap();
         let (device, memory) = connect(&target, 0);
-        let flight = Flight::map(&memory).unwrap();
-        let mutating = Self { target, world, naive, device, memory, flight, worker: None, _home: home };
-        let reply = init_reply(&mutating.flight.init().unwrap());
-        mutating.flight.set_init_reply(&reply).unwrap();
+        let inflight = Inflight::map(&memory).unwrap();
+        let mutating = Self { target, world, naive, device, memory, inflight, worker: None, _home: home };
+        let reply = init_reply(&mutating.inflight.init().unwrap());
+        mutating.inflight.set_init_reply(&reply).unwrap();
         rustix::io::write(&mutating.device, &reply).unwrap();
         mutating
     }
@@ -116,7 +116,7 @@ impl Mutating {
         worker.wait().unwrap();
         let fine = status.is_none_or(|status| status.signal() == Some(libc::SIGABRT));
         assert!(fine, "the worker ended otherwise than at a failpoint: {status:?}");
-        let collected = self.flight.collect(&self.device, Blame::Executing).unwrap();
+        let collected = self.inflight.collect(&self.device, Blame::Executing).unwrap();
         assert_eq!(collected, Collected { poisoned: vec![], lost: 0, ended: false, ..collected.clone() });
         status.is_some()
     }
@@ -155,13 +155,13 @@ pub fn inherited() -> [OwnedFd; 2] {
 /// Another process: the worker. Never returns but when the connection has ended.
 pub fn serve(world: &Path, naive: bool) {
     let [device, memory] = inherited();
-    let (flight, alone) = Flight::hold(memory).unwrap();
+    let (inflight, alone) = Inflight::hold(memory).unwrap();
     assert!(alone, "the worker before is still there");
-    let flight = Arc::new(flight);
-    let transport = Transport::arm(flight.clone(), device, true).unwrap().transport;
+    let inflight = Arc::new(inflight);
+    let transport = Transport::arm(inflight.clone(), device, true).unwrap().transport;
     let mut buffer = vec![0; STAGE_BYTES];
     transport.read(&mut buffer).unwrap();
-    transport.write(&[IoSlice::new(&flight.init_reply().unwrap())]).unwrap();
+    transport.write(&[IoSlice::new(&inflight.init_reply().unwrap())]).unwrap();
     loop {
         let request = match transport.read(&mut buffer) {
             Ok(len) => &buffer[..len],
@@ -175,7 +175,7 @@ pub fn serve(world: &Path, naive: bool) {
                 let mut watched = Watched(&mut *operation);
                 let outcome = match naive {
                     true => watched.execute(),
-                    false => flight.once(header.unique, &mut watched).unwrap(),
+                    false => inflight.once(header.unique, &mut watched).unwrap(),
                 };
                 failpoint::hit("mutating.concluded");
                 outcome

@@ -8,7 +8,7 @@
 use crate::volumes::scope::Scope;
 use cache::data::{Engine, ReadOptions};
 use cache::meta::Kind;
-use link::flight::carry;
+use link::inflight::carry;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use cache::data::{Engine, File, Found, ReadOptions};
 use cache::meta::{NAME_MAX, View};
 use link::broker::{BrokerAnswer, BrokerRequest};
-use link::flight::on_behalf;
+use link::inflight::on_behalf;
 use link::worker::{Ask, FromWorker, READ_MAX, Reply, ToWorker};
 use link::{Cause, Packet, PacketError, failpoint};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,7 +26,7 @@ use std::time::Duration;
 const TIDS_MAX: usize = 4096;
 /// Questions of one worker that have no answer yet: one for each request in flight, and a few of its own. A worker that
 /// asks more is not one of ours any more.
-const QUESTIONS_MAX: usize = link::flight::SLOTS + 1024;
+const QUESTIONS_MAX: usize = link::inflight::SLOTS + 1024;
 
 pub struct Server {
     pub engine: Arc<Engine>,

@@ -1,7 +1,7 @@
 //! What one worker has asked and not been told, and the memory that it was lent. Both are bounded: a worker serves requests
 //! of strangers, and may not be ours any more.
 
-use link::flight::carry_job;
+use link::inflight::carry_job;
 use rustix::fs::MemfdFlags;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

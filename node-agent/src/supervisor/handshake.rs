@@ -1,7 +1,7 @@
 //! A worker is introduced to a connection; and, for an agent that may take over, tried on one that another agent serves.
 
 use super::spawn::{Spawner, Worker};
-use link::flight::Flight;
+use link::inflight::Inflight;
 use link::worker::{Assign, FromWorker, Mode, ToWorker, recv};
 use link::{MAX_FDS, MAX_MESSAGE, PacketError};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -45,12 +45,12 @@ pub(crate) fn rehearse(
     shared: BorrowedFd<'_>,
 ) -> Result<(), String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
-    let real = Flight::map(shared).map_err(|e| text(&e))?;
+    let real = Inflight::map(shared).map_err(|e| text(&e))?;
     let init = real.init().ok_or("its shared memory holds no INIT request")?;
     let reply = real.init_reply().ok_or("its shared memory holds no INIT reply")?;
-    let copy = Flight::create().map_err(|e| text(&e))?;
-    let flight = Flight::map(&copy).map_err(|e| text(&e))?;
-    flight.set_init(&init).and_then(|()| flight.set_init_reply(&reply)).map_err(|e| text(&e))?;
+    let copy = Inflight::create().map_err(|e| text(&e))?;
+    let inflight = Inflight::map(&copy).map_err(|e| text(&e))?;
+    inflight.set_init(&init).and_then(|()| inflight.set_init_reply(&reply)).map_err(|e| text(&e))?;
     let worker = spawner.take().map_err(|e| text(&e))?;
     let assign = Assign { takeover: true, roots: 0, ..assign };
     introduce(&worker, assign, device, copy.as_fd(), &[]).map(drop)

@@ -12,7 +12,7 @@ use crate::supervisor::heals::{HealCause, Heals};
 use crate::volumes::scope::{Member, Scope};
 use link::Packet;
 use link::broker::{BrokerRequest, Claim, MountId, Pod, Resume};
-use link::flight::{Behalf, Flight, FlightError, Poisoned, Subject};
+use link::inflight::{Behalf, Inflight, InflightError, Poisoned, Subject};
 use link::worker::{Assign, Counts, FromWorker, Mode, ToWorker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -47,7 +47,7 @@ pub struct Mount {
     secrets: Mutex<BTreeMap<String, String>>,
     device: OwnedFd,
     shared: OwnedFd,
-    flight: Arc<Flight>,
+    inflight: Arc<Inflight>,
     roots: Vec<OwnedFd>,
     /// What killed agent after agent.
     condemned: Mutex<Vec<(Subject, Instant)>>,
@@ -182,18 +182,18 @@ pub struct Left {
 }
 
 impl Mount {
-    pub fn new(parts: Parts, init: &[u8]) -> Result<Arc<Self>, FlightError> {
-        let shared = Flight::create()?;
-        let flight = Flight::map(shared.as_fd())?;
-        flight.set_init(init)?;
-        Ok(Arc::new(Self::assemble(parts, shared, flight)))
+    pub fn new(parts: Parts, init: &[u8]) -> Result<Arc<Self>, InflightError> {
+        let shared = Inflight::create()?;
+        let inflight = Inflight::map(shared.as_fd())?;
+        inflight.set_init(init)?;
+        Ok(Arc::new(Self::assemble(parts, shared, inflight)))
     }
 
     /// Takes up what an agent that is gone was serving.
     pub fn adopt(parts: Parts, left: Left) -> Result<Arc<Self>, String> {
-        let flight = Flight::map(left.shared.as_fd()).map_err(|e| e.to_string())?;
-        let init_reply = flight.init_reply().ok_or("its shared memory holds no INIT reply")?;
-        let mut mount = Self::assemble(parts, left.shared, flight);
+        let inflight = Inflight::map(left.shared.as_fd()).map_err(|e| e.to_string())?;
+        let init_reply = inflight.init_reply().ok_or("its shared memory holds no INIT reply")?;
+        let mut mount = Self::assemble(parts, left.shared, inflight);
         mount.backing = Mutex::new(left.backing.into_iter().collect());
         let state = mount.state.get_mut().unwrap_or_else(|p| p.into_inner());
         state.phase = Phase::Dead;
@@ -204,7 +204,7 @@ impl Mount {
         Ok(Arc::new(mount))
     }
 
-    fn assemble(parts: Parts, shared: OwnedFd, flight: Flight) -> Self {
+    fn assemble(parts: Parts, shared: OwnedFd, inflight: Inflight) -> Self {
         let now = SystemTime::now();
         Self {
             id: parts.id,
@@ -221,7 +221,7 @@ impl Mount {
             assign: parts.assign,
             device: parts.device,
             shared,
-            flight: Arc::new(flight),
+            inflight: Arc::new(inflight),
             roots: parts.roots,
             condemned: Mutex::default(),
             state: Mutex::new(State {
@@ -332,7 +332,7 @@ impl Mount {
 
     /// For whom the agent runs that answers a question of this request's.
     pub(crate) fn behalf(&self, unique: u64) -> Option<Behalf> {
-        Behalf::of(&self.flight, unique)
+        Behalf::of(&self.inflight, unique)
     }
 
     /// Returns when whoever made this request waits for no answer any more: killed, its worker has let it go. Never for
@@ -342,7 +342,7 @@ impl Mount {
         // What a dying worker leaves is found again by the next one: two looks in a row must miss it.
         let mut missed = 0;
         while missed < 2 {
-            match self.flight.is_in_flight(unique) {
+            match self.inflight.is_in_flight(unique) {
                 true => (seen, missed) = (true, 0),
                 false if seen => missed += 1,
                 false => return std::future::pending().await,
@@ -367,7 +367,7 @@ impl Mount {
         if condemned.is_empty() {
             return false;
         }
-        self.flight
+        self.inflight
             .subject(unique)
             .is_some_and(|asked| condemned.iter().any(|(subject, _)| *subject == asked))
     }
@@ -387,7 +387,7 @@ impl Mount {
     /// A worker that died between getting an id and recording it, or between dropping its record and closing it,
     /// leaves an id that nobody will ever use and that pins a cache file's blocks.
     fn close_leaked_backings(self: &Arc<Self>, context: &MountContext) {
-        let recorded: HashSet<u32> = self.flight.backings().into_iter().map(|(_, b)| b.id).collect();
+        let recorded: HashSet<u32> = self.inflight.backings().into_iter().map(|(_, b)| b.id).collect();
         let leaked: Vec<u32> =
             self.backing_ids().iter().copied().filter(|id| !recorded.contains(id)).collect();
         let (me, privileged) = (self.clone(), context.privileged.clone());

@@ -1,6 +1,6 @@
 //! When to start a successor, and who is to blame: pure decisions over the history of deaths.
 
-use link::flight::Blame;
+use link::inflight::Blame;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};

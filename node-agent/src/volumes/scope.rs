@@ -22,7 +22,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use link::Cause;
 use link::broker::Away;
-use link::flight::{carry, carry_job};
+use link::inflight::{carry, carry_job};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, Weak};

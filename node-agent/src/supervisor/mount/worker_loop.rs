@@ -9,7 +9,7 @@ use crate::supervisor::oom;
 use crate::supervisor::policy::{self, Deaths, End, Verdict};
 use crate::supervisor::spawn::Worker;
 use link::broker::{BrokerAnswer, BrokerRequest, Report};
-use link::flight::{Blame, Collected, Flight};
+use link::inflight::{Blame, Collected, Inflight};
 use link::worker::{Assign, FromWorker, ToWorker, recv};
 use link::{MAX_MESSAGE, PacketError, Pulse, failpoint};
 use rustix::event::PollFlags;
@@ -42,7 +42,7 @@ impl Mount {
             failpoint::hit("agent.workers-gone");
             let blame = match end {
                 HealCause::Upgrade => {
-                    self.flight.vacate();
+                    self.inflight.vacate();
                     Blame::Nobody
                 }
                 _ => Blame::Agent,
@@ -144,7 +144,7 @@ impl Mount {
         status: Option<ExitStatus>,
         blame: Blame,
     ) -> Option<u64> {
-        let collected = self.flight.collect(self.device.as_fd(), blame).unwrap_or_else(|error| {
+        let collected = self.inflight.collect(self.device.as_fd(), blame).unwrap_or_else(|error| {
             // The device says nothing sensible: the successor will find out, or fail its self-tests.
             tracing::error!(mount = %self.id, %error, "what the dead worker left could not be collected");
             Collected::default()
@@ -166,7 +166,7 @@ impl Mount {
     /// The workers of an agent that is gone are being killed by the kernel; none of them is our child.
     fn wait_for_the_last_worker(&self) {
         let end = Instant::now() + REAP_LIMIT;
-        while Flight::is_held(self.shared.as_fd()) {
+        while Inflight::is_held(self.shared.as_fd()) {
             if Instant::now() >= end {
                 tracing::warn!(mount = %self.id, "the last worker is stuck in the kernel: its successor goes ahead without it");
                 return;
@@ -224,7 +224,7 @@ impl Mount {
         }
         let mut buffer = vec![0; MAX_MESSAGE];
         let began = Instant::now();
-        let mut pulse = Pulse::new(self.flight.heartbeat(), TICK, began);
+        let mut pulse = Pulse::new(self.inflight.heartbeat(), TICK, began);
         let mut last_look = began;
         let mut is_serving = false;
         loop {
@@ -246,7 +246,7 @@ impl Mount {
             if last_look.elapsed() >= TICK {
                 last_look = Instant::now();
                 self.forget_unheard(&worker.socket);
-                let still = pulse.look(self.flight.heartbeat(), last_look);
+                let still = pulse.look(self.inflight.heartbeat(), last_look);
                 // A thread of it that is stuck has stopped the heartbeat after the other half.
                 if still >= context.hang_limit / 2 && self.requests_wait(context) {
                     return End::Hung;
@@ -261,7 +261,7 @@ impl Mount {
             Ok(BrokerAnswer::Waiting { count }) => count > 0,
             // Unknown (the broker is away, or sees no fusectl): those that were read stand in the shared table, and
             // the device is readable while there are others.
-            _ => self.flight.in_flight() > 0 || self.device_says(PollFlags::IN),
+            _ => self.inflight.in_flight() > 0 || self.device_says(PollFlags::IN),
         }
     }
 

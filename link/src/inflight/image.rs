@@ -1,4 +1,4 @@
-//! The shared memory of a connection as this version lays it out: `tests/golden/flight-<FLIGHT>.txt` holds its sizes and
+//! The shared memory of a connection as this version lays it out: `tests/golden/inflight-<INFLIGHT>.txt` holds its sizes and
 //! offsets, and every word of one that was used. A build of the next version takes such a memory over.
 
 use super::*;
@@ -42,30 +42,30 @@ impl Operation for Create {
 }
 
 /// Everything that a connection can leave behind, once.
-fn use_all(flight: &Flight) {
-    flight.set_init(&[7; 104]).unwrap();
-    flight.set_init_reply(&[9; 80]).unwrap();
-    flight.beat();
+fn use_all(inflight: &Inflight) {
+    inflight.set_init(&[7; 104]).unwrap();
+    inflight.set_init_reply(&[9; 80]).unwrap();
+    inflight.beat();
     for (times, counter) in COUNTERS.into_iter().enumerate() {
-        (0..=times).for_each(|_| flight.count(counter));
+        (0..=times).for_each(|_| inflight.count(counter));
     }
     for (unique, len) in [(2, 56), (4, INLINE_BYTES + 1), (6, 56)] {
-        let stage = flight.acquire_stage().unwrap();
+        let stage = inflight.acquire_stage().unwrap();
         let bytes = request(unique, len);
-        flight.memory.store(STAGES_AT + stage * STAGE_BYTES, &bytes);
-        let slot = flight.put(stage, &flight.stage_header(stage)).unwrap();
-        flight.commit_stage(stage, unique);
+        inflight.memory.store(STAGES_AT + stage * STAGE_BYTES, &bytes);
+        let slot = inflight.put(stage, &inflight.stage_header(stage)).unwrap();
+        inflight.commit_stage(stage, unique);
         if unique != 2 {
-            flight.park(slot, unique);
+            inflight.park(slot, unique);
         }
-        flight.release_stage(stage);
+        inflight.release_stage(stage);
     }
-    flight.set_effect(2);
-    flight.mark_interrupted(4);
-    flight.once(6, &mut Create).unwrap();
-    let index = flight.add_backing(1 << 40 | 77, 5, 1234).unwrap();
-    flight.ref_backing(index);
-    flight.give_estale(2 << 40 | 77);
+    inflight.set_effect(2);
+    inflight.mark_interrupted(4);
+    inflight.once(6, &mut Create).unwrap();
+    let index = inflight.add_backing(1 << 40 | 77, 5, 1234).unwrap();
+    inflight.ref_backing(index);
+    inflight.give_estale(2 << 40 | 77);
 }
 
 fn layout() -> String {
@@ -104,10 +104,10 @@ fn layout() -> String {
 }
 
 /// Offset and value of each word that is not 0.
-fn words(flight: &Flight) -> String {
+fn words(inflight: &Inflight) -> String {
     let mut text = String::new();
     for at in (0..BYTES).step_by(8) {
-        let word = flight.memory.u64(at).load(Relaxed);
+        let word = inflight.memory.u64(at).load(Relaxed);
         if word != 0 {
             writeln!(text, "{at:08x} {word:016x}").unwrap();
         }
@@ -128,33 +128,33 @@ fn load(text: &str) -> OwnedFd {
 
 #[test]
 fn the_shared_memory_is_laid_out_as_in_the_golden_file_and_is_taken_over() {
-    let name = format!("flight-{}.txt", FLIGHT - STEPS);
+    let name = format!("inflight-{}.txt", INFLIGHT - STEPS);
     let text = match STEPS {
         0 => {
-            let flight = Flight::map(Flight::create().unwrap()).unwrap();
-            use_all(&flight);
-            golden::same(GOLDEN, &name, &(layout() + &words(&flight)))
+            let inflight = Inflight::map(Inflight::create().unwrap()).unwrap();
+            use_all(&inflight);
+            golden::same(GOLDEN, &name, &(layout() + &words(&inflight)))
         }
         _ => golden::read(GOLDEN, &name),
     };
 
-    let flight = Flight::map(load(&text)).unwrap();
-    assert_eq!((flight.init(), flight.init_reply()), (Some(vec![7; 104]), Some(vec![9; 80])));
-    assert_eq!(flight.heartbeat(), 1);
-    assert_eq!(COUNTERS.map(|counter| flight.counter(counter)), [1, 2, 3, 4, 5, 6, 7]);
-    assert_eq!(flight.in_flight(), 3);
-    assert!(flight.has_effect(2) && !flight.has_effect(4));
-    assert_eq!(flight.interrupted(), [Interrupted { unique: 4, pid: 4321 }]);
+    let inflight = Inflight::map(load(&text)).unwrap();
+    assert_eq!((inflight.init(), inflight.init_reply()), (Some(vec![7; 104]), Some(vec![9; 80])));
+    assert_eq!(inflight.heartbeat(), 1);
+    assert_eq!(COUNTERS.map(|counter| inflight.counter(counter)), [1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(inflight.in_flight(), 3);
+    assert!(inflight.has_effect(2) && !inflight.has_effect(4));
+    assert_eq!(inflight.interrupted(), [Interrupted { unique: 4, pid: 4321 }]);
     let backing = Backing { nodeid: 1 << 40 | 77, id: 5, refs: 1, file: 1234 };
-    assert_eq!(flight.backings(), [(0, backing)]);
-    assert!(!flight.give_estale(2 << 40 | 77), "it has been answered ESTALE");
+    assert_eq!(inflight.backings(), [(0, backing)]);
+    assert!(!inflight.give_estale(2 << 40 | 77), "it has been answered ESTALE");
     let mut buffer = vec![0; STAGE_BYTES];
     for (slot, unique, len) in [(0, 2, 56), (1, 4, INLINE_BYTES + 1), (2, 6, 56)] {
-        let header = flight.body(Slot(slot), &mut buffer).unwrap();
+        let header = inflight.body(Slot(slot), &mut buffer).unwrap();
         assert_eq!((header.unique, &buffer[..len]), (unique, &request(unique, len)[..]));
     }
     // The operation has happened, and does not happen again once its request is executed again.
-    flight.word(2).store(table::word(6, table::WAITING), Relaxed);
-    let outcome = flight.once(6, &mut Create).unwrap();
+    inflight.word(2).store(table::word(6, table::WAITING), Relaxed);
+    let outcome = inflight.once(6, &mut Create).unwrap();
     assert_eq!((outcome.errno, outcome.body.as_slice()), (17, &b"outcome"[..]));
 }

@@ -53,7 +53,7 @@ pub use operations::{INTENT_BYTES, OUTCOME_BYTES, Operation, OperationError, Out
 pub use stage::{STAGE_BYTES, STAGES};
 pub use table::{Claim, INLINE_BYTES, Interrupted, Orphan, RequestHeader, SLOTS, Slot};
 
-use crate::version::{FLIGHT, neighbours};
+use crate::version::{INFLIGHT, neighbours};
 use memory::Memory;
 use rustix::fs::FlockOperation;
 use std::io;
@@ -100,11 +100,11 @@ const OPERATIONS_AT: usize = GIVEN_AT + backing::GIVEN_SETS * 64;
 const BYTES: usize = (OPERATIONS_AT + SLOTS * operations::RECORD_BYTES).next_multiple_of(4096);
 
 #[derive(Debug, thiserror::Error)]
-pub enum FlightError {
+pub enum InflightError {
     #[error("the connection's shared memory cannot be mapped: {0}")]
     Map(#[from] io::Error),
     #[error(
-        "the connection's shared memory has format {found:#x}, this build reads version {FLIGHT} and its neighbours"
+        "the connection's shared memory has format {found:#x}, this build reads version {INFLIGHT} and its neighbours"
     )]
     Format { found: u64 },
     #[error("an INIT message of {0} bytes does not fit")]
@@ -133,28 +133,28 @@ pub enum Counter {
 
 /// One connection's shared memory, mapped.
 #[derive(Debug)]
-pub struct Flight {
+pub struct Inflight {
     memory: Memory,
     /// Kept open while this process is the connection's worker: closing it would give the lock up.
     held: Option<OwnedFd>,
 }
 
-impl Flight {
+impl Inflight {
     /// A new connection's memory file: empty, of fixed size, mostly untouched (about 15 MB of address space).
     pub fn create() -> io::Result<OwnedFd> {
         let fd = memory::create(BYTES)?;
         let memory = Memory::map(&fd, BYTES)?;
         #[cfg(feature = "next-version")]
-        memory.u64(CREATED_BY_AT).store(u64::from(FLIGHT), Relaxed);
-        memory.u64(FORMAT_AT).store(MARK | u64::from(FLIGHT), Release);
+        memory.u64(CREATED_BY_AT).store(u64::from(INFLIGHT), Relaxed);
+        memory.u64(FORMAT_AT).store(MARK | u64::from(INFLIGHT), Release);
         Ok(fd)
     }
 
-    pub fn map(fd: impl AsFd) -> Result<Self, FlightError> {
+    pub fn map(fd: impl AsFd) -> Result<Self, InflightError> {
         let memory = Memory::map(fd, BYTES)?;
         let found = memory.u64(FORMAT_AT).load(Acquire);
-        if found & !VERSION_MASK != MARK || !neighbours((found & VERSION_MASK) as u32, FLIGHT) {
-            return Err(FlightError::Format { found });
+        if found & !VERSION_MASK != MARK || !neighbours((found & VERSION_MASK) as u32, INFLIGHT) {
+            return Err(InflightError::Format { found });
         }
         Ok(Self { memory, held: None })
     }
@@ -164,11 +164,11 @@ impl Flight {
     ///
     /// A lock of fcntl(2), because that one belongs to the process: it goes when the last of its threads has let go of
     /// its descriptors. Opening or closing another descriptor of the same memory in this process would break it.
-    pub fn hold(fd: OwnedFd) -> Result<(Self, bool), FlightError> {
-        let mut flight = Self::map(&fd)?;
+    pub fn hold(fd: OwnedFd) -> Result<(Self, bool), InflightError> {
+        let mut inflight = Self::map(&fd)?;
         let alone = rustix::fs::fcntl_lock(&fd, FlockOperation::NonBlockingLockExclusive).is_ok();
-        flight.held = Some(fd);
-        Ok((flight, alone))
+        inflight.held = Some(fd);
+        Ok((inflight, alone))
     }
 
     /// Is any process the worker of this connection? Not to be asked by that process itself.
@@ -181,7 +181,7 @@ impl Flight {
     }
 
     /// Records the kernel's INIT request, header included.
-    pub fn set_init(&self, request: &[u8]) -> Result<(), FlightError> {
+    pub fn set_init(&self, request: &[u8]) -> Result<(), InflightError> {
         self.set_message(INIT_AT, INIT_LEN_AT, request)
     }
 
@@ -190,7 +190,7 @@ impl Flight {
     }
 
     /// Records the worker's answer to INIT, header included.
-    pub fn set_init_reply(&self, reply: &[u8]) -> Result<(), FlightError> {
+    pub fn set_init_reply(&self, reply: &[u8]) -> Result<(), InflightError> {
         self.set_message(REPLY_AT, REPLY_LEN_AT, reply)
     }
 
@@ -219,9 +219,9 @@ impl Flight {
         self.memory.u64(COUNTERS_AT + counter as usize * 8)
     }
 
-    fn set_message(&self, at: usize, len_at: usize, bytes: &[u8]) -> Result<(), FlightError> {
+    fn set_message(&self, at: usize, len_at: usize, bytes: &[u8]) -> Result<(), InflightError> {
         if bytes.is_empty() || bytes.len() > INIT_BYTES {
-            return Err(FlightError::InitSize(bytes.len()));
+            return Err(InflightError::InitSize(bytes.len()));
         }
         self.memory.store(at, bytes);
         self.memory.u32(len_at).store(bytes.len() as u32, Release);

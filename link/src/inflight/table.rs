@@ -3,7 +3,7 @@
 //! Unique id and state share one atomic word. Apart from each other, a late answerer could check the id of one request
 //! and free the slot of the next.
 
-use super::{BODIES_AT, Counter, Flight, HIGH_SLOT_AT, NOTES_AT, STAGE_BYTES, STAGES, WORDS_AT};
+use super::{BODIES_AT, Counter, HIGH_SLOT_AT, Inflight, NOTES_AT, STAGE_BYTES, STAGES, WORDS_AT};
 use std::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -58,7 +58,7 @@ impl Claim {
     pub fn unique(&self) -> u64 {
         self.unique
     }
-    /// The request had an effect that outlives it (see [`Flight::set_effect`]).
+    /// The request had an effect that outlives it (see [`Inflight::set_effect`]).
     pub fn had_effect(&self) -> bool {
         self.effect
     }
@@ -118,7 +118,7 @@ pub(super) fn state_of(word: u64) -> u64 {
     word & STATE
 }
 
-impl Flight {
+impl Inflight {
     /// Records the request that lies in staging buffer `stage`; None: the table is full.
     pub fn put(&self, stage: usize, header: &RequestHeader) -> Option<Slot> {
         self.put_as(stage, header, WAITING)

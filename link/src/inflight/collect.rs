@@ -3,7 +3,7 @@
 use super::table::{
     ANSWERING, FREE, OPERATING, ORPHAN, SUSPECT_DEATHS, Slot, WAITING, state_of, unique_of, word,
 };
-use super::{Flight, RequestHeader, STAGE_BYTES, STAGES};
+use super::{Inflight, RequestHeader, STAGE_BYTES, STAGES};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -174,7 +174,7 @@ impl Kernel for Device<'_> {
     }
 }
 
-impl Flight {
+impl Inflight {
     /// To be run by whoever reaped the worker, while no worker serves the connection, and before the next one does.
     /// Running it twice does no harm; being killed inside it neither.
     pub fn collect(&self, device: impl AsFd, blame: Blame) -> io::Result<Collected> {

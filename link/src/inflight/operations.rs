@@ -11,7 +11,7 @@
 //! A record is named by the request's unique id, which the kernel never gives out again on this connection. Neither
 //! intent nor outcome may hold a secret: this memory outlives the process that wrote it.
 
-use super::{Flight, OPERATIONS_AT};
+use super::{Inflight, OPERATIONS_AT};
 use std::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
@@ -67,7 +67,7 @@ enum Known {
     Concluded(Outcome),
 }
 
-impl Flight {
+impl Inflight {
     /// Brings the operation of request `unique` about, once, whoever died in the middle of it before; the outcome is
     /// recorded when this returns. To be called once for each time that the request is taken up.
     pub fn once(&self, unique: u64, operation: &mut dyn Operation) -> Result<Outcome, OperationError> {

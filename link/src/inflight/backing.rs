@@ -1,7 +1,7 @@
 //! Which nodeids are open in passthrough, and which have been answered ESTALE: the connection's memory, because both
 //! are properties of a nodeid for life and a worker's life is shorter.
 
-use super::{BACKINGS_AT, Flight, GIVEN_AT, HIGH_BACKING_AT};
+use super::{BACKINGS_AT, GIVEN_AT, HIGH_BACKING_AT, Inflight};
 use std::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -31,7 +31,7 @@ pub struct Backing {
     pub file: u64,
 }
 
-impl Flight {
+impl Inflight {
     /// Records a backing id, to be done before the reply that uses it. None: the table is full. One thread at a time.
     pub fn add_backing(&self, nodeid: u64, id: u32, file: u64) -> Option<usize> {
         let index = (0..BACKINGS).find(|&i| self.backing64(i, NODEID).load(Acquire) == 0)?;

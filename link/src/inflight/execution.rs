@@ -14,7 +14,7 @@
 //! What an agent leaves in the seats is read by the one that takes over, in `collect`. A build that knows no seats leaves
 //! them as they are: an id in them is never given out again, so at worst one death is counted late.
 
-use super::{Flight, SEATS_AT};
+use super::{Inflight, SEATS_AT};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
@@ -42,14 +42,14 @@ thread_local! {
 /// The request on whose behalf something is done.
 #[derive(Clone, Debug)]
 pub struct Behalf {
-    flight: Arc<Flight>,
+    inflight: Arc<Inflight>,
     unique: u64,
 }
 
 impl Behalf {
     /// None: of no request.
-    pub fn of(flight: &Arc<Flight>, unique: u64) -> Option<Self> {
-        (unique != 0).then(|| Self { flight: flight.clone(), unique })
+    pub fn of(inflight: &Arc<Inflight>, unique: u64) -> Option<Self> {
+        (unique != 0).then(|| Self { inflight: inflight.clone(), unique })
     }
 
     #[cfg(test)]
@@ -117,8 +117,8 @@ struct Seated {
 impl Seated {
     fn take(behalf: &Behalf) -> Self {
         let behalf = behalf.clone();
-        let seat = behalf.flight.sit(behalf.unique);
-        let word = seat.map_or(ptr::null(), |seat| ptr::from_ref(behalf.flight.seat(seat)));
+        let seat = behalf.inflight.sit(behalf.unique);
+        let word = seat.map_or(ptr::null(), |seat| ptr::from_ref(behalf.inflight.seat(seat)));
         let before = CURRENT.replace(Some(behalf.clone()));
         Self { before, seat_before: SEAT.replace(word), behalf, seat }
     }
@@ -129,7 +129,7 @@ impl Drop for Seated {
         SEAT.set(self.seat_before);
         CURRENT.set(self.before.take());
         if let Some(seat) = self.seat {
-            self.behalf.flight.seat(seat).store(0, Release);
+            self.behalf.inflight.seat(seat).store(0, Release);
         }
     }
 }
@@ -180,7 +180,7 @@ pub fn mark_aborts() {
     });
 }
 
-impl Flight {
+impl Inflight {
     fn sit(&self, unique: u64) -> Option<usize> {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
         thread_local! { static FIRST: usize = THREADS.fetch_add(1, Relaxed) % SEATS; }

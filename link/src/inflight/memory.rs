@@ -22,7 +22,7 @@ unsafe impl Sync for Memory {}
 /// A memory file of exactly `bytes`, whose size nobody can change any more: a worker that truncates it would end the
 /// agent with SIGBUS.
 pub(super) fn create(bytes: usize) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("millpond-flight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let fd = rustix::fs::memfd_create("millpond-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes as u64)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)

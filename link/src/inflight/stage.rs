@@ -1,7 +1,7 @@
 //! The buffers that the kernel copies requests into. A request that a worker read but had not recorded when it died is
 //! still here.
 
-use super::{Flight, RequestHeader, STAGE_WORDS_AT, STAGES_AT};
+use super::{Inflight, RequestHeader, STAGE_WORDS_AT, STAGES_AT};
 use std::sync::atomic::{
     AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -18,8 +18,8 @@ const USED: usize = 0; // 1 while a thread owns the buffer
 const COMMITTED: usize = 8; // unique of the last request that needs nothing more from the buffer
 const PIN: usize = 16; // unique of a large request that stays in the buffer until it is answered
 
-impl Flight {
-    /// A buffer for this thread, to be kept until [`Flight::release_stage`]; None: all are taken.
+impl Inflight {
+    /// A buffer for this thread, to be kept until [`Inflight::release_stage`]; None: all are taken.
     pub fn acquire_stage(&self) -> Option<usize> {
         (0..STAGES).find(|&stage| {
             let used = self.stage_word(stage, USED);
