@@ -4,7 +4,7 @@
 //! another version, or with other settings, takes the connection as it is, even if it would choose otherwise for a new one.
 
 use fuser::InitFlags;
-use link::worker::{Mode, Withhold};
+use link::worker::{DisabledFeatures, Mode};
 use std::ops::Range;
 
 /// fuse_in_header, then major, minor and max_readahead of fuse_init_in.
@@ -44,23 +44,25 @@ pub struct Offer {
 
 impl Offer {
     /// For a new connection: what is wished for, as far as the kernel offers it. `init`: its request, header included.
-    pub fn choose(init: &[u8], wished: Mode, withhold: &Withhold) -> Self {
+    pub fn choose(init: &[u8], wished: Mode, disabled_features: &DisabledFeatures) -> Self {
         let low = u64::from(word(init, OFFERED_AT));
         let extended = low & InitFlags::FUSE_INIT_EXT.bits() != 0;
         let high = if extended { u64::from(word(init, OFFERED_AT + 4)) } else { 0 };
         let offered = InitFlags::from_bits_retain(low | high << 32);
         let has = |flag| offered.contains(flag);
         let mode = match wished {
-            Mode::Passthrough if has(InitFlags::FUSE_PASSTHROUGH) && !withhold.passthrough => {
+            Mode::Passthrough if has(InitFlags::FUSE_PASSTHROUGH) && !disabled_features.passthrough => {
                 Mode::Passthrough
             }
-            Mode::NoOpen if has(InitFlags::FUSE_NO_OPEN_SUPPORT) && !withhold.no_open => Mode::NoOpen,
+            Mode::NoOpen if has(InitFlags::FUSE_NO_OPEN_SUPPORT) && !disabled_features.no_open => {
+                Mode::NoOpen
+            }
             Mode::Passthrough | Mode::NoOpen | Mode::Kept => Mode::Kept,
         };
         let mut flags = WISHED;
         // For tests: the next version wishes for something else.
         flags.set(InitFlags::FUSE_CACHE_SYMLINKS, !cfg!(feature = "next-version"));
-        flags.set(InitFlags::FUSE_DO_READDIRPLUS, !withhold.readdirplus);
+        flags.set(InitFlags::FUSE_DO_READDIRPLUS, !disabled_features.readdirplus);
         flags.set(InitFlags::FUSE_PASSTHROUGH, mode == Mode::Passthrough);
         Self { mode, flags: flags & offered }
     }
@@ -155,15 +157,15 @@ mod tests {
     #[test]
     fn a_mode_is_what_was_wished_for_as_far_as_the_kernel_offers_it() {
         let all = init(F::FUSE_PASSTHROUGH | F::FUSE_NO_OPEN_SUPPORT | F::FUSE_DO_READDIRPLUS);
-        let choose = |init: &[u8], mode, withhold| Offer::choose(init, mode, &withhold);
-        let nothing = Withhold::default();
+        let choose = |init: &[u8], mode, disabled_features| Offer::choose(init, mode, &disabled_features);
+        let nothing = DisabledFeatures::default();
         assert_eq!(choose(&all, Mode::Passthrough, nothing).mode, Mode::Passthrough);
         assert_eq!(choose(&all, Mode::NoOpen, nothing).mode, Mode::NoOpen);
         assert_eq!(choose(&all, Mode::Kept, nothing).mode, Mode::Kept);
         assert_eq!(choose(&init(F::empty()), Mode::Passthrough, nothing).mode, Mode::Kept);
         assert_eq!(choose(&init(F::empty()), Mode::NoOpen, nothing).mode, Mode::Kept);
-        let withhold = Withhold { passthrough: true, readdirplus: true, ..nothing };
-        let offer = choose(&all, Mode::Passthrough, withhold);
+        let disabled_features = DisabledFeatures { passthrough: true, readdirplus: true, ..nothing };
+        let offer = choose(&all, Mode::Passthrough, disabled_features);
         assert_eq!(offer, Offer { mode: Mode::Kept, flags: F::FUSE_NO_OPEN_SUPPORT });
         assert_eq!(
             choose(&[0; 10], Mode::Passthrough, nothing).mode,

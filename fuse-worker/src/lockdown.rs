@@ -39,12 +39,12 @@ fn lower(resource: Resource, limit: u64) -> rustix::io::Result<()> {
 }
 
 /// After the session exists and before other threads do, which inherit both. Returns what this kernel could not do.
-pub fn finish(roots: &[impl AsFd], withhold_landlock: bool) -> Result<Vec<String>, String> {
+pub fn finish(roots: &[impl AsFd], landlock_disabled: bool) -> Result<Vec<String>, String> {
     let mut missing = Vec::new();
-    let confined = !withhold_landlock && restrict_files(roots).map_err(|e| format!("Landlock: {e}"))?;
+    let confined = !landlock_disabled && restrict_files(roots).map_err(|e| format!("Landlock: {e}"))?;
     if !confined {
         missing.push(
-            "this kernel has no Landlock (5.13), or it is withheld: each file is asked of the agent"
+            "this kernel has no Landlock (5.13), or it is disabled: each file is asked of the agent"
                 .to_owned(),
         );
     }

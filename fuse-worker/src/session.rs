@@ -55,12 +55,12 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     let frozen = inflight.init_reply().filter(|_| assign.takeover);
     let offer = match &frozen {
         Some(reply) => Offer::frozen(reply, assign.mode)?,
-        None => Offer::choose(&init, assign.mode, &assign.withhold),
+        None => Offer::choose(&init, assign.mode, &assign.disabled_features),
     };
     let view = View::open(&assign.metadata).map_err(|e| format!("cannot read the metadata store: {e}"))?;
 
     let Session { null, transport } =
-        Transport::arm(inflight.clone(), device, !assign.withhold.populate_write)
+        Transport::arm(inflight.clone(), device, !assign.disabled_features.populate_write)
             .map_err(|e| format!("cannot prepare the session: {e}"))?;
     // The pool's threads would not inherit what the lock-down of this thread gives up: they start after Go.
     let late = Arc::new(Late::default());
@@ -83,7 +83,7 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     transport.self_test(assign.takeover)?;
     let init_reply = settle_reply(&inflight, &transport, frozen, assign.takeover)?;
 
-    for missing in lockdown::finish(&roots, assign.withhold.landlock)? {
+    for missing in lockdown::finish(&roots, assign.disabled_features.landlock)? {
         say(&format!("fuse-worker: {missing}"));
     }
     drop(roots);
@@ -137,7 +137,7 @@ fn settings(assign: &Assign, offer: Offer) -> Settings {
         // A READ of the largest size for each thread, and one for those that finish what had to be fetched.
         buffer_bytes: (assign.threads.clamp(1, READERS_MAX) as usize + 1) << 20,
         successor: assign.takeover,
-        misdeeds: assign.misdeeds.clone(),
+        injected_faults: assign.injected_faults.clone(),
     }
 }
 

@@ -13,13 +13,13 @@ pub mod failpoint;
 mod golden;
 pub mod inflight;
 mod packet;
-mod pulse;
 #[cfg(test)]
 mod samples;
 pub mod version;
+mod watchdog;
 pub mod worker;
 
 pub use backing_ids::BACKING_IDS_MAX;
 pub use errors::{Cause, Refusal, RefusalKind};
 pub use packet::{MAX_FDS, MAX_MESSAGE, Packet, PacketError, PeerIdentity};
-pub use pulse::Pulse;
+pub use watchdog::Watchdog;

@@ -4,7 +4,9 @@
 use crate::broker::*;
 use crate::golden;
 use crate::version::{LINK, STEPS, WORKER};
-use crate::worker::{Ask, Assign, Counts, Deed, FromWorker, Misdeed, Mode, Reply, Show, ToWorker, Withhold};
+use crate::worker::{
+    Ask, Assign, Counts, DisabledFeatures, FaultKind, FromWorker, InjectedFault, Mode, Reply, Show, ToWorker,
+};
 use crate::{Cause, MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
 use proptest::prelude::*;
 use serde::Serialize;
@@ -46,7 +48,7 @@ variants!(from_worker, FromWorker: Ready Answered Serving Failed Ask Touched Adv
 variants!(ask, Ask: Lookup List Attributes File Cached Open Read Direct Damaged BackingOpen BackingClose Dying Space);
 variants!(reply, Reply: Stored File Cached Present Gone Detached Backing Dying Space);
 variants!(cause, Cause: NotFound Denied Stale Unavailable NotADirectory Internal);
-variants!(deed, Deed: Abort Deadlock Spin Allocate);
+variants!(deed, FaultKind: Abort Deadlock Spin Allocate);
 
 fn ensure_all<T>(all: &[&str], samples: &[T], name: impl Fn(&T) -> &'static str) {
     let named: Vec<_> = samples.iter().map(name).collect();
@@ -228,12 +230,12 @@ fn causes() -> Vec<Cause> {
     vec![C::NotFound, C::Denied, C::Stale, C::Unavailable, C::NotADirectory, C::Internal]
 }
 
-fn deeds() -> Vec<Deed> {
-    vec![Deed::Abort, Deed::Deadlock, Deed::Spin, Deed::Allocate]
+fn deeds() -> Vec<FaultKind> {
+    vec![FaultKind::Abort, FaultKind::Deadlock, FaultKind::Spin, FaultKind::Allocate]
 }
 
 fn assign() -> Assign {
-    let misdeed = |what| Misdeed { name: "x".into(), what, times: 2 };
+    let fault = |what| InjectedFault { name: "x".into(), what, times: 2 };
     Assign {
         volume: "pvc-1".into(),
         source: "s3://bucket/a/".into(),
@@ -250,14 +252,14 @@ fn assign() -> Assign {
             ttl: Some(Duration::new(60, 5)),
             revalidate_on_open: true,
         },
-        withhold: Withhold {
+        disabled_features: DisabledFeatures {
             passthrough: true,
             no_open: false,
             readdirplus: true,
             landlock: false,
             populate_write: true,
         },
-        misdeeds: deeds().into_iter().map(misdeed).collect(),
+        injected_faults: deeds().into_iter().map(fault).collect(),
         hang_limit: Duration::from_secs(15),
         block_bytes: 131_072,
         takeover: true,

@@ -62,8 +62,8 @@ pub struct Assign {
     pub mode: Mode,
     /// What the mount shows.
     pub show: Show,
-    pub withhold: Withhold,
-    pub misdeeds: Vec<Misdeed>,
+    pub disabled_features: DisabledFeatures,
+    pub injected_faults: Vec<InjectedFault>,
     /// A thread of the worker that is at one thing for half of this stops its heartbeat.
     pub hang_limit: Duration,
     /// Pages that random readers get at once, bytes; a power of two ≥ 4096.
@@ -95,10 +95,10 @@ pub struct Show {
     pub revalidate_on_open: bool,
 }
 
-/// Debug switches that withhold a kernel feature, so that the path without it can be tested on a kernel that has it.
+/// Debug switches that turn off a kernel feature, so that the path without it can be tested on a kernel that has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Withhold {
+pub struct DisabledFeatures {
     pub passthrough: bool,
     pub no_open: bool,
     pub readdirplus: bool,
@@ -109,19 +109,19 @@ pub struct Withhold {
 /// Debug: what a worker does to itself at a file of this name, so that what kills workers can be tested.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Misdeed {
+pub struct InjectedFault {
     /// The last component of a path.
     pub name: String,
     #[serde(rename = "do")]
-    pub what: Deed,
-    /// Only while fewer misdeeds than this were done on the mount.
+    pub what: FaultKind,
+    /// Only while fewer injected_faults than this were done on the mount.
     #[serde(default = "always")]
     pub times: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Deed {
+pub enum FaultKind {
     Abort,
     /// Wait for what never comes.
     Deadlock,

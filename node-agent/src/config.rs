@@ -1,6 +1,6 @@
 //! The agent's configuration file: TOML, parsed once, refused as a whole when any of it is wrong.
 
-use link::worker::Misdeed;
+use link::worker::InjectedFault;
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -165,9 +165,11 @@ pub struct Workers {
     /// Debug: where the kernel's limits for FUSE are read.
     pub fuse_sysctl: PathBuf,
     /// Debug: kernel features that workers do without.
-    pub withhold: Vec<Feature>,
+    #[serde(alias = "withhold")] // until 0.2
+    pub disabled_features: Vec<Feature>,
     /// Debug: what workers do to themselves at files of certain names.
-    pub misbehave: Vec<Misdeed>,
+    #[serde(alias = "misbehave")] // until 0.2
+    pub inject_faults: Vec<InjectedFault>,
 }
 
 impl Workers {
@@ -322,8 +324,8 @@ impl Default for Workers {
             hang_limit: Span(Duration::from_secs(15)),
             suspend_respawn_file: None,
             fuse_sysctl: volume::FUSE_SYSCTL.into(),
-            withhold: Vec::new(),
-            misbehave: Vec::new(),
+            disabled_features: Vec::new(),
+            inject_faults: Vec::new(),
         }
     }
 }
@@ -429,9 +431,9 @@ impl Config {
         store::EgressConfig { named: self.allow.endpoints.clone(), forbidden: forbidden.copied().collect() }
     }
 
-    pub fn withhold(&self) -> link::worker::Withhold {
-        let has = |f| self.workers.withhold.contains(&f);
-        link::worker::Withhold {
+    pub fn disabled_features(&self) -> link::worker::DisabledFeatures {
+        let has = |f| self.workers.disabled_features.contains(&f);
+        link::worker::DisabledFeatures {
             passthrough: has(Feature::Passthrough),
             no_open: has(Feature::NoOpen),
             readdirplus: has(Feature::Readdirplus),
@@ -474,6 +476,16 @@ mod tests {
         assert_eq!(config.disk_timeout(), Duration::from_secs(10));
     }
 
+    /// Until 0.2.
+    #[test]
+    fn the_names_of_settings_in_the_release_before_are_understood() {
+        let old =
+            "[workers]\nwithhold = [\"no_open\"]\nmisbehave = [{ name = \"a\", do = \"abort\" }]\n[cache]";
+        let config = parse(&GOOD.replace("[cache]", old)).unwrap();
+        assert!(config.disabled_features().no_open);
+        assert_eq!(config.workers.inject_faults.len(), 1);
+    }
+
     #[test]
     fn mistakes_are_named() {
         for (from, to, says) in [
@@ -488,7 +500,7 @@ mod tests {
             ("[cache]", "[allow]\nendpoints = [\"https://minio*\"]\n[cache]", "https://*.domain"),
             ("[cache]", "[store]\nforbidden_networks = [\"10.96/12\"]\n[cache]", "10.96.0.0/12"),
             ("[cache]", "[workers]\nhang_limit = \"1s\"\n[cache]", "hang_limit"),
-            ("[cache]", "[workers]\nmisbehave = [{name = \"a\", do = \"dance\"}]\n[cache]", "dance"),
+            ("[cache]", "[workers]\ninject_faults = [{name = \"a\", do = \"dance\"}]\n[cache]", "dance"),
         ] {
             let error = parse(&GOOD.replace(from, to)).unwrap_err();
             assert!(error.contains(says), "{from} → {to}: {error}");

@@ -41,7 +41,7 @@ pub struct Engine {
     /// Whole-file verifications under way: they must not starve the readers of the disk.
     pub(crate) verifying: Arc<Semaphore>,
     index: Mutex<Index>,
-    graves: Mutex<Vec<Grave>>,
+    dropped: Mutex<Vec<DroppedFile>>,
     subscribers: Mutex<Vec<mpsc::UnboundedSender<Event>>>,
     written: AtomicU64,
     keeper: Arc<Bell>,
@@ -68,7 +68,7 @@ pub struct Evicted {
 }
 
 /// What a dropped [`File`] leaves behind. It is not taken to the index at once: whoever drops may hold that lock.
-pub(crate) struct Grave {
+pub(crate) struct DroppedFile {
     pub id: u64,
     pub root: u8,
     pub unsaved: Option<Image>,
@@ -116,7 +116,7 @@ impl Engine {
             observer,
             runtime,
             index: Mutex::new(index),
-            graves: Mutex::default(),
+            dropped: Mutex::default(),
             subscribers: Mutex::default(),
             written: AtomicU64::new(0),
             keeper: Arc::default(),
@@ -127,7 +127,7 @@ impl Engine {
         let (keeper, bell) = (Arc::downgrade(&engine), engine.keeper.clone());
         std::thread::Builder::new()
             .name("cache-keeper".into())
-            .spawn(move || keep_house(&keeper, &bell))
+            .spawn(move || maintain(&keeper, &bell))
             .map_err(OpenError::Threads)?;
         Ok((engine, recovery))
     }
@@ -135,7 +135,7 @@ impl Engine {
     /// The file of `key`: the instance that others read, one from the disk, or a new one. `fetch` replaces the one given
     /// before (new credentials), and the readahead is that of readers who do not say theirs. Makes no system call.
     pub fn file(self: &Arc<Self>, key: FileKey, fetch: Arc<dyn Fetch>, options: ReadOptions) -> Arc<File> {
-        self.bury();
+        self.reclaim();
         let mut dropped = None;
         let mut verify = false;
         let mut index = self.lock_index();
@@ -319,7 +319,7 @@ impl Engine {
         }
         let released = self.lock_index().let_go(|_| true);
         drop(released);
-        self.bury();
+        self.reclaim();
         let roots: Vec<_> = self.roots.iter().map(|root| self.leave(root)).collect();
         futures::future::join_all(roots).await;
     }
@@ -425,19 +425,19 @@ impl Engine {
             .retain(|subscriber| subscriber.send(event.clone()).is_ok());
     }
 
-    pub(crate) fn dig(&self, grave: Grave) {
-        self.graves.lock().unwrap_or_else(PoisonError::into_inner).push(grave);
+    pub(crate) fn enqueue_dropped(&self, file: DroppedFile) {
+        self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(file);
     }
 
     /// Lets the index forget instances that were dropped, and saves what they had not saved.
-    pub(crate) fn bury(&self) {
-        let graves = std::mem::take(&mut *self.graves.lock().unwrap_or_else(PoisonError::into_inner));
-        if graves.is_empty() {
+    pub(crate) fn reclaim(&self) {
+        let dropped = std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner));
+        if dropped.is_empty() {
             return;
         }
         let mut index = self.lock_index();
-        for Grave { id, root, unsaved } in graves {
-            index.bury(id);
+        for DroppedFile { id, root, unsaved } in dropped {
+            index.reclaim(id);
             let (Some(image), Some(root)) = (unsaved, self.roots.get(usize::from(root))) else { continue };
             if !index.entries.contains_key(&id) {
                 continue;
@@ -534,7 +534,7 @@ impl Engine {
 
 /// The keeper's thread ends with the engine. It never touches a disk: it sees which of them answer, and gives their own
 /// threads something to do.
-fn keep_house(engine: &Weak<Engine>, bell: &Bell) {
+fn maintain(engine: &Weak<Engine>, bell: &Bell) {
     let (mut ticks, mut looked) = (0u32, Instant::now());
     loop {
         {
@@ -549,7 +549,7 @@ fn keep_house(engine: &Weak<Engine>, bell: &Bell) {
         }
         let now = Instant::now();
         let late = now.duration_since(std::mem::replace(&mut looked, now)) > KEEPER_LATE;
-        engine.bury();
+        engine.reclaim();
         engine.watch_disks(now, late);
         ticks = ticks.wrapping_add(1);
         engine.keep_disks(ticks.is_multiple_of(4));

@@ -211,7 +211,7 @@ impl Engine {
         }
         let released = self.lock_index().let_go(|file| file.is_gone());
         drop(released);
-        self.bury();
+        self.reclaim();
         (evicted, doomed)
     }
 

@@ -12,7 +12,7 @@
 use super::bitmap;
 use super::blocks::{Blocks, Known};
 use super::detached::Loose;
-use super::engine::{Engine, Grave};
+use super::engine::{DroppedFile, Engine};
 use super::fetch::{Fetch, FetchError};
 use super::index::{Entry, Rest};
 use super::pool::{call_returned, lock_of_ours};
@@ -412,7 +412,7 @@ impl Drop for File {
         if let (Some(data), Some(root)) = (self.data.take(), self.engine.roots.get(usize::from(root))) {
             root.pool.close_file(data);
         }
-        self.engine.dig(Grave { id: self.id, root, unsaved });
+        self.engine.enqueue_dropped(DroppedFile { id: self.id, root, unsaved });
     }
 }
 

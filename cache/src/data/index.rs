@@ -304,7 +304,7 @@ impl Index {
     }
 
     /// The last reference to an instance has gone.
-    pub(crate) fn bury(&mut self, id: u64) {
+    pub(crate) fn reclaim(&mut self, id: u64) {
         if self.live.get(&id).is_some_and(|l| l.file.strong_count() > 0) {
             return;
         }

@@ -3,7 +3,7 @@
 
 use super::Broker;
 use super::socket::AgentLink;
-use link::Pulse;
+use link::Watchdog;
 use link::broker::AgentEnd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ const EVERY: Duration = Duration::from_millis(500);
 
 /// Runs until the broker is dropped or stopped.
 pub(super) fn watch(broker: &Weak<Broker>) {
-    let mut watched: Option<(Arc<AgentLink>, Pulse)> = None;
+    let mut watched: Option<(Arc<AgentLink>, Watchdog)> = None;
     loop {
         std::thread::sleep(EVERY);
         let Some(broker) = broker.upgrade().filter(|broker| !broker.stopped()) else { return };
@@ -23,11 +23,11 @@ pub(super) fn watch(broker: &Weak<Broker>) {
             watched = None;
             continue;
         };
-        let (_, pulse) = match watched.take() {
-            Some((link, pulse)) if Arc::ptr_eq(&link, &agent) => watched.insert((link, pulse)),
-            _ => watched.insert((agent.clone(), Pulse::new(beats, EVERY, now))),
+        let (_, watchdog) = match watched.take() {
+            Some((link, watchdog)) if Arc::ptr_eq(&link, &agent) => watched.insert((link, watchdog)),
+            _ => watched.insert((agent.clone(), Watchdog::new(beats, EVERY, now))),
         };
-        let still = pulse.look(beats, now);
+        let still = watchdog.look(beats, now);
         if still >= broker.config.agent_hang_limit {
             tracing::error!(
                 pid = agent.identity().pid,

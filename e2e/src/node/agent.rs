@@ -32,12 +32,12 @@ pub struct AgentOptions {
     /// How long a first publish waits for its source.
     pub source_wait: &'static str,
     /// Kernel features that workers shall do without.
-    pub withhold: Vec<&'static str>,
+    pub disabled_features: Vec<&'static str>,
     /// Private memory of one worker, and all of its memory.
     pub worker_memory: &'static str,
     pub memory_limit: &'static str,
     /// What workers do to themselves.
-    pub misbehave: Vec<Misdeed>,
+    pub inject_faults: Vec<InjectedFault>,
     /// Credentials of the agent's own environment, which volumes without a secret may use.
     pub environment: Option<(&'static str, &'static str)>,
     /// The sources that may be used.
@@ -67,13 +67,13 @@ pub struct Failpoints {
 
 /// At files of this name, at most so often on one mount.
 #[derive(Clone, Debug)]
-pub struct Misdeed {
+pub struct InjectedFault {
     pub name: String,
     pub what: &'static str,
     pub times: u32,
 }
 
-impl Misdeed {
+impl InjectedFault {
     pub fn new(name: impl Into<String>, what: &'static str, times: u32) -> Self {
         Self { name: name.into(), what, times }
     }
@@ -101,10 +101,10 @@ impl Default for AgentOptions {
             threads: 4,
             standby: 1,
             source_wait: "20s",
-            withhold: Vec::new(),
+            disabled_features: Vec::new(),
             worker_memory: "256Mi",
             memory_limit: "512Mi",
-            misbehave: Vec::new(),
+            inject_faults: Vec::new(),
             environment: None,
             allow: "s3://*",
             endpoints: &["http://127.0.0.1:*", "http://localhost:*"],
@@ -175,13 +175,13 @@ impl AgentOptions {
         writeln!(text, "[store]\nmax_requests = {}\nbandwidth = \"0\"", self.max_requests)?;
         writeln!(text, "[workers]\nthreads = {}\nstandby = {}", self.threads, self.standby)?;
         writeln!(text, "suspend_respawn_file = {}", path(places.suspend_file()))?;
-        let withhold: Vec<_> = self.withhold.iter().map(|w| format!("{w:?}")).collect();
-        writeln!(text, "withhold = {}", list(&withhold))?;
+        let disabled_features: Vec<_> = self.disabled_features.iter().map(|w| format!("{w:?}")).collect();
+        writeln!(text, "disabled_features = {}", list(&disabled_features))?;
         writeln!(text, "memory = {:?}\nmemory_limit = {:?}", self.worker_memory, self.memory_limit)?;
-        let misdeed =
-            |m: &Misdeed| format!("{{ name = {:?}, do = {:?}, times = {} }}", m.name, m.what, m.times);
-        let misbehave: Vec<_> = self.misbehave.iter().map(misdeed).collect();
-        writeln!(text, "misbehave = {}", list(&misbehave))?;
+        let fault =
+            |m: &InjectedFault| format!("{{ name = {:?}, do = {:?}, times = {} }}", m.name, m.what, m.times);
+        let inject_faults: Vec<_> = self.inject_faults.iter().map(fault).collect();
+        writeln!(text, "inject_faults = {}", list(&inject_faults))?;
         if let Some(seconds) = self.request_timeout {
             let sysctl = places.root().join("run/fuse-sysctl");
             std::fs::create_dir_all(&sysctl)?;

@@ -1,7 +1,7 @@
 //! One worker after the other takes more memory than it may: only that worker dies, and nobody notices.
 
 use crate::clock::{wait_until, within};
-use crate::node::{AgentOptions, Misdeed, Node};
+use crate::node::{AgentOptions, InjectedFault, Node};
 use crate::oracle::Stalls;
 use crate::tree::{Shape, Tree};
 use anyhow::{Context, Result, ensure};
@@ -48,9 +48,9 @@ impl std::fmt::Display for MemoryReport {
 pub fn run(times: usize, patience: Duration) -> Result<MemoryReport> {
     let name = |k: usize| format!("f{k:05}");
     // The k-th file is poisonous for the k-th worker only.
-    let misbehave = (0..times).map(|k| Misdeed::new(name(k), "allocate", k as u32 + 1)).collect();
+    let inject_faults = (0..times).map(|k| InjectedFault::new(name(k), "allocate", k as u32 + 1)).collect();
     let options = AgentOptions {
-        misbehave,
+        inject_faults,
         worker_memory: "2Gi",
         memory_limit: "96Mi",
         hang_limit: Some(patience),

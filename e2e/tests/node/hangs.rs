@@ -5,7 +5,7 @@ use crate::outages::worker_of;
 use crate::workload::judge;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, Misdeed, Node, small_disk};
+use e2e::node::{AgentOptions, InjectedFault, Node, small_disk};
 use e2e::processes::signal;
 use e2e::scenario::frozen;
 use e2e::tree::{Shape, Tree};
@@ -19,8 +19,8 @@ const LIMIT: Duration = Duration::from_secs(4);
 const SLACK: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn node_with(misbehave: Vec<Misdeed>) -> Result<(Node, Tree)> {
-    let options = AgentOptions { hang_limit: Some(LIMIT), misbehave, ..AgentOptions::default() };
+fn node_with(inject_faults: Vec<InjectedFault>) -> Result<(Node, Tree)> {
+    let options = AgentOptions { hang_limit: Some(LIMIT), inject_faults, ..AgentOptions::default() };
     let node = Node::start(options)?;
     let tree = Tree::generated("", Shape::LITTLE);
     node.server.add(&tree, "set")?;
@@ -62,7 +62,7 @@ fn a_worker_that_stands_still_is_replaced_and_no_call_fails() -> Result<()> {
 #[test]
 fn a_worker_of_which_one_thread_is_stuck_is_replaced_and_no_call_fails() -> Result<()> {
     for what in ["deadlock", "spin"] {
-        let (mut node, tree) = node_with(vec![Misdeed::new("large1", what, 1)])?;
+        let (mut node, tree) = node_with(vec![InjectedFault::new("large1", what, 1)])?;
         for profile in ["large", "small"] {
             let mounted = node.volume(profile, "set", &[("profile", profile)])?;
             let pod = node.pod(&mounted)?;
@@ -82,7 +82,7 @@ fn a_worker_of_which_one_thread_is_stuck_is_replaced_and_no_call_fails() -> Resu
 fn a_worker_that_is_stuck_in_the_kernel_does_not_hold_up_its_successor() -> Result<()> {
     let (disk, mut node, tree) = on_a_faulty_disk(|options| {
         options.hang_limit = Some(LIMIT);
-        options.withhold = vec!["passthrough", "no_open"];
+        options.disabled_features = vec!["passthrough", "no_open"];
     })?;
     // The first pod fills the cache; the second has nothing in the kernel's, and its worker reads the disk.
     let (first, second) = (node.volume("first", "set", &[])?, node.volume("second", "set", &[])?);

@@ -3,14 +3,14 @@
 use crate::promises::errno;
 use anyhow::{Result, ensure};
 use e2e::clock::{wait_until, within};
-use e2e::node::{AgentOptions, Misdeed, Node};
+use e2e::node::{AgentOptions, InjectedFault, Node};
 use e2e::tree::{Shape, Tree};
 use std::time::Duration;
 
 #[test]
 fn a_file_that_kills_every_worker_is_eio_and_all_else_is_read() -> Result<()> {
-    let misbehave = vec![Misdeed::new("large1", "abort", u32::MAX)];
-    let mut node = Node::start(AgentOptions { misbehave, ..AgentOptions::default() })?;
+    let inject_faults = vec![InjectedFault::new("large1", "abort", u32::MAX)];
+    let mut node = Node::start(AgentOptions { inject_faults, ..AgentOptions::default() })?;
     let tree = Tree::generated("", Shape::LITTLE);
     node.server.add(&tree, "set")?;
     let mut rest = tree.clone();

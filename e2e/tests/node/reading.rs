@@ -25,9 +25,13 @@ fn published_volumes_show_the_right_bytes_in_every_profile() -> Result<()> {
 
 #[test]
 fn what_the_kernel_does_not_offer_is_done_without() -> Result<()> {
-    for withhold in [vec!["passthrough"], vec!["no_open"], vec!["readdirplus", "landlock", "populate_write"]]
+    for disabled_features in
+        [vec!["passthrough"], vec!["no_open"], vec!["readdirplus", "landlock", "populate_write"]]
     {
-        let mut node = Node::start(AgentOptions { withhold: withhold.clone(), ..AgentOptions::default() })?;
+        let mut node = Node::start(AgentOptions {
+            disabled_features: disabled_features.clone(),
+            ..AgentOptions::default()
+        })?;
         let tree = Tree::generated("", Shape::LITTLE);
         node.server.add(&tree, "set")?;
         for profile in ["large", "small"] {
@@ -35,11 +39,11 @@ fn what_the_kernel_does_not_offer_is_done_without() -> Result<()> {
             let volume = node.agent().volumes()?.into_iter().find(|v| v.volume_id == mounted.id);
             let mode = volume.expect("a published volume is listed").mode;
             let withheld = match mode.as_str() {
-                "passthrough" => withhold.contains(&"passthrough"),
-                "no-open" => withhold.contains(&"no_open"),
+                "passthrough" => disabled_features.contains(&"passthrough"),
+                "no-open" => disabled_features.contains(&"no_open"),
                 _ => false,
             };
-            assert!(!withheld, "mode {mode} although {withhold:?} is withheld");
+            assert!(!withheld, "mode {mode} although {disabled_features:?} is withheld");
             let pod = node.pod(&mounted)?;
             pod.verify(&tree, 2)?.ensure_all(&tree)?;
             pod.verify(&tree, 2)?.ensure_all(&tree)?;

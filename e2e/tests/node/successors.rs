@@ -122,9 +122,10 @@ fn an_agent_that_would_answer_init_otherwise_serves_what_was_agreed() -> Result<
     };
     let agreed = ["passthrough", "no-open"];
     let mut later = Vec::new();
-    for (withhold, fresh) in [(vec!["passthrough", "no_open", "readdirplus"], ["kept"; 2]), (vec![], agreed)]
+    for (disabled_features, fresh) in
+        [(vec!["passthrough", "no_open", "readdirplus"], ["kept"; 2]), (vec![], agreed)]
     {
-        node.options().withhold = withhold;
+        node.options().disabled_features = disabled_features;
         node.kill_agent()?;
         node.start_agent()?;
         node.wait_whole(PATIENCE)?;

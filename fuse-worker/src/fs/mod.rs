@@ -6,9 +6,9 @@
 mod attributes;
 mod backing;
 mod counters;
+mod fault_injection;
 mod files;
 mod freshness;
-mod misdeeds;
 mod names;
 mod node;
 mod open;
@@ -28,7 +28,7 @@ use backing::Backings;
 use cache::meta::{Attributes, Kind, View};
 use files::Files;
 use link::inflight::Inflight;
-use link::worker::{Ask, FromWorker, Misdeed, Mode, Show};
+use link::worker::{Ask, FromWorker, InjectedFault, Mode, Show};
 use space::Buffers;
 use startup::log::say;
 use std::os::fd::OwnedFd;
@@ -56,7 +56,7 @@ pub struct Settings {
     /// Another worker served this connection before.
     pub successor: bool,
     /// Debug.
-    pub misdeeds: Vec<Misdeed>,
+    pub injected_faults: Vec<InjectedFault>,
 }
 
 pub struct Fs {

@@ -26,7 +26,7 @@ pub struct Batch {
 
 impl Fs {
     pub fn lookup(self: &Arc<Self>, parent: u64, name: &[u8], reply: Reply) {
-        self.misbehave_at_name(name);
+        self.inject_faults_at_name(name);
         self.counters.lookups.add(1);
         self.lookup_again(parent, name, reply, false);
     }

@@ -39,7 +39,7 @@ impl Fs {
         if len == 0 || len > READ_MAX {
             return reply.data(&[]);
         }
-        self.misbehave_at_node(nodeid);
+        self.inject_faults_at_node(nodeid);
         let ino = super::ino_of(nodeid);
         let version = match u32::try_from(handle) {
             Ok(version) if version != 0 => version,

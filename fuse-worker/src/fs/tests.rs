@@ -146,7 +146,7 @@ fn settings(mode: Mode, ttl: Option<Duration>) -> Settings {
         files_max: 16,
         buffer_bytes: 4 << 20,
         successor: false,
-        misdeeds: Vec::new(),
+        injected_faults: Vec::new(),
     }
 }
 

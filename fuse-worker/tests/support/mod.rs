@@ -9,7 +9,7 @@ pub use agent::{Agent, Object};
 
 use link::Packet;
 use link::inflight::{Blame, Collected, Inflight};
-use link::worker::{Assign, FromWorker, Mode, Show, ToWorker, Withhold};
+use link::worker::{Assign, DisabledFeatures, FromWorker, Mode, Show, ToWorker};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -54,8 +54,8 @@ impl Mount {
             threads: 4,
             mode,
             show,
-            withhold: Withhold::default(),
-            misdeeds: Vec::new(),
+            disabled_features: DisabledFeatures::default(),
+            injected_faults: Vec::new(),
             hang_limit: Duration::from_secs(15),
             block_bytes: BLOCK,
             takeover: false,

@@ -25,7 +25,7 @@ const COUNTERS: [Counter; 7] = [
     Counter::Interrupted,
     Counter::Requeued,
     Counter::Dropped,
-    Counter::Misdeeds,
+    Counter::InjectedFaults,
 ];
 
 struct Create;

@@ -128,7 +128,7 @@ pub enum Counter {
     /// Replies swallowed because the request had been answered already, or refused because its caller was gone.
     Dropped,
     /// Debug: times that a worker harmed itself as it was told.
-    Misdeeds,
+    InjectedFaults,
 }
 
 /// One connection's shared memory, mapped.

@@ -1,4 +1,4 @@
-//! The lives of the workers: spawned ahead, put to work, watched, buried and succeeded.
+//! The lives of the workers: spawned ahead, put to work, watched, reaped and succeeded.
 //!
 //! ```text
 //!              spawn                Assign, Answered, Go

@@ -50,7 +50,7 @@ impl Worker {
 
     /// Kills it and says how it ended, waiting at most `limit`. A thread that is stuck in the kernel must not hold up the
     /// successor: such a worker is waited for elsewhere, and its end is not known.
-    pub fn bury(mut self, limit: Duration) -> Option<ExitStatus> {
+    pub fn kill_and_reap(mut self, limit: Duration) -> Option<ExitStatus> {
         self.kill();
         let status = self.reap(limit);
         if status.is_none() {

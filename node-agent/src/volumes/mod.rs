@@ -399,11 +399,11 @@ impl Volumes {
                 profile::is_small(source.as_ref()).await.map_err(|e| source_refusal(&e))?
             }
         };
-        let withhold = self.config.withhold();
+        let disabled_features = self.config.disabled_features();
         Ok(match small {
-            true if withhold.no_open => Mode::Kept,
+            true if disabled_features.no_open => Mode::Kept,
             true => Mode::NoOpen,
-            false if withhold.passthrough => Mode::Kept,
+            false if disabled_features.passthrough => Mode::Kept,
             false => Mode::Passthrough,
         })
     }
@@ -472,8 +472,8 @@ pub(crate) fn assign(
             ttl,
             revalidate_on_open,
         },
-        withhold: config.withhold(),
-        misdeeds: config.workers.misbehave.clone(),
+        disabled_features: config.disabled_features(),
+        injected_faults: config.workers.inject_faults.clone(),
         hang_limit: config.workers.hang_limit.0,
         block_bytes: config.cache.block.0,
         takeover: false,

@@ -75,7 +75,7 @@ async fn a_disk_that_turns_read_only_serves_what_it_has_and_the_rest_comes_detac
         // Our own descriptors for writing would keep the disk from turning read-only.
         drop(open_before);
         drop(engine.lock_index().let_go(|_| true));
-        engine.bury();
+        engine.reclaim();
         engine.roots[0].journal.lock().unwrap().close();
         // A sidecar that is still to be written would be lost with the right to write.
         let saved = |p: &PathBuf| p.extension().is_some_and(|e| e == "idx");

@@ -1,4 +1,4 @@
-//! The lives of a mount's workers, one after the other: started, watched, buried and succeeded, on the mount's thread.
+//! The lives of a mount's workers, one after the other: started, watched, reaped and succeeded, on the mount's thread.
 
 use super::heal_probe::PendingHeal;
 use super::{Current, Mount, MountContext, Phase, confine};
@@ -11,7 +11,7 @@ use crate::supervisor::spawn::Worker;
 use link::broker::{BrokerAnswer, BrokerRequest, Report};
 use link::inflight::{Blame, Collected, Inflight};
 use link::worker::{Assign, FromWorker, ToWorker, recv};
-use link::{MAX_MESSAGE, PacketError, Pulse, failpoint};
+use link::{MAX_MESSAGE, PacketError, Watchdog, failpoint};
 use rustix::event::PollFlags;
 use std::os::fd::AsFd;
 use std::process::ExitStatus;
@@ -112,7 +112,7 @@ impl Mount {
             });
             let group = self.set_worker(None).and_then(|worker| worker.group);
             let died = Instant::now();
-            let status = worker.bury(REAP_LIMIT);
+            let status = worker.kill_and_reap(REAP_LIMIT);
             let memory = group.map(|group| confine::release(context, group));
             if self.stopping() {
                 break;
@@ -224,7 +224,7 @@ impl Mount {
         }
         let mut buffer = vec![0; MAX_MESSAGE];
         let began = Instant::now();
-        let mut pulse = Pulse::new(self.inflight.heartbeat(), TICK, began);
+        let mut watchdog = Watchdog::new(self.inflight.heartbeat(), TICK, began);
         let mut last_look = began;
         let mut is_serving = false;
         loop {
@@ -246,7 +246,7 @@ impl Mount {
             if last_look.elapsed() >= TICK {
                 last_look = Instant::now();
                 self.forget_unheard(&worker.socket);
-                let still = pulse.look(self.inflight.heartbeat(), last_look);
+                let still = watchdog.look(self.inflight.heartbeat(), last_look);
                 // A thread of it that is stuck has stopped the heartbeat after the other half.
                 if still >= context.hang_limit / 2 && self.requests_wait(context) {
                     return End::Hung;

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 /// A counter that somebody else raises, looked at now and then.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct Watchdog {
     value: u64,
     still: Duration,
     looked: Instant,
     longest_gap: Duration,
 }
 
-impl Pulse {
+impl Watchdog {
     /// `every`: how often the watcher means to look. What a longer gap hides counts for two looks.
     pub fn new(value: u64, every: Duration, now: Instant) -> Self {
         Self { value, still: Duration::ZERO, looked: now, longest_gap: 2 * every }
@@ -41,19 +41,19 @@ mod tests {
     #[test]
     fn what_does_not_move_is_seen_to_stand_still() {
         let start = Instant::now();
-        let mut pulse = Pulse::new(7, SECOND, start);
+        let mut watchdog = Watchdog::new(7, SECOND, start);
         for n in 1..20 {
-            assert_eq!(pulse.look(7, start + n * SECOND), n * SECOND);
+            assert_eq!(watchdog.look(7, start + n * SECOND), n * SECOND);
         }
-        assert_eq!(pulse.look(8, start + 20 * SECOND), Duration::ZERO);
-        assert_eq!(pulse.look(8, start + 21 * SECOND), SECOND);
+        assert_eq!(watchdog.look(8, start + 20 * SECOND), Duration::ZERO);
+        assert_eq!(watchdog.look(8, start + 21 * SECOND), SECOND);
     }
 
     #[test]
     fn a_watcher_that_did_not_run_blames_nobody() {
         let start = Instant::now();
-        let mut pulse = Pulse::new(7, SECOND, start);
-        assert_eq!(pulse.look(7, start + 3600 * SECOND), 2 * SECOND);
-        assert_eq!(pulse.look(8, start + 7200 * SECOND), Duration::ZERO);
+        let mut watchdog = Watchdog::new(7, SECOND, start);
+        assert_eq!(watchdog.look(7, start + 3600 * SECOND), 2 * SECOND);
+        assert_eq!(watchdog.look(8, start + 7200 * SECOND), Duration::ZERO);
     }
 }
