@@ -11,15 +11,16 @@ FILES ?= 20000
 TIME ?= 60s
 OBJECTS ?= 1000000
 SCOPES ?= 10000
+HISTORIES ?= 100000
 DURATION ?= 60s
 SEED ?=
 ROUNDS ?=
 RELEASE := target/release
 # The programs that the demo starts, and itself.
 DEMO := node-agent fuse-worker csi-plugin s3-server oracle demo
-CRATES := cache cli csi-plugin e2e fuse-worker link mounts node-agent proto startup store testkit volume
+CRATES := cache cgroups cli csi-plugin e2e fuse-abi fuse-worker inflight link mounts node-agent proto sim startup store testkit volume
 
-.PHONY: help build release check test e2e demo lint coverage proto advisories bench kernels kills torture cycles faults handovers memory listing renewals frozen away noisy scopes $(CRATES:%=test-%)
+.PHONY: help build release check test e2e demo lint coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing renewals frozen away noisy scopes $(CRATES:%=test-%)
 
 help: ## Show this list.
 	@grep -hE '^[a-zA-Z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -59,6 +60,10 @@ proto: ## Write the code of the gRPC interfaces from proto/*.proto.
 
 advisories: ## Known vulnerabilities of dependencies. Apart from lint: it fetches a database from the network.
 	scripts/cargo-deny check advisories
+
+sim: ## HISTORIES=100000 of a simulated node, SEED=: deaths, hangs, outages, late messages, under virtual time.
+	MILLPOND_HISTORIES=$(HISTORIES) $(if $(SEED),MILLPOND_SEED=$(SEED)) scripts/long-run sim \
+		cargo test --locked --release -p millpond-sim --test histories -- --nocapture
 
 kills: release ## KILLS=1000 deaths of workers under the oracle, 20 volumes.
 	scripts/long-run kills $(RELEASE)/node-suite kills --kills $(KILLS)

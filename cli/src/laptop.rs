@@ -7,7 +7,7 @@ use crate::output::{Closed, print};
 use anyhow::{Context, Result, bail};
 use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, MountId, Publish};
 use link::worker::Mode;
-use link::{Refusal, RefusalKind};
+use link::{MountSpec, Refusal, RefusalKind};
 use mounts::probe::{Outcome, What};
 use mounts::{Connection, Control, Helper, Kernel, Linux, LinuxPaths, MountSource, Ours, Target, stack_at};
 use node_agent::App;
@@ -97,7 +97,8 @@ pub(crate) async fn mount(options: MountOptions) -> Result<ExitCode> {
     done
 }
 
-/// Starts this command again, in a session of its own and with a log of its own, and waits until it says that it serves.
+/// Starts this command again, in a session of its own and with a log of its own, and waits until it says that it
+/// serves.
 async fn detach(options: &MountOptions) -> Result<ExitCode> {
     let cache = std::path::absolute(&options.cache)?;
     std::fs::create_dir_all(&cache).with_context(|| format!("cache directory {}", cache.display()))?;
@@ -185,7 +186,7 @@ async fn serve(options: MountOptions) -> Result<ExitCode> {
     };
     let done = match served {
         Ok(()) => {
-            // Whoever waited for it may be gone: it serves nevertheless.
+            // The process that waited for it may be gone: it serves nevertheless.
             match print(format_args!("{SERVING}{} at {}", options.source, dir.display())) {
                 Err(error) if !error.is::<Closed>() => tracing::warn!("{error:#}"),
                 _ => {}
@@ -234,13 +235,9 @@ async fn publish(
     direct.live.set(Live { device, connection, control }).map_err(|_| anyhow::anyhow!("mounted twice"))?;
     let request = Publish {
         mount: MOUNT,
-        spec: spec.into(),
+        spec: MountSpec { environment: true, ..MountSpec::new(spec, target.path().display().to_string()) },
         secrets: Credentials::from_environment(|name| std::env::var(name).ok())?.to_secrets(),
-        environment: true,
         init,
-        target: target.path().display().to_string(),
-        pod: None,
-        claim: None,
     };
     let (answer, _shared) = app.serve(AgentRequest::Publish(Box::new(request)), vec![copy]).await?;
     let AgentAnswer::Prepared { init_reply, read_ahead_kb, resume } = answer else {

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let code = match run(arguments) {
         Ok(code) => code,
-        // Whoever read it has seen enough: `millpond status | head -1`.
+        // The reader has seen enough: `millpond status | head -1`.
         Err(error) if error.is::<output::Closed>() => ExitCode::SUCCESS,
         Err(error) => {
             output::remark(format_args!("millpond: {error:#}"));

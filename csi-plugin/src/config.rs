@@ -2,13 +2,14 @@
 
 use crate::controller::unclaimed;
 use clap::{Parser, ValueEnum};
+use link::budget;
 use mounts::MemoryTier;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use volume::AllowList;
 
 /// Twice what the agent's signs of life are apart.
-const AGENT_HANG_LIMIT_MIN: Duration = Duration::from_secs(2);
+const AGENT_HANG_LIMIT_MIN: Duration = budget::AGENT_HANG_LIMIT_LEAST.time;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
@@ -166,7 +167,7 @@ pub struct Pace {
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { adopt_limit: Duration::from_secs(20), compare_every: Duration::from_secs(5) }
+        Self { adopt_limit: budget::ADOPT.time, compare_every: Duration::from_secs(5) }
     }
 }
 

@@ -1,19 +1,20 @@
 //! What the unprivileged agent needs on the host and cannot make itself: its directories, its memory tier.
 
 use crate::config::NodeConfig;
+use crate::own_dir::{OwnDirError, own_directory};
 use anyhow::Context;
 
 /// Before the agent may connect: by then everything is there.
 pub(crate) fn prepare(node: &NodeConfig) -> anyhow::Result<()> {
     for path in &node.own_dirs {
-        mounts::own_directory(path, node.agent_uid).context("--own-dir")?;
+        own_directory(path, node.agent_uid).context("--own-dir")?;
     }
     if let Some(tier) = &node.memory_tier {
         // The directory below the tier stays root's: without the tmpfs nobody fills the node's disk in its place.
-        mounts::own_directory(&tier.path, 0)
+        own_directory(&tier.path, 0)
             .or_else(|error| match error {
                 // It is mounted already, and what is seen is the tmpfs of the agent.
-                mounts::OwnDirError::Owner { .. } => Ok(()),
+                OwnDirError::Owner { .. } => Ok(()),
                 other => Err(other),
             })
             .context("--memory-tier")?;

@@ -21,6 +21,7 @@ mod golden;
 mod host;
 pub mod identity;
 pub mod node;
+mod own_dir;
 pub mod request;
 pub mod server;
 pub mod status;

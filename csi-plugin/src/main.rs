@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Exit status of wrong arguments, as clap's own.
 const USAGE: u8 = 2;
 
-/// The client library logs every failed request as an error; whoever asked says it better, and once.
+/// The client library logs every failed request as an error; its caller says it better, and once.
 const LOG_DEFAULT: &str = "info,kube_client::client::builder=off";
 
 fn main() -> ExitCode {

@@ -12,6 +12,7 @@ use crate::host;
 use crate::identity::IdentityService;
 use crate::node::NodeService;
 use anyhow::Context;
+use link::budget;
 use mounts::Kernel;
 use proto::csi::v1::controller_server::ControllerServer;
 use proto::csi::v1::identity_server::IdentityServer;
@@ -27,10 +28,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::wrappers::UnixListenerStream;
 
 /// Calls under way get so long to end after the signal.
-const DRAIN_LIMIT: Duration = Duration::from_secs(25);
+const DRAIN_LIMIT: Duration = budget::PLUGIN_DRAINS.time;
 const HELD_POLL: Duration = Duration::from_millis(50);
 
-/// Serves until SIGTERM or SIGINT. Blocks: the runtime is made here, so that the program itself compiles none of it again.
+/// Serves until SIGTERM or SIGINT. Blocks: the runtime is made here, so that the program itself compiles none of it
+/// again.
 pub fn run_until_signal(config: Config, kernel: Arc<dyn Kernel>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")?;
     runtime.block_on(async {
@@ -136,8 +138,8 @@ async fn serve(
     result
 }
 
-/// The mounts live on in whoever holds their devices: until a living agent confirms that it does, this process stays,
-/// and serves. At a shutdown of the node kubelet's own, shorter limit applies.
+/// The mounts live as long as a process holds their devices: until a living agent confirms that it does, this process
+/// stays, and serves. At a shutdown of the node kubelet's own, shorter limit applies.
 async fn wait_until_held(broker: &Arc<Broker>) {
     let end = tokio::time::Instant::now() + broker.config.handover_wait;
     let mut told = false;
@@ -218,7 +220,7 @@ fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     }
     let listener =
         UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
-    // Whoever can connect can mount: root only, as kubelet and the sidecars are.
+    // A client that connects can mount: root only, as kubelet and the sidecars are.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
         .with_context(|| format!("cannot set the mode of {}", path.display()))?;
     Ok(listener)

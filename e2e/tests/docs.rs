@@ -1,4 +1,5 @@
-//! Every promise in docs/semantics.md and docs/failures.md names a test, and the test exists.
+//! What the documents name exists: the tests of promises in semantics.md and failures.md, the functions of the walks in
+//! architecture.md.
 
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,5 +97,86 @@ fn every_setting_is_described_once() -> Result<()> {
         ensure!(seen.insert(names), "{page}:{}: `{names} stands twice", number + 1);
     }
     ensure!(seen.len() > 50, "only {} settings were found", seen.len());
+    Ok(())
+}
+
+/// Titles of the walks, and their hops: file and function.
+fn walks(text: &str) -> Vec<(String, Vec<(String, String)>)> {
+    let chapter = text.split("\n## Three walks\n").nth(1).unwrap_or_default();
+    let chapter = chapter.split("\n## ").next().unwrap_or_default();
+    let hop = |line: &str| {
+        let (number, rest) = line.split_once(". `")?;
+        number.parse::<u32>().ok()?;
+        let (file, function) = rest.split_once('`')?.0.split_once(": ")?;
+        Some((file.to_owned(), function.to_owned()))
+    };
+    let walk = |part: &str| {
+        let title = part.lines().next().unwrap_or_default().to_owned();
+        (title, part.lines().filter_map(hop).collect())
+    };
+    chapter.split("\n### ").skip(1).map(walk).collect()
+}
+
+#[test]
+fn each_hop_of_a_walk_is_a_function_that_exists() -> Result<()> {
+    let walks = walks(&std::fs::read_to_string(root().join("docs/architecture.md"))?);
+    ensure!(walks.len() == 3, "docs/architecture.md has {} walks", walks.len());
+    for (title, hops) in walks {
+        ensure!((3..=10).contains(&hops.len()), "{title:?} has {} hops", hops.len());
+        for (file, function) in hops {
+            let text =
+                std::fs::read_to_string(root().join(&file)).with_context(|| format!("{title:?}: {file}"))?;
+            let defines = ["(", "<"].iter().any(|next| text.contains(&format!("fn {function}{next}")));
+            ensure!(
+                defines,
+                "{title:?}: {file} has no function {function}: adjust the walk to where the code goes now"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_file_that_the_docs_name_exists() -> Result<()> {
+    let mut named = 0;
+    for entry in std::fs::read_dir(root().join("docs"))? {
+        let page = entry?.path();
+        let text = std::fs::read_to_string(&page)?;
+        for path in text.split('`').skip(1).step_by(2).filter(|it| it.ends_with(".rs") && it.contains('/')) {
+            ensure!(root().join(path).is_file(), "{}: there is no {path}", page.display());
+            named += 1;
+        }
+    }
+    ensure!(named > 30, "only {named} files are named: are they still written so?");
+    Ok(())
+}
+
+#[test]
+fn a_commit_says_what_was_wrong_what_is_done_and_how_it_is_known() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let check = |message: &str| -> Result<String> {
+        let file = directory.path().join("message");
+        std::fs::write(&file, message)?;
+        let output =
+            std::process::Command::new(root().join("scripts/hooks/commit-msg")).arg(&file).output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success() == said.is_empty(), "{message:?}: {output:?}");
+        Ok(said)
+    };
+    let body = "\n\nProblem: a\nChange: b\nValidation: c\n# a comment of git's\n";
+    for good in [format!("Subject{body}"), "Merge branch 'x'\n".into(), "fixup! Subject\n".into()] {
+        ensure!(check(&good)?.is_empty(), "{good:?}");
+    }
+    let long = "x".repeat(73);
+    for (bad, why) in [
+        (format!("{long}{body}"), "73 characters"),
+        (format!("Subject.{body}"), "full stop"),
+        (format!("Subject\nmore{body}"), "second line"),
+        (format!("Subject{}", body.replace("Validation", "Tested")), "'Validation:'"),
+        ("Subject\n".into(), "'Problem:'"),
+        ("# nothing\n".into(), "empty"),
+    ] {
+        ensure!(check(&bad)?.contains(why), "{bad:?} is not refused for {why:?}");
+    }
     Ok(())
 }

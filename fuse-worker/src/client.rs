@@ -1,4 +1,5 @@
-//! Questions to the agent. Whoever asks goes on at once; what is to happen with the answer waits in the parked table.
+//! Questions to the agent. The asking thread goes on at once; what is to happen with the answer waits in the parked
+//! table.
 
 use crate::pool::Pool;
 use crate::transport::{Current, current, set_current};

@@ -3,20 +3,34 @@
 //! What the first worker answers holds for the life of the connection; the reply is kept in the shared memory. A worker of
 //! another version, or with other settings, takes the connection as it is, even if it would choose otherwise for a new one.
 
+use fuse_abi::{InHeader, InitIn, InitOut, OutHeader};
 use fuser::InitFlags;
 use link::worker::{DisabledFeatures, Mode};
+use std::mem::offset_of;
 use std::ops::Range;
 
-/// fuse_in_header, then major, minor and max_readahead of fuse_init_in.
-const OFFERED_AT: usize = 40 + 12;
-/// fuse_out_header, then the same of fuse_init_out; the upper half stands further behind.
-const AGREED_AT: usize = 16 + 12;
-const AGREED_HIGH_AT: usize = 16 + 32;
-/// max_readahead; max_background and congestion_threshold: how much the kernel sends ahead. Any worker bears any of them.
-const PACE: [Range<usize>; 2] = [24..28, 32..36];
-/// max_write and max_pages, by their ranges: how large a request, or its answer, may be.
-const MAX_WRITE: Range<usize> = 36..40;
-const MAX_PAGES: Range<usize> = 44..46;
+/// The lower and the upper half of the flags that the kernel offers.
+const OFFERED_AT: usize = InHeader::BYTES + offset_of!(InitIn, flags);
+const OFFERED_HIGH_AT: usize = InHeader::BYTES + offset_of!(InitIn, flags2);
+/// The same of the answer.
+const AGREED_AT: usize = in_reply(offset_of!(InitOut, flags));
+const AGREED_HIGH_AT: usize = in_reply(offset_of!(InitOut, flags2));
+/// How much the kernel sends ahead. Any worker bears any of it.
+const PACE: [Range<usize>; 3] = [
+    field(offset_of!(InitOut, max_readahead), 4),
+    field(offset_of!(InitOut, max_background), 2),
+    field(offset_of!(InitOut, congestion_threshold), 2),
+];
+/// How large a request, or its answer, may be.
+const MAX_WRITE: Range<usize> = field(offset_of!(InitOut, max_write), 4);
+const MAX_PAGES: Range<usize> = field(offset_of!(InitOut, max_pages), 2);
+
+const fn in_reply(at: usize) -> usize {
+    OutHeader::BYTES + at
+}
+const fn field(at: usize, bytes: usize) -> Range<usize> {
+    in_reply(at)..in_reply(at) + bytes
+}
 
 /// Flags that have a meaning for what we do, and that this build can serve. fuser sets the first four by itself.
 const SERVED: InitFlags = InitFlags::FUSE_ASYNC_READ
@@ -47,7 +61,7 @@ impl Offer {
     pub fn choose(init: &[u8], wished: Mode, disabled_features: &DisabledFeatures) -> Self {
         let low = u64::from(word(init, OFFERED_AT));
         let extended = low & InitFlags::FUSE_INIT_EXT.bits() != 0;
-        let high = if extended { u64::from(word(init, OFFERED_AT + 4)) } else { 0 };
+        let high = if extended { u64::from(word(init, OFFERED_HIGH_AT)) } else { 0 };
         let offered = InitFlags::from_bits_retain(low | high << 32);
         let has = |flag| offered.contains(flag);
         let mode = match wished {
@@ -137,21 +151,21 @@ mod tests {
 
     fn init(flags: InitFlags) -> Vec<u8> {
         let flags = (flags | F::FUSE_INIT_EXT).bits();
-        let mut request = vec![0; 104];
-        request[52..56].copy_from_slice(&(flags as u32).to_ne_bytes());
-        request[56..60].copy_from_slice(&((flags >> 32) as u32).to_ne_bytes());
-        request
+        let init = InitIn { flags: flags as u32, flags2: (flags >> 32) as u32, ..InitIn::default() };
+        [&[0; InHeader::BYTES][..], &init.to_bytes()].concat()
     }
 
     fn reply(flags: InitFlags, ahead: u16, pages: u16) -> Vec<u8> {
         let flags = flags.bits();
-        let mut reply = vec![0; 80];
-        reply[28..32].copy_from_slice(&(flags as u32).to_ne_bytes());
-        reply[32..34].copy_from_slice(&ahead.to_ne_bytes());
-        reply[36..40].copy_from_slice(&4096u32.to_ne_bytes());
-        reply[44..46].copy_from_slice(&pages.to_ne_bytes());
-        reply[48..52].copy_from_slice(&((flags >> 32) as u32).to_ne_bytes());
-        reply
+        let reply = InitOut {
+            flags: flags as u32,
+            flags2: (flags >> 32) as u32,
+            max_background: ahead,
+            max_write: 4096,
+            max_pages: pages,
+            ..InitOut::default()
+        };
+        [&[0; OutHeader::BYTES][..], &reply.to_bytes()].concat()
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One process per mounted volume that answers the kernel's FUSE requests, and may be killed at any instruction.
 //!
-//! Everything that must survive it lies in `link::inflight`, which the agent holds. It never sends a notification to the
+//! Everything that must survive it lies in the crate `inflight`, which the agent holds. It never sends a notification to the
 //! kernel, never touches its own mount, and no thread that reads the device ever waits for the store.
 //!
 //! ```text

@@ -4,24 +4,14 @@
 //! inode number when its nodeid changes. A [`Reply`] that is dropped answers EIO, so that no caller waits for ever.
 
 use crate::errno::{Failure, errno};
+use fuse_abi::{
+    Attr, AttrOut, Dirent, Direntplus, EntryOut, GetxattrOut, Kstatfs, NotifyInvalInodeOut, OpenOut,
+};
+use fuse_abi::{dirent, notify};
 use link::Cause;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
-
-pub const FOPEN_DIRECT_IO: u32 = 1 << 0;
-pub const FOPEN_KEEP_CACHE: u32 = 1 << 1;
-pub const FOPEN_CACHE_DIR: u32 = 1 << 3;
-pub const FOPEN_NOFLUSH: u32 = 1 << 5;
-pub const FOPEN_PASSTHROUGH: u32 = 1 << 7;
-
-/// The only notification that a worker may send: it takes no lock that waits for an answer of the worker's. (One that
-/// invalidates an entry waits for the directory, behind the very look-ups that this worker is to answer.)
-const NOTIFY_INVAL_INODE: i32 = 2;
-
-const ATTR_BYTES: usize = 88;
-const ENTRY_BYTES: usize = 40 + ATTR_BYTES;
-const DIRENT_BYTES: usize = 24;
 
 /// Whether the kernel took an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,12 +66,12 @@ impl Reply {
     }
 
     /// Makes the kernel ask for the attributes of a node id before it opens or shows it again.
+    ///
+    /// The only notification that a worker may send: it takes no lock that waits for an answer of the worker's. (One that
+    /// invalidates an entry waits for the directory, behind the very look-ups that this worker is to answer.)
     pub fn distrust_attributes(&self, nodeid: u64) {
-        let mut body = Vec::with_capacity(24); // fuse_notify_inval_inode_out
-        push64(&mut body, nodeid);
-        push64(&mut body, -1_i64 as u64); // before the first byte: attributes only, the pages stay
-        push64(&mut body, 0);
-        self.sink.notify(NOTIFY_INVAL_INODE, &body);
+        let body = NotifyInvalInodeOut { ino: nodeid, off: -1, len: 0 }; // attributes only, the pages stay
+        self.sink.notify(notify::INVAL_INODE, &body.to_bytes());
     }
 
     pub fn fail(self, failure: impl Into<Failure>) {
@@ -96,11 +86,8 @@ impl Reply {
         self.send(0, data);
     }
 
-    /// fuse_entry_out
     pub fn entry(self, entry: &Entry) {
-        let mut body = Vec::with_capacity(ENTRY_BYTES);
-        push_entry(&mut body, entry);
-        self.send(0, &body);
+        self.send(0, &entry_out(entry).to_bytes());
     }
 
     /// A name that does not exist, for as long as `ttl`: an entry with nodeid 0.
@@ -112,32 +99,26 @@ impl Reply {
         self.entry(&Entry { nodeid: 0, ttl, stat });
     }
 
-    /// fuse_attr_out
     pub fn attr(self, ttl: Duration, stat: &Stat) {
-        let mut body = Vec::with_capacity(16 + ATTR_BYTES);
-        push64(&mut body, ttl.as_secs());
-        push32(&mut body, ttl.subsec_nanos());
-        push32(&mut body, 0);
-        push_stat(&mut body, stat);
-        self.send(0, &body);
+        let body = AttrOut {
+            attr_valid: ttl.as_secs(),
+            attr_valid_nsec: ttl.subsec_nanos(),
+            attr: attr(stat),
+            ..AttrOut::default()
+        };
+        self.send(0, &body.to_bytes());
     }
 
-    /// fuse_open_out
+    /// `flags`: `fuse_abi::open::FOPEN_*`.
     pub fn opened(self, handle: u64, flags: u32, backing: u32) -> Delivery {
-        let mut body = Vec::with_capacity(16);
-        push64(&mut body, handle);
-        push32(&mut body, flags);
-        push32(&mut body, backing);
-        self.send(0, &body)
+        let body = OpenOut { fh: handle, open_flags: flags, backing_id: backing };
+        self.send(0, &body.to_bytes())
     }
 
-    /// The value of an extended attribute, or with `size` 0 its length (fuse_getxattr_out).
+    /// The value of an extended attribute, or with `size` 0 its length.
     pub fn xattr(self, size: u32, value: &[u8]) {
         if size == 0 {
-            let mut body = Vec::with_capacity(8);
-            push32(&mut body, value.len() as u32);
-            push32(&mut body, 0);
-            self.send(0, &body);
+            self.send(0, &GetxattrOut { size: value.len() as u32, padding: 0 }.to_bytes());
         } else if value.len() > size as usize {
             self.fail(Failure::TooSmall);
         } else {
@@ -145,18 +126,18 @@ impl Reply {
         }
     }
 
-    /// fuse_kstatfs, in blocks of 4 KiB; nothing is free on a read-only volume.
+    /// In blocks of 4 KiB; nothing is free on a read-only volume.
     pub fn statfs(self, total_bytes: u64, total_inodes: u64) {
-        const BLOCK: u64 = 4096;
-        let mut body = Vec::with_capacity(80);
-        for value in [total_bytes.div_ceil(BLOCK), 0, 0, total_inodes, 0] {
-            push64(&mut body, value);
-        }
-        for value in [BLOCK as u32, 255, BLOCK as u32, 0] {
-            push32(&mut body, value);
-        }
-        body.resize(80, 0);
-        self.send(0, &body);
+        const BLOCK: u32 = 4096;
+        let body = Kstatfs {
+            blocks: total_bytes.div_ceil(u64::from(BLOCK)),
+            files: total_inodes,
+            bsize: BLOCK,
+            namelen: 255,
+            frsize: BLOCK,
+            ..Kstatfs::default()
+        };
+        self.send(0, &body.to_bytes());
     }
 
     fn send(mut self, error: i32, body: &[u8]) -> Delivery {
@@ -186,7 +167,7 @@ impl Listing {
 
     /// A fuse_dirent; false: it does not fit. `next`: where to go on after it.
     pub fn add(&mut self, name: &[u8], ino: u64, mode: u32, next: u64) -> bool {
-        if !self.fits(DIRENT_BYTES + name.len()) {
+        if !self.fits(Dirent::BYTES + name.len()) {
             return false;
         }
         self.push_dirent(name, ino, mode, next);
@@ -195,10 +176,10 @@ impl Listing {
 
     /// A fuse_direntplus; false: it does not fit. An entry with nodeid 0 counts as no lookup.
     pub fn add_plus(&mut self, name: &[u8], entry: &Entry, next: u64) -> bool {
-        if !self.fits(ENTRY_BYTES + DIRENT_BYTES + name.len()) {
+        if !self.fits(Direntplus::BYTES + name.len()) {
             return false;
         }
-        push_entry(&mut self.body, entry);
+        self.body.extend_from_slice(&entry_out(entry).to_bytes());
         self.push_dirent(name, entry.stat.ino, entry.stat.mode, next);
         true
     }
@@ -208,48 +189,51 @@ impl Listing {
     }
 
     fn fits(&self, bytes: usize) -> bool {
-        self.body.len() + bytes.next_multiple_of(8) <= self.bytes_max
+        self.body.len() + bytes.next_multiple_of(dirent::ALIGN) <= self.bytes_max
     }
 
     fn push_dirent(&mut self, name: &[u8], ino: u64, mode: u32, next: u64) {
-        push64(&mut self.body, ino);
-        push64(&mut self.body, next);
-        push32(&mut self.body, name.len() as u32);
-        push32(&mut self.body, (mode & libc::S_IFMT) >> 12); // DT_* from S_IF*
+        let kind = (mode & libc::S_IFMT) >> 12; // DT_* from S_IF*
+        let dirent = Dirent { ino, off: next, namelen: name.len() as u32, kind };
+        self.body.extend_from_slice(&dirent.to_bytes());
         self.body.extend_from_slice(name);
-        self.body.resize(self.body.len().next_multiple_of(8), 0);
+        self.body.resize(self.body.len().next_multiple_of(dirent::ALIGN), 0);
     }
 }
 
-fn push32(body: &mut Vec<u8>, value: u32) {
-    body.extend_from_slice(&value.to_ne_bytes());
-}
-fn push64(body: &mut Vec<u8>, value: u64) {
-    body.extend_from_slice(&value.to_ne_bytes());
-}
-
-fn push_entry(body: &mut Vec<u8>, entry: &Entry) {
-    push64(body, entry.nodeid);
-    push64(body, 0); // generation: nodeids are not reused
-    push64(body, entry.ttl.as_secs());
-    push64(body, entry.ttl.as_secs());
-    push32(body, entry.ttl.subsec_nanos());
-    push32(body, entry.ttl.subsec_nanos());
-    push_stat(body, &entry.stat);
+fn entry_out(entry: &Entry) -> EntryOut {
+    EntryOut {
+        nodeid: entry.nodeid,
+        generation: 0, // node ids are not reused
+        entry_valid: entry.ttl.as_secs(),
+        attr_valid: entry.ttl.as_secs(),
+        entry_valid_nsec: entry.ttl.subsec_nanos(),
+        attr_valid_nsec: entry.ttl.subsec_nanos(),
+        attr: attr(&entry.stat),
+    }
 }
 
-fn push_stat(body: &mut Vec<u8>, stat: &Stat) {
+fn attr(stat: &Stat) -> Attr {
     let seconds = stat.mtime_ns.div_euclid(1_000_000_000);
     let nanoseconds = stat.mtime_ns.rem_euclid(1_000_000_000) as u32;
     let links = if stat.mode & libc::S_IFMT == libc::S_IFDIR { 2 } else { 1 };
-    push64(body, stat.ino);
-    push64(body, stat.size);
-    push64(body, stat.size.div_ceil(512));
-    for _ in 0..3 {
-        push64(body, seconds as u64); // atime, mtime, ctime
-    }
-    for value in [nanoseconds, nanoseconds, nanoseconds, stat.mode, links, stat.uid, stat.gid, 0, 4096, 0] {
-        push32(body, value);
+    Attr {
+        ino: stat.ino,
+        size: stat.size,
+        blocks: stat.size.div_ceil(512),
+        atime: seconds,
+        mtime: seconds,
+        ctime: seconds,
+        atimensec: nanoseconds,
+        mtimensec: nanoseconds,
+        ctimensec: nanoseconds,
+        mode: stat.mode,
+        nlink: links,
+        uid: stat.uid,
+        gid: stat.gid,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
     }
 }
 

@@ -15,7 +15,8 @@ use crate::pool::Pool;
 use crate::transport::{Session, Transport};
 use cache::meta::View;
 use fuser::SessionACL;
-use link::inflight::Inflight;
+use inflight::Inflight;
+use link::budget;
 use link::worker::{Assign, FromWorker, ToWorker};
 use link::{MAX_MESSAGE, Packet, failpoint};
 use startup::log::say;
@@ -26,7 +27,7 @@ use std::time::Duration;
 /// Threads that finish requests whose answer has come.
 const FINISHERS: usize = 3;
 const READERS_MAX: u32 = 16;
-const BEAT: Duration = Duration::from_millis(100);
+const BEAT: Duration = budget::WORKER_BEAT.time;
 const BEATS_PER_TOUCHED: u64 = 5;
 const BEATS_PER_COUNTED: u64 = 10;
 

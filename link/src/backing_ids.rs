@@ -7,9 +7,9 @@
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Ids of one connection at most: as many as its shared memory records, and those that are being opened or closed. Even
-/// spread over all numbers they take 50 KB.
-pub const BACKING_IDS_MAX: usize = crate::inflight::BACKINGS + 256;
+/// Ids of one connection at most: as many as its shared memory records (`inflight::BACKINGS`, which makes sure of it), and
+/// those that are being opened or closed. Even spread over all numbers they take 50 KB.
+pub const BACKING_IDS_MAX: usize = 8_192 + 256;
 /// So many are written as plain numbers, which builds before this one understand.
 const LISTED_MAX: usize = 1024;
 

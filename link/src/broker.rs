@@ -3,7 +3,7 @@
 //! - A field that is new has a default (`#[serde(default)]`); fields that are not known are ignored. So what is added
 //!   this way must be something that the build before can do without.
 //! - A question that is not known, or holds a value that is not, is answered with a refusal; an answer of that kind is
-//!   one for whoever asked ([`PacketError::NotUnderstood`]). Neither ends the connection, nor makes anybody wait.
+//!   one for the process that asked ([`PacketError::NotUnderstood`]). Neither ends the connection.
 //! - A volume travels as text ([`volume::WireSpec`]) and says itself what of it must be understood.
 //!
 //! `tests/golden` holds each message as this version writes it; every later build must read it.
@@ -11,11 +11,10 @@
 //! The broker listens; the agent connects, says [`Hello`] and both sides may then ask and answer at any time.
 
 use crate::worker::Mode;
-use crate::{Packet, PacketError, Refusal, RefusalKind};
+use crate::{MountSpec, Packet, PacketError, Refusal, RefusalKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use volume::WireSpec;
 
 /// One mounted FUSE connection, named by the broker: never reused in the life of a broker's state directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -116,8 +115,8 @@ pub enum Report {
         operation: String,
         deaths: u32,
     },
-    /// The source did not answer for `storeTimeout`: what is not cached fails. For an Event: it may be lost, and whether it
-    /// still holds is in [`Usage`].
+    /// The source did not answer for `storeTimeout`: what is not cached fails. For an Event: it may be lost, and
+    /// whether it still holds is in [`Usage`].
     SourceAway {
         why: String,
         /// This volume goes on with what was known last.
@@ -143,9 +142,9 @@ pub struct Hello {
     /// Another agent serves this node, and this one would take its place.
     #[serde(default)]
     pub successor: bool,
-    /// It has stepped back and does not serve: it comes to give its mounts to a broker that may not know them.
-    #[serde(default)]
-    pub stepped_back: bool,
+    /// It is drained and does not serve: it comes to give its mounts to a broker that may not know them.
+    #[serde(default, rename = "steppedBack")]
+    pub drained: bool,
     /// It will say `Beat`.
     #[serde(default)]
     pub beats: bool,
@@ -213,14 +212,16 @@ pub enum AgentRequest {
     Prepare(Box<Adopt>),
     /// To the agent that serves: stop reading requests, let go of cache and state, keep the descriptors, answer, and
     /// wait. → `Done`
-    StepBack,
+    #[serde(rename = "stepBack")]
+    Drain,
     /// To a successor: cache and state are free. → `Done` when mounts can be given to it
     Succeed,
     /// To a successor: nothing comes of it, and why; for people. → `Done`
     Dismiss { why: String },
-    /// To an agent that has stepped back: nobody took its place: serve again. → `Done`
-    StepForward,
-    /// To an agent that has stepped back: its successor serves everything. → `Done`, and it exits.
+    /// To an agent that is drained: no agent took its place: serve again. → `Done`
+    #[serde(rename = "stepForward")]
+    Resume,
+    /// To an agent that is drained: its successor serves everything. → `Done`, and it exits.
     Depart,
 }
 
@@ -244,7 +245,7 @@ pub struct Adopt {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AgentEnd {
-    /// It was asked to stop, or has stepped back for this one.
+    /// It was asked to stop, or is drained for this one.
     Asked,
     /// It hung, and was killed for that.
     Hung,
@@ -294,22 +295,13 @@ impl std::fmt::Debug for Secrets {
 #[serde(rename_all = "camelCase")]
 pub struct Publish {
     pub mount: MountId,
-    pub spec: WireSpec,
+    #[serde(flatten)]
+    pub spec: MountSpec,
     /// In clear, in memory only; see `Credentials::to_secrets`.
     #[serde(default)]
     pub secrets: BTreeMap<String, String>,
-    /// May the agent use credentials of its own environment where there are no secrets? No, unless somebody says so.
-    #[serde(default)]
-    pub environment: bool,
     /// The kernel's INIT request, header included.
     pub init: Vec<u8>,
-    /// For people: shown in status, logs and metrics.
-    #[serde(default)]
-    pub target: String,
-    #[serde(default)]
-    pub pod: Option<Pod>,
-    #[serde(default)]
-    pub claim: Option<Claim>,
 }
 
 impl std::fmt::Debug for Publish {
@@ -317,27 +309,9 @@ impl std::fmt::Debug for Publish {
         // Secrets stay out of every log.
         f.debug_struct("Publish")
             .field("mount", &self.mount)
-            .field("volume", &self.spec.id)
+            .field("volume", &self.spec.volume.id)
             .finish_non_exhaustive()
     }
-}
-
-/// The pod that mounts, where kubelet told us (`podInfoOnMount`).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Pod {
-    pub name: String,
-    pub namespace: String,
-    pub uid: String,
-}
-
-/// The claim of a provisioned volume.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Claim {
-    pub name: String,
-    pub namespace: String,
-    pub uid: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -379,14 +353,16 @@ pub struct Away {
 
 /// Encodes and sends one frame.
 pub fn send<T: Serialize>(socket: &Packet, frame: &T, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
-    let body = serde_json::to_vec(frame).map_err(|e| PacketError::Malformed(e.to_string()))?;
-    socket.send(&body, fds)
+    socket.send(&encode(frame)?, fds)
 }
 
 /// As [`send`], but a full buffer is `TimedOut` at once: for threads that must not block.
 pub fn try_send<T: Serialize>(socket: &Packet, frame: &T, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
-    let body = serde_json::to_vec(frame).map_err(|e| PacketError::Malformed(e.to_string()))?;
-    socket.try_send(&body, fds)
+    socket.try_send(&encode(frame)?, fds)
+}
+
+fn encode<T: Serialize>(frame: &T) -> Result<Vec<u8>, PacketError> {
+    serde_json::to_vec(frame).map_err(|e| PacketError::Malformed(e.to_string()))
 }
 
 /// As much of a frame as every version understands.
@@ -434,20 +410,18 @@ mod tests {
     fn publish() -> Publish {
         Publish {
             mount: MountId(7),
-            spec: VolumeSpec {
-                id: VolumeId::parse("v").unwrap(),
-                source: SourceUrl::parse("s3://bucket").unwrap(),
-                parameters: Parameters::default(),
-            }
-            .into(),
+            spec: MountSpec::new(
+                VolumeSpec {
+                    id: VolumeId::parse("v").unwrap(),
+                    source: SourceUrl::parse("s3://bucket").unwrap(),
+                    parameters: Parameters::default(),
+                },
+                "/t",
+            ),
             secrets: Credentials::from_secrets([("accessKeyId", "a"), ("secretAccessKey", "hunter2")])
                 .unwrap()
                 .to_secrets(),
-            environment: false,
             init: vec![1, 2, 3],
-            target: "/t".into(),
-            pod: None,
-            claim: None,
         }
     }
 
@@ -469,7 +443,7 @@ mod tests {
     fn an_agent_whose_broker_says_nothing_of_its_environment_does_not_use_it() {
         let mut text = serde_json::to_value(publish()).unwrap();
         text.as_object_mut().unwrap().remove("environment").unwrap();
-        assert!(!serde_json::from_value::<Publish>(text).unwrap().environment);
+        assert!(!serde_json::from_value::<Publish>(text).unwrap().spec.environment);
     }
 
     /// Each is of a later version in one thing.

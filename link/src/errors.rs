@@ -1,23 +1,6 @@
-//! Why a request could not be served, in words that survive a process boundary.
+//! Why a publish was refused, in words that survive a process boundary.
 
 use serde::{Deserialize, Serialize};
-
-/// The reader's view of a failure. Turned into an errno in exactly one place: `fuse-worker/src/errno.rs`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Cause {
-    /// The source has no such object (any more).
-    NotFound,
-    /// The source refused the credentials, or the object is not theirs to read.
-    Denied,
-    /// The version that was opened is gone from the source and not in the cache; or the inode is unknown.
-    Stale,
-    /// The store did not answer properly within `storeTimeout`.
-    Unavailable,
-    /// Not a directory where one was needed.
-    NotADirectory,
-    /// A defect of ours; the agent has logged it.
-    Internal,
-}
 
 /// Why a publish was refused: `kind` decides the gRPC code, `message` tells the user what to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]

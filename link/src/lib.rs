@@ -5,13 +5,14 @@
 
 mod backing_ids;
 pub mod broker;
+pub mod budget;
 mod errors;
 pub mod failpoint;
 #[cfg(test)]
 #[allow(dead_code, reason = "each crate uses some of it")]
 #[path = "../../testkit/src/golden.rs"]
 mod golden;
-pub mod inflight;
+mod mount;
 mod packet;
 #[cfg(test)]
 mod samples;
@@ -20,6 +21,8 @@ mod watchdog;
 pub mod worker;
 
 pub use backing_ids::BACKING_IDS_MAX;
-pub use errors::{Cause, Refusal, RefusalKind};
+pub use errors::{Refusal, RefusalKind};
+pub use mount::{Access, Claim, MountSpec, Pod, SourceAt, Subjects};
 pub use packet::{MAX_FDS, MAX_MESSAGE, Packet, PacketError, PeerIdentity};
+pub use volume::Cause;
 pub use watchdog::Watchdog;

@@ -11,7 +11,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::time::Duration;
 
-/// Largest body, bytes. Below the default socket buffer (212,992), so that a send to an idle peer never fails with EMSGSIZE.
+/// Largest body, bytes. Below the default socket buffer (212,992), so that a send to an idle peer never fails with
+/// EMSGSIZE.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Most descriptors in one message.
 pub const MAX_FDS: usize = 4;
@@ -32,7 +33,8 @@ pub enum PacketError {
     TooLarge(usize, usize),
     #[error("message cannot be understood: {0}")]
     Malformed(String),
-    /// Of another version in what it says, but not in what it is: whoever sent it can be told, or whoever waits for it.
+    /// Of another version in what it says, but not in what it is: its sender can be told, or the thread that waits for
+    /// it.
     #[error("message {id} cannot be understood: {why}")]
     NotUnderstood { id: u64, question: bool, why: String },
     #[error(transparent)]

@@ -7,6 +7,7 @@ use crate::version::{LINK, STEPS, WORKER};
 use crate::worker::{
     Ask, Assign, Counts, DisabledFeatures, FaultKind, FromWorker, InjectedFault, Mode, Reply, Show, ToWorker,
 };
+use crate::{Access, Claim, MountSpec, Pod, Subjects};
 use crate::{Cause, MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
 use proptest::prelude::*;
 use serde::Serialize;
@@ -36,8 +37,8 @@ macro_rules! variants {
 variants!(broker_request, BrokerRequest: Hello BackingOpen BackingClose Dying Waiting Abort Hold Leaving Probe Beat Confine
     Release Report);
 variants!(broker_answer, BrokerAnswer: Welcome Backing Done Dying Waiting Probed Confined Released Holding);
-variants!(agent_request, AgentRequest: Publish Start Adopt Holding Unpublish Usage Rotate Renewed Prepare StepBack Succeed
-    Dismiss StepForward Depart);
+variants!(agent_request, AgentRequest: Publish Start Adopt Holding Unpublish Usage Rotate Renewed Prepare Drain Succeed
+    Dismiss Resume Depart);
 variants!(agent_answer, AgentAnswer: Prepared Done Holding Usage);
 variants!(report, Report: Healed Degraded Recovered Poisoned SourceAway SourceBack);
 variants!(refusal_kind, RefusalKind: Invalid Denied NotFound Unavailable Conflict Internal);
@@ -46,7 +47,7 @@ variants!(mode, Mode: Passthrough NoOpen Kept);
 variants!(to_worker, ToWorker: Assign Roots Go Answer Forget);
 variants!(from_worker, FromWorker: Ready Answered Serving Failed Ask Touched Advance GivenBack Counted);
 variants!(ask, Ask: Lookup List Attributes File Cached Open Read Direct Damaged BackingOpen BackingClose Dying Space);
-variants!(reply, Reply: Stored File Cached Present Gone Detached Backing Dying Space);
+variants!(reply, Reply: Stored File Cached Present Gone Uncached Backing Dying Space);
 variants!(cause, Cause: NotFound Denied Stale Unavailable NotADirectory Internal);
 variants!(deed, FaultKind: Abort Deadlock Spin Allocate);
 
@@ -62,18 +63,24 @@ fn publish() -> Publish {
     let pairs = |all: &[(&str, &str)]| all.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
     Publish {
         mount: MOUNT,
-        spec: WireSpec {
-            id: VolumeId::parse("pvc-1").unwrap(),
-            source: "s3://bucket/a/".into(),
-            parameters: pairs(&[("freshness", "static"), ("uid", "1000")]),
-            hints: pairs(&[("later", "x")]),
+        spec: MountSpec {
+            volume: WireSpec {
+                id: VolumeId::parse("pvc-1").unwrap(),
+                source: "s3://bucket/a/".into(),
+                parameters: pairs(&[("freshness", "static"), ("uid", "1000")]),
+                hints: pairs(&[("later", "x")]),
+            },
+            sources: Vec::new(),
+            access: Access::ReadOnly,
+            environment: true,
+            target: "/var/lib/kubelet/pods/p/volumes/kubernetes.io~csi/pvc-1/mount".into(),
+            subjects: Subjects {
+                pod: Some(Pod { name: "p".into(), namespace: "n".into(), uid: "u".into() }),
+                claim: Some(Claim { name: "c".into(), namespace: "n".into(), uid: Some("v".into()) }),
+            },
         },
         secrets: pairs(&[("accessKeyId", "AKIAEXAMPLE"), ("secretAccessKey", "example")]),
-        environment: true,
         init: vec![1, 2, 255],
-        target: "/var/lib/kubelet/pods/p/volumes/kubernetes.io~csi/pvc-1/mount".into(),
-        pod: Some(Pod { name: "p".into(), namespace: "n".into(), uid: "u".into() }),
-        claim: Some(Claim { name: "c".into(), namespace: "n".into(), uid: Some("v".into()) }),
     }
 }
 
@@ -87,7 +94,8 @@ fn resume(mode: Mode) -> Resume {
 }
 
 fn adopt(mode: Mode, ended: AgentEnd) -> Box<Adopt> {
-    let publish = Publish { pod: None, claim: None, init: Vec::new(), ..publish() };
+    let spec = MountSpec { subjects: Subjects::default(), ..publish().spec };
+    let publish = Publish { spec, init: Vec::new(), ..publish() };
     Box::new(Adopt { publish, resume: resume(mode), backing: vec![1, 9], orphaned_ms: 1500, ended })
 }
 
@@ -115,7 +123,7 @@ fn questions_of_agent() -> Vec<BrokerRequest> {
             state: 1,
             life: u64::MAX,
             successor: true,
-            stepped_back: false,
+            drained: false,
             beats: true,
         }),
         BrokerRequest::BackingOpen { mount: MOUNT },
@@ -163,10 +171,10 @@ fn questions_of_broker() -> Vec<AgentRequest> {
         AgentRequest::Rotate { mount: MOUNT, secrets: secrets() },
         AgentRequest::Renewed { mount: MOUNT, took_us: 4200 },
         AgentRequest::Prepare(adopt(Mode::Passthrough, AgentEnd::Unknown)),
-        AgentRequest::StepBack,
+        AgentRequest::Drain,
         AgentRequest::Succeed,
         AgentRequest::Dismiss { why: "why".into() },
-        AgentRequest::StepForward,
+        AgentRequest::Resume,
         AgentRequest::Depart,
     ];
     all.extend(ends().into_iter().map(|ended| AgentRequest::Adopt(adopt(Mode::Kept, ended))));
@@ -218,7 +226,7 @@ fn replies() -> Vec<Reply> {
         Reply::Cached { bytes: 5 },
         Reply::Present { mark: Some(6) },
         Reply::Gone,
-        Reply::Detached { len: 7, number: 9 },
+        Reply::Uncached { len: 7, number: 9 },
         Reply::Backing { id: 8 },
         Reply::Dying { tids: vec![9] },
         Reply::Space { total_bytes: 10, total_inodes: 11 },
@@ -276,7 +284,7 @@ fn counts() -> Counts {
         bytes_hit: 6,
         reads_miss: 7,
         bytes_miss: 8,
-        reads_detached: 9,
+        reads_uncached: 9,
         readdirs: 10,
         metadata_hits: 11,
         metadata_misses: 12,

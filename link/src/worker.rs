@@ -1,6 +1,6 @@
 //! Agent ↔ worker. Both are of one build (the agent spawns the worker), so the encoding is compact (postcard): a miss
-//! costs a message each way. It has no room for what only one side knows, so the worker's first word is its version, and
-//! an agent that finds another program in its worker's place (a laptop's package was upgraded) does not use it.
+//! costs a message each way. It has no room for what only one side knows, so the worker's first word is its version,
+//! and an agent that finds another program in its worker's place (a laptop's package was upgraded) does not use it.
 //!
 //! ```text
 //!  spawn ──► Ready ──Assign(+fds)──► Answered(init reply) ──Go──► Serving ──► requests …
@@ -19,8 +19,8 @@ use std::time::Duration;
 /// Descriptor numbers that the worker inherits; everything else is closed.
 pub const LINK_FD: i32 = 3;
 
-/// Files from this size on are announced to the agent ([`Ask::Open`]) when they are opened before they are whole, bytes.
-/// Below it, being copied through a worker costs less than the question.
+/// Files from this size on are announced to the agent ([`Ask::Open`]) when they are opened before they are whole,
+/// bytes. Below it, being copied through a worker costs less than the question.
 pub const ANNOUNCED_FROM: u64 = 32 << 20;
 
 /// A READ asks for no more than this, bytes, whatever the size of a page; and so does a worker.
@@ -157,7 +157,7 @@ pub enum FromWorker {
     Touched { files: Vec<u64> },
     /// A sequential reader has passed the mark that the last `Ready` set: fetch on.
     Advance { file: u64, offset: u64 },
-    /// What `Detached` lent under this number was copied: the agent empties it.
+    /// What `Uncached` lent under this number was copied: the agent empties it.
     GivenBack { number: u64 },
     /// Counters since the last such message.
     Counted(Counts),
@@ -171,16 +171,16 @@ pub enum Ask {
     List { dir: u64 },
     /// Make the attributes of this inode as fresh as the volume demands; `force`: ask the source now. → `Stored`
     Attributes { ino: u64, force: bool },
-    /// The cache file of this version of this inode. Whoever asks is about to read: a small file may be brought in.
+    /// The cache file of this version of this inode. A read follows: a small file may be brought in.
     /// → `File`
     File { ino: u64, version: u32 },
     /// How much of this version of this inode is in the cache? Looking fetches nothing. → `Cached`
     Cached { ino: u64, version: u32 },
     /// This file, which is not whole, is being opened: say when that may go on. → `Stored`
     Open { ino: u64, version: u32 },
-    /// Bring these bytes in. → `Present` or `Detached`
+    /// Bring these bytes in. → `Present` or `Uncached`
     Read { file: u64, offset: u64, len: u32 },
-    /// The cache cannot be read, however often it is filled: bring these bytes past it. → `Detached`
+    /// The cache cannot be read, however often it is filled: bring these bytes past it. → `Uncached`
     Direct { ino: u64, version: u32, offset: u64, len: u32 },
     /// The cache file gave an I/O error or a short read: drop it. → `Stored`
     Damaged { file: u64 },
@@ -215,7 +215,7 @@ pub enum Reply {
     Gone,
     /// The cache could not take the bytes: here they are, in an attached memory file, from offset 0, until
     /// [`FromWorker::GivenBack`] says that they were copied.
-    Detached {
+    Uncached {
         len: u32,
         number: u64,
     },
@@ -245,7 +245,7 @@ pub struct Counts {
     /// READ requests that had to ask the agent.
     pub reads_miss: u64,
     pub bytes_miss: u64,
-    pub reads_detached: u64,
+    pub reads_uncached: u64,
     pub readdirs: u64,
     /// Answered from the metadata store without the agent.
     pub metadata_hits: u64,

@@ -1,19 +1,17 @@
 //! The FUSE device: the first message of a connection, its answer, and the passthrough ioctls.
 
 use crate::KernelError;
+use fuse_abi::header::MIN_READ_BUFFER;
+use fuse_abi::ioctl::{BACKING_CLOSE, BACKING_OPEN};
+use fuse_abi::{BackingMap, InHeader, InitIn, opcode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// `_IOW(229, 1, struct fuse_backing_map)` and `_IOW(229, 2, uint32_t)` of `linux/fuse.h`.
-const BACKING_OPEN: libc::c_ulong = 0x4010_e501;
-const BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
-/// Opcode of INIT, and the size of the header that carries it.
-const INIT: u32 = 26;
-const HEADER: usize = 40;
-/// The kernel refuses reads into less than 8 KiB; INIT itself is some hundred bytes.
+/// INIT itself is some hundred bytes.
 const INIT_BUFFER: usize = 64 * 1024;
+const _: () = assert!(INIT_BUFFER >= MIN_READ_BUFFER);
 
 pub(crate) fn read_init(device: BorrowedFd<'_>, limit: Duration) -> Result<Vec<u8>, KernelError> {
     let deadline = Instant::now() + limit;
@@ -36,9 +34,12 @@ pub(crate) fn read_init(device: BorrowedFd<'_>, limit: Duration) -> Result<Vec<u
             Err(e) => return Err(KernelError::call("read INIT from", "/dev/fuse", e)),
         }
     }
-    let word = |at: usize| buffer.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_ne_bytes);
-    match (word(0), word(4)) {
-        (Some(length), Some(INIT)) if length as usize == buffer.len() && buffer.len() > HEADER => Ok(buffer),
+    match buffer.first_chunk().map(InHeader::from_bytes) {
+        Some(InHeader { len, opcode: opcode::INIT, .. })
+            if len as usize == buffer.len() && buffer.len() > InHeader::BYTES =>
+        {
+            Ok(buffer)
+        }
         _ => Err(KernelError::BadInit(buffer.len())),
     }
 }
@@ -66,7 +67,7 @@ pub(crate) fn number(device: BorrowedFd<'_>) -> Option<u32> {
     told.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?.trim().parse().ok()
 }
 
-/// Looks, and does not wait: whoever waits at a device is woken by each of its requests, whatever it asks to be told of
+/// Looks, and does not wait: a thread that waits at a device is woken by each of its requests, whatever it waits for
 /// (the queue's `wake_up` names no event), which costs a busy mount a context switch for each.
 pub(crate) fn have_ended(devices: &[BorrowedFd<'_>]) -> Vec<bool> {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -77,13 +78,7 @@ pub(crate) fn have_ended(devices: &[BorrowedFd<'_>]) -> Vec<bool> {
 }
 
 pub(crate) fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, KernelError> {
-    #[repr(C)]
-    struct BackingMap {
-        fd: i32,
-        flags: u32,
-        padding: u64,
-    }
-    let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
+    let map = BackingMap::new(file.as_raw_fd());
     // Needed: rustix has no call for this ioctl.
     // SAFETY: the kernel only reads the 16 bytes of `map`, which outlives the call; both descriptors are borrowed.
     let id = unsafe { libc::ioctl(device.as_raw_fd(), BACKING_OPEN, &map) };
@@ -103,11 +98,8 @@ pub(crate) fn backing_close(device: BorrowedFd<'_>, id: u32) -> Result<(), Kerne
 
 /// An INIT request as a recent kernel sends it, for tests without one.
 pub fn sample_init() -> Vec<u8> {
-    let mut init = vec![0; 104];
-    init[0..4].copy_from_slice(&104u32.to_ne_bytes());
-    init[4..8].copy_from_slice(&INIT.to_ne_bytes());
-    init[8..16].copy_from_slice(&2u64.to_ne_bytes());
-    init[40..44].copy_from_slice(&7u32.to_ne_bytes());
-    init[44..48].copy_from_slice(&45u32.to_ne_bytes());
-    init
+    let len = (InHeader::BYTES + InitIn::BYTES) as u32;
+    let header = InHeader { len, opcode: opcode::INIT, unique: 2, ..InHeader::default() };
+    let init = InitIn { major: 7, minor: 45, ..InitIn::default() };
+    [&header.to_bytes()[..], &init.to_bytes()].concat()
 }

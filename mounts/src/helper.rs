@@ -1,7 +1,6 @@
 //! Disposable processes for what may hang or leaves a process elsewhere: the caller's own binary, run again with a role
 //! in its environment, under a deadline.
 
-use crate::{probe, replace};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsString;
 use std::io;
@@ -10,17 +9,11 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How to start one: a binary whose `main` calls [`run_if_asked`] first.
+/// How to start one: a binary whose `main` calls [`run_if_asked`](crate::run_if_asked) first.
 #[derive(Clone, Debug)]
 pub struct Helper {
     program: PathBuf,
     arguments: Vec<OsString>,
-}
-
-/// Call this first in `main`: in a helper it does the work and never returns.
-pub fn run_if_asked() {
-    probe::run_if_asked();
-    replace::run_if_asked();
 }
 
 impl Helper {

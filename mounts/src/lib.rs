@@ -6,7 +6,6 @@
 
 mod attributes;
 mod backing;
-mod cgroup;
 mod connection;
 mod control;
 mod detached;
@@ -18,7 +17,6 @@ mod helper;
 mod linux;
 mod memory_tier;
 mod mountinfo;
-mod own_dir;
 mod place;
 pub mod probe;
 mod replace;
@@ -27,20 +25,24 @@ pub mod sysfs;
 mod target;
 
 pub use attributes::Attributes;
-pub use cgroup::{CgroupError, Cgroups};
 pub use connection::Connection;
 pub use control::Control;
 pub use detached::Detached;
 pub use device::sample_init;
 pub use fake::{Fake, FakeProbe, FakeState};
-pub use helper::{Helper, run_if_asked};
+pub use helper::Helper;
 pub use linux::{Linux, LinuxPaths};
 pub use memory_tier::MemoryTier;
-pub use mountinfo::{MountEntry, parse_mountinfo, stack_at};
-pub use own_dir::{OwnDirError, own_directory};
+pub use mountinfo::{MountEntry, parse_mountinfo, stack_at, unescape};
 pub use replace::{Replaced, Replacement};
 pub use source::{FUSE_TYPE, MountSource, Ours};
 pub use target::{Target, TargetError};
+
+/// Call this first in `main`: in a [`Helper`] it does the work and never returns.
+pub fn run_if_asked() {
+    probe::run_if_asked();
+    replace::run_if_asked();
+}
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -85,7 +87,7 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
     /// Puts it at `target` on the guard of `volume`, on which nothing lies.
     fn put_on_guard(&self, mount: &Detached, target: &Target, volume: &str) -> Result<(), KernelError>;
 
-    /// Gives the mount at a target to whoever still has a dead one of it, in any mount namespace.
+    /// Gives the mount at a target to every mount namespace that still has a dead one of it.
     fn replace(&self, replacement: &Replacement) -> Result<Replaced, KernelError>;
 
     /// Takes FUSE mount and guard away, and whatever earlier runs stacked there, until nothing of ours is left.
@@ -122,7 +124,8 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
     /// Ends the connection: every waiting and later request fails with ENOTCONN or ECONNABORTED. One that has ended
     /// already is a success.
     fn abort(&self, control: &Control) -> Result<(), KernelError>;
-    /// The same of the topmost mount at `target`, if that is this connection's, for want of anything that is held of it.
+    /// The same of the topmost mount at `target`, if that is this connection's, for want of anything that is held of
+    /// it.
     fn abort_at(&self, target: &Target, connection: Connection) -> Result<(), KernelError>;
 
     /// A setting of `fs.fuse`, as text.

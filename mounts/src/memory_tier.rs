@@ -21,7 +21,7 @@ pub struct MemoryTier {
 
 impl MemoryTier {
     /// Mounts it for user and group `owner` if it is not mounted; one of another size is resized. The directory
-    /// exists and leads over no symbolic link (see [`crate::own_directory`]).
+    /// exists and leads over no symbolic link.
     pub fn ensure(&self, owner: u32) -> Result<(), KernelError> {
         let table = table()?;
         let found = stack_at(&table, &self.path).last().map(|top| (top.fs_type.clone(), top.source.clone()));

@@ -70,7 +70,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
 }
 
 /// The kernel writes space, tab, newline, backslash and `#` as a backslash and three octal digits.
-pub(crate) fn unescape(field: &[u8]) -> Vec<u8> {
+pub fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&byte, tail)) = rest.split_first() {

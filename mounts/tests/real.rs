@@ -5,6 +5,7 @@
 mod common;
 
 use common::init_reply;
+use fuse_abi::{Attr, AttrOut, InHeader, Kstatfs, OpenOut, OutHeader, opcode};
 use mounts::{
     Connection, Kernel, KernelError, Linux, LinuxPaths, MountOptions, MountSource, Target, probe, stack_at,
 };
@@ -109,26 +110,20 @@ fn serve(device: OwnedFd, stop: Arc<AtomicBool>) -> std::thread::JoinHandle<()> 
                 continue;
             }
             let Ok(_) = device.read(&mut buffer) else { return };
-            let opcode = u32::from_ne_bytes(buffer[4..8].try_into().unwrap());
-            let (error, body): (i32, Vec<u8>) = match opcode {
-                3 => {
-                    let mut attr = vec![0u8; 104];
-                    attr[16..24].copy_from_slice(&1u64.to_ne_bytes());
-                    attr[76..80].copy_from_slice(&0o40555u32.to_ne_bytes());
-                    attr[80..84].copy_from_slice(&2u32.to_ne_bytes());
-                    (0, attr)
+            let header = InHeader::from_bytes(buffer.first_chunk().unwrap());
+            let (error, body): (i32, Vec<u8>) = match header.opcode {
+                opcode::GETATTR => {
+                    let attr = Attr { ino: 1, mode: 0o40555, nlink: 2, ..Attr::default() };
+                    (0, AttrOut { attr, ..AttrOut::default() }.to_bytes().into())
                 }
-                17 => (0, vec![0; 80]),
-                27 => (0, vec![0; 16]),
-                28 => (0, Vec::new()),
-                1 => (-libc::ENOENT, Vec::new()),
-                2 | 42 | 36 => continue, // FORGET, BATCH_FORGET, INTERRUPT
+                opcode::STATFS => (0, Kstatfs::default().to_bytes().into()),
+                opcode::OPENDIR => (0, OpenOut::default().to_bytes().into()),
+                opcode::READDIR => (0, Vec::new()),
+                opcode::LOOKUP => (-libc::ENOENT, Vec::new()),
+                opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => continue,
                 _ => (-libc::ENOSYS, Vec::new()),
             };
-            let mut reply = Vec::new();
-            reply.extend((16 + body.len() as u32).to_ne_bytes());
-            reply.extend(error.to_ne_bytes());
-            reply.extend(&buffer[8..16]);
+            let mut reply = OutHeader::new(body.len(), error, header.unique).to_bytes().to_vec();
             reply.extend(body);
             let _ = device.write(&reply);
         }

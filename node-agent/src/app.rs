@@ -5,16 +5,16 @@ use crate::api::http::Page;
 use crate::broker_client::{Broker, Serve};
 use crate::config::{Config, TierKind};
 use crate::directories;
-use crate::handoff::drain::{self, End, Order};
+use crate::handoff::order::Order;
 use crate::handoff::owner::Owner;
-use crate::handoff::standby::{self, Entry, Prepared};
+use crate::handoff::standby::{Entry, Prepared};
 use crate::memory;
 use crate::metrics::{Metrics, TierLabel};
 use crate::prefetch::open_gate::OpenGate;
 use crate::prefetch::siblings::SiblingPrefetch;
 use crate::privileged::{self, Privileged};
 use crate::serve::Server;
-use crate::source::stale::Tolerance;
+use crate::source::outage::Tolerance;
 use crate::state::State;
 use crate::supervisor::heals::{HealCause, Heals};
 use crate::supervisor::{MountContext, SpawnOptions, Spawner};
@@ -28,7 +28,7 @@ use link::broker::{AgentAnswer, AgentRequest, Report};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -45,7 +45,7 @@ pub struct App {
     /// The operator API, the metrics page if there is one, and who removes metadata stores that nobody uses.
     servers: Vec<JoinHandle<()>>,
     orders: mpsc::UnboundedReceiver<Order>,
-    /// Of this agent until it steps back.
+    /// Of this agent until it drains.
     owner: Option<Owner>,
 }
 
@@ -78,7 +78,11 @@ impl App {
         Serve::serve(&*self.volumes, request, fds)
     }
 
-    async fn launch(config: Config, privileged: Option<Arc<dyn Privileged>>, entry: Entry) -> Result<Self> {
+    pub(crate) async fn launch(
+        config: Config,
+        privileged: Option<Arc<dyn Privileged>>,
+        entry: Entry,
+    ) -> Result<Self> {
         let Entry { owner, prepared } = entry;
         let runtime = tokio::runtime::Handle::current();
         let metrics = Metrics::new();
@@ -103,7 +107,9 @@ impl App {
         };
         let spawner = match &prepared {
             Some(Prepared { spawner, .. }) => spawner.clone(),
-            None => Spawner::start(spawn_options(&config)?).context("the worker supervisor cannot start")?,
+            None => {
+                Spawner::start(SpawnOptions::of(&config)?).context("the worker supervisor cannot start")?
+            }
         };
         let counting = metrics.clone();
         let (telling, on) = (privileged.clone(), runtime.clone());
@@ -249,9 +255,9 @@ impl App {
     }
 
     /// Lets go of everything that has one owner, as fast as it can: applications wait.
-    pub(crate) async fn step_back(&mut self) {
-        tracing::info!("stepping back for a successor");
-        self.volumes.step_back().await;
+    pub(crate) async fn drain(&mut self) {
+        tracing::info!("draining for a successor");
+        self.volumes.drain().await;
         for server in self.servers.drain(..) {
             server.abort();
             let _ = server.await; // aborted: its listener is closed now
@@ -261,7 +267,7 @@ impl App {
         self.owner = None;
     }
 
-    pub(crate) fn has_stepped_back(&self) -> bool {
+    pub(crate) fn is_drained(&self) -> bool {
         self.owner.is_none()
     }
 
@@ -281,7 +287,7 @@ impl App {
 }
 
 /// Cache files, connections and workers' sockets are many: the soft limit of 1,024 is for programs that use select.
-fn raise_descriptor_limit() {
+pub(crate) fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
@@ -316,29 +322,6 @@ fn engine_config(config: &Config) -> cache::data::Config {
         parallel_parts: c.parallel_parts,
         disk_timeout: config.disk_timeout(),
     }
-}
-
-pub(crate) fn spawn_options(config: &Config) -> Result<SpawnOptions> {
-    Ok(SpawnOptions {
-        binary: worker_binary(config)?,
-        standby: config.workers.standby,
-        memory_bytes: config.workers.memory.0,
-        runtime: tokio::runtime::Handle::current(),
-    })
-}
-
-/// The configured worker, or the one that was installed beside us.
-fn worker_binary(config: &Config) -> Result<PathBuf> {
-    let path = match &config.agent.worker {
-        Some(path) => path.clone(),
-        None => std::env::current_exe()?.with_file_name("fuse-worker"),
-    };
-    anyhow::ensure!(
-        path.is_file(),
-        "worker binary {} does not exist: install fuse-worker beside node-agent, or set agent.worker",
-        path.display()
-    );
-    Ok(path)
 }
 
 /// Files that became whole or were dropped, told to the metadata store and to the workers. A thread of its own:
@@ -426,68 +409,4 @@ fn listen(path: &Path) -> Result<UnixListener> {
         UnixListener::bind(path).with_context(|| format!("operator API socket {}", path.display()))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
-}
-
-/// Runs until SIGTERM or SIGINT, or until a successor has taken over. Blocks: the runtime is made here, so that the
-/// program itself compiles none of it again.
-pub fn run(config: Config) -> Result<()> {
-    memory::keep_small()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let done = runtime.block_on(run_until_stopped(config));
-    // Threads that wait in the kernel or for the broker end with the process.
-    runtime.shutdown_background();
-    done
-}
-
-async fn run_until_stopped(config: Config) -> Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    link::inflight::mark_aborts();
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let stop = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    };
-    tokio::pin!(stop);
-    raise_descriptor_limit();
-    let state_dir = config.agent.state_dir.clone();
-    let enter = async {
-        directories::wait(&config).await?;
-        standby::enter(&config).await
-    };
-    let entry = tokio::select! {
-        entry = enter => entry?,
-        () = &mut stop => return Ok(()),
-    };
-    let mut app = App::launch(config, None, entry).await?;
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), "agent is up");
-    let end = tokio::select! {
-        end = drain::follow(&mut app, &state_dir) => Some(end?),
-        () = &mut stop => None,
-    };
-    match end {
-        Some(End::Departed) => {
-            tracing::info!("the successor serves every mount: leaving");
-            return Ok(());
-        }
-        Some(End::Again) => {
-            tracing::warn!("no successor took over: serving again");
-            app.spawner.end_standby();
-            return Err(drain::execute_anew()).context("the agent cannot execute itself anew");
-        }
-        None => {}
-    }
-    tracing::info!("asked to stop");
-    if app.has_stepped_back() {
-        // Nothing is open. The mounts are the successor's, or wait for one: with the broker, not with us.
-        app.volumes.leave().await;
-        return Ok(());
-    }
-    app.volumes.leave().await;
-    if tokio::time::timeout(Duration::from_secs(20), app.shutdown()).await.is_err() {
-        tracing::warn!("shutdown took too long and was cut short: nothing that matters is lost");
-    }
-    Ok(())
 }

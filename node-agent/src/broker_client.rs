@@ -45,7 +45,7 @@ pub(crate) trait Serve: Send + Sync {
         false
     }
     /// Has this agent let go of everything but its mounts' descriptors?
-    fn has_stepped_back(&self) -> bool {
+    fn is_drained(&self) -> bool {
         false
     }
     /// The broker wants no connection with us now.
@@ -65,8 +65,8 @@ struct Connection {
     heard: Mutex<Heard>,
 }
 
-/// Whether the broker has been heard of lately. Each question to one that stands still would cost its limit, and some come
-/// while readers wait.
+/// Whether the broker has been heard of lately. Each question to one that stands still would cost its limit, and some
+/// come while readers wait.
 struct Heard {
     at: Instant,
     /// A question was not answered, and nothing else came meanwhile: only signs of life are sent until something comes.
@@ -80,7 +80,7 @@ enum Waiter {
 }
 
 impl Connection {
-    /// Whoever waits for an answer learns at once that none will come.
+    /// A task that waits for an answer learns at once that none will come.
     fn end(&self) {
         self.socket.get_ref().shutdown();
         lock(&self.waiting).clear();
@@ -270,23 +270,23 @@ impl Broker {
             state: version::STATE,
             life: self.life,
             successor: server.is_successor(),
-            stepped_back: server.has_stepped_back(),
+            drained: server.is_drained(),
             beats: true,
         });
         let socket = connection.socket.get_ref();
         send(socket, &FromAgent::Ask { id: 0, body: hello }, &[])?;
         loop {
-            let (frame, fds) = match recv::<FromBroker>(socket, &mut buffer) {
+            let received = recv::<FromBroker>(socket, &mut buffer);
+            connection.hears();
+            let (frame, fds) = match received {
                 Ok(received) => received,
                 Err(PacketError::Malformed(what)) => {
                     tracing::warn!(what, "a message of the broker was dropped");
-                    connection.hears();
                     continue;
                 }
                 // Refused at once, so that a newer broker does not wait, and takes no other mount's time.
                 Err(PacketError::NotUnderstood { id, question, why }) => {
                     tracing::warn!(id, why, "a message of the broker is of another version");
-                    connection.hears();
                     let refusal = link::broker::not_understood("this node agent", &why);
                     if question {
                         send(socket, &FromAgent::Answer { id, body: Err(refusal) }, &[])?;
@@ -300,7 +300,6 @@ impl Broker {
                 }
                 Err(error) => return Err(error),
             };
-            connection.hears();
             match frame {
                 FromBroker::Answer { id: 0, body } => match body {
                     Ok(BrokerAnswer::Welcome { protocol, broker_version }) => {

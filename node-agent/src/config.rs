@@ -1,5 +1,6 @@
 //! The agent's configuration file: TOML, parsed once, refused as a whole when any of it is wrong.
 
+use link::budget;
 use link::worker::InjectedFault;
 use serde::Deserialize;
 use std::net::SocketAddr;
@@ -24,7 +25,7 @@ pub struct Config {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Agent {
-    /// Where the mount broker listens. None: mounts are made by whoever embeds the agent (`millpond mount`).
+    /// Where the mount broker listens. None: mounts are made by the program that embeds the agent (`millpond mount`).
     pub broker_socket: Option<PathBuf>,
     /// Operator API.
     pub api_socket: PathBuf,
@@ -243,7 +244,7 @@ impl Cache {
 }
 
 /// Shorter, and a busy machine looks like a worker that hangs; longer, and its readers might as well hang.
-const HANG_LIMIT_MIN: Duration = Duration::from_secs(2);
+const HANG_LIMIT_MIN: Duration = budget::HANG_LIMIT_LEAST.time;
 const HANG_LIMIT_MAX: Duration = Duration::from_secs(600);
 
 /// Shorter, and a busy disk looks like one that hangs; longer, and those who read from it might as well hang.

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 /// Between two looks. (Who makes them cannot tell us: it may not run yet.)
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// A disk that does not answer within that is asked again, and given its time, by whoever opens the cache. Short: while an
-/// agent starts, calls wait.
-const LOOK_LIMIT: Duration = Duration::from_secs(1);
+/// A disk that does not answer within that is asked again, and given its time, when the cache is opened: while an agent
+/// starts, calls wait. Memory has the whole time: nobody looks again whether it is.
+const LOOK_LIMIT: Duration = Duration::from_secs(3);
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// Why a directory is not ready. Only what may pass is waited for.
@@ -38,10 +38,14 @@ pub(crate) async fn wait(config: &Config) -> Result<()> {
         let mut looked = ready(config);
         for tier in &config.cache.tiers {
             let paths: Vec<_> = tier.paths.iter().filter(|path| !hanging.contains(*path)).cloned().collect();
-            for (path, found) in look_within(LOOK_LIMIT, paths, tier.kind).await {
+            let limit = match tier.kind == TierKind::Memory {
+                true => config.disk_timeout(),
+                false => config.disk_timeout().min(LOOK_LIMIT),
+            };
+            for (path, found) in look_within(limit, paths, tier.kind).await {
                 match found {
                     Some(found) => looked = looked.and(found),
-                    // Nor is a cache disk that hangs: whoever opens it finds that out, and says so.
+                    // Nor is a cache disk that hangs: opening the cache finds that out, and says so.
                     None => drop(hanging.insert(path)),
                 }
             }
@@ -95,7 +99,7 @@ fn look(path: &Path) -> Result<(), NotReady> {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
             return Err(NotReady::Missing(path.to_owned()));
         }
-        // Read-only, broken, no directory: whoever uses it says what to do.
+        // Read-only, broken, no directory: its first use says what to do.
         _ => {}
     }
     match rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK) {

@@ -5,11 +5,12 @@ use crate::privileged::Privileged;
 use crate::supervisor::Spawner;
 use crate::volumes::Volumes;
 use link::broker::BrokerRequest;
+use link::budget;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-const EVERY: Duration = Duration::from_secs(1);
+const EVERY: Duration = budget::AGENT_BEAT.time;
 
 /// The thread ends with the process. `volumes`: None as long as another agent serves them.
 pub(crate) fn start(

@@ -22,14 +22,16 @@ mod memory;
 mod metrics;
 mod prefetch;
 pub mod privileged;
+mod run;
 mod serve;
 mod single_flight;
 mod source;
 mod state;
-mod supervisor;
+pub mod supervisor;
 #[cfg(test)]
 mod testing;
 pub mod volumes;
 
 pub use app::App;
 pub use config::Config;
+pub use run::run;

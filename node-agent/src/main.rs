@@ -45,5 +45,5 @@ fn run(arguments: &Arguments) -> Result<()> {
         LogFormat::Text => log::Format::Text,
     };
     log::init(format, "info");
-    node_agent::app::run(config)
+    node_agent::run(config)
 }

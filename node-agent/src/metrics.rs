@@ -245,7 +245,7 @@ impl Metrics {
         };
         add(&self.reads, "cache", c.reads_hit);
         add(&self.reads, "fetch", c.reads_miss);
-        add(&self.reads, "detached", c.reads_detached);
+        add(&self.reads, "uncached", c.reads_uncached);
         add(&self.read_bytes, "cache", c.bytes_hit);
         add(&self.read_bytes, "fetch", c.bytes_miss);
         add(&self.opens, "passthrough", c.opens_passthrough);
@@ -303,8 +303,8 @@ impl CacheObserver for Metrics {
     fn miss(&self, bytes: u64) {
         self.cache_bytes.get_or_create(&Label { kind: "miss" }).inc_by(bytes);
     }
-    fn detached(&self, bytes: u64) {
-        self.cache_bytes.get_or_create(&Label { kind: "detached" }).inc_by(bytes);
+    fn uncached(&self, bytes: u64) {
+        self.cache_bytes.get_or_create(&Label { kind: "uncached" }).inc_by(bytes);
     }
     fn evicted(&self, files: u64, bytes: u64, reason: Reason) {
         self.event("evicted", files);

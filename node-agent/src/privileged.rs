@@ -1,4 +1,4 @@
-//! The few acts that need privileges: asked of whoever has them.
+//! The few acts that need privileges: asked of the broker, or of the program that embeds the agent.
 
 use link::Refusal;
 use link::broker::{BrokerAnswer, BrokerRequest, MountId, Report};

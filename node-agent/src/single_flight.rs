@@ -2,8 +2,8 @@
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
+use inflight::carry;
 use link::Cause;
-use link::inflight::carry;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};

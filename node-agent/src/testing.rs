@@ -36,10 +36,15 @@ pub(crate) enum Does {
     Denies,
 }
 
-/// Directories `d0`, `d1` … and a file `f`, whose version and size are a number.
+/// Of each small file.
+pub(crate) const SMALL_BYTES: u64 = 1000;
+
+/// Directories `d0`, `d1` … and a file `f`, whose version and size are a number, or small files instead of it.
 #[derive(Debug)]
 pub(crate) struct Scripted {
     directories: usize,
+    /// `s0`, `s1` … of [`SMALL_BYTES`] in its root.
+    small_files: usize,
     /// Of its scope.
     dir: tempfile::TempDir,
     does: watch::Sender<Does>,
@@ -54,8 +59,13 @@ pub(crate) struct Scripted {
 
 impl Scripted {
     pub(crate) fn new(directories: usize) -> Arc<Self> {
+        Self::with_files(directories, 0)
+    }
+
+    pub(crate) fn with_files(directories: usize, small_files: usize) -> Arc<Self> {
         Arc::new(Self {
             directories,
+            small_files,
             dir: tempfile::tempdir().unwrap(),
             does: watch::Sender::new(Does::Answers),
             version: AtomicU64::new(1),
@@ -185,6 +195,11 @@ impl Scripted {
     }
 }
 
+fn small_file(name: String) -> Entry {
+    let kind = Kind::File { size: SMALL_BYTES, version: Version("1".to_owned()) };
+    Entry { name: name.into_bytes(), kind, modified_ns: 0 }
+}
+
 fn directory(name: String) -> Entry {
     Entry { name: name.into_bytes(), kind: Kind::Directory, modified_ns: 0 }
 }
@@ -213,13 +228,15 @@ impl Source for Scripted {
             }
         }
         self.meet().await?;
-        let mut page = Page { entries: vec![self.file()], ..Page::default() };
+        let mut page = Page::default();
+        page.entries.extend((self.small_files == 0).then(|| self.file()));
         if endless {
             page.next = Some("0".to_owned());
             return Ok(page);
         }
         if dir.is_empty() {
             page.entries.extend((0..self.directories).map(|k| directory(format!("d{k}"))));
+            page.entries.extend((0..self.small_files).map(|k| small_file(format!("s{k}"))));
         }
         let goes_on = matches!(now, Does::FirstPage | Does::EmptyPages | Does::SamePage);
         page.next = goes_on.then(|| "more".to_owned());
@@ -232,6 +249,7 @@ impl Source for Scripted {
         Ok(match name.as_str() {
             "f" => Some(self.file()),
             _ if name.starts_with('d') => Some(directory(name)),
+            _ if name.starts_with('s') => Some(small_file(name)),
             _ => None,
         })
     }

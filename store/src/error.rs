@@ -1,6 +1,7 @@
 //! What can go wrong at a source, in the few kinds that a caller treats differently.
 
 use std::time::Duration;
+use volume::Cause;
 
 /// Each message names the object, the reason, and what to do. None carries a credential.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,6 +44,17 @@ fn seconds(waited: &Duration) -> String {
 }
 
 impl StoreError {
+    /// What a reader learns of it.
+    pub fn cause(&self) -> Cause {
+        match self {
+            Self::NotFound { .. } => Cause::NotFound,
+            Self::Denied { .. } | Self::Expired { .. } => Cause::Denied,
+            Self::Stale { .. } => Cause::Stale,
+            Self::Unavailable { .. } | Self::Busy { .. } | Self::Malformed { .. } => Cause::Unavailable,
+            Self::Invalid { .. } => Cause::Internal,
+        }
+    }
+
     pub(crate) fn malformed(what: &str, why: impl Into<String>) -> Self {
         Self::Malformed { what: what.to_owned(), why: why.into() }
     }

@@ -1,6 +1,8 @@
 //! `allowedSources` of a class: where claims that choose their source may choose from.
 
-use crate::{ParameterError, SourceUrl};
+use crate::SourceUrl;
+
+const EXPECTED: &str = "write source prefixes such as s3://bucket/team-a, separated by commas, or s3://* for any bucket; no other '*'";
 
 /// Comma-separated; each entry is a whole source, so that only whole path segments can match.
 pub(crate) struct AllowedSources {
@@ -15,16 +17,12 @@ enum Entry {
 }
 
 impl AllowedSources {
-    pub(crate) fn parse(value: &str) -> Result<Self, ParameterError> {
-        let wrong = || ParameterError::Value {
-            name: "allowedSources",
-            value: value.to_owned(),
-            expected: "write source prefixes such as s3://bucket/team-a, separated by commas, or s3://* for any bucket; no other '*'",
-        };
+    /// The error says what is expected.
+    pub(crate) fn parse(value: &str) -> Result<Self, &'static str> {
         let entry = |text: &str| match text {
             "s3://*" => Ok(Entry::AnyBucket),
-            text if text.contains('*') => Err(wrong()),
-            text => SourceUrl::parse(text).map(Entry::Below).map_err(|_| wrong()),
+            text if text.contains('*') => Err(EXPECTED),
+            text => SourceUrl::parse(text).map(Entry::Below).map_err(|_| EXPECTED),
         };
         let entries = value.split(',').map(|text| entry(text.trim())).collect::<Result<_, _>>()?;
         Ok(Self { text: value.to_owned(), entries })

@@ -5,6 +5,7 @@
 
 mod allow;
 mod allowed;
+mod cause;
 mod credentials;
 mod endpoint;
 #[cfg(test)]
@@ -20,6 +21,7 @@ mod units;
 mod wire;
 
 pub use allow::{AllowList, NotAllowed};
+pub use cause::Cause;
 pub use credentials::{Credentials, CredentialsError, ScopeId, ScopeKey};
 pub use endpoint::{BadPattern, EndpointPattern};
 pub use id::{BadVolumeId, VolumeId};

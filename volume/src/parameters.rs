@@ -222,7 +222,14 @@ impl Parameters {
             let bad = |name, expected| ParameterError::Value { name, value: value.to_owned(), expected };
             match name {
                 "source" => source = Some(SourceUrl::parse(value)?),
-                "allowedSources" => allowed = Some(AllowedSources::parse(value)?),
+                "allowedSources" => {
+                    let parsed = AllowedSources::parse(value).map_err(|expected| ParameterError::Value {
+                        name: "allowedSources",
+                        value: value.to_owned(),
+                        expected,
+                    });
+                    allowed = Some(parsed?);
+                }
                 "path" => path = Some(value.to_owned()),
                 "endpoint" => {
                     let text = "write https://host[:port], without user, path, query or fragment";

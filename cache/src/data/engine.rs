@@ -37,7 +37,7 @@ pub struct Engine {
     /// Bodies between network and disk.
     pub(crate) memory: Arc<Memory>,
     /// Bodies kept for readers of files that no disk can take.
-    pub(crate) detached_memory: Arc<Memory>,
+    pub(crate) bypass_memory: Arc<Memory>,
     /// Whole-file verifications under way: they must not starve the readers of the disk.
     pub(crate) verifying: Arc<Semaphore>,
     index: Mutex<Index>,
@@ -67,7 +67,8 @@ pub struct Evicted {
     pub bytes: u64,
 }
 
-/// What a dropped [`File`] leaves behind. It is not taken to the index at once: whoever drops may hold that lock.
+/// What a dropped [`File`] leaves behind. It is not taken to the index at once: the thread that drops it may hold that
+/// lock.
 pub(crate) struct DroppedFile {
     pub id: u64,
     pub root: u8,
@@ -110,7 +111,7 @@ impl Engine {
         let engine = Arc::new(Self {
             // A quarter for readers of files that cannot be cached; the rest for those that can.
             memory: Memory::new(config.memory_bytes - config.memory_bytes / 4),
-            detached_memory: Memory::new(config.memory_bytes / 4),
+            bypass_memory: Memory::new(config.memory_bytes / 4),
             verifying: Arc::new(Semaphore::new(1)),
             roots,
             observer,
@@ -132,8 +133,9 @@ impl Engine {
         Ok((engine, recovery))
     }
 
-    /// The file of `key`: the instance that others read, one from the disk, or a new one. `fetch` replaces the one given
-    /// before (new credentials), and the readahead is that of readers who do not say theirs. Makes no system call.
+    /// The file of `key`: the instance that others read, one from the disk, or a new one. `fetch` replaces the one
+    /// given before (new credentials), and the readahead is that of readers who do not say theirs. Makes no system
+    /// call.
     pub fn file(self: &Arc<Self>, key: FileKey, fetch: Arc<dyn Fetch>, options: ReadOptions) -> Arc<File> {
         self.reclaim();
         let mut dropped = None;
@@ -173,8 +175,8 @@ impl Engine {
         file
     }
 
-    /// The file with this id, if somebody has it open or it is whole. A file that is only partly there and that nobody holds
-    /// is None: open it anew by its key, for its bytes need a source.
+    /// The file with this id, if somebody has it open or it is whole. A file that is only partly there and that nobody
+    /// holds is None: open it anew by its key, for its bytes need a source.
     pub fn by_id(self: &Arc<Self>, id: u64) -> Option<Arc<File>> {
         let mut index = self.lock_index();
         if let Some(file) = index.live.get(&id).and_then(|l| l.file.upgrade()) {
@@ -212,8 +214,8 @@ impl Engine {
         self.drop_file(id, Reason::Damaged);
     }
 
-    /// Evicts the files of one scope or of all whose path starts with `path_prefix`, open or not. Returns when the disks
-    /// have let go of them, or hang.
+    /// Evicts the files of one scope or of all whose path starts with `path_prefix`, open or not. Returns when the
+    /// disks have let go of them, or hang.
     pub async fn evict(&self, scope: Option<&ScopeId>, path_prefix: &[u8]) -> Evicted {
         let removed: Vec<Removed> = {
             let mut index = self.lock_index();
@@ -304,8 +306,8 @@ impl Engine {
         index.find(key).and_then(|id| index.entries.get(&id)).map_or(0, |e| e.bytes.min(e.size))
     }
 
-    /// Saves what a successor needs in order not to fetch again, then releases the directories. Fetches should have ended:
-    /// what arrives later is served from memory.
+    /// Saves what a successor needs in order not to fetch again, then releases the directories. Fetches should have
+    /// ended: what arrives later is served from memory.
     pub async fn shutdown(&self) {
         let files: Vec<Arc<File>> = {
             let index = self.lock_index();
@@ -339,7 +341,7 @@ impl Engine {
             tracing::warn!(root = %root.path.display(), "left although its disk hangs");
         };
         drained.await;
-        // Whoever comes next must not find it locked; and on a file system of the network this, too, may wait.
+        // The next thread must not find it locked; and on a file system of the network this, too, may wait.
         let (tell, told) = tokio::sync::oneshot::channel();
         let unlocked = root.clone();
         let unlock = std::thread::Builder::new().name("cache-unlock".into()).spawn(move || {
@@ -394,8 +396,8 @@ impl Engine {
         }
     }
 
-    /// Evicts here and now what is beyond a quota: the writer waits, so that no burst outruns the keeper. Called from the
-    /// root's threads, without a lock.
+    /// Evicts here and now what is beyond a quota: the writer waits, so that no burst outruns the keeper. Called from
+    /// the root's threads, without a lock.
     pub(crate) fn ease(&self, root: &Root, pressure: Pressure) {
         if pressure.root {
             self.relieve(root, None);
@@ -486,7 +488,7 @@ impl Engine {
         self.memory.is_short()
     }
 
-    /// Whoever waits for a disk that has begun to hang goes to the source.
+    /// Reads that wait for a disk that has begun to hang go to the source.
     fn pass_by(&self, root: &Root) {
         let files: Vec<Arc<File>> = {
             let index = self.lock_index();

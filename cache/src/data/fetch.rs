@@ -12,6 +12,7 @@ use futures::{FutureExt, StreamExt};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use volume::Cause;
 
 /// Handed to the writers at once at most. Enough to make a thread's wake-up cheap, little enough to wake readers early.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -31,17 +32,6 @@ pub trait Fetch: Send + Sync {
 pub struct FetchError {
     pub cause: Cause,
     pub message: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Cause {
-    NotFound,
-    Denied,
-    /// The source has another version now: open the file anew.
-    Stale,
-    Unavailable,
-    /// A defect of ours.
-    Internal,
 }
 
 impl FetchError {
@@ -67,10 +57,10 @@ pub(crate) fn nowhere() -> Arc<dyn Fetch> {
 }
 
 impl File {
-    /// The blocks are claimed already. Runs to its end whoever stops waiting.
+    /// The blocks are claimed already. Runs to its end even if every reader stops waiting.
     pub(crate) fn fly(self: &Arc<Self>, fetch: Arc<dyn Fetch>, blocks: Range<u64>) {
         let flight = Flight { _busy: Busy::new(&self.busy), rest: blocks, file: self.clone(), error: None };
-        self.engine.runtime.spawn(link::inflight::carry(flight.run(fetch)));
+        self.engine.runtime.spawn(inflight::carry(flight.run(fetch)));
     }
 
     /// The version is gone from the source: this instance serves what it has, a new open begins anew.
@@ -153,7 +143,7 @@ impl Flight {
         Ok(())
     }
 
-    /// Memory for one block. Nobody waits for memory while holding finished blocks, so whoever waits is served in the end.
+    /// Memory for one block. No fetch waits for memory while it holds finished blocks, so each gets some in the end.
     async fn memory(&mut self, bytes: u64, batch: &mut Batch) -> Result<Share, FetchError> {
         let memory = self.file.engine.memory.clone();
         let scope = self.file.key().scope.clone();
@@ -192,7 +182,8 @@ impl Drop for Flight {
                     state.wake(&given_back, Some(&Woken::Failed(error)))
                 }
             };
-            // Not after a failure (that is for the next reader to try), nor when the runtime drops us: it would drop the next too.
+            // Not after a failure (that is for the next reader to try), nor when the runtime drops us: it would drop
+            // the next too.
             if error.is_none() && given_back.is_empty() {
                 file.fetch_ahead(&mut state);
                 file.launch(state);

@@ -11,7 +11,7 @@
 
 use super::bitmap;
 use super::blocks::{Blocks, Known};
-use super::detached::Loose;
+use super::bypass::Bypass;
 use super::engine::{DroppedFile, Engine};
 use super::fetch::{Fetch, FetchError};
 use super::index::{Entry, Rest};
@@ -35,7 +35,7 @@ pub enum Presence {
     /// The range is in the data file, verified. When a reader passes `mark` (byte offset), say [`File::advance`].
     Present { mark: Option<u64> },
     /// No disk could take the range: here it is.
-    Detached(Bytes),
+    Uncached(Bytes),
 }
 
 /// What [`File::present`] finds.
@@ -69,7 +69,7 @@ pub struct File {
     data: OnceLock<OwnedFd>,
     creating: Mutex<()>,
     pub(crate) saving: Mutex<()>,
-    pub(crate) loose: Mutex<Loose>,
+    pub(crate) bypass: Mutex<Bypass>,
     state: Mutex<State>,
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct State {
     pub waiters: Vec<Waiter>,
     pub flights: usize,
     /// How many want all of it.
-    pub hurries: usize,
+    pub prefetch_all: usize,
     /// Decided under the lock, started without it: see [`File::launch`].
     pub launches: Vec<Launch>,
 }
@@ -171,7 +171,7 @@ impl File {
             data: OnceLock::new(),
             creating: Mutex::default(),
             saving: Mutex::default(),
-            loose: Mutex::default(),
+            bypass: Mutex::default(),
             state: Mutex::new(State {
                 fetch,
                 has_source: true,
@@ -181,7 +181,7 @@ impl File {
                 streams: Streams::default(),
                 waiters: Vec::new(),
                 flights: 0,
-                hurries: 0,
+                prefetch_all: 0,
                 launches: Vec::new(),
             }),
         }
@@ -271,7 +271,7 @@ impl File {
         match data {
             Ok(data) => Ok(Descriptors { data, presence }),
             Err(error) if presence.is_some() => {
-                // The disk refuses even the empty file: the worker asks for every range and gets it detached.
+                // The disk refuses even the empty file: the worker asks for every range and gets it uncached.
                 self.refused(root, "create", &error);
                 self.no_descriptors()
             }

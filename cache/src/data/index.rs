@@ -1,7 +1,7 @@
 //! What is cached, in memory: one small entry per file, what each root and scope holds, and whose turn it is to go.
 //!
-//! Per file: an entry of about 80 bytes plus its key, a 24-byte key digest and some 50 bytes of policy, before the slack of
-//! the hash maps. No system call is made here.
+//! Per file: an entry of about 80 bytes plus its key, a 24-byte key digest and some 50 bytes of policy, before the
+//! slack of the hash maps. No system call is made here.
 
 use super::file::File;
 use super::policy::{Policy, Victim};
@@ -79,7 +79,7 @@ pub(crate) struct Scope {
     pub files: u64,
     /// In the index, placed or not.
     entries: u64,
-    /// Volumes use it. Looked at without the index's lock, by whoever removes its directories.
+    /// Volumes use it. Looked at without the index's lock when its directories are removed.
     pub held: Arc<AtomicBool>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A source that sends half a block and then nothing keeps the memory of that block. So what a scope may hold depends
 //! on what is free: at most [`ALPHA`] times as much (dynamic thresholds, as switches share their buffers among ports;
-//! Choudhury and Hahne, 1998). A scope alone has four fifths, five greedy ones leave a twentieth, and however many there
-//! are something is free for one that has nothing.
+//! Choudhury and Hahne, 1998). A scope alone has four fifths, five greedy ones leave a twentieth, and however many
+//! there are something is free for one that has nothing.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -69,7 +69,7 @@ impl Memory {
             state.waiting.push_back(Waiting { scope: scope.clone(), units, sender });
             receiver
         };
-        // Whoever goes away may have been what others waited behind.
+        // A waiter that goes away may have been what others waited behind.
         let mut waiting = Gone { memory: self, gone: true };
         let share = receiver.await.ok();
         waiting.gone = false;
@@ -101,7 +101,8 @@ impl Memory {
             waiting.retain(|w| !w.sender.is_closed());
             while let Some(next) = waiting.pop_front() {
                 let first = !behind.contains(&next.scope);
-                // Whoever may have what is not free yet is waited for: or the small would keep the large from it.
+                // The first in turn is waited for, even if it wants more than is free: or the small would keep the
+                // large out.
                 full |= first && state.may(&next.scope, next.units) && state.free < next.units;
                 if !full && first && state.take(&next.scope, next.units) {
                     granted.push(next);
@@ -231,7 +232,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken and given: never more than there is, and when all is given back all is free and nobody waits.
+        /// Whatever is taken and given: never more than there is, and when all is given back all is free and nobody
+        /// waits.
         #[test]
         fn it_is_never_more_than_there_is_and_comes_back(
             all in 1u64..64,

@@ -23,7 +23,7 @@
 //! report hits late and folded ("touched") without changing what the policy means.
 //!
 //! **Faults.** A full, read-only or failing disk is never an error to a reader: the range comes back
-//! [`Presence::Detached`], the root is degraded and probed again with growing pauses.
+//! [`Presence::Uncached`], the root is degraded and probed again with growing pauses.
 //!
 //! What never happens here: a blocking file operation on the async runtime (but [`File::descriptors`] and
 //! [`Engine::evict`], which say so), a hole punched, an await under a lock, a cancelled fetch that others wait for.
@@ -32,13 +32,12 @@
 
 mod bitmap;
 mod blocks;
+mod bypass;
 mod config;
-mod detached;
 mod engine;
 mod evict;
 mod fetch;
 mod file;
-mod hurry;
 mod index;
 mod journal;
 mod layout;
@@ -47,6 +46,7 @@ mod observe;
 mod place;
 mod policy;
 mod pool;
+mod prefetch_all;
 mod read;
 mod recover;
 mod root;
@@ -61,12 +61,12 @@ mod write;
 
 pub use config::{Config, ConfigError, ReadOptions, Tier, TierKind};
 pub use engine::{Engine, Event, Evicted};
-pub use fetch::{Cause, Fetch, FetchError};
+pub use fetch::{Fetch, FetchError};
 pub use file::{Descriptors, File, Found, Presence};
-pub use hurry::{Hurry, Progress};
 pub use index::{RootUsage, ScopeUsage, TierUsage, Usage};
 pub use layout::{FORMAT_VERSION, file_name};
 pub use observe::{Observer, Reason};
+pub use prefetch_all::{PrefetchAll, Progress};
 pub use recover::{OpenError, Recovery};
 
 use volume::ScopeId;

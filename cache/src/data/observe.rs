@@ -1,4 +1,4 @@
-//! What the engine tells whoever counts: every method is a no-op unless overridden.
+//! What the engine reports to metrics: every method is a no-op unless overridden.
 
 use super::FetchError;
 use std::io;
@@ -53,7 +53,7 @@ pub trait Observer: Send + Sync {
     /// A read had to wait for the source (or for somebody else's fetch).
     fn miss(&self, _bytes: u64) {}
     /// A read was answered from memory, because no disk could take the bytes.
-    fn detached(&self, _bytes: u64) {}
+    fn uncached(&self, _bytes: u64) {}
     fn evicted(&self, _files: u64, _bytes: u64, _reason: Reason) {}
     /// Blocks or records on disk that did not match their checksum.
     fn checksum_failed(&self, _root: u8, _count: u64) {}

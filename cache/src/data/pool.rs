@@ -1,13 +1,13 @@
 //! The threads that touch one cache directory, so that a slow disk holds up neither the runtime nor another disk.
 //!
-//! A call that the disk does not answer keeps its thread, for ever if need be: nothing can end a thread that waits in the
-//! kernel. So the number of threads is the number of calls that can hang, and whoever watches the pool closes it to
+//! A call that the disk does not answer keeps its thread, for ever if need be: nothing can end a thread that waits in
+//! the kernel. So the number of threads is the number of calls that can hang, and the watcher of the pool closes it to
 //! new work ([`Pool::suspend`]) once a call has taken too long; what waited in the queue is dropped, which tells those
 //! who wait for it.
 //!
 //! The queue needs no bound of its own. Every write in it holds its share of `memory_bytes`. Every other job belongs to
-//! somebody who waits for it, or to an errand of which one at a time is under way (the keeper's round, a sweep, a probe),
-//! or unlinks files that were taken out of the index, a batch of them at once.
+//! somebody who waits for it, or to an errand of which one at a time is under way (the keeper's round, a sweep, a
+//! probe), or unlinks files that were taken out of the index, a batch of them at once.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -40,8 +40,9 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<(Sort, Job)>,
-    /// To be closed: that, too, may wait for the disk, so while it hangs they stay here as its threads do. They go before the
-    /// jobs, each of which opens few: else a queue that is never empty would keep descriptors and room for ever.
+    /// To be closed: that, too, may wait for the disk, so while it hangs they stay here as its threads do. They go
+    /// before the jobs, each of which opens few: else a queue that is never empty would keep descriptors and room for
+    /// ever.
     closings: Vec<OwnedFd>,
     /// Of each thread.
     doing: Vec<Doing>,
@@ -132,7 +133,7 @@ impl Pool {
             drop(queue); // before the job, which may tell somebody who submits another
             return false;
         }
-        queue.jobs.push_back((sort, Box::new(link::inflight::carry_job(job))));
+        queue.jobs.push_back((sort, Box::new(inflight::carry_job(job))));
         self.shared.wake.notify_one();
         true
     }
@@ -149,7 +150,7 @@ impl Pool {
         drop(shed); // without the lock: those who waited for them are told
     }
 
-    /// As [`Self::submit`], for whoever finds out whether a suspended pool can go on.
+    /// As [`Self::submit`], for the probe of a suspended pool.
     pub(crate) fn submit_probe(&self, job: impl FnOnce() + Send + 'static) {
         let mut queue = self.shared.lock();
         if !queue.closed {

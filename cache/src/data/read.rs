@@ -3,7 +3,7 @@
 
 use super::ReadOptions;
 use super::blocks::Blocks;
-use super::fetch::{Cause, FetchError};
+use super::fetch::FetchError;
 use super::file::{Body, File, Found, Launch, Presence, State, Waiter, Woken};
 use super::stream::{Goal, Limits};
 use bytes::Bytes;
@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::oneshot;
+use volume::Cause;
 
 /// How often a reader looks again (verified wrong, then fetched, then evicted …) before it goes to the source itself.
 const LOOKS_MAX: u32 = 16;
@@ -28,14 +29,14 @@ enum Look {
 }
 
 impl File {
-    /// As [`Self::read_with`], for whoever says nothing.
+    /// As [`Self::read_with`], without options.
     pub async fn read(self: &Arc<Self>, offset: u64, len: u32) -> Result<Presence, FetchError> {
         self.read_with(offset, len, ReadOptions::default()).await
     }
 
-    /// Waits until the range (clipped to the file) is in the data file, or gives its bytes. Dropping the future cancels nothing
-    /// that others may want. A failed fetch fails its waiters only; the next read tries again. `options` are this reader's,
-    /// whatever others of the same file want.
+    /// Waits until the range (clipped to the file) is in the data file, or gives its bytes. Dropping the future cancels
+    /// nothing that others may want. A failed fetch fails its waiters only; the next read tries again. `options` are
+    /// this reader's, whatever others of the same file want.
     pub async fn read_with(
         self: &Arc<Self>,
         offset: u64,
@@ -44,12 +45,12 @@ impl File {
     ) -> Result<Presence, FetchError> {
         match self.present(offset, len, options).await? {
             Found::Present { mark } => Ok(Presence::Present { mark }),
-            Found::Elsewhere => Ok(Presence::Detached(self.past_the_disks(offset, len).await?)),
+            Found::Elsewhere => Ok(Presence::Uncached(self.past_the_disks(offset, len).await?)),
         }
     }
 
-    /// As [`Self::read_with`], for whoever must find a place for the bytes first: a range that no disk can take is fetched by
-    /// [`Self::past_the_disks`].
+    /// As [`Self::read_with`], for a caller that must find a place for the bytes first: a range that no disk can take
+    /// is fetched by [`Self::past_the_disks`].
     pub async fn present(
         self: &Arc<Self>,
         offset: u64,
@@ -97,7 +98,7 @@ impl File {
         if range.is_empty() {
             return Ok(Bytes::new());
         }
-        self.detached(range).await
+        self.bypass_disks(range).await
     }
 
     fn clipped(&self, offset: u64, len: u32) -> Range<u64> {
@@ -117,7 +118,7 @@ impl File {
     pub async fn whole(self: &Arc<Self>) -> Result<(), FetchError> {
         let mut offset = 0;
         while !self.is_whole() && offset < self.key().size {
-            if let Presence::Detached(_) = self.read(offset, WARM_STEP as u32).await? {
+            if let Presence::Uncached(_) = self.read(offset, WARM_STEP as u32).await? {
                 let message = "no cache directory can take this file: see the cache's quotas and disk errors";
                 return Err(FetchError { cause: Cause::Internal, message: message.into() });
             }
@@ -166,8 +167,8 @@ impl File {
         Look::Wait(receiver)
     }
 
-    /// Starts fetching what is missing: all of `want`, and of what follows up to the block `ahead` as much as may be under way
-    /// at once. False when something of `want` is missing and no disk can take it.
+    /// Starts fetching what is missing: all of `want`, and of what follows up to the block `ahead` as much as may be
+    /// under way at once. False when something of `want` is missing and no disk can take it.
     fn start(&self, state: &mut State, want: &Range<u64>, ahead: u64) -> bool {
         let Body::Partial(blocks) = &state.body else { return true };
         if blocks.next_missing(want.clone()).is_none() && want.end >= ahead {
@@ -195,7 +196,7 @@ impl File {
         }
         let mut wanted: Vec<Range<u64>> =
             state.streams.wanted().map(|bytes| self.blocks_of(&bytes)).collect();
-        wanted.extend((state.hurries > 0).then(|| 0..self.blocks()));
+        wanted.extend((state.prefetch_all > 0).then(|| 0..self.blocks()));
         for blocks in wanted {
             if state.flights >= self.engine.config.parallel_parts {
                 return;
@@ -215,8 +216,8 @@ impl File {
     }
 }
 
-/// Missing blocks as ranges of at most `part` blocks: all that begin within `want`, and up to `slots` in all that lie before
-/// `ahead`. Parts end at multiples of `part`, so that two readers' parts meet without leaving slivers.
+/// Missing blocks as ranges of at most `part` blocks: all that begin within `want`, and up to `slots` in all that lie
+/// before `ahead`. Parts end at multiples of `part`, so that two readers' parts meet without leaving slivers.
 fn missing_runs(blocks: &Blocks, want: &Range<u64>, ahead: u64, part: u64, slots: usize) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     let mut k = want.start;

@@ -233,9 +233,9 @@ impl Root {
         scopes.retain(|scope, _| !unused(scope));
     }
 
-    /// Removes the empty directories of a scope without volumes, unless somebody has `held` it meanwhile: whoever holds a
-    /// scope says so before he asks for its directory, and asks for it under this lock. What the disk does not let go of
-    /// is found again at the next start. Blocking.
+    /// Removes the empty directories of a scope without volumes, unless a volume has `held` it meanwhile: a volume that
+    /// holds a scope says so before he asks for its directory, and asks for it under this lock. What the disk does not
+    /// let go of is found again at the next start. Blocking.
     pub(crate) fn remove_scope(&self, scope: &ScopeId, held: &AtomicBool) {
         let Ok(root) = self.dir() else { return };
         let mut scopes = lock_of_ours(&self.scopes);
@@ -390,8 +390,8 @@ impl Root {
         }
     }
 
-    /// Is a call under way that has taken longer than the limit? True: since this moment the disk hangs. What waited for
-    /// its turn was dropped; what the disk holds on to is the caller's to answer otherwise.
+    /// Is a call under way that has taken longer than the limit? True: since this moment the disk hangs. What waited
+    /// for its turn was dropped; what the disk holds on to is the caller's to answer otherwise.
     pub(crate) fn begins_to_hang(&self, now: Instant) -> bool {
         if self.hangs() || self.pool.longest_call().is_none_or(|longest| longest < self.timeout) {
             return false;

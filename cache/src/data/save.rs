@@ -13,7 +13,8 @@ use super::sidecar::{self, Image};
 const COMPACT_AT: u64 = 10_000;
 
 impl File {
-    /// The last block is there: from now on the file needs no bookkeeping. Called once, by whoever brought that block.
+    /// The last block is there: from now on the file needs no bookkeeping. Called once, by the fetch that brought that
+    /// block.
     pub(crate) fn complete(&self, root: &Root) {
         let blocks = {
             let mut state = self.lock();

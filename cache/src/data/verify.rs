@@ -42,7 +42,7 @@ impl File {
     pub(crate) fn verify_in_background(self: &Arc<Self>) {
         let file = self.clone();
         let large = self.is_large();
-        self.engine.runtime.spawn(link::inflight::carry(async move {
+        self.engine.runtime.spawn(inflight::carry(async move {
             let _turn = if large { file.engine.verifying.clone().acquire_owned().await.ok() } else { None };
             file.awaken().await;
             let step = BACKGROUND_BYTES / file.block_bytes();

@@ -119,7 +119,8 @@ impl Home {
         loop {
             match rustix::fs::flock(&handle, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Self { dir: dir.to_owned(), handle }),
-                // A child that its killed owner had forked, and that has not reached its exec yet, holds it for that long.
+                // A child that its killed owner had forked, and that has not reached its exec yet, holds it for that
+                // long.
                 Err(rustix::io::Errno::WOULDBLOCK) if patience > 0 => {
                     patience -= 1;
                     std::thread::sleep(Duration::from_millis(10));
@@ -178,9 +179,9 @@ impl Home {
         let _ = rustix::fs::flock(&self.handle, FlockOperation::Unlock);
     }
 
-    /// Rewrites the marker in place, at once: on a full disk that needs no room, and whoever is killed leaves the old one or
-    /// the new one. One that says the same already (of an agent that was killed, or has stepped back) is left, and one
-    /// that differs in the format alone is not synced: that takes time, and applications may be waiting.
+    /// Rewrites the marker in place, at once: on a full disk that needs no room, and a process that is killed leaves
+    /// the old one or the new one. One that says the same already (of an agent that was killed, or is drained) is left,
+    /// and one that differs in the format alone is not synced: that takes time, and applications may be waiting.
     pub(super) fn mark(&self, state: State) -> Result<(), MetaError> {
         let about = format!(" {} {}", state.word(), boot_id()?);
         let text = format!("millpond-meta {FORMAT}{about}");
@@ -244,8 +245,8 @@ impl Home {
         Ok(Opened::StartedAnew { why })
     }
 
-    /// Takes blocks of the disk behind the `used` bytes of the store, without making it longer, and returns up to where.
-    /// A quarter of what is free at most: the reserve is no reason for a full disk.
+    /// Takes blocks of the disk behind the `used` bytes of the store, without making it longer, and returns up to
+    /// where. A quarter of what is free at most: the reserve is no reason for a full disk.
     pub(super) fn reserve(&self, used: u64, bytes: u64) -> u64 {
         let free = rustix::fs::statvfs(&self.dir).map_or(0, |s| s.f_bavail.saturating_mul(s.f_frsize));
         let bytes = bytes.min(free / 4);
@@ -256,8 +257,8 @@ impl Home {
         if taken { used + bytes } else { 0 }
     }
 
-    /// What is only of use while the store is open goes back to the disk: the reserve behind the data, and the table of readers,
-    /// of whom there are none. Failure leaves it there, for the next owner.
+    /// What is only of use while the store is open goes back to the disk: the reserve behind the data, and the table of
+    /// readers, of whom there are none. Failure leaves it there, for the next owner.
     pub(super) fn give_back(&self) {
         let trim = || -> io::Result<()> {
             let data = File::options().write(true).open(self.dir.join(DATA))?;
@@ -315,7 +316,7 @@ impl Home {
                     .map_err(|e| from_heed(e, dir))?;
             }
             Some(bytes) if bytes == FORMAT.to_le_bytes() => {}
-            // Of a neighbour. Whoever writes into it next need not know that one.
+            // Of a neighbour. The build that writes into it next need not know that one.
             Some(bytes) if record::stored(bytes).is_some_and(record::is_known) => {
                 tables.about.put(&mut txn, b"format", &FORMAT.to_le_bytes()).map_err(|e| from_heed(e, dir))?
             }

@@ -1,9 +1,10 @@
 //! Keeps the pages that readers in other processes may be looking at.
 //!
-//! Readers of other processes leave no trace: they open the store without LMDB's lock file, for whoever may write its
-//! reader table holds the agent's memory and its locks in his hands, and a worker serves requests of strangers. Instead
-//! the writer keeps snapshots of its own, and with them every page that has been in use within the last [`KEPT`]; a
-//! reader whose question took longer than [`READER_LIMIT`] throws its answer away and asks again (`view`).
+//! Readers of other processes leave no trace: they open the store without LMDB's lock file, for a process that may
+//! write its reader table holds the agent's memory and its locks in his hands, and a worker serves requests of
+//! strangers. Instead the writer keeps snapshots of its own, and with them every page that has been in use within the
+//! last [`KEPT`]; a reader whose question took longer than [`READER_LIMIT`] throws its answer away and asks again
+//! (`view`).
 //!
 //! ```text
 //!  reader      begin ── at most READER_LIMIT ──► answer        later: not believed
@@ -30,8 +31,8 @@ pub(super) struct Fence<S> {
     held: VecDeque<(Instant, S)>,
     /// Every commit is older.
     last_write: Option<Instant>,
-    /// The store is full: when all pages that were kept as it became so can be used again. Whoever finds no room after that
-    /// need not wait: nothing more is given back.
+    /// The store is full: when all pages that were kept as it became so can be used again. Whoever finds no room after
+    /// that need not wait: nothing more is given back.
     full_until: Option<Instant>,
     waiting: u32,
 }
@@ -68,8 +69,8 @@ impl<S> Fence<S> {
         Ok(())
     }
 
-    /// A write found no room: after how much time without a write all pages that were replaced can be used again. None: it
-    /// is not to wait. Whoever does says [`Self::waited`] afterwards.
+    /// A write found no room: after how much time without a write all pages that were replaced can be used again. None:
+    /// it is not to wait. A writer that waits says [`Self::waited`] afterwards.
     pub(super) fn wait_for_room(&mut self, now: Instant) -> Option<Duration> {
         // The newest snapshot may be older than the last write. One that is alone and is that old holds little.
         let room_at = self.last_write? + self.kept + Duration::from_millis(1);

@@ -1,7 +1,7 @@
 //! Stores that nobody has open: what each takes of the disk, since when, and how it is removed.
 //!
-//! Nothing is removed that this module did not recognise: a directory (no link to one) with the marker of a store in it, or
-//! with nothing at all, and without a file that no store has.
+//! Nothing is removed that this module did not recognise: a directory (no link to one) with the marker of a store in
+//! it, or with nothing at all, and without a file that no store has.
 
 use super::environment::{DATA, Home, LOCK, MARKER, Marker, SET_ASIDE, State};
 use super::types::MetaError;
@@ -14,7 +14,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::SystemTime;
 
-/// The marker last: as long as it is there the rest is known to be a store's. Without data it is a store that starts empty.
+/// The marker last: as long as it is there the rest is known to be a store's. Without data it is a store that starts
+/// empty.
 const FILES: [&str; 4] = [DATA, LOCK, SET_ASIDE, MARKER];
 /// Of `st_blocks`, whatever the file system's own blocks are.
 const BLOCK: u64 = 512;
@@ -107,7 +108,8 @@ pub fn touch(dir: &Path) -> Result<(), MetaError> {
     marker.set_modified(SystemTime::now()).map_err(fail)
 }
 
-/// False: somebody has it open, or it is none of ours. Whoever is killed in the middle leaves a store that starts empty.
+/// False: somebody has it open, or it is none of ours. A process that is killed in the middle leaves a store that
+/// starts empty.
 pub fn remove(dir: &Path) -> Result<bool, MetaError> {
     let fail = |e: Errno| io_error("cannot remove an idle metadata store")(e.into());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -136,7 +138,7 @@ pub fn remove(dir: &Path) -> Result<bool, MetaError> {
     }
 }
 
-/// Where a test kills whoever removes a store.
+/// Where a test kills the process that removes a store.
 #[cfg(not(test))]
 fn abort_after(_: &str) {}
 

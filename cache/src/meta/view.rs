@@ -1,8 +1,8 @@
 //! Reading the store, from any process and any thread, one short transaction per question.
 //!
 //! The process that writes (the agent) reads under LMDB's locks. The others open the store without them and so leave no
-//! trace that the agent would have to trust: how they are kept from reading a page that is being used again, see `fence`.
-//! No question makes a system call.
+//! trace that the agent would have to trust: how they are kept from reading a page that is being used again, see
+//! `fence`. No question makes a system call.
 
 use super::clock::{Base, since_boot_ms, wall_base_ms};
 use super::fence::READER_LIMIT;
@@ -90,8 +90,8 @@ impl View {
         // asked again. One that is held up for so long inside LMDB may find anything, and LMDB may then stop this
         // process: a worker, whose successor goes on.
         unsafe { options.flags(EnvFlags::READ_ONLY | EnvFlags::NO_LOCK) };
-        // SAFETY: `data.mdb` is changed by the agent alone, through LMDB. When the agent sets a file aside it renames it,
-        // so that the pages mapped here stay what they were.
+        // SAFETY: `data.mdb` is changed by the agent alone, through LMDB. When the agent sets a file aside it renames
+        // it, so that the pages mapped here stay what they were.
         let env = unsafe { options.open(dir) }.map_err(|e| from_heed(e, dir))?;
         let txn = env.read_txn().map_err(|e| from_heed(e, dir))?;
         let table = |name| {
@@ -306,7 +306,7 @@ impl View {
         Ok(Part::All)
     }
 
-    /// Asks once, and again if whoever asks was held up meanwhile.
+    /// Asks once, and again if the asking thread was held up meanwhile.
     pub(super) fn ask<T>(
         &self,
         question: impl Fn(&RoTxn<'_>) -> Result<T, MetaError>,

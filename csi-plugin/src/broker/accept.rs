@@ -1,6 +1,6 @@
 //! The agents' socket: made, and listened to.
 
-use super::Broker;
+use super::lifecycle::Lifecycle;
 use super::socket::{self, Handler};
 use crate::config::NodeConfig;
 use link::Packet;
@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -33,33 +33,40 @@ pub(super) fn listen(config: &NodeConfig) -> io::Result<OwnedFd> {
     Ok(listener)
 }
 
-pub(super) fn accept(broker: &Arc<Broker>) {
+/// Serves agents until the broker stops, each on a thread of its own.
+pub(super) fn accept(
+    listener: &OwnedFd,
+    config: &NodeConfig,
+    lifecycle: &Lifecycle,
+    handler: &Arc<dyn Handler>,
+) {
+    let connections = Arc::new(AtomicUsize::new(0));
     loop {
-        let packet = match Packet::accept(broker.listener.as_fd()) {
+        let packet = match Packet::accept(listener.as_fd()) {
             Ok(packet) => packet,
-            Err(_) if broker.stopped() => return,
+            Err(_) if lifecycle.stopped() => return,
             Err(error) => {
                 tracing::warn!(%error, "accepting the node agent failed");
                 thread::sleep(Duration::from_millis(100)); // out of descriptors, say: do not spin
                 continue;
             }
         };
-        if broker.stopped() {
+        if lifecycle.stopped() {
             return;
         }
-        if broker.connections.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
-            broker.connections.fetch_sub(1, Ordering::AcqRel);
+        if connections.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
+            connections.fetch_sub(1, Ordering::AcqRel);
             tracing::warn!("too many connections to the broker at once: one was refused");
             continue;
         }
-        let serving = broker.clone();
+        let (uid, agents) = (config.agent_uid, lifecycle.agents.clone());
+        let (handler, count) = (handler.clone(), connections.clone());
         let spawned = thread::Builder::new().name("agent".into()).spawn(move || {
-            let handler: Arc<dyn Handler> = serving.clone();
-            socket::serve(packet, serving.config.agent_uid, &serving.agents, &handler);
-            serving.connections.fetch_sub(1, Ordering::AcqRel);
+            socket::serve(packet, uid, &agents.slots, &handler);
+            count.fetch_sub(1, Ordering::AcqRel);
         });
         if let Err(error) = spawned {
-            broker.connections.fetch_sub(1, Ordering::AcqRel);
+            connections.fetch_sub(1, Ordering::AcqRel);
             tracing::error!(%error, "no thread for the node agent's connection");
         }
     }

@@ -1,70 +1,48 @@
 //! Passthrough files: registered with the kernel for the agent, recorded, closed when nobody needs them.
 
-use super::Broker;
 use super::mounts_table::Mount;
-use super::socket::AgentIdentity;
-use link::broker::{BrokerAnswer, MountId};
+use link::broker::BrokerAnswer;
 use link::{BACKING_IDS_MAX, Refusal, RefusalKind};
-use mounts::KernelError;
+use mounts::{Kernel, KernelError};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 
-impl Broker {
-    /// The agent may speak only of mounts that were given to it.
-    pub(super) fn owned(&self, agent: &AgentIdentity, id: MountId) -> Result<Arc<Mount>, Refusal> {
-        let unknown =
-            || Refusal::new(RefusalKind::NotFound, format!("mount {id} is not known to this broker"));
-        self.table.get(id).filter(|mount| mount.is_of(agent)).ok_or_else(unknown)
+/// `fds`: the cache file.
+pub(super) fn open(kernel: &dyn Kernel, mount: &Mount, fds: Vec<OwnedFd>) -> Result<BrokerAnswer, Refusal> {
+    let id = mount.id;
+    let [file] = <[OwnedFd; 1]>::try_from(fds)
+        .map_err(|_| Refusal::new(RefusalKind::Invalid, "BackingOpen takes one descriptor"))?;
+    let gone = || Refusal::new(RefusalKind::NotFound, format!("mount {id} has ended"));
+    let device = mount.device().ok_or_else(gone)?;
+    // Each pins a file, and all of them must fit into the message that gives the mount to the next agent.
+    if mount.backing().len() >= BACKING_IDS_MAX {
+        let why = format!("mount {id} has {BACKING_IDS_MAX} passthrough files open, which is the limit");
+        return Err(Refusal::new(RefusalKind::Unavailable, why));
     }
-
-    pub(super) fn backing_open(
-        &self,
-        agent: &AgentIdentity,
-        id: MountId,
-        fds: Vec<OwnedFd>,
-    ) -> Result<BrokerAnswer, Refusal> {
-        let mount = self.owned(agent, id)?;
-        let [file] = <[OwnedFd; 1]>::try_from(fds)
-            .map_err(|_| Refusal::new(RefusalKind::Invalid, "BackingOpen takes one descriptor"))?;
-        let gone = || Refusal::new(RefusalKind::NotFound, format!("mount {id} has ended"));
-        let device = mount.device().ok_or_else(gone)?;
-        // Each pins a file, and all of them must fit into the message that gives the mount to the next agent.
-        if mount.backing().len() >= BACKING_IDS_MAX {
-            let why = format!("mount {id} has {BACKING_IDS_MAX} passthrough files open, which is the limit");
-            return Err(Refusal::new(RefusalKind::Unavailable, why));
-        }
-        let backing = self.kernel.backing_open(device.as_fd(), file.as_fd()).map_err(refusal)?;
-        mount.record_backing(backing);
-        if mount.state().is_over() {
-            // It ended while we asked: whoever ended it may have looked at the records before.
-            self.close_recorded(&mount, &device, backing);
-            return Err(gone());
-        }
-        Ok(BrokerAnswer::Backing { id: backing })
+    let backing = kernel.backing_open(device.as_fd(), file.as_fd()).map_err(refusal)?;
+    mount.record_backing(backing);
+    if mount.state().is_over() {
+        // It ended while the broker asked: the thread that ended it may have read the records before.
+        close_recorded(kernel, mount, &device, backing);
+        return Err(gone());
     }
+    Ok(BrokerAnswer::Backing { id: backing })
+}
 
-    pub(super) fn backing_close(
-        &self,
-        agent: &AgentIdentity,
-        id: MountId,
-        backing: u32,
-    ) -> Result<BrokerAnswer, Refusal> {
-        let mount = self.owned(agent, id)?;
-        match mount.device() {
-            Some(device) => self.close_recorded(&mount, &device, backing),
-            None => {
-                mount.forget_backing(backing); // the connection took its ids with it
-            }
+pub(super) fn close(kernel: &dyn Kernel, mount: &Mount, backing: u32) -> BrokerAnswer {
+    match mount.device() {
+        Some(device) => close_recorded(kernel, mount, &device, backing),
+        None => {
+            mount.forget_backing(backing); // the connection took its ids with it
         }
-        Ok(BrokerAnswer::Done)
     }
+    BrokerAnswer::Done
+}
 
-    fn close_recorded(&self, mount: &Mount, device: &OwnedFd, backing: u32) {
-        if mount.forget_backing(backing)
-            && let Err(error) = self.kernel.backing_close(device.as_fd(), backing)
-        {
-            tracing::warn!(mount = %mount.id, backing, %error, "a passthrough id was not closed");
-        }
+fn close_recorded(kernel: &dyn Kernel, mount: &Mount, device: &OwnedFd, backing: u32) {
+    if mount.forget_backing(backing)
+        && let Err(error) = kernel.backing_close(device.as_fd(), backing)
+    {
+        tracing::warn!(mount = %mount.id, backing, %error, "a passthrough id was not closed");
     }
 }
 

@@ -1,10 +1,7 @@
 //! How a volume does, in the words of its latest Events: what `NodeGetVolumeStats` tells kubelet, too.
 
-use super::Broker;
-use super::mounts_table::Mount;
-use crate::events::{Reason, text};
-use link::broker::{Away, Usage};
-use mounts::Target;
+use crate::events::Reason;
+use link::broker::Usage;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Of one mount. The default: all is well, and nothing is known of its size.
@@ -27,7 +24,7 @@ impl Condition {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(&self, reason: Reason, message: &str) {
+    pub(super) fn note(&self, reason: Reason, message: &str) {
         match reason {
             Reason::Degraded | Reason::Failed => self.latest().mount = Some(message.to_owned()),
             Reason::Recovered => self.latest().mount = None,
@@ -54,37 +51,6 @@ impl Condition {
 
     pub(super) fn usage(&self) -> Usage {
         self.latest().usage.clone()
-    }
-}
-
-impl Broker {
-    /// What is wrong with the mount at this target, if anything was said.
-    pub fn trouble(&self, volume: &str, target: &Target) -> Option<String> {
-        let known = self.table.at(target.path());
-        let said = known.as_ref().and_then(|mount| mount.condition.trouble());
-        // What was said of its predecessor is over when one lives.
-        let lives = known.is_some_and(|mount| !mount.state().is_over());
-        let not_renewed = || self.renewals.told_of(target.path()).filter(|_| !lives);
-        said.or_else(|| not_renewed().map(|why| text::not_renewed(volume, &why)))
-    }
-
-    /// What is wrong with its source, as the agent says that serves it: a level, so no report of it can be lost.
-    pub fn source_trouble(volume: &str, usage: &Usage) -> Option<String> {
-        usage.away.as_ref().map(|Away { why, stale }| match stale {
-            true => text::serving_stale(volume, why),
-            false => text::source_away(volume, why),
-        })
-    }
-
-    /// The last that its agent has told of it.
-    pub fn last_usage(&self, target: &Target) -> Usage {
-        self.table.at(target.path()).map(|mount| mount.condition.usage()).unwrap_or_default()
-    }
-
-    /// An Event on the mount's pod and claim, which is its condition from now on.
-    pub(super) fn tell(&self, mount: &Mount, reason: Reason, message: &str) {
-        mount.condition.note(reason, message);
-        self.events.note(&mount.subjects, reason, message);
     }
 }
 

@@ -1,22 +1,32 @@
 //! A limit of memory for each worker, so that a worker that takes too much dies alone: groups that the agent may not make.
 
-use super::Broker;
 use super::socket::AgentIdentity;
+use cgroups::{CgroupError, Cgroups, Released};
 use link::broker::BrokerAnswer;
 use link::{Refusal, RefusalKind};
-use mounts::{CgroupError, Cgroups};
-use std::collections::HashMap;
-use std::io::ErrorKind;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
-/// Workers end with their agent, a moment later.
-const SWEEP_LIMIT: Duration = Duration::from_secs(10);
-const SWEEP_PAUSE: Duration = Duration::from_millis(50);
+/// The groups of the agents' workers. Locked while one is made and while those that exist are looked at: two agents may
+/// have theirs in the same place, and a group that nobody lives in yet looks like one that was left.
+#[derive(Debug, Default)]
+pub(super) struct Groups(Mutex<Known>);
 
-impl Broker {
+#[derive(Debug, Default)]
+struct Known {
+    /// Where each agent's are.
+    bases: HashMap<AgentIdentity, PathBuf>,
+    /// Could not be removed yet: the disk that a killed worker waits for keeps its process.
+    left: BTreeSet<PathBuf>,
+}
+
+impl Groups {
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn confine(
         &self,
         agent: &AgentIdentity,
@@ -26,62 +36,46 @@ impl Broker {
         let [worker] = <[OwnedFd; 1]>::try_from(fds)
             .map_err(|_| Refusal::new(RefusalKind::Invalid, "Confine takes one process descriptor"))?;
         let pid = agent.pid.unsigned_abs();
-        let _whole = self.groups.lock();
+        let _whole = self.lock();
         let group = Cgroups::find().and_then(|groups| groups.confine(pid, worker.as_fd(), bytes));
         Ok(BrokerAnswer::Confined { group: group.map_err(refusal)? })
     }
 
     pub(super) fn release(&self, agent: &AgentIdentity, group: &str) -> Result<BrokerAnswer, Refusal> {
         let released = Cgroups::find().and_then(|groups| groups.release(agent.pid.unsigned_abs(), group));
-        Ok(BrokerAnswer::Released { oom_kills: released.map_err(refusal)? })
+        let Released { oom_kills, left } = released.map_err(refusal)?;
+        self.lock().left.extend(left);
+        Ok(BrokerAnswer::Released { oom_kills })
     }
 
-    /// An agent has come. What workers of earlier ones have left is removed.
-    pub(super) fn note_groups_of(&self, agent: &AgentIdentity) {
+    /// An agent has come. What workers of earlier ones have left is removed, now or once its processes have ended.
+    pub(super) fn note_all_of(&self, agent: &AgentIdentity) {
         let Ok(base) = Cgroups::find().and_then(|groups| groups.base(agent.pid.unsigned_abs())) else {
             return;
         };
-        let mut groups = self.groups.lock();
-        for group in Cgroups::workers_below(&base) {
-            let _ = std::fs::remove_dir(group); // somebody lives in it
-        }
-        groups.insert(agent.clone(), base);
+        let mut groups = self.lock();
+        groups.left.extend(Cgroups::workers_below(&base));
+        groups.sweep();
+        groups.bases.insert(agent.clone(), base);
     }
 
-    /// Its workers end with it, a moment later. Does not wait for them.
-    pub(super) fn sweep_groups_of(&self, agent: &AgentIdentity) {
-        let left = {
-            let mut groups = self.groups.lock();
-            let Some(base) = groups.remove(agent) else { return };
-            Cgroups::workers_below(&base)
-        };
-        let sweeper = std::thread::Builder::new().name("sweep".into()).spawn(move || sweep(left));
-        if let Err(error) = sweeper {
-            tracing::warn!(%error, "no thread to remove the groups of the agent's workers: the next agent's coming does");
+    /// An agent is gone. Its workers end with it, a moment later.
+    pub(super) fn leave_all_of(&self, agent: &AgentIdentity) {
+        let mut groups = self.lock();
+        if let Some(base) = groups.bases.remove(agent) {
+            groups.left.extend(Cgroups::workers_below(&base));
         }
+    }
+
+    /// Removes what nobody lives in any more: called again and again.
+    pub(super) fn sweep(&self) {
+        self.lock().sweep();
     }
 }
 
-/// Where the groups of each agent's workers are. Locked while one is made and while those that exist are listed: two
-/// agents may have theirs in the same place, and a group that nobody lives in yet looks like one that was left.
-#[derive(Debug, Default)]
-pub(super) struct Groups(Mutex<HashMap<AgentIdentity, PathBuf>>);
-
-impl Groups {
-    fn lock(&self) -> MutexGuard<'_, HashMap<AgentIdentity, PathBuf>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Those that there were: a successor's workers may have theirs in the same place.
-fn sweep(mut left: Vec<PathBuf>) {
-    let end = Instant::now() + SWEEP_LIMIT;
-    while !left.is_empty() && Instant::now() < end {
-        left.retain(|group| std::fs::remove_dir(group).is_err_and(|e| e.kind() != ErrorKind::NotFound));
-        std::thread::sleep(SWEEP_PAUSE);
-    }
-    if !left.is_empty() {
-        tracing::debug!(?left, "groups that somebody lives in stay");
+impl Known {
+    fn sweep(&mut self) {
+        self.left.retain(|group| cgroups::remove(group).is_err());
     }
 }
 
@@ -95,4 +89,29 @@ fn refusal(error: CgroupError) -> Refusal {
         CgroupError::Io { .. } => RefusalKind::Internal,
     };
     Refusal::new(kind, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_that_somebody_lives_in_is_removed_once_nobody_does() -> std::io::Result<()> {
+        // An ordinary directory, which is not removed either while there is something in it.
+        let base = tempfile::tempdir()?;
+        let [dead, stuck] = ["dead", "stuck"].map(|name| base.path().join(name));
+        std::fs::create_dir(&dead)?;
+        std::fs::create_dir_all(stuck.join("process"))?;
+        let mut groups = Known {
+            left: [dead.clone(), stuck.clone(), base.path().join("gone")].into(),
+            ..Known::default()
+        };
+        groups.sweep();
+        assert_eq!(groups.left, [stuck.clone()].into());
+        assert!(!dead.exists());
+        std::fs::remove_dir(stuck.join("process"))?;
+        groups.sweep();
+        assert!(groups.left.is_empty() && !stuck.exists());
+        Ok(())
+    }
 }

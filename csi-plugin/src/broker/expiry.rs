@@ -1,8 +1,7 @@
 //! Mounts that nobody serves any more: ended when their `healTimeout` is over, so that readers fail instead of hanging.
 
-use super::Broker;
+use super::lifecycle::Lifecycle;
 use super::mounts_table::State;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long without a look at the clock; a lost agent wakes the watcher as well.
@@ -20,28 +19,25 @@ pub fn left(state: State, heal_timeout: Duration, now: Instant) -> Option<Durati
 }
 
 /// Runs until the broker is dropped or stopped.
-pub(super) fn watch(broker: std::sync::Weak<Broker>) {
+pub(super) fn watch(lifecycle: &std::sync::Weak<Lifecycle>) {
     loop {
-        let Some(broker) = broker.upgrade() else { return };
-        if broker.stopped() {
-            return;
-        }
-        let wait = end_overdue(&broker, Instant::now());
-        drop(broker);
+        let Some(lifecycle) = Lifecycle::running(lifecycle) else { return };
+        let wait = end_overdue(&lifecycle, Instant::now());
+        drop(lifecycle);
         std::thread::park_timeout(wait);
     }
 }
 
 /// Ends what is due; returns how long until the next look.
-fn end_overdue(broker: &Arc<Broker>, now: Instant) -> Duration {
+fn end_overdue(lifecycle: &Lifecycle, now: Instant) -> Duration {
     let mut wait = IDLE;
-    for mount in broker.table.all() {
+    for mount in lifecycle.table.all() {
         let seen = mount.state();
         match left(seen, mount.heal_timeout(), now) {
             Some(Duration::ZERO) => {
                 let why = format!("its agent has been gone for healTimeout ({:?})", mount.heal_timeout());
                 // An agent may have taken it since we looked.
-                broker.end_if(&mount, &why, |state, _| state == seen);
+                lifecycle.end_if(&mount, &why, |state, _| state == seen);
             }
             Some(left) => wait = wait.min(left),
             None => {}

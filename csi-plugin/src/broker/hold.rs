@@ -1,21 +1,32 @@
 //! An agent shows its mounts to a broker that may be new, and is relieved of those that are no more.
 
+use super::agents::Agents;
+use super::lifecycle::Lifecycle;
 use super::mounts_table::{Mount, Parts, State};
+use super::publish::{control, request_timeout};
+use super::sight::ALIVE_LIMIT;
 use super::socket::AgentIdentity;
-use super::targets::Recipe;
-use super::{ALIVE_LIMIT, Broker};
-use crate::events::Subjects;
+use super::targets::{Recipe, Targets};
+use crate::config::NodeConfig;
 use link::broker::{BrokerAnswer, Hold, MountId, Publish};
 use link::{Refusal, RefusalKind, failpoint};
 use mounts::{Connection, MountSource, Ours, Target, probe, stack_at};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use volume::{Credentials, WireSpec};
 
-impl Broker {
-    /// A mount of an earlier broker, told by the agent that serves it.
+/// Takes what agents show.
+#[derive(Debug)]
+pub(super) struct Holder {
+    pub(super) lifecycle: Arc<Lifecycle>,
+    pub(super) agents: Arc<Agents>,
+    pub(super) targets: Arc<Targets>,
+    pub(super) config: Arc<NodeConfig>,
+}
+
+impl Holder {
+    /// A mount of an earlier broker, shown by the agent that serves it.
     pub(super) fn hold(
         &self,
         agent: &AgentIdentity,
@@ -24,10 +35,10 @@ impl Broker {
     ) -> Result<BrokerAnswer, Refusal> {
         let Hold { publish, resume, backing } = hold;
         let id = publish.mount;
-        if let Some(known) = self.table.get(id) {
+        if let Some(known) = self.lifecycle.table.get(id) {
             return self.hold_known(agent, &known);
         }
-        if self.table.was_removed(id) {
+        if self.lifecycle.table.was_removed(id) {
             return Err(self.relieve_of_ended(agent, id));
         }
         let invalid = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Invalid, e.to_string());
@@ -35,50 +46,59 @@ impl Broker {
             .map_err(|_| invalid(&"Hold takes the device and the shared memory"))?;
         let credentials = Credentials::from_secrets(&publish.secrets).map_err(|e| invalid(&e))?;
         failpoint::hit("broker.hold");
-        let path = Path::new(&publish.target);
+        let path = Path::new(&publish.spec.target);
         let target = Target::resolve(&self.config.kubelet_dirs, path).map_err(|e| invalid(&e))?;
-        if self.kernel.has_ended(device.as_fd()) {
+        if self.lifecycle.kernel.has_ended(device.as_fd()) {
             self.hold_dead(agent, publish, credentials, device, target);
             return Err(self.relieve_of_ended(agent, id));
         }
-        let (connection, source) = self.mounted(&target, &publish.spec).inspect_err(|why| {
+        let (connection, source) = self.mounted(&target, &publish.spec.volume).inspect_err(|why| {
             // Containers may have it all the same, so it is left to them; nobody else can be given it.
             tracing::warn!(mount = %id, %why, "an agent serves a mount that somebody has taken from its target");
         })?;
         // The mount at its target may be a later one of the same volume, and this one somewhere else.
-        let taken =
-            self.table.all().iter().any(|other| other.connection == connection && other.device().is_some());
-        let control = match self.control(connection, &device) {
+        let taken = self
+            .lifecycle
+            .table
+            .all()
+            .iter()
+            .any(|other| other.connection == connection && other.device().is_some());
+        let control = match control(&*self.lifecycle.kernel, connection, &device) {
             Ok(control) if !taken => control,
             _ => {
-                let text = format!("at the target of volume {} is another mount of it", publish.spec.id);
+                let text =
+                    format!("at the target of volume {} is another mount of it", publish.spec.volume.id);
                 return Err(Refusal::new(RefusalKind::NotFound, text));
             }
         };
         let held = parts(publish, target, (connection, source), credentials, agent, device);
-        let mount = self.table.insert(Mount::new(Parts { control, limit: self.request_timeout(), ..held }));
+        let mount = self.lifecycle.table.insert(Mount::new(Parts {
+            control,
+            limit: request_timeout(&*self.lifecycle.kernel),
+            ..held
+        }));
         failpoint::hit("broker.noted");
         mount.keep_prepared(inflight, resume);
         failpoint::hit("broker.prepared");
         backing.into_iter().for_each(|id| mount.record_backing(id));
         mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
-        // It ended between our look and our note. From our note on whoever unpublishes finds it in the table, and whoever
-        // looks for ends finds that.
-        let ended = || mount.device().is_none_or(|device| self.kernel.has_ended(device.as_fd()));
+        // It ended between our look and our note. From our note on whoever unpublishes finds it in the table, and
+        // whoever looks for ends finds that.
+        let ended = || mount.device().is_none_or(|device| self.lifecycle.kernel.has_ended(device.as_fd()));
         if mount.state().is_over() || ended() {
             self.hold_ended(&mount);
             return Err(self.relieve_of_ended(agent, id));
         }
-        // Whoever noted that the agent was gone may have done so before our note.
-        if !self.agents.has(agent) {
-            self.orphan(&mount, agent, "the node agent is gone");
-            self.wake_watcher();
+        // The thread that noted the agent's end may have done so before our note.
+        if !self.agents.slots.has(agent) {
+            self.lifecycle.orphan(&mount, agent, "the node agent is gone");
+            self.lifecycle.wake_expiry();
         }
         self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
-        self.targets.set_mounted(mount.target.path(), &mount.spec.id, mount.connection);
+        self.targets.set_mounted(mount.target.path(), mount.volume(), mount.connection);
         mount.set_replaces(self.targets.dead(mount.target.path()));
         if !mount.replaces().is_empty() {
-            self.renewals.wake_for(mount.target.path());
+            self.lifecycle.renewals.wake_for(mount.target.path());
         }
         failpoint::hit("broker.held");
         Ok(BrokerAnswer::Done)
@@ -94,37 +114,37 @@ impl Broker {
         device: OwnedFd,
         target: Target,
     ) {
-        let Ok((connection, source)) = self.mounted(&target, &publish.spec) else { return };
+        let Ok((connection, source)) = self.mounted(&target, &publish.spec.volume) else { return };
         // A dead mount says so at once. One that lives is another one, in its place.
-        let dead = self.kernel.probe(&target, probe::What::Alive, ALIVE_LIMIT);
-        if self.table.at(target.path()).is_some() || !matches!(dead, Ok(probe::Outcome::Dead)) {
+        let dead = self.lifecycle.kernel.probe(&target, probe::What::Alive, ALIVE_LIMIT);
+        if self.lifecycle.table.at(target.path()).is_some() || !matches!(dead, Ok(probe::Outcome::Dead)) {
             return;
         }
         let held = parts(publish, target, (connection, source), credentials, agent, device);
-        let mount = self.table.insert(Mount::new(held));
+        let mount = self.lifecycle.table.insert(Mount::new(held));
         mount.end_of_others("somebody else has ended its connection while there was no broker", |_| true);
         mount.release();
         self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
-        self.tell_of_ends(&[mount]);
+        self.lifecycle.tell_of_ends(&[mount]);
     }
 
-    /// It ended while its agent showed it. As long as something of it is at its target nobody has unpublished it, and what
-    /// is known of it now is what it is made anew from.
+    /// It ended while its agent showed it. As long as something of it is at its target nobody has unpublished it, and
+    /// what is known of it now is what it is made anew from.
     fn hold_ended(&self, mount: &Mount) {
         let path = mount.target.path();
-        let is_there = self.kernel.table().is_ok_and(|table| match stack_at(&table, path).last() {
+        let is_there = self.lifecycle.kernel.table().is_ok_and(|table| match stack_at(&table, path).last() {
             Some(top) if top.connection() == mount.connection => true,
-            Some(top) => top.ours() == Some(Ours::Guard { volume: mount.spec.id.as_str().to_owned() }),
+            Some(top) => top.ours() == Some(Ours::Guard { volume: mount.volume().as_str().to_owned() }),
             None => false,
         });
         if is_there {
             self.targets.add(path, Recipe::of(&mount.order()));
-            self.note_if_ended(mount);
+            self.lifecycle.note_if_ended(mount);
         }
         if !is_there || mount.state() == State::Unpublished {
             mount.enter(State::Unpublished, "it was unpublished while its agent showed it");
             mount.release();
-            self.table.remove(mount.id);
+            self.lifecycle.table.remove(mount.id);
         }
     }
 
@@ -136,11 +156,14 @@ impl Broker {
         if known.state().is_over() {
             return Err(self.relieve_of_ended(agent, id));
         }
-        let serves = self.agents.current().is_some_and(|current| current.identity() == agent);
-        if serves && !self.switching.load(Ordering::SeqCst) {
-            self.enter_if(known, State::Serving, "its agent shows that it serves it", |state, of| {
-                matches!(state, State::Orphaned(_)) && of == agent
-            });
+        let serves = self.agents.slots.current().is_some_and(|current| current.identity() == agent);
+        if serves && !self.agents.is_switching() {
+            self.lifecycle.enter_if(
+                known,
+                State::Serving,
+                "its agent shows that it serves it",
+                |state, of| matches!(state, State::Orphaned(_)) && of == agent,
+            );
         }
         Ok(BrokerAnswer::Done)
     }
@@ -148,16 +171,17 @@ impl Broker {
     /// A mount that came to nothing (its broker died while it made it), was unpublished, or taken away by somebody
     /// else: what is at its target now is another one.
     fn relieve_of_ended(&self, agent: &AgentIdentity, id: MountId) -> Refusal {
-        if let Some(link) = self.agents.current().filter(|link| link.identity() == agent) {
+        if let Some(link) = self.agents.slots.current().filter(|link| link.identity() == agent) {
             tracing::info!(mount = %id, "an agent shows a mount that has ended, and is told to let go of it");
-            self.relieve(&link, id, "its connection has ended");
+            link.relieve(id, "its connection has ended");
         }
         Refusal::new(RefusalKind::NotFound, format!("the connection of mount {id} has ended"))
     }
 
     /// The mount table knows the mount's options; the agent does not.
     fn mounted(&self, target: &Target, spec: &WireSpec) -> Result<(Connection, MountSource), Refusal> {
-        let table = self.kernel.table().map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?;
+        let table =
+            self.lifecycle.kernel.table().map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?;
         let absent = || {
             let text = format!("volume {} is not mounted at {}", spec.id, target.path().display());
             Refusal::new(RefusalKind::NotFound, text)
@@ -190,8 +214,6 @@ fn parts(
         source,
         spec: publish.spec,
         credentials,
-        subjects: Subjects { pod: publish.pod, claim: publish.claim },
-        environment: publish.environment,
         agent: agent.clone(),
         device,
         control: None,

@@ -2,111 +2,125 @@
 //!
 //! It holds a duplicate of every FUSE device and never touches the inside of a mount itself. Calls block; they run on
 //! threads of their own.
+//!
+//! Each part owns its state and knows only parts that stand above it here:
+//!
+//! | Part | What it owns |
+//! |---|---|
+//! | `mounts_table` | what is mounted, for whom; the states of a mount |
+//! | `targets` | the same on disk, as far as it may be |
+//! | `agents` (`slots`, `ends`, `agent_process`, `socket`) | who is connected, and how the latest ended |
+//! | `renew::schedule` | when a dead mount is made anew |
+//! | `lifecycle` (`notices`) | every change of a mount's state, and what follows from it |
+//! | `publish` (`counter`, `messages`, `sight`) | a volume becomes a mount |
+//! | `renew` | a dead mount becomes a new one |
+//! | `adoption`, `handoff` | an agent takes what another one has left, or hands over |
+//! | `hold`, `departure` | agent and broker keep the descriptors for each other's successors |
+//! | `confine`, `backing` | what the agent may not do itself |
+//! | `expiry`, `ended`, `hangs`, `comparison` (`compare`) | threads that look again and again |
 
 mod accept;
+mod adoption;
+mod agent_process;
+mod agents;
 mod backing;
 pub mod compare;
+mod comparison;
 mod condition;
 mod confine;
 mod counter;
+mod departure;
 mod ended;
 mod ends;
 pub mod expiry;
-mod handover;
+pub mod handoff;
 mod hangs;
 mod hold;
+mod lifecycle;
+mod messages;
 pub mod mounts_table;
 mod notices;
-mod renew;
+mod publish;
+pub mod renew;
 mod sight;
 mod slots;
 pub mod socket;
-mod succession;
-mod takedown;
 mod targets;
+
+pub(crate) use sight::ALIVE_LIMIT;
 
 use crate::busy::Busy;
 use crate::config::NodeConfig;
-use crate::events::{Events, Reason, Subjects, text};
+use crate::events::{Events, text};
 use crate::status::Failure;
+use adoption::Adopter;
+use agents::{Agents, GOODBYE_LIMIT};
+use comparison::Comparer;
+use confine::Groups;
 use counter::Counter;
-use ends::Ends;
-use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, MountId, Publish};
-use link::worker::Mode;
-use link::{Refusal, RefusalKind, failpoint};
-use mounts::{Connection, Control, Kernel, KernelError, MountOptions, MountSource, Target, probe};
-use mounts_table::{Mount, Parts, State, Table};
-use renew::Renewals;
-use slots::AgentSlots;
-use socket::{AgentIdentity, AgentLink, AskError, Handler};
+use departure::Departure;
+use handoff::Handoff;
+use hold::Holder;
+use lifecycle::Lifecycle;
+use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, Usage};
+use link::{MountSpec, Refusal, RefusalKind};
+use mounts::{Kernel, MountOptions, MountSource, Target};
+use mounts_table::{Mount, Table};
+use notices::Notices;
+use publish::Publisher;
+use renew::{Remounter, Renewals, Renewer};
+use sight::Looks;
+use socket::{AgentIdentity, AgentLink, Handler};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::thread;
-use std::time::Duration;
-use targets::{Recipe, Targets};
-use volume::{Credentials, RequestTimeout, WireSpec};
-
-const INIT_LIMIT: Duration = Duration::from_secs(2);
-const START_LIMIT: Duration = Duration::from_secs(5);
-/// The agent answers a publish within its own source wait; this is for the way there and back.
-const GRACE: Duration = Duration::from_secs(2);
-/// Unpublish must not wait longer for an agent that hangs: the abort frees everything it holds.
-const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
-const PROBE_LIMIT: Duration = Duration::from_secs(10);
-/// A mount that lives or is dead says so at once; one that does not answer is not dead.
-pub(crate) const ALIVE_LIMIT: Duration = Duration::from_secs(1);
-const REQUEST_TIMEOUT: &str = "the kernel ends a connection in which a request takes longer than fs.fuse.max_request_timeout (or default_request_timeout): healTimeout and storeTimeout are cut to less than half of it; set both to 0";
+use std::thread::{self, JoinHandle};
+use targets::Targets;
+use volume::{Credentials, WireSpec};
 
 /// One volume to be mounted at one target.
 #[derive(Debug)]
 pub struct Order {
-    /// Passed on as it is: what a later version has put there is the agent's to understand.
-    pub spec: WireSpec,
+    pub spec: MountSpec,
     pub credentials: Credentials,
-    /// May the agent use its own credentials where there are none?
-    pub environment: bool,
     pub options: MountOptions,
-    pub subjects: Subjects,
 }
 
 impl Order {
     /// What marks the mount in the mount table: everything that makes it another one.
     pub fn source(&self) -> MountSource {
-        MountSource::new(self.spec.id.as_str(), &self.spec.digest(), self.options)
+        MountSource::new(self.spec.volume.id.as_str(), &self.spec.volume.digest(), self.options)
     }
 }
 
 #[derive(Debug)]
 pub struct Broker {
     pub(crate) kernel: Arc<dyn Kernel>,
-    pub(crate) table: Table,
-    pub(crate) config: NodeConfig,
-    pub(crate) events: Events,
+    pub(crate) table: Arc<Table>,
+    pub(crate) config: Arc<NodeConfig>,
+    lifecycle: Arc<Lifecycle>,
     /// One at a time for each volume: calls of kubelet and what we do of our own accord.
     pub(crate) busy: Arc<Busy>,
+    agents: Arc<Agents>,
+    targets: Arc<Targets>,
     renewals: Arc<Renewals>,
-    agents: AgentSlots,
-    /// How the latest agents came to their ends.
-    ends: Ends,
-    counter: Counter,
-    targets: Targets,
-    listener: OwnedFd,
-    connections: AtomicUsize,
-    /// Mounts that are being looked through.
-    looks: AtomicUsize,
-    groups: confine::Groups,
-    stopping: AtomicBool,
-    /// An agent holds every mount for our successor: nothing is kept for an agent any more.
-    going: AtomicBool,
-    /// One agent takes over from another: a publish would be neither's.
-    switching: AtomicBool,
-    /// Held while mounts are given to an agent: two who do that would give it one mount twice.
-    giving: Mutex<()>,
-    /// One hand-over at a time, from the first question to the last word.
-    succeeding: Mutex<()>,
-    watcher: OnceLock<thread::Thread>,
+    publisher: Arc<Publisher>,
+    remounter: Arc<Remounter>,
+    renewer: Arc<Renewer>,
+    adopter: Arc<Adopter>,
+    handoff: Handoff,
+    holder: Holder,
+    departure: Departure,
+    groups: Arc<Groups>,
+    comparer: Arc<Comparer>,
+    looks: Looks,
+    listener: Arc<OwnedFd>,
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.into()).spawn(work)
 }
 
 impl Broker {
@@ -116,28 +130,7 @@ impl Broker {
         let targets = Targets::open(&config.state_dir)?;
         targets.clean_previous_boot(&config.kubelet_dirs, &*kernel);
         let listener = accept::listen(&config)?;
-        let broker = Arc::new(Self {
-            kernel,
-            table: Table::default(),
-            config,
-            events,
-            busy: Arc::default(),
-            renewals: Arc::default(),
-            agents: AgentSlots::default(),
-            ends: Ends::default(),
-            counter,
-            targets,
-            listener,
-            connections: AtomicUsize::new(0),
-            looks: AtomicUsize::new(0),
-            groups: confine::Groups::default(),
-            stopping: AtomicBool::new(false),
-            going: AtomicBool::new(false),
-            switching: AtomicBool::new(false),
-            giving: Mutex::default(),
-            succeeding: Mutex::default(),
-            watcher: OnceLock::new(),
-        });
+        let broker = Arc::new(Self::compose(config, kernel, events, counter, (targets, listener)));
         let earlier = broker.kernel.table().map_err(io::Error::other)?;
         let earlier = earlier.iter().filter(|e| matches!(e.ours(), Some(mounts::Ours::Fuse(_)))).count();
         if earlier > 0 {
@@ -146,87 +139,186 @@ impl Broker {
                 "mounts of an earlier broker go on; their agent will hand them over"
             );
         }
-        if let Some(limit) = broker.request_timeout() {
-            tracing::warn!(limit = ?limit.limit(), "{REQUEST_TIMEOUT}");
-        }
-        let watch = Arc::downgrade(&broker);
-        let watcher = thread::Builder::new().name("expiry".into()).spawn(move || expiry::watch(watch))?;
-        let _ = broker.watcher.set(watcher.thread().clone()); // set here only
-        let (weak, renewals) = (Arc::downgrade(&broker), broker.renewals.clone());
-        thread::Builder::new().name("renewals".into()).spawn(move || renew::watch(&weak, &renewals))?;
-        let watch = Arc::downgrade(&broker);
-        thread::Builder::new().name("agent-watch".into()).spawn(move || hangs::watch(&watch))?;
-        let watch = Arc::downgrade(&broker);
-        thread::Builder::new().name("compare".into()).spawn(move || compare::watch(&watch))?;
-        let watch = Arc::downgrade(&broker);
-        thread::Builder::new().name("ended".into()).spawn(move || ended::watch(&watch))?;
-        let accepting = broker.clone();
-        thread::Builder::new().name("broker".into()).spawn(move || accept::accept(&accepting))?;
+        broker.publisher.warn_at_start();
+        broker.watch()?;
         Ok(broker)
+    }
+
+    fn compose(
+        config: NodeConfig,
+        kernel: Arc<dyn Kernel>,
+        events: Events,
+        counter: Counter,
+        (targets, listener): (Targets, OwnedFd),
+    ) -> Self {
+        let config = Arc::new(config);
+        let (table, targets, busy) = (Arc::<Table>::default(), Arc::new(targets), Arc::<Busy>::default());
+        let (agents, renewals) = (Arc::new(Agents::new(&config)), Arc::<Renewals>::default());
+        let lifecycle = Arc::new(Lifecycle {
+            kernel: kernel.clone(),
+            table: table.clone(),
+            agents: agents.clone(),
+            renewals: renewals.clone(),
+            notices: Notices { events, node_id: config.node_id.clone() },
+            stopping: AtomicBool::new(false),
+            expiry: OnceLock::new(),
+        });
+        let publisher = Arc::new(Publisher {
+            lifecycle: lifecycle.clone(),
+            agents: agents.clone(),
+            targets: targets.clone(),
+            counter,
+            config: config.clone(),
+        });
+        let remounter = Arc::new(Remounter {
+            lifecycle: lifecycle.clone(),
+            publisher: publisher.clone(),
+            targets: targets.clone(),
+        });
+        let renewer = Arc::new(Renewer {
+            lifecycle: lifecycle.clone(),
+            remounter: remounter.clone(),
+            renewals: renewals.clone(),
+            targets: targets.clone(),
+            busy: busy.clone(),
+            config: config.clone(),
+        });
+        let adopter = Arc::new(Adopter {
+            lifecycle: lifecycle.clone(),
+            agents: agents.clone(),
+            limit: config.pace.adopt_limit,
+            giving: Mutex::default(),
+        });
+        let groups = Arc::<Groups>::default();
+        let comparer = Arc::new(Comparer {
+            lifecycle: lifecycle.clone(),
+            agents: agents.clone(),
+            adopter: adopter.clone(),
+            groups: groups.clone(),
+            busy: busy.clone(),
+            config: config.clone(),
+        });
+        let handoff = Handoff {
+            lifecycle: lifecycle.clone(),
+            agents: agents.clone(),
+            adopter: adopter.clone(),
+            config: config.clone(),
+            alone: Mutex::default(),
+        };
+        let holder = Holder {
+            lifecycle: lifecycle.clone(),
+            agents: agents.clone(),
+            targets: targets.clone(),
+            config: config.clone(),
+        };
+        let departure =
+            Departure { table: table.clone(), agents: agents.clone(), going: AtomicBool::new(false) };
+        Self {
+            kernel,
+            table,
+            config,
+            lifecycle,
+            busy,
+            agents,
+            targets,
+            renewals,
+            publisher,
+            remounter,
+            renewer,
+            adopter,
+            handoff,
+            holder,
+            departure,
+            groups,
+            comparer,
+            looks: Looks::default(),
+            listener: Arc::new(listener),
+        }
+    }
+
+    /// Starts the threads. They end when the broker is dropped or stopped; the one that accepts, when it is stopped.
+    fn watch(self: &Arc<Self>) -> io::Result<()> {
+        let lifecycle = || Arc::downgrade(&self.lifecycle);
+        let watched = lifecycle();
+        let expiry = spawn("expiry", move || expiry::watch(&watched))?;
+        let _ = self.lifecycle.expiry.set(expiry.thread().clone()); // set here only
+        let (renewer, renewals) = (Arc::downgrade(&self.renewer), self.renewals.clone());
+        spawn("renewals", move || renew::watch(&renewer, &renewals))?;
+        let (watched, limit) = (lifecycle(), self.config.agent_hang_limit);
+        spawn("agent-watch", move || hangs::watch(&watched, limit))?;
+        let comparer = Arc::downgrade(&self.comparer);
+        spawn("compare", move || comparison::watch(&comparer))?;
+        let watched = lifecycle();
+        spawn("ended", move || ended::watch(&watched))?;
+        let broker = self.clone();
+        spawn("broker", move || {
+            let handler: Arc<dyn Handler> = broker.clone();
+            accept::accept(&broker.listener, &broker.config, &broker.lifecycle, &handler);
+        })?;
+        Ok(())
     }
 
     /// Stops accepting and hangs up. Mounts stay: the agent holds their devices.
     pub fn stop(&self) {
-        self.stopping.store(true, Ordering::Release);
+        self.lifecycle.stopping.store(true, Ordering::Release);
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both); // wakes accept
-        self.agents.all().iter().for_each(|agent| agent.close());
+        self.agents.slots.all().iter().for_each(|agent| agent.close());
         self.renewals.end();
-        self.wake_watcher();
+        self.lifecycle.wake_expiry();
     }
 
-    fn stopped(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
+    pub(crate) fn events(&self) -> &Events {
+        &self.lifecycle.notices.events
     }
 
-    fn wake_watcher(&self) {
-        if let Some(watcher) = self.watcher.get() {
-            watcher.unpark();
-        }
+    /// Has somebody else ended its connection? Then that is noted first.
+    pub(crate) fn note_if_ended(&self, mount: &Mount) -> bool {
+        self.lifecycle.note_if_ended(mount)
     }
 
     pub fn agent(&self) -> Result<Arc<AgentLink>, Failure> {
-        self.agents.current().ok_or_else(|| {
-            Failure::Unavailable(format!(
-                "the node agent is not running (no connection on {}): check the agent DaemonSet on node {}",
-                self.config.broker_socket.display(),
-                self.config.node_id
-            ))
-        })
-    }
-
-    /// The agent that a volume may be given to now.
-    fn publishing_agent(&self) -> Result<Arc<AgentLink>, Failure> {
-        match self.switching.load(Ordering::SeqCst) {
-            false => self.agent(),
-            true => Err(Failure::Unavailable(
-                "a node agent is taking over from another one: the publish will be repeated".into(),
-            )),
-        }
+        self.agents.serving()
     }
 
     /// Mounts at `target`, where nothing of ours is. After an error nothing is left that was not there before.
     pub fn bring_up(&self, order: Order, target: Target) -> Result<(), Failure> {
-        let agent = self.publishing_agent()?;
-        let target = Arc::new(target);
-        self.targets.add(target.path(), Recipe::of(&order));
-        let made_directory = target.ensure_directory()?;
-        self.mount(&agent, order, &target).inspect_err(|_| {
-            if made_directory && let Err(error) = target.remove() {
-                let target_path = target.path().display();
-                tracing::warn!(%target_path, %error, "the directory of a failed mount stays");
-            }
-            self.targets.remove(target.path());
-        })
+        self.publisher.bring_up(order, target)
+    }
+
+    /// At `target` is a dead mount of the same volume, or its guard, from which somebody has taken the mount. After an
+    /// error that is still there; the caller holds the volume's turn.
+    pub fn renew(&self, order: Order, target: Target) -> Result<(), Failure> {
+        self.remounter.renew(order, target)
+    }
+
+    /// Takes one known mount away. If the unmount fails, the next call goes on.
+    pub fn take_down(&self, mount: &Mount) -> Result<(), Failure> {
+        self.lifecycle.take_down(mount)
+    }
+
+    /// A target of this volume shall go: as long as the answer lives nothing is made anew there.
+    pub(crate) fn leave(&self, path: &Path, volume: &str) -> renew::Leaving<'_> {
+        self.remounter.leave(path, volume)
+    }
+
+    /// A republish brought another secret.
+    pub fn rotate(&self, mount: &Mount, credentials: Credentials) {
+        self.publisher.rotate(mount, credentials);
+    }
+
+    /// Does a living agent hold everything of every live mount? Once true this broker must go. Blocks.
+    pub fn may_go(&self) -> bool {
+        self.departure.of_broker()
     }
 
     /// What was mounted there in this boot, by whichever build.
-    pub fn recorded_spec(&self, target: &std::path::Path) -> Option<WireSpec> {
-        self.targets.recipe(target).map(|recipe| recipe.spec)
+    pub fn recorded_spec(&self, target: &Path) -> Option<WireSpec> {
+        self.targets.recipe(target).map(|recipe| recipe.spec.volume)
     }
 
     /// On the guard at `target` nothing is mounted: was there a mount of this volume, which a container may still have?
-    pub fn was_mounted(&self, target: &std::path::Path, volume: &str) -> bool {
-        let known = self.table.at(target).is_some_and(|mount| mount.spec.id.as_str() == volume);
+    pub fn was_mounted(&self, target: &Path, volume: &str) -> bool {
+        let known = self.table.at(target).is_some_and(|mount| mount.volume().as_str() == volume);
         known || self.targets.mounted(target, volume).is_some()
     }
 
@@ -236,140 +328,8 @@ impl Broker {
         self.renewals.all_told(target.path());
     }
 
-    fn mount(&self, agent: &AgentLink, order: Order, target: &Arc<Target>) -> Result<(), Failure> {
-        let device = self.kernel.open_device()?;
-        let id = self.next_id()?;
-        let connection = self.kernel.mount(target, device.as_fd(), &order.source(), order.options)?;
-        self.targets.set_mounted(target.path(), &order.spec.id, connection);
-        let mount = self.enlist(id, agent, order, target, device, connection);
-        failpoint::hit("broker.mounted");
-        let served = self.serve(agent, &mount).and_then(|mode| self.look_into(&mount, mode));
-        if served.is_ok() {
-            self.warn_of_request_timeout(&mount);
-        }
-        served.inspect_err(|_| {
-            if let Err(error) = self.take_down(&mount) {
-                tracing::error!(mount = %mount.id, %error, "a failed mount could not be taken down");
-            }
-        })
-    }
-
-    fn next_id(&self) -> Result<MountId, Failure> {
-        self.counter.next().map_err(|e| {
-            Failure::Internal(format!("no mount id from {}: {e}", self.config.state_dir.display()))
-        })
-    }
-
-    fn enlist(
-        &self,
-        id: MountId,
-        agent: &AgentLink,
-        order: Order,
-        target: &Arc<Target>,
-        device: OwnedFd,
-        connection: Connection,
-    ) -> Arc<Mount> {
-        let control = self.control(connection, &device).unwrap_or_default();
-        self.table.insert(Mount::new(Parts {
-            id,
-            target: target.clone(),
-            connection,
-            source: order.source(),
-            spec: order.spec,
-            credentials: order.credentials,
-            subjects: order.subjects,
-            environment: order.environment,
-            agent: agent.identity().clone(),
-            device,
-            control,
-            limit: self.request_timeout(),
-        }))
-    }
-
-    /// Of the connections that are made now.
-    fn request_timeout(&self) -> Option<RequestTimeout> {
-        RequestTimeout::of_sysctl(|name| self.kernel.fuse_sysctl(name))
-    }
-
-    /// An administrator's limit that is shorter than what a volume may wait: its waits are shortened, and its owner knows.
-    fn warn_of_request_timeout(&self, mount: &Mount) {
-        let shortens = |limit: &RequestTimeout| {
-            mount.spec.understand().is_ok_and(|spec| limit.shortens(&spec.parameters))
-        };
-        let Some(limit) = self.request_timeout().filter(shortens) else {
-            return;
-        };
-        let (volume, node) = (&mount.spec.id, &self.config.node_id);
-        tracing::warn!(mount = %mount.id, %volume, limit = ?limit.limit(), "{REQUEST_TIMEOUT}");
-        let message = text::request_timeout(volume, limit, node);
-        self.events.note(&mount.subjects, Reason::Degraded, &message);
-    }
-
-    /// What its connection can be ended with, whatever becomes of its number; an error if the mount that was found is
-    /// another connection's. Before anybody else hears of the mount.
-    fn control(&self, connection: Connection, device: &OwnedFd) -> Result<Option<Control>, KernelError> {
-        match self.kernel.control(connection, device.as_fd()) {
-            Ok(control) => Ok(Some(control)),
-            Err(KernelError::Ended) => Ok(None),
-            Err(KernelError::OtherConnection) => Err(KernelError::OtherConnection),
-            Err(error) => {
-                let connection = format!("{}:{}", connection.major, connection.minor);
-                tracing::warn!(connection, %error, "a connection can be ended only where it is mounted, and its waiting requests are not counted");
-                Ok(None)
-            }
-        }
-    }
-
-    /// Device to agent, INIT back and forth, go.
-    fn serve(&self, agent: &AgentLink, mount: &Mount) -> Result<Mode, Failure> {
-        let gone = || Failure::Unavailable("the mount was ended while it was set up".into());
-        let device = mount.device().ok_or_else(gone)?;
-        let init = self.kernel.read_init(device.as_fd(), INIT_LIMIT)?;
-        let publish = AgentRequest::Publish(Box::new(Publish { init, ..handover::publish(mount) }));
-        let wait = self.config.agent_source_wait + GRACE;
-        // Whoever unpublishes does not wait for its source.
-        let wanted = || !mount.state().is_over();
-        let (answer, fds) = agent.ask_while(wanted, publish, &[device.as_fd()], wait).map_err(|e| match e {
-            AskError::TimedOut(_) => Failure::Unavailable(format!(
-                "source {} was not ready within {:?}: check endpoint and network; the publish will be repeated",
-                mount.spec.source, self.config.agent_source_wait
-            )),
-            other => other.into(),
-        })?;
-        let odd = || Failure::Internal("the node agent answered a publish with something else".into());
-        let AgentAnswer::Prepared { init_reply, read_ahead_kb, resume } = answer else { return Err(odd()) };
-        let [inflight] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| odd())?;
-        let mode = resume.mode;
-        mount.keep_prepared(inflight, resume);
-        failpoint::hit("broker.volume-prepared");
-        self.kernel.write_init_reply(device.as_fd(), &init_reply)?;
-        // The kernel sets its own readahead while it takes the INIT reply: ours comes after.
-        if let Err(error) = self.kernel.set_read_ahead_kb(mount.connection, read_ahead_kb) {
-            tracing::warn!(mount = %mount.id, %error, "readahead stays at the kernel's default");
-        }
-        failpoint::hit("broker.init-answered");
-        agent.ask(AgentRequest::Start { mount: mount.id }, &[], START_LIMIT)?;
-        failpoint::hit("broker.started");
-        if !mount.enter(State::Serving, "the agent serves it") {
-            return Err(gone());
-        }
-        // The agent may have gone between its answer and our note of it; `lost` looked before.
-        if self.agents.current().is_none_or(|a| !mount.is_of(a.identity())) {
-            return Err(AskError::Gone.into());
-        }
-        Ok(mode)
-    }
-
-    /// Success is what can be seen through the mount.
-    fn look_into(&self, mount: &Mount, mode: Mode) -> Result<(), Failure> {
-        match self.kernel.probe(&mount.target, primes(mode), PROBE_LIMIT)? {
-            probe::Outcome::Primed | probe::Outcome::Serving => Ok(()),
-            probe::Outcome::Dead => Err(Failure::Unavailable("the mount's connection ended at once".into())),
-        }
-    }
-
     /// Asks the agent's memory.
-    pub fn usage(&self, target: &Target) -> Result<link::broker::Usage, Failure> {
+    pub fn usage(&self, target: &Target) -> Result<Usage, Failure> {
         let agent = self.agent()?;
         let mount = self.table.at(target.path()).ok_or_else(|| {
             Failure::Unavailable("the node agent has not shown this mount to the restarted plugin yet".into())
@@ -385,16 +345,25 @@ impl Broker {
             _ => Err(Failure::Internal("the node agent answered a usage request with something else".into())),
         }
     }
-}
 
-impl From<AskError> for Failure {
-    fn from(error: AskError) -> Self {
-        let text = error.to_string();
-        match error {
-            AskError::Refused(refusal) => refusal.into(),
-            AskError::Gone | AskError::TimedOut(_) | AskError::Withdrawn => Self::Unavailable(text),
-            AskError::Send(_) => Self::Internal(text),
-        }
+    /// What is wrong with the mount at this target, if anything was said.
+    pub fn trouble(&self, volume: &str, target: &Target) -> Option<String> {
+        let known = self.table.at(target.path());
+        let said = known.as_ref().and_then(|mount| mount.condition.trouble());
+        // What was said of its predecessor is over when one lives.
+        let lives = known.is_some_and(|mount| !mount.state().is_over());
+        let not_renewed = || self.renewals.told_of(target.path()).filter(|_| !lives);
+        said.or_else(|| not_renewed().map(|why| text::not_renewed(volume, &why)))
+    }
+
+    /// What is wrong with its source, as the agent says that serves it.
+    pub fn source_trouble(volume: &str, usage: &Usage) -> Option<String> {
+        notices::source_trouble(volume, usage)
+    }
+
+    /// The last that its agent has told of it.
+    pub fn last_usage(&self, target: &Target) -> Usage {
+        self.table.at(target.path()).map(|mount| mount.condition.usage()).unwrap_or_default()
     }
 }
 
@@ -405,80 +374,77 @@ impl Handler for Broker {
         request: BrokerRequest,
         fds: Vec<OwnedFd>,
     ) -> Result<BrokerAnswer, Refusal> {
+        let (kernel, lifecycle) = (&*self.kernel, &self.lifecycle);
         match request {
             BrokerRequest::Hello(_) => Err(Refusal::new(RefusalKind::Invalid, "Hello comes first and once")),
-            BrokerRequest::BackingOpen { mount } => self.backing_open(agent, mount, fds),
-            BrokerRequest::BackingClose { mount, id } => self.backing_close(agent, mount, id),
+            BrokerRequest::BackingOpen { mount } => {
+                backing::open(kernel, &*lifecycle.owned(agent, mount)?, fds)
+            }
+            BrokerRequest::BackingClose { mount, id } => {
+                Ok(backing::close(kernel, &*lifecycle.owned(agent, mount)?, id))
+            }
             BrokerRequest::Dying { tids } => {
-                let tids = tids.into_iter().filter(|tid| self.kernel.dying(*tid)).collect();
+                let tids = tids.into_iter().filter(|tid| kernel.dying(*tid)).collect();
                 Ok(BrokerAnswer::Dying { tids })
             }
             BrokerRequest::Waiting { mount } => {
-                let mount = self.owned(agent, mount)?;
+                let mount = lifecycle.owned(agent, mount)?;
                 let refused = |why: String| Refusal::new(RefusalKind::Internal, why);
                 let control = mount
                     .control()
                     .ok_or_else(|| refused("the control of this connection is not held".into()))?;
-                let count = self.kernel.waiting(&control).map_err(|e| refused(e.to_string()))?;
+                let count = kernel.waiting(&control).map_err(|e| refused(e.to_string()))?;
                 Ok(BrokerAnswer::Waiting { count })
             }
-            BrokerRequest::Probe { mount } => self.look(agent, mount),
+            BrokerRequest::Probe { mount } => self.looks.look(kernel, &*lifecycle.owned(agent, mount)?),
             BrokerRequest::Beat => Ok(BrokerAnswer::Done),
-            BrokerRequest::Confine { bytes } => self.confine(agent, fds, bytes),
-            BrokerRequest::Release { group } => self.release(agent, &group),
+            BrokerRequest::Confine { bytes } => self.groups.confine(agent, fds, bytes),
+            BrokerRequest::Release { group } => self.groups.release(agent, &group),
             BrokerRequest::Abort { mount, why } => {
-                let mount = self.owned(agent, mount)?;
-                self.end(&mount, &why);
+                let mount = lifecycle.owned(agent, mount)?;
+                lifecycle.end(&mount, &why);
                 Ok(BrokerAnswer::Done)
             }
-            BrokerRequest::Hold(hold) => self.hold(agent, *hold, fds),
-            BrokerRequest::Leaving => self.leaving(agent),
+            BrokerRequest::Hold(hold) => self.holder.hold(agent, *hold, fds),
+            BrokerRequest::Leaving => self.departure.of_agent(agent),
             BrokerRequest::Report { mount, report } => {
-                let mount = self.owned(agent, mount)?;
-                self.reported(&mount, report);
+                let mount = lifecycle.owned(agent, mount)?;
+                lifecycle.report(&mount, report);
                 Ok(BrokerAnswer::Done)
             }
         }
     }
 
     fn connected(&self, agent: &Arc<AgentLink>) {
-        self.note_groups_of(agent.identity());
-        if !agent.hello().stepped_back {
-            self.welcome_back(agent);
+        self.groups.note_all_of(agent.identity());
+        if !agent.hello().drained {
+            self.lifecycle.welcome_back(agent);
         }
     }
 
     fn succeed(&self, agent: &Arc<AgentLink>) {
         match agent.hello() {
-            Hello { successor: true, .. } => self.succession(agent),
-            Hello { stepped_back: true, .. } => return,
-            _ => self.give_all(agent),
+            Hello { successor: true, .. } => self.handoff.run(agent),
+            Hello { drained: true, .. } => return,
+            _ => self.adopter.give_all(agent),
         }
         self.renewals.wake_for_all();
     }
 
     fn lost(&self, link: &AgentLink) {
         let agent = link.identity();
-        self.sweep_groups_of(agent);
+        self.groups.leave_all_of(agent);
         // A mount that is being prepared fails with its publish; one that it is given, with that.
-        self.orphan_all_of(agent, "the node agent is gone");
+        self.lifecycle.orphan_all_of(agent, "the node agent is gone");
         // It may be back already, and have been welcomed before we noted that it was gone.
-        if let Some(back) = self.agents.current().filter(|current| current.identity() == agent) {
-            self.welcome_back(&back);
+        if let Some(back) = self.agents.slots.current().filter(|current| current.identity() == agent) {
+            self.lifecycle.welcome_back(&back);
         }
         // What it has left here is for the agent that is there already.
-        if link.hello().stepped_back
-            && let Some(current) = self.agents.current()
+        if link.hello().drained
+            && let Some(current) = self.agents.slots.current()
         {
-            self.give_all(&current);
+            self.adopter.give_all(&current);
         }
-    }
-}
-
-/// What a probe does with a mount to have it ready.
-fn primes(mode: Mode) -> probe::What {
-    match mode {
-        Mode::NoOpen => probe::What::Small,
-        Mode::Passthrough | Mode::Kept => probe::What::Large,
     }
 }

@@ -16,9 +16,11 @@
 //!      └───────────────────────────────────────────────────────────────────► Unpublished ──► (removed)
 //! ```
 //!
-//! Every transition is checked against [`State::allows`] under the mount's own lock, so whoever comes second learns
-//! that it is second: whatever comes in between, nothing leads from Unpublished to anywhere, and Dead only there.
+//! Every transition is checked against [`State::allows`] under the mount's own lock, so the second of two threads
+//! learns that it is second: whatever comes in between, nothing leads from Unpublished to anywhere, and Dead only
+//! there.
 
+use link::MountSpec;
 use link::broker::{MountId, Resume};
 use mounts::{Connection, Control, MountSource, Target};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -26,12 +28,11 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use volume::{Credentials, RequestTimeout, WireSpec};
+use volume::{Credentials, RequestTimeout, VolumeId};
 
 use super::Order;
 use super::condition::Condition;
 use super::socket::AgentIdentity;
-use crate::events::Subjects;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -75,11 +76,7 @@ pub struct Mount {
     pub target: Arc<Target>,
     pub connection: Connection,
     pub source: MountSource,
-    pub spec: WireSpec,
-    /// Whom its Events are for.
-    pub subjects: Subjects,
-    /// May the agent use credentials of its own?
-    pub environment: bool,
+    pub spec: MountSpec,
     /// Taken by the abort: once every holder has let go, the kernel forgets the connection.
     pub device: Mutex<Option<Arc<OwnedFd>>>,
     pub(super) condition: Condition,
@@ -112,10 +109,8 @@ pub struct Parts {
     pub target: Arc<Target>,
     pub connection: Connection,
     pub source: MountSource,
-    pub spec: WireSpec,
+    pub spec: MountSpec,
     pub credentials: Credentials,
-    pub subjects: Subjects,
-    pub environment: bool,
     pub agent: AgentIdentity,
     pub device: OwnedFd,
     pub control: Option<Control>,
@@ -134,7 +129,7 @@ pub struct Released {
 
 impl Mount {
     pub fn new(parts: Parts) -> Self {
-        let Parts { id, target, connection, source, spec, subjects, environment, .. } = parts;
+        let Parts { id, target, connection, source, spec, .. } = parts;
         let changing = Changing {
             state: State::Preparing,
             agent: parts.agent,
@@ -151,8 +146,6 @@ impl Mount {
             connection,
             source,
             spec,
-            subjects,
-            environment,
             device: Mutex::new(Some(Arc::new(parts.device))),
             condition: Condition::default(),
             limit: parts.limit,
@@ -176,20 +169,18 @@ impl Mount {
         self.changing().replaces = dead;
     }
 
+    pub fn volume(&self) -> &VolumeId {
+        &self.spec.volume.id
+    }
+
     /// What would make it anew.
     pub fn order(&self) -> Order {
-        Order {
-            spec: self.spec.clone(),
-            credentials: self.credentials(),
-            environment: self.environment,
-            options: self.source.options(),
-            subjects: self.subjects.clone(),
-        }
+        Order { spec: self.spec.clone(), credentials: self.credentials(), options: self.source.options() }
     }
 
     /// Shorter than its parameter where the kernel itself would not wait so long.
     pub fn heal_timeout(&self) -> Duration {
-        let asked = self.spec.heal_timeout();
+        let asked = self.spec.volume.heal_timeout();
         self.limit.map_or(asked, |limit| limit.cap(asked))
     }
 
@@ -258,7 +249,7 @@ impl Mount {
     }
 
     fn log(&self, from: State, to: State, why: &str) {
-        let (mount, volume, target_path) = (self.id, &self.spec.id, self.target.path().display());
+        let (mount, volume, target_path) = (self.id, self.volume(), self.target.path().display());
         match to {
             State::Dead => {
                 tracing::error!(%mount, %volume, %target_path, ?from, ?to, why, "mount ended: readers get ENOTCONN");
@@ -378,20 +369,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         let target = Target::resolve(std::slice::from_ref(&root), &root.join("t")).unwrap();
+        let volume = VolumeSpec {
+            id: VolumeId::parse("v").unwrap(),
+            source: SourceUrl::parse("s3://bucket").unwrap(),
+            parameters: Parameters::default(),
+        };
         Mount::new(Parts {
             id: MountId(1),
             target: Arc::new(target),
             connection: Connection { major: 0, minor: 1 },
             source: MountSource { volume: "v".into(), digest: "d".into() },
-            spec: VolumeSpec {
-                id: VolumeId::parse("v").unwrap(),
-                source: SourceUrl::parse("s3://bucket").unwrap(),
-                parameters: Parameters::default(),
-            }
-            .into(),
+            spec: MountSpec::new(volume, "/t"),
             credentials: Credentials::anonymous(),
-            subjects: Subjects::default(),
-            environment: false,
             agent: agent(1),
             device: tempfile::tempfile().unwrap().into(),
             control: None,
@@ -444,7 +433,7 @@ mod tests {
         assert!(!mount.enter(State::Serving, "") && mount.state() == State::Unpublished);
     }
 
-    /// Whoever comes when: what is over stays over, and one agent at a time is given a mount.
+    /// In every order: what is over stays over, and one agent at a time is given a mount.
     #[test]
     fn no_order_of_events_brings_a_mount_back() {
         let now = Instant::now();

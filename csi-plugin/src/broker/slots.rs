@@ -1,12 +1,12 @@
 //! Who may be connected: the agent that serves, and beside it at most one that would take its place.
 
-use super::socket::{AgentIdentity, AgentLink};
+use super::socket::{Admission, AgentIdentity, AgentLink};
 use link::version::neighbours;
 use link::{Refusal, RefusalKind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug, Default)]
-pub struct AgentSlots {
+pub(super) struct AgentSlots {
     slots: Mutex<Slots>,
 }
 
@@ -15,7 +15,7 @@ struct Slots {
     current: Option<Arc<AgentLink>>,
     successor: Option<Arc<AgentLink>>,
     /// They serve nothing, and are here to show their mounts.
-    stepped_back: Vec<Arc<AgentLink>>,
+    drained: Vec<Arc<AgentLink>>,
 }
 
 impl AgentSlots {
@@ -23,12 +23,12 @@ impl AgentSlots {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn current(&self) -> Option<Arc<AgentLink>> {
+    pub(super) fn current(&self) -> Option<Arc<AgentLink>> {
         self.lock().current.clone()
     }
 
     /// Everybody who is connected.
-    pub fn all(&self) -> Vec<Arc<AgentLink>> {
+    pub(super) fn all(&self) -> Vec<Arc<AgentLink>> {
         let slots = self.lock();
         slots.current.iter().chain(&slots.successor).cloned().collect()
     }
@@ -36,16 +36,35 @@ impl AgentSlots {
     /// Is this one connected, as whatever?
     pub(super) fn has(&self, agent: &AgentIdentity) -> bool {
         let slots = self.lock();
-        let mut links = slots.current.iter().chain(&slots.successor).chain(&slots.stepped_back);
+        let mut links = slots.current.iter().chain(&slots.successor).chain(&slots.drained);
         links.any(|link| link.identity() == agent)
     }
 
-    /// `greet` sends one packet into an empty socket, which does not block.
-    pub(super) fn take(&self, link: &Arc<AgentLink>, greet: impl FnOnce()) -> Result<(), Refusal> {
+    /// The successor becomes the agent that serves in place of `before`, whose end may not have been noted yet; false if
+    /// it is gone, or if somebody else has taken that place.
+    pub(super) fn promote(&self, link: &Arc<AgentLink>, before: Option<&Arc<AgentLink>>) -> bool {
+        let mut slots = self.lock();
+        let here = slots.successor.as_ref().is_some_and(|s| Arc::ptr_eq(s, link));
+        let free = slots.current.as_ref().is_none_or(|c| before.is_some_and(|b| Arc::ptr_eq(c, b)));
+        if !here || !free {
+            return false;
+        }
+        slots.current = slots.successor.take();
+        true
+    }
+
+    /// Is this one connected that is drained, and leaves by itself when every mount was shown?
+    pub(super) fn is_drained(&self, agent: &AgentIdentity) -> bool {
+        self.lock().drained.iter().any(|link| link.identity() == agent)
+    }
+}
+
+impl Admission for AgentSlots {
+    fn take(&self, link: &Arc<AgentLink>, greet: &dyn Fn()) -> Result<(), Refusal> {
         let slots = &mut *self.lock();
-        if link.hello().stepped_back {
+        if link.hello().drained {
             greet(); // it takes nobody's place
-            slots.stepped_back.push(link.clone());
+            slots.drained.push(link.clone());
             return Ok(());
         }
         let slot = match (link.hello().successor, &slots.current, &slots.successor) {
@@ -73,28 +92,9 @@ impl AgentSlots {
         Ok(())
     }
 
-    /// The successor becomes the agent that serves in place of `before`, whose end may not have been noted yet; false if
-    /// it is gone, or if somebody else has taken that place.
-    pub(super) fn promote(&self, link: &Arc<AgentLink>, before: Option<&Arc<AgentLink>>) -> bool {
-        let mut slots = self.lock();
-        let here = slots.successor.as_ref().is_some_and(|s| Arc::ptr_eq(s, link));
-        let free = slots.current.as_ref().is_none_or(|c| before.is_some_and(|b| Arc::ptr_eq(c, b)));
-        if !here || !free {
-            return false;
-        }
-        slots.current = slots.successor.take();
-        true
-    }
-
-    /// Is this one connected that has stepped back, and leaves by itself when every mount was shown?
-    pub(super) fn is_stepped_back(&self, agent: &AgentIdentity) -> bool {
-        self.lock().stepped_back.iter().any(|link| link.identity() == agent)
-    }
-
-    /// Whatever it was: its place is free at once.
-    pub(super) fn clear(&self, link: &Arc<AgentLink>) {
+    fn clear(&self, link: &Arc<AgentLink>) {
         let slots = &mut *self.lock();
-        slots.stepped_back.retain(|other| !Arc::ptr_eq(other, link));
+        slots.drained.retain(|other| !Arc::ptr_eq(other, link));
         for slot in [&mut slots.current, &mut slots.successor] {
             if slot.as_ref().is_some_and(|held| Arc::ptr_eq(held, link)) {
                 *slot = None;

@@ -1,6 +1,5 @@
 //! The agent's connection: who may connect, questions and answers in both directions.
 
-use super::slots::AgentSlots;
 use link::broker::{
     AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello, MountId,
 };
@@ -82,6 +81,17 @@ pub trait Handler: Send + Sync {
     /// On a thread of its own: the agent may be given what another one left.
     fn succeed(&self, agent: &Arc<AgentLink>);
     fn lost(&self, agent: &AgentLink);
+}
+
+/// Who may be connected, and as what.
+pub trait Admission: Send + Sync {
+    /// `greet` sends one packet into an empty socket, which does not block.
+    ///
+    /// # Errors
+    /// Its place is taken, or the agents cannot follow each other.
+    fn take(&self, link: &Arc<AgentLink>, greet: &dyn Fn()) -> Result<(), Refusal>;
+    /// Whatever it was: its place is free at once.
+    fn clear(&self, link: &Arc<AgentLink>);
 }
 
 #[derive(Debug)]
@@ -173,14 +183,15 @@ impl AgentLink {
         result
     }
 
-    /// Whoever waits for the agent to publish this mount waits no longer. It is over already: who asks later sees that.
+    /// The thread that waits for the agent to publish this mount waits no longer. It is over already: who asks later
+    /// sees that.
     pub(super) fn withdraw(&self, mount: MountId) {
         if let Some(pending) = self.pending().as_mut() {
             pending.retain(|_, waiting| waiting.publish != Some(mount));
         }
     }
 
-    /// Nobody waits for what will not come: neither the agent nor whoever of us has asked it.
+    /// Neither the agent nor the thread that asked it waits for an answer that will not come.
     fn not_understood(&self, id: u64, question: bool, why: &str) {
         if question {
             return self.reply(id, Err(link::broker::not_understood("this csi-plugin", why)));
@@ -199,7 +210,7 @@ impl AgentLink {
 }
 
 /// Serves one connection until it ends.
-pub fn serve(packet: Packet, agent_uid: u32, slots: &AgentSlots, handler: &Arc<dyn Handler>) {
+pub fn serve(packet: Packet, agent_uid: u32, slots: &dyn Admission, handler: &Arc<dyn Handler>) {
     let link = match greet(packet, agent_uid, slots) {
         Ok(link) => link,
         Err(why) => {
@@ -245,7 +256,7 @@ pub fn serve(packet: Packet, agent_uid: u32, slots: &AgentSlots, handler: &Arc<d
 }
 
 /// Checks the peer, exchanges Hello and Welcome, takes the slot.
-fn greet(packet: Packet, agent_uid: u32, slots: &AgentSlots) -> Result<Arc<AgentLink>, String> {
+fn greet(packet: Packet, agent_uid: u32, slots: &dyn Admission) -> Result<Arc<AgentLink>, String> {
     let peer = packet.peer().map_err(|e| format!("cannot see who connects: {e}"))?;
     if peer.uid != 0 && peer.uid != agent_uid {
         return Err(format!(
@@ -291,7 +302,7 @@ fn greet(packet: Packet, agent_uid: u32, slots: &AgentSlots) -> Result<Arc<Agent
         let broker_version = env!("CARGO_PKG_VERSION").into();
         link.reply(id, Ok(BrokerAnswer::Welcome { protocol: version::LINK, broker_version }));
     };
-    slots.take(&link, welcome).map_err(refuse)?;
+    slots.take(&link, &welcome).map_err(refuse)?;
     Ok(link)
 }
 

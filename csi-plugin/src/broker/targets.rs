@@ -2,15 +2,14 @@
 //! else knows which are ours, and after the death of all who held a mount nobody else knows what it was made from.
 
 use super::Order;
-use crate::events::Subjects;
-use link::broker::{Claim, Pod};
+use link::MountSpec;
 use mounts::{Connection, Kernel, MountOptions, Target, TargetError, stack_at};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use volume::{Credentials, VolumeId, WireSpec};
+use volume::{Credentials, VolumeId};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const FORMAT: u32 = 1;
@@ -29,14 +28,10 @@ pub(super) struct Targets {
 /// What a mount is made from, but for its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Recipe {
-    pub(super) spec: WireSpec,
+    #[serde(flatten)]
+    pub(super) spec: MountSpec,
     /// Does it need one?
     secret: bool,
-    environment: bool,
-    #[serde(default)]
-    pod: Option<Pod>,
-    #[serde(default)]
-    claim: Option<Claim>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,29 +54,13 @@ struct Entry {
 
 impl Recipe {
     pub(super) fn of(order: &Order) -> Self {
-        Self {
-            spec: order.spec.clone(),
-            secret: !order.credentials.is_anonymous(),
-            environment: order.environment,
-            pod: order.subjects.pod.clone(),
-            claim: order.subjects.claim.clone(),
-        }
+        Self { spec: order.spec.clone(), secret: !order.credentials.is_anonymous() }
     }
 
-    pub(super) fn subjects(&self) -> Subjects {
-        Subjects { pod: self.pod.clone(), claim: self.claim.clone() }
-    }
-
-    /// None: only whoever knows the secret can order it.
+    /// None: it needs a secret, which is not on record.
     pub(super) fn order(self, options: MountOptions) -> Option<Order> {
-        let subjects = self.subjects();
-        (!self.secret).then(|| Order {
-            spec: self.spec,
-            credentials: Credentials::anonymous(),
-            environment: self.environment,
-            options,
-            subjects,
-        })
+        let anonymous = Credentials::anonymous();
+        (!self.secret).then(|| Order { spec: self.spec, credentials: anonymous, options })
     }
 }
 
@@ -140,7 +119,7 @@ impl Targets {
 
     /// Before the mount.
     pub(super) fn add(&self, target: &Path, recipe: Recipe) {
-        let volume = recipe.spec.id.clone();
+        let volume = recipe.spec.volume.id.clone();
         self.change(target, &volume.clone(), |entry| {
             // Of another volume's mount nothing can be left for this one.
             if entry.volume != volume {
@@ -163,7 +142,12 @@ impl Targets {
     }
 
     pub(super) fn recipe(&self, target: &Path) -> Option<Recipe> {
-        self.read(target)?.recipe
+        let mut recipe = self.read(target)?.recipe?;
+        // A record of the version before this one has it beside the recipe only.
+        if recipe.spec.target.is_empty() {
+            recipe.spec.target = target.display().to_string();
+        }
+        Some(recipe)
     }
 
     /// Before a dead mount is replaced: should we die on the way, the next broker goes on.
@@ -247,21 +231,20 @@ fn remove(kubelet_dirs: &[PathBuf], entry: &Entry) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use link::{Claim, Pod, Subjects};
     use mounts::{Fake, MountSource};
     use volume::VolumeSpec;
 
     fn recipe(volume: &str, secrets: &[(&str, &str)]) -> Recipe {
+        let volume = VolumeSpec {
+            id: VolumeId::parse(volume).unwrap(),
+            source: volume::SourceUrl::parse("s3://bucket/a").unwrap(),
+            parameters: volume::Parameters::default(),
+        };
         Recipe::of(&Order {
-            spec: VolumeSpec {
-                id: VolumeId::parse(volume).unwrap(),
-                source: volume::SourceUrl::parse("s3://bucket/a").unwrap(),
-                parameters: volume::Parameters::default(),
-            }
-            .into(),
+            spec: MountSpec { environment: true, ..MountSpec::new(volume, "/kubelet/t") },
             credentials: Credentials::from_secrets(secrets.iter().copied()).unwrap(),
-            environment: true,
             options: MountOptions::default(),
-            subjects: Subjects::default(),
         })
     }
 
@@ -274,7 +257,10 @@ mod tests {
         targets.add(secret, recipe("w", &[("accessKeyId", "id"), ("secretAccessKey", "hunter2")]));
         let options = MountOptions { no_exec: true, no_atime: false };
         let order = targets.recipe(plain).unwrap().order(options).unwrap();
-        assert_eq!((order.spec.id.as_str(), order.environment, order.options), ("v", true, options));
+        assert_eq!(
+            (order.spec.volume.id.as_str(), order.spec.environment, order.options),
+            ("v", true, options)
+        );
         assert!(targets.recipe(secret).unwrap().order(options).is_none());
         for file in fs::read_dir(dir.path().join("targets")).unwrap() {
             assert!(!fs::read_to_string(file.unwrap().path()).unwrap().contains("hunter2"));
@@ -295,12 +281,11 @@ mod tests {
         let targets = Targets::of_boot(dir.path(), "BOOT".into()).unwrap();
         let (at, id) = (Path::new("/kubelet/t"), VolumeId::parse("pvc-1").unwrap());
         let subject = |text: &str| text.to_owned();
-        let recipe = Recipe {
-            secret: true,
+        let subjects = Subjects {
             pod: Some(Pod { name: subject("p"), namespace: subject("n"), uid: subject("u") }),
             claim: Some(Claim { name: subject("c"), namespace: subject("n"), uid: None }),
-            ..recipe("pvc-1", &[])
         };
+        let recipe = Recipe { secret: true, spec: MountSpec { subjects, ..recipe("pvc-1", &[]).spec } };
         targets.add(at, recipe.clone());
         targets.add_dead(at, &id, Connection { major: 0, minor: 47 });
         let written = fs::read_to_string(targets.file(at)).unwrap() + "\n";
@@ -335,7 +320,7 @@ mod tests {
         let targets = Targets::of_boot(dir.path(), "boot".into()).unwrap();
         let at = Path::new("/t");
         let mut later = recipe("v", &[]);
-        later.spec = serde_json::from_str(
+        later.spec.volume = serde_json::from_str(
             r#"{"id":"v","source":"later://x","parameters":{"rule":"r"},"hints":{"hint":"h"}}"#,
         )
         .unwrap();

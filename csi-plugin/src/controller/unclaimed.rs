@@ -37,7 +37,7 @@ impl Default for Pace {
     }
 }
 
-/// One state of one record: whoever changes the record makes another one of it.
+/// One state of one record: each change of the record makes another one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Version {
     name: String,

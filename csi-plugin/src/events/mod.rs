@@ -7,7 +7,7 @@ pub mod text;
 pub use post::Pace;
 
 use crate::cluster::Cluster;
-use link::broker::{Claim, Pod};
+use link::Subjects;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc;
@@ -52,13 +52,6 @@ impl Reason {
     }
 }
 
-/// Whom a mount belongs to. Static and inline volumes have no claim that we know of.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Subjects {
-    pub pod: Option<Pod>,
-    pub claim: Option<Claim>,
-}
-
 /// What an Event is attached to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Object {
@@ -68,15 +61,15 @@ struct Object {
     uid: Option<String>,
 }
 
-impl Subjects {
-    fn objects(&self) -> impl Iterator<Item = Object> {
-        let pod = self.pod.as_ref().map(|pod| Object {
+impl Object {
+    fn all_of(subjects: &Subjects) -> impl Iterator<Item = Object> {
+        let pod = subjects.pod.as_ref().map(|pod| Object {
             kind: "Pod",
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             uid: Some(pod.uid.clone()).filter(|uid| !uid.is_empty()),
         });
-        let claim = self.claim.as_ref().map(|claim| Object {
+        let claim = subjects.claim.as_ref().map(|claim| Object {
             kind: "PersistentVolumeClaim",
             namespace: claim.namespace.clone(),
             name: claim.name.clone(),
@@ -120,7 +113,7 @@ impl Events {
     pub fn note(&self, subjects: &Subjects, reason: Reason, message: &str) {
         let Some(queue) = &self.queue else { return };
         let message: String = message.chars().take(MESSAGE_CHARS_MAX).collect();
-        for object in subjects.objects() {
+        for object in Object::all_of(subjects) {
             let note = Note { object, reason, message: message.clone() };
             if queue.try_send(note).is_err() && self.dropped.fetch_add(1, Ordering::Relaxed) == 0 {
                 tracing::warn!(

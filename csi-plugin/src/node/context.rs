@@ -1,12 +1,11 @@
 //! The volume context as a node gets it: which of it is the user's, which Kubernetes', which our controller's.
 //!
-//! The context of an inline volume is written by whoever may create a pod. Nothing in it is believed but what kubelet
+//! The context of an inline volume is written by the author of a pod. Nothing in it is believed but what kubelet
 //! itself adds, and the keys of our controller are refused there.
 
-use crate::events::Subjects;
 use crate::request::{CREDENTIALS, INTERNAL_PREFIX, PVC_NAME, PVC_NAMESPACE, PVC_UID, own_keys};
 use crate::status::Failure;
-use link::broker::{Claim, Pod};
+use link::{Claim, Pod, Subjects};
 use std::collections::{BTreeMap, HashMap};
 
 /// Set by kubelet on every publish, over whatever the user wrote (`podInfoOnMount`).

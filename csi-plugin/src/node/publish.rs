@@ -8,6 +8,7 @@ use crate::busy::{PATIENCE, target_key, volume_key};
 use crate::events::{Reason, text};
 use crate::request::access;
 use crate::status::Failure;
+use link::MountSpec;
 use mounts::{MountEntry, MountSource, Ours, Target, probe, stack_at};
 use proto::csi::v1::NodePublishVolumeRequest;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,8 @@ use volume::{Credentials, Parameters, TemplateValues, VolumeId, VolumeSpec, Wire
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     Nothing,
-    /// Our guard without its FUSE mount, which somebody has unmounted if the broker knows one here, or has it on record.
+    /// Our guard without its FUSE mount, which somebody has unmounted if the broker knows one here, or has it on
+    /// record.
     Guard {
         volume: String,
         known: bool,
@@ -69,8 +71,9 @@ pub fn decide(found: &Found, wanted: &MountSource, target: &Path) -> Step {
         Found::Fuse { source, .. } if source.volume != wanted.volume => Step::Refuse(Failure::Precondition(
             format!("volume {} is published at {target}: unpublish it first", source.volume),
         )),
-        // One that was made by a build whose digests are not ours, and of which nothing else is known, is taken for what
-        // is wanted: it serves this volume at this target, and no answer but OK would ever let its pod have a new secret.
+        // One that was made by a build whose digests are not ours, and of which nothing else is known, is taken for
+        // what is wanted: it serves this volume at this target, and no answer but OK would ever let its pod have a new
+        // secret.
         Found::Fuse { source, .. } if source.is_comparable(wanted) && source.digest != wanted.digest => {
             Step::Refuse(Failure::Conflict(format!(
                 "volume {} is published at {target} with other parameters: unpublish it first, or repeat the call with the same",
@@ -85,8 +88,8 @@ pub fn decide(found: &Found, wanted: &MountSource, target: &Path) -> Step {
 }
 
 impl Inner {
-    /// On a mount of this volume the answer is OK, UNAVAILABLE or (busy) ABORTED and nothing else: older kubelets take any other
-    /// error on a republish as final and delete the pod's directory.
+    /// On a mount of this volume the answer is OK, UNAVAILABLE or (busy) ABORTED and nothing else: older kubelets take
+    /// any other error on a republish as final and delete the pod's directory.
     pub(super) fn publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Failure> {
         let Err(failure) = self.try_publish(request) else { return Ok(()) };
         // Another call works on it and will tell. ABORTED is not final either.
@@ -101,7 +104,7 @@ impl Inner {
         if !lives {
             let subjects = subjects_of(&request.volume_id, &request.volume_context);
             let message = text::not_published(&request.volume_id, &failure.to_string());
-            self.broker.events.note(&subjects, Reason::Failed, &message);
+            self.broker.events().note(&subjects, Reason::Failed, &message);
         }
         Err(failure)
     }
@@ -126,7 +129,7 @@ impl Inner {
 
     fn try_publish(&self, request: &NodePublishVolumeRequest) -> Result<(), Failure> {
         let Parsed { order, target, single_target } = parse(request)?;
-        let keys = self.keys(order.spec.id.as_str(), &target);
+        let keys = self.keys(order.spec.volume.id.as_str(), &target);
         let _turn = self.broker.busy.enter(&keys, PATIENCE)?;
         let target = Target::resolve(&self.broker.config.kubelet_dirs, &target)?;
         let wanted = order.source();
@@ -187,7 +190,7 @@ impl Inner {
             Some(Ours::Fuse(source)) => {
                 let known = self.broker.table.at(path).filter(|m| m.connection.minor == top.minor);
                 let spec = match &known {
-                    Some(mount) => Some(mount.spec.clone()),
+                    Some(mount) => Some(mount.spec.volume.clone()),
                     None => self.broker.recorded_spec(path).filter(|spec| spec.id.as_str() == source.volume),
                 };
                 // Its text may be of a build that computes digests otherwise.
@@ -198,7 +201,7 @@ impl Inner {
                     _ => source,
                 };
                 let standing = match known.map(|m| m.state()) {
-                    // Preparing: cannot be seen by whoever holds the turn, unless a failed publish left it.
+                    // Preparing: cannot be seen by the call that holds the turn, unless a failed publish left it.
                     // Unpublished: its unmount has failed.
                     Some(State::Dead | State::Preparing | State::Unpublished) => Standing::Dead,
                     Some(State::Serving) => Standing::Serving,
@@ -272,11 +275,13 @@ fn parse(request: &NodePublishVolumeRequest) -> Result<Parsed, Failure> {
         parameters.dir_mode |= (parameters.dir_mode & 0o500) >> 3;
     }
     let order = Order {
-        spec: VolumeSpec { id, source, parameters }.into(),
+        spec: MountSpec {
+            environment: context.environment,
+            subjects: context.subjects,
+            ..MountSpec::new(VolumeSpec { id, source, parameters }, &request.target_path)
+        },
         credentials: Credentials::from_secrets(&request.secrets)?,
-        environment: context.environment,
         options: access.options,
-        subjects: context.subjects,
     };
     Ok(Parsed { order, target: PathBuf::from(&request.target_path), single_target: access.single_target })
 }

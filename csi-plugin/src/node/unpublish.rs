@@ -3,13 +3,14 @@
 use super::Inner;
 use super::publish::Found;
 use crate::status::Failure;
+use link::budget;
 use mounts::{MountEntry, Ours, Target, TargetError, stack_at};
 use proto::csi::v1::NodeUnpublishVolumeRequest;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Whoever has its turn may say goodbye to an agent that hangs (1 s).
-const PATIENCE: Duration = Duration::from_millis(1300);
+/// The call that has its turn may wait for an agent that hangs (1 s).
+const PATIENCE: Duration = budget::UNPUBLISH_TURN.time;
 
 impl Inner {
     pub(super) fn unpublish(&self, request: &NodeUnpublishVolumeRequest) -> Result<(), Failure> {

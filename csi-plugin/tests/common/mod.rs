@@ -249,10 +249,10 @@ pub fn obliging(request: &AgentRequest, _fds: &[OwnedFd]) -> Option<Answer> {
         }
         AgentRequest::Adopt(_)
         | AgentRequest::Prepare(_)
-        | AgentRequest::StepBack
+        | AgentRequest::Drain
         | AgentRequest::Succeed
         | AgentRequest::Dismiss { .. }
-        | AgentRequest::StepForward
+        | AgentRequest::Resume
         | AgentRequest::Depart => (AgentAnswer::Done, vec![]),
         AgentRequest::Holding => (AgentAnswer::Holding { mounts: vec![] }, vec![]),
     }))
@@ -286,7 +286,7 @@ pub fn hello() -> Hello {
         state: link::version::STATE,
         life: 1,
         successor: false,
-        stepped_back: false,
+        drained: false,
         beats: false,
     }
 }

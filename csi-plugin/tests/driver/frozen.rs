@@ -48,7 +48,7 @@ fn freeze(agent: &Agent, bucket: &'static str) -> Arc<AtomicUsize> {
     let asked = Arc::new(AtomicUsize::new(0));
     let count = asked.clone();
     agent.behave(move |request, fds| match request {
-        AgentRequest::Publish(publish) if publish.spec.source.to_string().contains(bucket) => {
+        AgentRequest::Publish(publish) if publish.spec.volume.source.contains(bucket) => {
             count.fetch_add(1, Ordering::Relaxed);
             None
         }

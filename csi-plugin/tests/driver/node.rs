@@ -404,7 +404,7 @@ async fn a_successor_is_of_a_neighbouring_version_and_its_place_is_free_when_it_
     assert!(refusal(far).message.contains("in steps"));
     let old = introduce(hello()).unwrap();
     old.behave(|request, fds| match request {
-        AgentRequest::StepBack => Some(Err(Refusal::new(RefusalKind::Conflict, "I go on"))),
+        AgentRequest::Drain => Some(Err(Refusal::new(RefusalKind::Conflict, "I go on"))),
         _ => obliging(request, fds),
     });
     driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
@@ -428,7 +428,7 @@ async fn a_successor_is_of_a_neighbouring_version_and_its_place_is_free_when_it_
         assert_eq!((next.saw("Succeed"), next.saw("Adopt")), (0, 0));
     }
     // The one before serves, and is asked.
-    assert_eq!((old.saw("StepBack"), old.saw("StepForward"), old.saw("Depart")), (2, 0, 0));
+    assert_eq!((old.saw("Drain"), old.saw("Resume"), old.saw("Depart")), (2, 0, 0));
     driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
     assert_eq!(old.saw("Unpublish"), 1);
     let _ = driver.stop().await;
@@ -446,16 +446,16 @@ async fn nothing_is_handed_over_before_the_broker_knows_every_mount() {
         AgentRequest::Holding if !has_shown.load(Ordering::SeqCst) => {
             Some(Ok((AgentAnswer::Holding { mounts: vec![MountId(77)] }, vec![])))
         }
-        AgentRequest::StepBack => Some(Err(Refusal::new(RefusalKind::Unavailable, "not yet"))),
+        AgentRequest::Drain => Some(Err(Refusal::new(RefusalKind::Unavailable, "not yet"))),
         _ => obliging(request, fds),
     });
     driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
 
     let next = successor().unwrap();
     until("it was asked more than once what it holds", || old.saw("Holding") > 2).await;
-    assert_eq!((next.saw("Prepare"), old.saw("StepBack")), (0, 0));
+    assert_eq!((next.saw("Prepare"), old.saw("Drain")), (0, 0));
     shown.store(true, Ordering::SeqCst);
-    until("the old one was asked to step back, and did not", || old.saw("StepBack") == 1).await;
+    until("the old one was asked to drain, and did not", || old.saw("Drain") == 1).await;
     until("the new one may try again", || successor().is_ok()).await;
     assert_eq!((next.saw("Prepare"), next.saw("Succeed"), next.saw("Dismiss")), (1, 0, 0));
     let _ = driver.stop().await;

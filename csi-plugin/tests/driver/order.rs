@@ -385,7 +385,8 @@ async fn what_was_unmounted_by_somebody_else_is_let_go_of_and_its_owner_is_told(
     driver.kernel.state().elsewhere.clear();
     until("the agent is told", || agent.saw("Unpublish") >= 1).await;
     until("the owner is told", || api.events("Pod", "MountFailed").len() == 1).await;
-    assert_eq!((records(&driver), driver.kernel.state().aborted.len()), (0, 0));
+    until("its record is gone", || records(&driver) == 0).await;
+    assert_eq!(driver.kernel.state().aborted.len(), 0);
     agent.behave(holding(&[2]));
     driver.node().node_publish_volume(request).await.unwrap();
     assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 2));

@@ -166,19 +166,14 @@ async fn what_cannot_be_replaced_is_told_and_left_to_the_next_broker() {
     kernel.state().stuck.clear();
     let driver = Driver::with(Setup { dir: Some(dir), kernel: Some(kernel), ..setup }).await;
     let agent = driver.agent();
-    let target = driver.target("a");
     let recorded = std::fs::read_dir(driver.dir.path().join("state/targets")).unwrap().next().unwrap();
     let record: serde_json::Value =
         serde_json::from_slice(&std::fs::read(recorded.unwrap().path()).unwrap()).unwrap();
     let publish = Publish {
         mount: MountId(1_000_000),
-        spec: serde_json::from_value(record["recipe"]["spec"].clone()).unwrap(),
+        spec: serde_json::from_value(record["recipe"].clone()).unwrap(),
         secrets: Default::default(),
-        environment: true,
         init: Vec::new(),
-        target: target.display().to_string(),
-        pod: None,
-        claim: None,
     };
     let resume = Resume { mode: Mode::Passthrough, scope: String::new() };
     let hold = Hold { publish, resume, backing: Vec::new() };

@@ -85,7 +85,7 @@ async fn only_what_an_administrator_wrote_may_use_the_agents_own_credentials() {
     let (send, receive) = std::sync::mpsc::channel();
     agent.behave(move |request, fds| {
         if let AgentRequest::Publish(p) = request {
-            send.send((p.environment, p.pod.clone())).unwrap();
+            send.send((p.spec.environment, p.spec.subjects.pod.clone())).unwrap();
         }
         obliging(request, fds)
     });

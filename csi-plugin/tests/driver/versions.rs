@@ -124,7 +124,7 @@ async fn a_volume_that_only_a_later_version_understands_is_held_and_passed_on_un
     let (send, given) = mpsc::channel();
     let behave = move |request: &AgentRequest, fds: &[OwnedFd]| {
         if let AgentRequest::Adopt(adopt) = request {
-            send.send(adopt.publish.spec.clone()).unwrap();
+            send.send(adopt.publish.spec.volume.clone()).unwrap();
         }
         obliging(request, fds)
     };

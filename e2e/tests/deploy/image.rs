@@ -168,3 +168,14 @@ fn the_dockerfile_makes_the_same_image() {
     assert_eq!(serde_json::to_value(labels).unwrap(), config["Labels"]);
     assert!(whole.contains(&format!("ARG VERSION={}\n", version())));
 }
+
+#[test]
+fn what_the_dockerfile_builds_has_every_crate_of_the_workspace() {
+    let manifest: toml::Table = toml::from_str(&text("Cargo.toml")).unwrap();
+    let members = manifest["workspace"]["members"].as_array().unwrap().iter();
+    let ignore = text(".dockerignore");
+    for member in members.map(|member| member.as_str().unwrap().split('/').next().unwrap()) {
+        let sent = format!("!{member}");
+        assert!(ignore.lines().any(|line| line == sent), ".dockerignore keeps {member} from the build");
+    }
+}

@@ -140,7 +140,7 @@ fn a_successor_that_crashes_at_any_step_leaves_the_old_agent_serving() -> Result
     let running = applications(&mut node, &tree, &mounted)?;
     let before = mountinfo::below(&node.places().kubelet())?.len();
     let pid = node.agent().pid();
-    let as_candidate = ["candidate.prepares", "candidate.called", "candidate.owns", "candidate.up"];
+    let as_candidate = ["standby.prepares", "standby.called", "standby.owns", "standby.up"];
     let steps = as_candidate.iter().chain(AGENT_STEPS).copied();
     for step in steps {
         // And its successor at the same step, too.

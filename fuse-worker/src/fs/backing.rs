@@ -1,11 +1,13 @@
 //! Backing ids of passthrough opens: asked for once per node id, counted, closed when nobody needs them.
 //!
 //! An id pins the disk blocks of its file, and a node id must be opened with the same id as long as any open of it
-//! lives. What is written here lies in `link::inflight`, for the successor; this is the index to it.
+//! lives. What is written here lies in the crate `inflight`, for the successor; this is the index to it.
 
-use super::Fs;
 use super::node::ino_of;
-use link::inflight::{Backing, Inflight};
+use super::shown::Shown;
+use crate::client::Link;
+use cache::meta::View;
+use inflight::{Backing, Inflight};
 use link::worker::Ask;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -15,7 +17,14 @@ const IDLE_MAX: usize = 64;
 
 type Waiter = Box<dyn FnOnce(Option<usize>) + Send>;
 
-pub(super) struct Backings(Mutex<Table>);
+/// The table of backing ids, and the shared memory that holds what outlives this worker.
+pub(super) struct Backings {
+    table: Mutex<Table>,
+    inflight: Arc<Inflight>,
+    link: Arc<dyn Link>,
+    view: View,
+    shown: Shown,
+}
 
 #[derive(Default)]
 struct Table {
@@ -33,13 +42,13 @@ enum Node {
 pub(super) enum Acquired {
     /// The continuation has run, or will.
     Answered,
-    /// The caller has to open one and say `backing_opened`.
+    /// The caller has to open one and say `opened`.
     Open,
 }
 
 impl Backings {
     /// What the predecessors recorded.
-    pub(super) fn recall(inflight: &Inflight) -> Self {
+    pub(super) fn recall(inflight: Arc<Inflight>, link: Arc<dyn Link>, view: View, shown: Shown) -> Self {
         let mut table = Table::default();
         for (index, backing) in inflight.backings() {
             table.nodes.insert(backing.nodeid, Node::Recorded(index));
@@ -47,7 +56,7 @@ impl Backings {
                 table.idle.push_back(backing.nodeid);
             }
         }
-        Self(Mutex::new(table))
+        Self { table: Mutex::new(table), inflight, link, view, shown }
     }
 
     pub(super) fn recorded(&self, nodeid: u64) -> Option<usize> {
@@ -78,31 +87,19 @@ impl Backings {
     }
 
     /// Counts one open, unless a predecessor has counted this request; None: the entry is gone.
-    pub(super) fn count_open(
-        &self,
-        inflight: &Inflight,
-        nodeid: u64,
-        index: usize,
-        unique: u64,
-    ) -> Option<Backing> {
+    pub(super) fn count_open(&self, nodeid: u64, index: usize, unique: u64) -> Option<Backing> {
         let _guard = self.lock(); // against closing it at the same time
-        let backing = inflight.backing(index).filter(|backing| backing.nodeid == nodeid)?;
-        if !inflight.has_effect(unique) {
-            inflight.ref_backing(index);
-            inflight.set_effect(unique);
+        let backing = self.inflight.backing(index).filter(|backing| backing.nodeid == nodeid)?;
+        if !self.inflight.has_effect(unique) {
+            self.inflight.ref_backing(index);
+            self.inflight.set_effect(unique);
         }
         Some(backing)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
-    }
-}
-
-impl Fs {
     /// Records an id, before any reply uses it; 0: the opens of this node id are ordinary ones.
-    pub(super) fn backing_opened(self: &Arc<Self>, nodeid: u64, id: u32, file: u64) {
-        let mut table = self.backings.lock();
+    pub(super) fn opened(&self, nodeid: u64, id: u32, file: u64) {
+        let mut table = self.lock();
         let index = self.inflight.add_backing(nodeid, id, file);
         let waiting = table.nodes.remove(&nodeid);
         if let Some(index) = index {
@@ -118,8 +115,8 @@ impl Fs {
     }
 
     /// One open less. `request`: the RELEASE, which may have been counted by a predecessor.
-    pub(super) fn release_backing(self: &Arc<Self>, nodeid: u64, request: Option<u64>) {
-        let mut table = self.backings.lock();
+    pub(super) fn release(&self, nodeid: u64, request: Option<u64>) {
+        let mut table = self.lock();
         let Some(Node::Recorded(index)) = table.nodes.get(&nodeid) else { return };
         let index = *index;
         if let Some(unique) = request {
@@ -141,14 +138,14 @@ impl Fs {
     }
 
     /// The cache dropped this file: its blocks are free once nobody has it open.
-    pub(super) fn close_backing_of(self: &Fs, file: u64) {
+    pub(super) fn close_of(&self, file: u64) {
         self.close_idle(|_, backing| backing.file == file);
     }
 
     /// Closes what nobody has open and nobody will open again, though nobody has said that its file is gone: a
     /// predecessor may have died before it heard. To be called every second or so.
     pub(super) fn close_superseded(&self) {
-        let idle = self.backings.lock().idle.clone();
+        let idle = self.lock().idle.clone();
         let superseded: Vec<u64> = idle.into_iter().filter(|nodeid| self.is_superseded(*nodeid)).collect();
         if !superseded.is_empty() {
             self.close_idle(|nodeid, _| superseded.contains(&nodeid));
@@ -157,13 +154,13 @@ impl Fs {
 
     fn is_superseded(&self, nodeid: u64) -> bool {
         let current = self.view.attributes(ino_of(nodeid)).ok().flatten();
-        current.is_none_or(|(attributes, _)| self.node_id(&attributes) != nodeid)
+        current.is_none_or(|(attributes, _)| self.shown.node_id(&attributes) != nodeid)
     }
 
     fn close_surplus(&self) {
         loop {
             let oldest = {
-                let mut table = self.backings.lock();
+                let mut table = self.lock();
                 if table.idle.len() <= IDLE_MAX {
                     return;
                 }
@@ -179,7 +176,7 @@ impl Fs {
     fn close_idle(&self, wanted: impl Fn(u64, &Backing) -> bool) {
         let mut closed = Vec::new();
         {
-            let mut table = self.backings.lock();
+            let mut table = self.lock();
             let inflight = &self.inflight;
             table.nodes.retain(|nodeid, node| {
                 let Node::Recorded(index) = node else { return true };
@@ -203,5 +200,9 @@ impl Fs {
     fn close_id(&self, id: u32) {
         // Refused: the broker closes it with the connection.
         self.link.ask(Ask::BackingClose { id }, Box::new(|_| ()));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(|e| e.into_inner())
     }
 }

@@ -1,6 +1,6 @@
 //! What this worker did, counted without locks and reported in differences.
 
-use link::inflight::{Counter as Shared, Inflight};
+use inflight::{Counter as Shared, Inflight};
 use link::worker::Counts;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -26,7 +26,7 @@ pub struct Counters {
     pub bytes_hit: Count,
     pub reads_miss: Count,
     pub bytes_miss: Count,
-    pub reads_detached: Count,
+    pub reads_uncached: Count,
     pub readdirs: Count,
     pub metadata_hits: Count,
     pub metadata_misses: Count,
@@ -53,7 +53,7 @@ impl Counters {
             bytes_hit: self.bytes_hit.take(),
             reads_miss: self.reads_miss.take(),
             bytes_miss: self.bytes_miss.take(),
-            reads_detached: self.reads_detached.take(),
+            reads_uncached: self.reads_uncached.take(),
             readdirs: self.readdirs.take(),
             metadata_hits: self.metadata_hits.take(),
             metadata_misses: self.metadata_misses.take(),

@@ -1,11 +1,12 @@
 //! The cache files that this worker holds open: one per content, shared by every reader of it.
 
-use super::Fs;
+use super::{Settings, internal};
+use crate::client::Link;
 use crate::errno::Failure;
 use crate::transport::{current, set_current};
-use cache::meta::{Attributes, Cached};
+use cache::meta::{Attributes, Cached, View};
 use link::Cause;
-use link::worker::{Ask, Reply as Told};
+use link::worker::{Ask, FromWorker, Reply as Told};
 use memmap2::Mmap;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use std::collections::HashMap;
@@ -18,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// Inode number and version: one content.
 pub(super) type Key = (u64, u32);
 pub(super) type Opened = Result<Arc<OpenFile>, Failure>;
-type Waiter = Box<dyn FnOnce(&Arc<Fs>, Opened) + Send>;
+type Waiter = Box<dyn FnOnce(Opened) + Send>;
 
 const NO_MARK: u64 = u64::MAX;
 
@@ -100,9 +101,18 @@ impl Presence {
     }
 }
 
+/// The table of open cache files, and which of them were read lately.
 pub(super) struct Files {
     table: Mutex<Table>,
     most: usize,
+    generation: u64,
+    block_bytes: u64,
+    view: View,
+    link: Arc<dyn Link>,
+    /// Directories of the scope's cache roots, by number.
+    roots: Vec<OwnedFd>,
+    /// Cache files read since the last `Touched`.
+    touched: Mutex<Vec<u64>>,
 }
 
 #[derive(Default)]
@@ -123,8 +133,30 @@ enum State {
 }
 
 impl Files {
-    pub(super) fn new(most: usize) -> Self {
-        Self { table: Mutex::default(), most: most.max(16) }
+    pub(super) fn new(settings: &Settings, view: View, link: Arc<dyn Link>, roots: Vec<OwnedFd>) -> Self {
+        Self {
+            table: Mutex::default(),
+            most: settings.files_max.max(16),
+            generation: settings.generation,
+            block_bytes: settings.block_bytes,
+            view,
+            link,
+            roots,
+            touched: Mutex::default(),
+        }
+    }
+
+    /// Tells the agent which files were read since the last call.
+    pub(super) fn report_touched(&self) {
+        let mut files = std::mem::take(&mut *self.touched_list());
+        if !files.is_empty() {
+            self.untouch();
+            files.sort_unstable();
+            files.dedup();
+            for chunk in files.chunks(4096) {
+                self.link.tell(FromWorker::Touched { files: chunk.to_vec() });
+            }
+        }
     }
 
     pub(super) fn forget(&self, file: u64) {
@@ -132,7 +164,7 @@ impl Files {
     }
 
     /// From now on every file reports its next read again.
-    pub(super) fn untouch(&self) {
+    fn untouch(&self) {
         for held in self.lock().files.values() {
             if let State::Open(file) = &held.state {
                 file.touched.store(false, Relaxed);
@@ -140,41 +172,19 @@ impl Files {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(|e| e.into_inner())
-    }
-}
-
-impl Table {
-    /// Closes the files that were used longest ago; those that somebody is reading live until he is done.
-    fn make_room(&mut self, most: usize) {
-        while self.files.len() >= most {
-            let open = self.files.iter().filter(|(_, held)| matches!(held.state, State::Open(_)));
-            let Some((key, _)) = open.min_by_key(|(_, held)| held.used) else { return };
-            let key = *key;
-            self.files.remove(&key);
-        }
-    }
-}
-
-impl Fs {
     /// Hands the cache file of a content to `then`: now if it is open or can be opened without asking, else when the
     /// agent has sent it.
-    pub(super) fn with_file(
-        self: &Arc<Self>,
-        key: Key,
-        then: impl FnOnce(&Arc<Self>, Opened) + Send + 'static,
-    ) {
+    pub(super) fn with_file(self: &Arc<Self>, key: Key, then: impl FnOnce(Opened) + Send + 'static) {
         // What is asked then is asked for this request, also when the answer that it waits for is another's: agents
         // count their deaths against requests.
         let mine = current();
-        let then = move |fs: &Arc<Self>, file: Opened| {
+        let then = move |file: Opened| {
             let before = current();
             set_current(mine);
-            then(fs, file);
+            then(file);
             set_current(before);
         };
-        let mut table = self.files.lock();
+        let mut table = self.lock();
         table.turn += 1;
         let turn = table.turn;
         match table.files.entry(key) {
@@ -184,7 +194,7 @@ impl Fs {
                     State::Open(file) => {
                         let file = file.clone();
                         drop(table);
-                        then(self, Ok(file));
+                        then(Ok(file));
                     }
                     State::Opening(waiters) => waiters.push(Box::new(then)),
                 }
@@ -202,25 +212,25 @@ impl Fs {
     }
 
     fn ask_for_file(self: &Arc<Self>, key: Key, may_repeat: bool) {
-        let fs = self.clone();
+        let files = self.clone();
         self.link.ask(
             Ask::File { ino: key.0, version: key.1 },
             Box::new(move |answer| {
                 let file = match answer {
                     // A cache file that cannot be opened is dropped by the agent: the next one is new.
-                    Err(Cause::Internal) if may_repeat => return fs.ask_for_file(key, false),
-                    Ok((Told::File { file, size, whole }, fds)) => fs.received(file, size, whole, fds),
-                    Ok(_) => Err(fs.internal("the agent answered a question for a file with something else")),
+                    Err(Cause::Internal) if may_repeat => return files.ask_for_file(key, false),
+                    Ok((Told::File { file, size, whole }, fds)) => files.received(file, size, whole, fds),
+                    Ok(_) => Err(internal("the agent answered a question for a file with something else")),
                     Err(cause) => Err(cause.into()),
                 };
-                fs.opened(key, file.map(Arc::new));
+                files.opened(key, file.map(Arc::new));
             }),
         );
     }
 
     /// Drops what is held for a content, if it is still `file`.
     pub(super) fn drop_file(&self, key: Key, file: &Arc<OpenFile>) {
-        let mut table = self.files.lock();
+        let mut table = self.lock();
         if matches!(table.files.get(&key), Some(Held { state: State::Open(held), .. }) if Arc::ptr_eq(held, file))
         {
             table.files.remove(&key);
@@ -242,11 +252,11 @@ impl Fs {
         }
     }
 
-    fn opened(self: &Arc<Self>, key: Key, file: Opened) {
-        let mut table = self.files.lock();
+    fn opened(&self, key: Key, file: Opened) {
+        let mut table = self.lock();
         let waiting = table.files.remove(&key);
         if let Ok(file) = &file {
-            table.make_room(self.files.most);
+            table.make_room(self.most);
             table.turn += 1;
             let used = table.turn;
             table.files.insert(key, Held { state: State::Open(file.clone()), used });
@@ -254,7 +264,7 @@ impl Fs {
         drop(table);
         if let Some(Held { state: State::Opening(waiters), .. }) = waiting {
             for waiter in waiters {
-                waiter(self, file.clone());
+                waiter(file.clone());
             }
         }
     }
@@ -274,32 +284,50 @@ impl Fs {
         )
         .ok()?;
         let whole = rustix::fs::fstat(&data).ok()?.st_size as u64 == attributes.size;
-        whole.then(|| {
-            OpenFile::new(cached.file, attributes.size, data.into(), None, self.settings.block_bytes)
-        })
+        whole.then(|| OpenFile::new(cached.file, attributes.size, data.into(), None, self.block_bytes))
     }
 
     /// Where the content lies, as far as the agent that runs now has said so.
     pub(super) fn valid_cached(&self, attributes: &Attributes) -> Option<Cached> {
-        attributes.cached.filter(|cached| cached.generation == self.settings.generation)
+        attributes.cached.filter(|cached| cached.generation == self.generation)
     }
 
     fn received(&self, id: u64, size: u64, whole: bool, fds: Vec<OwnedFd>) -> Result<OpenFile, Failure> {
         let mut fds = fds.into_iter();
         let (Some(data), presence) = (fds.next(), fds.next()) else {
-            return Err(self.internal("the agent sent no cache file"));
+            return Err(internal("the agent sent no cache file"));
         };
         let bits = match presence {
             Some(bits) if !whole => {
                 // SAFETY: a memory file of the agent's, which neither shrinks nor is unmapped by anybody else; its bits
                 // are read through atomics.
                 let map = unsafe { Mmap::map(&File::from(bits)) };
-                Some(map.map_err(|e| self.internal(&format!("cannot map a presence bitmap: {e}")))?)
+                Some(map.map_err(|e| internal(&format!("cannot map a presence bitmap: {e}")))?)
             }
             _ if whole => None,
             _ => return Err(Failure::Cause(Cause::Internal)),
         };
-        Ok(OpenFile::new(id, size, data.into(), bits, self.settings.block_bytes))
+        Ok(OpenFile::new(id, size, data.into(), bits, self.block_bytes))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn touched_list(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.touched.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Table {
+    /// Closes the files that were used longest ago; those that somebody is reading live until he is done.
+    fn make_room(&mut self, most: usize) {
+        while self.files.len() >= most {
+            let open = self.files.iter().filter(|(_, held)| matches!(held.state, State::Open(_)));
+            let Some((key, _)) = open.min_by_key(|(_, held)| held.used) else { return };
+            let key = *key;
+            self.files.remove(&key);
+        }
     }
 }
 

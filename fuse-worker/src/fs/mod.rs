@@ -9,10 +9,12 @@ mod counters;
 mod fault_injection;
 mod files;
 mod freshness;
+mod metadata;
 mod names;
 mod node;
 mod open;
 mod read;
+mod shown;
 mod space;
 #[cfg(test)]
 mod tests;
@@ -21,19 +23,26 @@ pub use counters::Counters;
 pub use names::Batch;
 pub use node::{ino_of, node_id};
 
-use crate::client::{Answer, Link};
+use crate::client::Link;
 use crate::errno::Failure;
-use crate::reply::{Entry, Reply, Stat};
+use crate::reply::Reply;
+use attributes::Inodes;
 use backing::Backings;
-use cache::meta::{Attributes, Kind, View};
+use cache::meta::View;
+use fault_injection::FaultInjection;
 use files::Files;
-use link::inflight::Inflight;
-use link::worker::{Ask, FromWorker, InjectedFault, Mode, Show};
+use inflight::Inflight;
+use link::worker::{InjectedFault, Mode, Show};
+use metadata::Metadata;
+use names::Names;
+use node::{Known, Switched};
+use open::Opens;
+use read::Reads;
+use shown::Shown;
 use space::Buffers;
 use startup::log::say;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::Arc;
 
 /// Wall clock, milliseconds since 1970.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -59,22 +68,23 @@ pub struct Settings {
     pub injected_faults: Vec<InjectedFault>,
 }
 
+/// Routes each request to the part that answers it. Each part has its own state, only `Fs` has the four that answer,
+/// and what they share keeps its state to itself:
+///
+/// ```text
+///  names     LOOKUP, READDIR …       metadata (store and agent), shown, node ids known and switched, faults
+///  inodes    GETATTR, READLINK …     metadata, shown, node ids known
+///  opens     OPEN, RELEASE           metadata, shown, node ids known and switched, backings, files
+///  reads     READ                    files, buffers, shown, node ids known, faults
+/// ```
 pub struct Fs {
-    settings: Settings,
-    view: View,
-    link: Arc<dyn Link>,
-    inflight: Arc<Inflight>,
-    /// Directories of the scope's cache roots, by number.
-    roots: Vec<OwnedFd>,
-    clock: Clock,
-    files: Files,
-    known: node::Known,
-    switched: node::Switched,
-    backings: Backings,
-    buffers: Buffers,
-    /// Cache files read since the last `Touched`.
-    touched: Mutex<Vec<u64>>,
-    counters: Counters,
+    names: Arc<Names>,
+    inodes: Arc<Inodes>,
+    opens: Arc<Opens>,
+    reads: Arc<Reads>,
+    files: Arc<Files>,
+    backings: Arc<Backings>,
+    counters: Arc<Counters>,
 }
 
 impl Fs {
@@ -86,20 +96,60 @@ impl Fs {
         roots: Vec<OwnedFd>,
         clock: Clock,
     ) -> Arc<Self> {
-        Arc::new(Self {
-            files: Files::new(settings.files_max),
-            known: node::Known::default(),
-            switched: node::Switched::new(settings.successor.then(|| clock())),
-            backings: Backings::recall(&inflight),
-            buffers: Buffers::new(settings.buffer_bytes),
-            touched: Mutex::default(),
-            counters: Counters::default(),
-            settings,
+        let counters = Arc::new(Counters::default());
+        let known = Arc::new(Known::default());
+        let switched = Arc::new(Switched::new(settings.successor.then(|| clock())));
+        let shown = Shown::new(&settings, clock);
+        let metadata = Metadata::new(view.clone(), link.clone(), counters.clone());
+        let faults = FaultInjection::new(&settings.injected_faults, view.clone(), inflight.clone());
+        let files = Arc::new(Files::new(&settings, view.clone(), link.clone(), roots));
+        let backings =
+            Arc::new(Backings::recall(inflight.clone(), link.clone(), view.clone(), shown.clone()));
+        let names = Names {
+            metadata: metadata.clone(),
+            shown: shown.clone(),
+            known: known.clone(),
+            switched: switched.clone(),
+            faults: faults.clone(),
+            counters: counters.clone(),
+            no_opendir: settings.no_opendir,
+        };
+        let inodes = Inodes {
+            metadata: metadata.clone(),
+            shown: shown.clone(),
+            known: known.clone(),
+            link: link.clone(),
+            source: settings.source,
+        };
+        let reads = Reads {
             view,
-            link,
+            shown: shown.clone(),
+            known: known.clone(),
+            files: files.clone(),
+            buffers: Buffers::new(settings.buffer_bytes),
+            faults,
+            link: link.clone(),
+            counters: counters.clone(),
+        };
+        let opens = Opens {
+            metadata,
+            shown,
+            known,
+            switched,
+            files: files.clone(),
+            backings: backings.clone(),
             inflight,
-            roots,
-            clock,
+            link,
+            counters: counters.clone(),
+        };
+        Arc::new(Self {
+            names: Arc::new(names),
+            inodes: Arc::new(inodes),
+            opens: Arc::new(opens),
+            reads: Arc::new(reads),
+            files,
+            backings,
+            counters,
         })
     }
 
@@ -110,80 +160,69 @@ impl Fs {
     /// A cache file was dropped: let its space go.
     pub fn forget_file(&self, file: u64) {
         self.files.forget(file);
-        self.close_backing_of(file);
+        self.backings.close_of(file);
     }
 
     /// Tells the agent which files were read since the last call.
     pub fn report_touched(&self) {
-        let mut files = std::mem::take(&mut *self.touched_list());
-        if !files.is_empty() {
-            self.files.untouch();
-            files.sort_unstable();
-            files.dedup();
-            for chunk in files.chunks(4096) {
-                self.link.tell(FromWorker::Touched { files: chunk.to_vec() });
-            }
-        }
+        self.files.report_touched();
     }
 
     /// Gives back what idles: buffers, and the disk space that is kept for nobody. To be called every second or so.
     pub fn trim(&self) {
-        self.buffers.trim();
-        self.close_superseded();
+        self.reads.trim();
+        self.backings.close_superseded();
     }
 
-    fn touched_list(&self) -> std::sync::MutexGuard<'_, Vec<u64>> {
-        self.touched.lock().unwrap_or_else(|e| e.into_inner())
+    pub fn lookup(&self, parent: u64, name: &[u8], reply: Reply) {
+        self.names.lookup(parent, name, reply);
     }
 
-    /// Asks the agent, and goes on with the answer or fails the request.
-    fn ask(
-        self: &Arc<Self>,
-        question: Ask,
-        reply: Reply,
-        then: impl FnOnce(&Arc<Self>, Reply) + Send + 'static,
-    ) {
-        let fs = self.clone();
-        self.counters.metadata_misses.add(1);
-        self.link.ask(
-            question,
-            Box::new(move |answer: Answer| match answer {
-                Ok(_) => then(&fs, reply),
-                Err(cause) => reply.fail(cause),
-            }),
-        );
+    pub fn opendir(&self, reply: Reply) {
+        self.names.opendir(reply);
     }
 
-    fn node_id(&self, attributes: &Attributes) -> u64 {
-        node_id(self.settings.mode, attributes)
+    pub fn readdir(&self, batch: Batch, reply: Reply) {
+        self.names.readdir(batch, reply);
     }
 
-    fn entry(&self, attributes: &Attributes, ttl: Duration) -> Entry {
-        Entry { nodeid: self.node_id(attributes), ttl, stat: self.stat(attributes) }
+    /// `by_handle`: on behalf of an open file that is being read.
+    pub fn getattr(&self, nodeid: u64, by_handle: bool, reply: Reply) {
+        self.inodes.getattr(nodeid, by_handle, reply);
     }
 
-    fn stat(&self, attributes: &Attributes) -> Stat {
-        let show = &self.settings.show;
-        let (mode, size) = match attributes.kind {
-            Kind::File => (libc::S_IFREG | show.file_mode & 0o7777, attributes.size),
-            Kind::Directory => (libc::S_IFDIR | show.dir_mode & 0o7777, 0),
-            Kind::Symlink => (libc::S_IFLNK | 0o777, attributes.target.len() as u64),
-        };
-        Stat { ino: attributes.ino, size, mtime_ns: attributes.mtime_ns, mode, uid: show.uid, gid: show.gid }
+    pub fn readlink(&self, nodeid: u64, reply: Reply) {
+        self.inodes.readlink(nodeid, reply);
     }
 
-    /// How long what was seen at `seen_ms` may still be trusted; None: it must be asked again.
-    fn freshness(&self, seen_ms: u64) -> Option<Duration> {
-        freshness::remaining(self.settings.show.ttl, seen_ms, (self.clock)())
+    pub fn statfs(&self, reply: Reply) {
+        self.inodes.statfs(reply);
     }
 
-    /// As `freshness`, but what the agent has just confirmed is good for this one answer, however short the limit.
-    fn freshness_after(&self, asked: bool, seen_ms: u64) -> Option<Duration> {
-        self.freshness(seen_ms).or(asked.then_some(Duration::ZERO))
+    pub fn listxattr(&self, nodeid: u64, size: u32, reply: Reply) {
+        self.inodes.listxattr(nodeid, size, reply);
     }
 
-    fn internal(&self, what: &str) -> Failure {
-        say(&format!("fuse-worker: {what}"));
-        Failure::Cause(link::Cause::Internal)
+    pub fn getxattr(&self, nodeid: u64, name: &[u8], size: u32, reply: Reply) {
+        self.inodes.getxattr(nodeid, name, size, reply);
     }
+
+    pub fn open(&self, nodeid: u64, flags: i32, reply: Reply) {
+        self.opens.open(nodeid, flags, reply);
+    }
+
+    pub fn release(&self, nodeid: u64, reply: Reply) {
+        self.opens.release(nodeid, reply);
+    }
+
+    /// `handle`: what OPEN gave out; 0 where the kernel opens without asking.
+    pub fn read(&self, nodeid: u64, handle: u64, offset: u64, len: u32, reply: Reply) {
+        self.reads.read(nodeid, handle, offset, len, reply);
+    }
+}
+
+/// Says what should not be, and fails the request with EIO.
+fn internal(what: &str) -> Failure {
+    say(&format!("fuse-worker: {what}"));
+    Failure::Cause(link::Cause::Internal)
 }

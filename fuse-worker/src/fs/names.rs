@@ -1,9 +1,15 @@
 //! Names: lookup and listings.
 
-use super::Fs;
+use super::counters::Counters;
+use super::fault_injection::FaultInjection;
+use super::metadata::Metadata;
+use super::node::{Known, Switched};
+use super::shown::Shown;
+use super::{ino_of, internal};
 use crate::errno::Failure;
-use crate::reply::{Entry, FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, Listing, Reply};
+use crate::reply::{Entry, Listing, Reply};
 use cache::meta::{Lookup, ROOT};
+use fuse_abi::open::{FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE};
 use link::Cause;
 use link::worker::{Ask, Mode};
 use std::sync::Arc;
@@ -24,85 +30,101 @@ pub struct Batch {
     pub plus: bool,
 }
 
-impl Fs {
-    pub fn lookup(self: &Arc<Self>, parent: u64, name: &[u8], reply: Reply) {
-        self.inject_faults_at_name(name);
+/// LOOKUP, OPENDIR and READDIR.
+pub(super) struct Names {
+    pub(super) metadata: Metadata,
+    pub(super) shown: Shown,
+    pub(super) known: Arc<Known>,
+    pub(super) switched: Arc<Switched>,
+    pub(super) faults: FaultInjection,
+    pub(super) counters: Arc<Counters>,
+    /// OPENDIR may be answered ENOSYS.
+    pub(super) no_opendir: bool,
+}
+
+impl Names {
+    pub(super) fn lookup(self: &Arc<Self>, parent: u64, name: &[u8], reply: Reply) {
+        self.faults.at_name(name);
         self.counters.lookups.add(1);
         self.lookup_again(parent, name, reply, false);
     }
 
     fn lookup_again(self: &Arc<Self>, parent: u64, name: &[u8], reply: Reply, asked: bool) {
-        let dir = super::ino_of(parent);
-        let known = match self.view.lookup(dir, name) {
+        let dir = ino_of(parent);
+        let known = match self.metadata.view().lookup(dir, name) {
             Ok(known) => known,
             Err(error) => return reply.fail(error),
         };
         let fresh = match &known {
             Lookup::Found { seen_ms, .. } | Lookup::Absent { seen_ms } => {
-                self.freshness_after(asked, *seen_ms)
+                self.shown.freshness(asked, *seen_ms)
             }
             Lookup::Unknown => None,
         };
         match (known, fresh) {
             (Lookup::Found { attributes, .. }, Some(ttl)) => {
-                self.counters.metadata_hits.add(u64::from(!asked));
-                if self.switched.recently(attributes.ino, (self.clock)()) {
-                    self.known.note(self.node_id(&attributes), &attributes); // may be superseded before its open comes
+                self.metadata.count_hit(asked);
+                if self.switched.recently(attributes.ino, self.shown.now_ms()) {
+                    self.known.note(self.shown.node_id(&attributes), &attributes); // may be superseded before its open comes
                 }
-                let entry = self.entry(&attributes, ttl);
+                let entry = self.shown.entry(&attributes, ttl);
                 self.known.confirm(entry.nodeid);
                 reply.entry(&entry);
             }
             (Lookup::Absent { .. }, Some(ttl)) => {
-                self.counters.metadata_hits.add(u64::from(!asked));
+                self.metadata.count_hit(asked);
                 reply.absent(ttl);
             }
-            _ if asked => reply.fail(self.internal("the agent stored a name that is not there")),
+            _ if asked => reply.fail(internal("the agent stored a name that is not there")),
             _ => {
                 let name = name.to_vec();
                 let question = Ask::Lookup { parent: dir, name: name.clone() };
-                self.ask(question, reply, move |fs, reply| fs.lookup_again(parent, &name, reply, true));
+                let names = self.clone();
+                self.metadata
+                    .ask(question, reply, move |reply| names.lookup_again(parent, &name, reply, true));
             }
         }
     }
 
-    pub fn opendir(&self, reply: Reply) {
+    pub(super) fn opendir(&self, reply: Reply) {
         // A listing that the kernel keeps is asked for no more, so only a volume that never changes may have one kept.
-        if self.settings.show.ttl.is_some() {
+        if !self.shown.is_static() {
             reply.opened(0, 0, 0);
-        } else if self.settings.mode == Mode::NoOpen && self.settings.no_opendir {
+        } else if self.shown.mode() == Mode::NoOpen && self.no_opendir {
             reply.fail(Failure::Unsupported);
         } else {
             reply.opened(0, FOPEN_KEEP_CACHE | FOPEN_CACHE_DIR, 0);
         }
     }
 
-    pub fn readdir(self: &Arc<Self>, batch: Batch, reply: Reply) {
+    pub(super) fn readdir(self: &Arc<Self>, batch: Batch, reply: Reply) {
         self.counters.readdirs.add(1);
         self.readdir_again(batch, reply, false);
     }
 
     fn readdir_again(self: &Arc<Self>, batch: Batch, reply: Reply, asked: bool) {
-        let dir = super::ino_of(batch.dir);
-        let listing = match self.view.listing(dir) {
+        let dir = ino_of(batch.dir);
+        let listing = match self.metadata.view().listing(dir) {
             Ok(listing) => listing.filter(|listing| listing.complete),
             Err(error) => return reply.fail(error),
         };
-        // Whoever is in the middle of a listing is not made to wait for a newer one.
+        // A reader in the middle of a listing does not wait for a newer one.
         let accept = asked || batch.offset != 0;
-        let ttl = listing.and_then(|listing| self.freshness_after(accept, listing.seen_ms));
+        let ttl = listing.and_then(|listing| self.shown.freshness(accept, listing.seen_ms));
         let filled = ttl.map(|ttl| self.fill(dir, &batch, ttl));
         match filled {
             Some(Ok(Some(entries))) => {
-                self.counters.metadata_hits.add(u64::from(!asked));
+                self.metadata.count_hit(asked);
                 reply.data(entries.bytes());
             }
             Some(Err(failure)) => reply.fail(failure),
             Some(Ok(None)) | None if asked => {
-                reply.fail(self.internal("the agent stored a listing that is not there"));
+                reply.fail(internal("the agent stored a listing that is not there"));
             }
             Some(Ok(None)) | None => {
-                self.ask(Ask::List { dir }, reply, move |fs, reply| fs.readdir_again(batch, reply, true));
+                let names = self.clone();
+                let then = move |reply| names.readdir_again(batch, reply, true);
+                self.metadata.ask(Ask::List { dir }, reply, then);
             }
         }
     }
@@ -110,13 +132,14 @@ impl Fs {
     /// None: the listing has vanished.
     fn fill(&self, dir: u64, batch: &Batch, ttl: Duration) -> Result<Option<Listing>, Failure> {
         let mut entries = Listing::new(batch.bytes_max);
-        for (name, offset, next, ino) in
-            [(&b"."[..], 0, AFTER_DOT, Some(dir)), (b"..", AFTER_DOT, AFTER_DOT_DOT, self.view.parent(dir)?)]
-        {
+        for (name, offset, next, ino) in [
+            (&b"."[..], 0, AFTER_DOT, Some(dir)),
+            (b"..", AFTER_DOT, AFTER_DOT_DOT, self.metadata.view().parent(dir)?),
+        ] {
             if batch.offset > offset {
                 continue;
             }
-            let mut stat = self.stat(&self.view.last_attributes(dir)?.ok_or(Cause::Stale)?);
+            let mut stat = self.shown.stat(&self.metadata.view().last_attributes(dir)?.ok_or(Cause::Stale)?);
             stat.ino = ino.unwrap_or(ROOT);
             let fits = if batch.plus {
                 entries.add_plus(name, &Entry { nodeid: 0, ttl: Duration::ZERO, stat }, next)
@@ -128,8 +151,8 @@ impl Fs {
             }
         }
         let after = (batch.offset > AFTER_DOT_DOT).then_some(batch.offset);
-        let complete = self.view.read_dir(dir, after, &mut |name, attributes| {
-            let entry = self.entry(attributes, ttl);
+        let complete = self.metadata.view().read_dir(dir, after, &mut |name, attributes| {
+            let entry = self.shown.entry(attributes, ttl);
             if batch.plus {
                 entries.add_plus(name, &entry, attributes.ino)
             } else {

@@ -8,11 +8,17 @@
 //!                                     from the start, in the end Ask::Direct, past the cache
 //! ```
 
-use super::Fs;
-use super::files::{Key, OpenFile};
-use super::node::version_of;
+use super::counters::Counters;
+use super::fault_injection::FaultInjection;
+use super::files::{Files, Key, OpenFile};
+use super::node::{Known, version_of};
+use super::shown::Shown;
+use super::space::Buffers;
+use super::{ino_of, internal};
+use crate::client::Link;
 use crate::errno::Failure;
 use crate::reply::Reply;
+use cache::meta::View;
 use link::Cause;
 use link::worker::{Ask, FromWorker, Mode, READ_MAX, Reply as Told};
 use rustix::io::Errno;
@@ -33,18 +39,35 @@ struct Range {
     attempt: u32,
 }
 
-impl Fs {
+/// READ.
+pub(super) struct Reads {
+    pub(super) view: View,
+    pub(super) shown: Shown,
+    pub(super) known: Arc<Known>,
+    pub(super) files: Arc<Files>,
+    pub(super) buffers: Buffers,
+    pub(super) faults: FaultInjection,
+    pub(super) link: Arc<dyn Link>,
+    pub(super) counters: Arc<Counters>,
+}
+
+impl Reads {
+    /// Frees the buffers if none was used since the last call.
+    pub(super) fn trim(&self) {
+        self.buffers.trim();
+    }
+
     /// `handle`: what OPEN gave out; 0 where the kernel opens without asking.
-    pub fn read(self: &Arc<Self>, nodeid: u64, handle: u64, offset: u64, len: u32, reply: Reply) {
+    pub(super) fn read(self: &Arc<Self>, nodeid: u64, handle: u64, offset: u64, len: u32, reply: Reply) {
         if len == 0 || len > READ_MAX {
             return reply.data(&[]);
         }
-        self.inject_faults_at_node(nodeid);
-        let ino = super::ino_of(nodeid);
+        self.faults.at_node(nodeid);
+        let ino = ino_of(nodeid);
         let version = match u32::try_from(handle) {
             Ok(version) if version != 0 => version,
             _ => match self.view.last_attributes(ino) {
-                Ok(Some(now)) => match version_of(self.settings.mode, nodeid, &now) {
+                Ok(Some(now)) => match version_of(self.shown.mode(), nodeid, &now) {
                     Some(version) => {
                         if version == now.version {
                             self.known.note(nodeid, &now);
@@ -63,7 +86,7 @@ impl Fs {
     /// In profile *small* the kernel opens without asking. Told that a content is gone, it asks for the attributes at
     /// the next open, which is sent to look the name up again.
     fn refuse(&self, nodeid: u64, failure: Failure, reply: Reply) {
-        if self.settings.mode == Mode::NoOpen && failure == Failure::Cause(Cause::Stale) {
+        if self.shown.mode() == Mode::NoOpen && failure == Failure::Cause(Cause::Stale) {
             self.known.mark_stale(nodeid);
             reply.distrust_attributes(nodeid);
         }
@@ -71,11 +94,12 @@ impl Fs {
     }
 
     fn serve(self: &Arc<Self>, range: Range, reply: Reply) {
-        self.with_file(range.key, move |fs, file| match file {
-            Ok(file) => fs.serve_from(&file, range, reply),
+        let reads = self.clone();
+        self.files.with_file(range.key, move |file| match file {
+            Ok(file) => reads.serve_from(&file, range, reply),
             // No cache file to be had, for reasons of the cache: the bytes still exist.
-            Err(Failure::Cause(Cause::Internal)) => fs.direct(range, reply),
-            Err(failure) => fs.refuse(range.nodeid, failure, reply),
+            Err(Failure::Cause(Cause::Internal)) => reads.direct(range, reply),
+            Err(failure) => reads.refuse(range.nodeid, failure, reply),
         });
     }
 
@@ -107,7 +131,7 @@ impl Fs {
         }
         reply.data(&buffer[..len]);
         drop(buffer);
-        self.touch(file);
+        self.files.touch(file);
         let end = range.offset + range.len as u64;
         if file.passes_mark(end) {
             self.link.tell(FromWorker::Advance { file: file.id, offset: end });
@@ -117,76 +141,70 @@ impl Fs {
     fn miss(self: &Arc<Self>, file: &Arc<OpenFile>, range: Range, reply: Reply) {
         self.counters.reads_miss.add(1);
         self.counters.bytes_miss.add(u64::from(range.len));
-        let (fs, file) = (self.clone(), file.clone());
+        let (reads, file) = (self.clone(), file.clone());
         self.link.ask(
             Ask::Read { file: file.id, offset: range.offset, len: range.len },
             Box::new(move |answer| match answer {
                 Ok((Told::Present { mark }, _)) => {
                     file.set_mark(range.offset + u64::from(range.len), mark);
-                    fs.send_bytes(&file, range, reply);
+                    reads.send_bytes(&file, range, reply);
                 }
-                Ok((Told::Detached { len, number }, fds)) => {
-                    fs.send_detached(len, fds, range, reply);
-                    fs.link.tell(FromWorker::GivenBack { number });
+                Ok((Told::Uncached { len, number }, fds)) => {
+                    reads.send_uncached(len, fds, range, reply);
+                    reads.link.tell(FromWorker::GivenBack { number });
                 }
-                Ok((Told::Gone, _)) => fs.once_more(&file, range, reply),
-                Ok(_) => {
-                    reply.fail(fs.internal("the agent answered a question for bytes with something else"))
-                }
-                Err(cause) => fs.refuse(range.nodeid, cause.into(), reply),
+                Ok((Told::Gone, _)) => reads.once_more(&file, range, reply),
+                Ok(_) => reply.fail(internal("the agent answered a question for bytes with something else")),
+                Err(cause) => reads.refuse(range.nodeid, cause.into(), reply),
             }),
         );
     }
 
     /// The cache could not take the bytes: they came along.
-    fn send_detached(&self, len: u32, fds: Vec<OwnedFd>, range: Range, reply: Reply) {
-        self.counters.reads_detached.add(1);
+    fn send_uncached(&self, len: u32, fds: Vec<OwnedFd>, range: Range, reply: Reply) {
+        self.counters.reads_uncached.add(1);
         let len = len.min(range.len) as usize;
         let mut buffer = self.buffers.take(len);
         match fds.first().map(|bytes| read_fully(bytes, &mut buffer[..len], 0)) {
             Some(Ok(read)) if read == len => reply.data(&buffer[..len]),
-            _ => reply.fail(self.internal("detached bytes came without their memory file")),
+            _ => reply.fail(internal("uncached bytes came without their memory file")),
         }
     }
 
     /// The cache file is shorter than it must be, or its disk fails.
     fn damaged(self: &Arc<Self>, file: &Arc<OpenFile>, range: Range, reply: Reply) {
         say(&format!("fuse-worker: cache file {:016x} cannot be read at {}", file.id, range.offset));
-        let (fs, file) = (self.clone(), file.clone());
+        let (reads, file) = (self.clone(), file.clone());
         self.link.ask(
             Ask::Damaged { file: file.id },
             Box::new(move |answer| match answer {
-                Ok(_) => fs.once_more(&file, range, reply),
+                Ok(_) => reads.once_more(&file, range, reply),
                 Err(cause) => reply.fail(cause),
             }),
         );
     }
 
     fn once_more(self: &Arc<Self>, file: &Arc<OpenFile>, range: Range, reply: Reply) {
-        self.drop_file(range.key, file);
+        self.files.drop_file(range.key, file);
         if range.attempt + 1 == ATTEMPTS {
             return self.direct(range, reply);
         }
         self.serve(Range { attempt: range.attempt + 1, ..range }, reply);
     }
-}
 
-impl Fs {
     /// The last resort: the agent brings the bytes past the cache.
     fn direct(self: &Arc<Self>, range: Range, reply: Reply) {
-        let fs = self.clone();
+        let reads = self.clone();
         let (ino, version) = range.key;
         self.link.ask(
             Ask::Direct { ino, version, offset: range.offset, len: range.len },
             Box::new(move |answer| match answer {
-                Ok((Told::Detached { len, number }, fds)) => {
-                    fs.send_detached(len, fds, range, reply);
-                    fs.link.tell(FromWorker::GivenBack { number });
+                Ok((Told::Uncached { len, number }, fds)) => {
+                    reads.send_uncached(len, fds, range, reply);
+                    reads.link.tell(FromWorker::GivenBack { number });
                 }
-                Ok(_) => {
-                    reply.fail(fs.internal("the agent answered a question for bytes with something else"))
-                }
-                Err(cause) => fs.refuse(range.nodeid, cause.into(), reply),
+                Ok(_) => reply.fail(internal("the agent answered a question for bytes with something else")),
+                Err(cause) => reads.refuse(range.nodeid, cause.into(), reply),
             }),
         );
     }

@@ -32,7 +32,8 @@ impl Buffers {
         Self { kept: Mutex::default(), returned: Condvar::new(), bytes_max }
     }
 
-    /// Waits while too much is lent. Whoever has a buffer only copies: he waits for nobody, and gives it back soon.
+    /// Waits while too much is lent. A thread that has a buffer only copies: it waits for no other, and gives it back
+    /// soon.
     pub(super) fn take(&self, len: usize) -> Buffer<'_> {
         let size = len.next_power_of_two().max(SMALLEST);
         let mut kept = self.lock();

@@ -2,15 +2,18 @@
 
 use super::*;
 use crate::client::Then;
-use crate::reply::{Delivery, FOPEN_KEEP_CACHE, FOPEN_PASSTHROUGH, Sink};
-use cache::meta::{Cached, Clock, Incoming, InodeNumbers, MetaError, Options, ROOT, Store};
+use crate::reply::{Delivery, Sink};
+use cache::meta::{Attributes, Cached, Clock, Incoming, InodeNumbers, Kind, MetaError, Options, ROOT, Store};
+use fuse_abi::open::{FOPEN_KEEP_CACHE, FOPEN_PASSTHROUGH};
 use link::Cause;
-use link::worker::{ANNOUNCED_FROM, Reply as Told};
+use link::worker::{ANNOUNCED_FROM, Ask, FromWorker, Reply as Told};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{IoSlice, Write};
 use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 const GENERATION: u64 = 5;
 
@@ -61,6 +64,8 @@ struct Bench {
     store: Store,
     link: Arc<FakeLink>,
     answers: Arc<Answers>,
+    settings: Settings,
+    inflight: Arc<Inflight>,
     now: Arc<AtomicU64>,
     unique: AtomicU64,
     home: tempfile::TempDir,
@@ -77,23 +82,27 @@ impl Bench {
         let store = Store::open_at(home.path(), &Options::default(), numbers, time).unwrap();
         let link = Arc::new(FakeLink::default());
         let clock = now.clone();
+        let settings = settings(mode, ttl);
+        let inflight = Arc::new(Inflight::map(Inflight::create().unwrap()).unwrap());
         let fs = Fs::new(
-            settings(mode, ttl),
+            settings.clone(),
             store.view(),
             link.clone(),
-            Arc::new(Inflight::map(Inflight::create().unwrap()).unwrap()),
+            inflight.clone(),
             vec![File::open(home.path()).unwrap().into()],
             Arc::new(move || clock.load(SeqCst)),
         );
-        Self { fs, store, link, answers: Arc::default(), now, unique: AtomicU64::new(2), home }
+        let (answers, unique) = (Arc::default(), AtomicU64::new(2));
+        Self { fs, store, link, answers, settings, inflight, now, unique, home }
     }
 
     /// Another worker takes over.
     fn succeed(&mut self) {
-        let settings = Settings { successor: true, ..self.fs.settings.clone() };
-        let clock = self.fs.clock.clone();
-        self.fs =
-            Fs::new(settings, self.store.view(), self.link.clone(), self.fs.inflight.clone(), vec![], clock);
+        let settings = Settings { successor: true, ..self.settings.clone() };
+        let now = self.now.clone();
+        let clock = Arc::new(move || now.load(SeqCst));
+        let (view, link, inflight) = (self.store.view(), self.link.clone(), self.inflight.clone());
+        self.fs = Fs::new(settings, view, link, inflight, vec![], clock);
     }
 
     fn file(&self, name: &str, token: &str, size: u64) -> Attributes {
@@ -302,7 +311,7 @@ fn bytes_that_the_cache_cannot_take_come_along_and_failures_become_errnos() {
     bench.agent(Ok((told, fds)));
     let bytes = tempfile::tempfile().unwrap();
     bytes.write_all_at(b"hello", 0).unwrap();
-    bench.agent(Ok((Told::Detached { len: 5, number: 9 }, vec![bytes.into()])));
+    bench.agent(Ok((Told::Uncached { len: 5, number: 9 }, vec![bytes.into()])));
     assert_eq!(bench.only(), (0, b"hello".to_vec()));
     for (cause, errno) in [
         (Cause::Unavailable, libc::EIO),
@@ -403,7 +412,9 @@ fn where_the_kernel_opens_without_asking_a_content_that_is_gone_makes_it_ask() {
     bench.fs.lookup(ROOT, b"f", bench.reply());
     assert_eq!(u64_at(&bench.only().1, 0), node_id(Mode::NoOpen, &new));
     // If the name still leads there after all, it is as good as before.
-    bench.fs.known.mark_stale(node_id(Mode::NoOpen, &new));
+    bench.fs.read(node_id(Mode::NoOpen, &new), 0, 0, 9, bench.reply());
+    bench.agent(Err(Cause::Stale));
+    assert_eq!(bench.only().0, -libc::ESTALE);
     bench.fs.lookup(ROOT, b"f", bench.reply());
     bench.fs.getattr(node_id(Mode::NoOpen, &new), false, bench.reply());
     assert!(bench.answered().iter().all(|(error, _)| *error == 0));
@@ -426,12 +437,12 @@ fn passthrough_ids_are_recorded_before_the_reply_counted_once_and_closed_when_su
     bench.answers.drop_all.store(true, SeqCst);
     bench.fs.open(nodeid, libc::O_RDONLY, bench.reply()); // its caller is killed: no RELEASE will come
     bench.answers.drop_all.store(false, SeqCst);
-    assert_eq!(bench.fs.inflight.backings()[0].1.refs, 2);
+    assert_eq!(bench.inflight.backings()[0].1.refs, 2);
     bench.store.set_cached(file.ino, file.version, None).unwrap();
     bench.fs.release(nodeid, bench.reply());
-    assert_eq!((bench.fs.inflight.backings().len(), bench.open_questions()), (1, 0));
+    assert_eq!((bench.inflight.backings().len(), bench.open_questions()), (1, 0));
     bench.fs.release(nodeid, bench.reply());
-    assert!(bench.fs.inflight.backings().is_empty());
+    assert!(bench.inflight.backings().is_empty());
     assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("BackingClose { id: 3 }"));
 }
 
@@ -447,8 +458,7 @@ fn a_passthrough_id_of_a_file_that_is_gone_is_closed_without_a_word_of_the_agent
     bench.agent(Ok((Told::Backing { id: 3 }, vec![])));
     bench.store.set_cached(file.ino, file.version, None).unwrap();
     bench.fs.trim();
-    assert_eq!(bench.fs.inflight.backings().len(), 1, "closed while it is open");
-    bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap();
+    assert_eq!(bench.inflight.backings().len(), 1, "closed while it is open");
 
     let file = bench.file("g", "a", 9);
     let cached = Cached { file: 0x78, ..cached };
@@ -458,11 +468,11 @@ fn a_passthrough_id_of_a_file_that_is_gone_is_closed_without_a_word_of_the_agent
     bench.agent(Ok((Told::Backing { id: 4 }, vec![])));
     bench.fs.release(nodeid, bench.reply());
     bench.fs.trim();
-    assert_eq!(bench.fs.inflight.backings().len(), 2, "closed while it may be opened again");
+    assert_eq!(bench.inflight.backings().len(), 2, "closed while it may be opened again");
     bench.store.set_cached(file.ino, file.version, None).unwrap();
     bench.succeed();
     bench.fs.trim();
-    let left: Vec<u32> = bench.fs.inflight.backings().iter().map(|(_, backing)| backing.id).collect();
+    let left: Vec<u32> = bench.inflight.backings().iter().map(|(_, backing)| backing.id).collect();
     assert_eq!(left, [3]);
     assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("BackingClose { id: 4 }"));
 }
@@ -523,11 +533,11 @@ fn a_successor_knows_what_was_open_and_sends_nobody_to_look_again_a_second_time(
 fn those_who_waited_until_a_file_was_whole_are_sent_to_its_new_node_id_and_who_comes_again_is_served() {
     let bench = Bench::new(Mode::Passthrough, None);
     let small = bench.file("small", "a", ANNOUNCED_FROM - 1);
-    bench.fs.open(bench.fs.node_id(&small), libc::O_RDONLY, bench.reply());
+    bench.fs.open(node_id(Mode::Passthrough, &small), libc::O_RDONLY, bench.reply());
     assert_eq!(bench.open_questions(), 0, "not worth a question");
     assert_eq!(bench.only().0, 0);
     let file = bench.file("large", "a", ANNOUNCED_FROM);
-    let nodeid = bench.fs.node_id(&file);
+    let nodeid = node_id(Mode::Passthrough, &file);
     let open = || bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
     open();
     bench.agent(Ok((Told::Stored, vec![])));

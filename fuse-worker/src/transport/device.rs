@@ -2,11 +2,13 @@
 
 use super::{Interrupts, SESSION, TRANSPORT};
 use crate::reply::{Delivery, Sink};
+use fuse_abi::{InHeader, InitOut, InterruptIn, OutHeader, ReadIn, opcode};
+use inflight::{Claim, Counter, Inflight, Orphan, Probe, STAGE_BYTES, STAGES, Slot};
 use link::failpoint;
-use link::inflight::{Claim, Counter, Inflight, Orphan, Probe, RequestHeader, STAGE_BYTES, STAGES, Slot};
 use startup::log::say;
 use std::cell::Cell;
 use std::io::{self, IoSlice};
+use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -17,18 +19,10 @@ const SEATS: usize = 64;
 /// Between two looks whether a suspect has been answered.
 const SUSPECT_PAUSE: Duration = Duration::from_millis(2);
 
-const FORGET: u32 = 2;
-const READDIR: u32 = 28;
-const INTERRUPT: u32 = 36;
-const NOTIFY_REPLY: u32 = 41;
-const BATCH_FORGET: u32 = 42;
-const READDIRPLUS: u32 = 44;
-
 /// What the kernel is told, whatever fuser chose: a read-only connection needs no room for writes, and the room that
 /// the kernel demands of a read buffer grows with it (fuse_dev_do_read). 4096 is the kernel's own minimum.
 const MAX_WRITE: u32 = 4096;
-/// Offset of max_write in fuse_out_header + fuse_init_out.
-const MAX_WRITE_AT: usize = 16 + 20;
+const MAX_WRITE_AT: usize = OutHeader::BYTES + offset_of!(InitOut, max_write);
 
 /// The request that this thread works on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -150,7 +144,7 @@ impl Transport {
                 return Err(errno);
             }
             let len = read as usize;
-            if len < RequestHeader::BYTES || len > wanted {
+            if len < InHeader::BYTES || len > wanted {
                 return Err(libc::EIO);
             }
             let header = self.inflight.stage_header(stage);
@@ -158,9 +152,9 @@ impl Transport {
                 return Err(libc::EIO);
             }
             match header.opcode {
-                INTERRUPT => self.interrupt(stage),
+                opcode::INTERRUPT => self.interrupt(stage),
                 // Nobody answers these, and this file system keeps nothing that they would free.
-                FORGET | BATCH_FORGET | NOTIFY_REPLY => {}
+                opcode::FORGET | opcode::BATCH_FORGET | opcode::NOTIFY_REPLY => {}
                 _ => {
                     failpoint::hit("worker.read");
                     let slot = self.record(stage, &header);
@@ -206,8 +200,8 @@ impl Transport {
     /// The session's `writev`: fuser's answer. The errno is the kernel's.
     pub fn write(&self, parts: &[IoSlice<'_>]) -> Result<usize, i32> {
         let total: usize = parts.iter().map(|part| part.len()).sum();
-        let header: [u8; 16] =
-            parts.first().and_then(|part| part.first_chunk()).copied().ok_or(libc::EINVAL)?;
+        let header = parts.first().and_then(|part| part.first_chunk()).ok_or(libc::EINVAL)?;
+        let unique = OutHeader::from_bytes(header).unique;
         {
             let mut captured = self.captured();
             if captured.is_none() {
@@ -215,9 +209,6 @@ impl Transport {
                 return Ok(total);
             }
         }
-        let mut unique = [0; 8];
-        unique.copy_from_slice(&header[8..16]);
-        let unique = u64::from_ne_bytes(unique);
         if unique == 0 {
             return Err(libc::EPERM); // a notification; fuser is asked for none
         }
@@ -263,13 +254,13 @@ impl Transport {
     pub fn give_up(&self, unique: u64) {
         // Somebody is about to answer it, or to tell what was done: that is as good.
         let Some(claim) = self.inflight.claim_to_interrupt(unique) else { return };
-        let header = out_header(16, -libc::EINTR, unique);
+        let header = OutHeader::new(0, -libc::EINTR, unique).to_bytes();
         if self.deliver(claim, &[IoSlice::new(&header)]) == Ok(Delivery::Delivered) {
             self.inflight.count(Counter::Interrupted);
         }
     }
 
-    fn record(&self, stage: usize, header: &RequestHeader) -> Slot {
+    fn record(&self, stage: usize, header: &InHeader) -> Slot {
         loop {
             if let Some(slot) = self.inflight.put(stage, header) {
                 return slot;
@@ -280,14 +271,13 @@ impl Transport {
         }
     }
 
-    fn begin(&self, slot: Slot, header: &RequestHeader, request: &[u8]) {
+    fn begin(&self, slot: Slot, header: &InHeader, request: &[u8]) {
         TAKEN.set(Some((slot, header.unique)));
         self.executing[self.seat()].store(self.stamp(), Relaxed);
         let listing_bytes = match header.opcode {
-            // fuse_read_in: fh, offset, size
-            READDIR | READDIRPLUS => {
-                let size = request.get(RequestHeader::BYTES + 16..).and_then(|rest| rest.first_chunk());
-                size.map_or(4096, |bytes| u32::from_ne_bytes(*bytes))
+            opcode::READDIR | opcode::READDIRPLUS => {
+                let body = request.get(InHeader::BYTES..).and_then(|rest| rest.first_chunk());
+                body.map_or(4096, |body| ReadIn::from_bytes(body).size)
             }
             _ => 0,
         };
@@ -335,9 +325,9 @@ impl Transport {
     /// FUSE_INTERRUPT: a signal has reached the caller of a request. It never gets to fuser, whose ENOSYS would end
     /// all interrupts of the connection.
     fn interrupt(&self, stage: usize) {
-        let mut request = [0; RequestHeader::BYTES + 8];
+        let mut request = [0; InHeader::BYTES + InterruptIn::BYTES];
         self.inflight.stage_bytes(stage, &mut request);
-        let unique = request.last_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+        let unique = request.last_chunk().map_or(0, |body| InterruptIn::from_bytes(body).unique);
         self.inflight.count(Counter::Interrupts);
         if self.inflight.mark_interrupted(unique) {
             self.interrupts.wake();
@@ -346,7 +336,7 @@ impl Transport {
         // Either it has been answered, or another thread is between reading and recording it. The kernel knows: EAGAIN
         // queues the interrupt again if the request waits.
         let own = self.inflight.stage_header(stage).unique;
-        if link::inflight::answer_errno(&self.device, own, libc::EAGAIN).is_ok() {
+        if inflight::answer_errno(&self.device, own, libc::EAGAIN).is_ok() {
             self.inflight.count(Counter::Requeued);
             std::thread::sleep(Duration::from_micros(50));
         }
@@ -357,9 +347,9 @@ impl Transport {
         if self.init_reply().is_none() {
             return Err("fuser's read and writev do not pass through the worker's own symbols".into());
         }
-        let init = self.inflight.init().and_then(|init| Some(RequestHeader::parse(init.first_chunk()?)));
+        let init = self.inflight.init().and_then(|init| Some(InHeader::from_bytes(init.first_chunk()?)));
         let unique = init.ok_or("no INIT request was recorded")?.unique;
-        match link::inflight::probe_works(&self.device, unique, init_answered) {
+        match inflight::probe_works(&self.device, unique, init_answered) {
             Ok(true) => Ok(()),
             Ok(false) => Err("the kernel does not say which requests wait for an answer".into()),
             Err(error) => Err(format!("cannot ask the kernel which requests wait: {error}")),
@@ -367,13 +357,13 @@ impl Transport {
     }
 
     pub fn is_waiting(&self, unique: u64) -> bool {
-        matches!(link::inflight::probe(&self.device, unique), Ok(Probe::Waiting))
+        matches!(inflight::probe(&self.device, unique), Ok(Probe::Waiting))
     }
 }
 
 impl Sink for Transport {
     fn notify(&self, code: i32, body: &[u8]) {
-        let mut message = out_header(16 + body.len(), code, 0).to_vec();
+        let mut message = OutHeader::new(body.len(), code, 0).to_bytes().to_vec();
         message.extend_from_slice(body);
         let parts = [IoSlice::new(&message)];
         // A node id that the kernel has forgotten is ENOENT: nothing to tell, then.
@@ -382,8 +372,8 @@ impl Sink for Transport {
     }
 
     fn send(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> Delivery {
-        let len = 16 + body.iter().map(|part| part.len()).sum::<usize>();
-        let header = out_header(len, error, unique);
+        let header = OutHeader::new(body.iter().map(|part| part.len()).sum(), error, unique);
+        let (len, header) = (header.len, header.to_bytes());
         let first = body.first().map_or(&[][..], |part| part);
         let parts = [IoSlice::new(&header), IoSlice::new(first)];
         let parts = if first.is_empty() { &parts[..1] } else { &parts };
@@ -396,15 +386,6 @@ impl Sink for Transport {
             }
         }
     }
-}
-
-/// fuse_out_header. `unique` 0: a notification, whose code is in `error`.
-fn out_header(len: usize, error: i32, unique: u64) -> [u8; 16] {
-    let mut header = [0; 16];
-    header[0..4].copy_from_slice(&(len as u32).to_ne_bytes());
-    header[4..8].copy_from_slice(&error.to_ne_bytes());
-    header[8..16].copy_from_slice(&unique.to_ne_bytes());
-    header
 }
 
 fn patch_init(mut reply: Vec<u8>) -> Vec<u8> {

@@ -2,6 +2,8 @@
 
 use super::{BLOCK, GENERATION, load};
 use cache::meta::{Cached, Incoming, InodeNumbers, Kind, MetaError, ROOT, Store};
+use fuse_abi::BackingMap;
+use fuse_abi::ioctl::{BACKING_CLOSE, BACKING_OPEN};
 use link::worker::{Ask, FromWorker, Reply, ToWorker, recv, send};
 use link::{Cause, Packet};
 use memmap2::MmapMut;
@@ -307,9 +309,8 @@ impl Agent {
                 Reply::Backing { id: backing_open(&self.device, &data).map_err(|_| Cause::Internal)? }
             }
             Ask::BackingClose { id } => {
-                // FUSE_DEV_IOC_BACKING_CLOSE
                 // SAFETY: reads one u32.
-                let closed = unsafe { libc::ioctl(self.device.as_raw_fd(), 0x4004_e502, &id) };
+                let closed = unsafe { libc::ioctl(self.device.as_raw_fd(), BACKING_CLOSE, &id) };
                 assert_eq!(closed, 0, "closing backing id {id}");
                 self.backing_closed.fetch_add(1, SeqCst);
                 Reply::Stored
@@ -356,17 +357,11 @@ fn incoming(name: &str, object: Option<&Object>) -> Incoming {
     }
 }
 
-/// FUSE_DEV_IOC_BACKING_OPEN, which needs root: the broker's part.
+/// Needs root: the broker's part.
 fn backing_open(device: &OwnedFd, data: &File) -> std::io::Result<u32> {
-    #[repr(C)]
-    struct Map {
-        fd: i32,
-        flags: u32,
-        padding: u64,
-    }
-    let map = Map { fd: data.as_raw_fd(), flags: 0, padding: 0 };
+    let map = BackingMap::new(data.as_raw_fd());
     // SAFETY: reads the struct.
-    let id = unsafe { libc::ioctl(device.as_raw_fd(), 0x4010_e501, &map) };
+    let id = unsafe { libc::ioctl(device.as_raw_fd(), BACKING_OPEN, &map) };
     if id < 0 { Err(std::io::Error::last_os_error()) } else { Ok(id as u32) }
 }
 

@@ -3,7 +3,7 @@
 
 use super::mutating::{Mutating, inherited};
 use super::wait_for;
-use link::inflight::{Inflight, STAGE_BYTES};
+use inflight::{Inflight, STAGE_BYTES};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::io::{BufRead, BufReader};

@@ -7,8 +7,8 @@ pub mod mutating;
 
 pub use agent::{Agent, Object};
 
+use inflight::{Blame, Collected, Inflight};
 use link::Packet;
-use link::inflight::{Blame, Collected, Inflight};
 use link::worker::{Assign, DisabledFeatures, FromWorker, Mode, Show, ToWorker};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;

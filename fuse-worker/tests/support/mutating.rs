@@ -3,10 +3,12 @@
 
 use super::load::{Calls, VARIABLE, wait_for_input};
 use super::{connect, disconnect, wait_for};
-use fuse_worker::reply::{FOPEN_DIRECT_IO, Sink};
+use fuse_abi::open::FOPEN_DIRECT_IO;
+use fuse_abi::{Attr, AttrOut, EntryOut, InHeader, InitOut, MkdirIn, OpenOut, OutHeader, WriteIn, opcode};
+use fuse_worker::reply::Sink;
 use fuse_worker::transport::Transport;
+use inflight::{Blame, Collected, Inflight, Operation, Outcome, STAGE_BYTES};
 use link::failpoint;
-use link::inflight::{Blame, Collected, Inflight, Operation, Outcome, RequestHeader, STAGE_BYTES};
 use std::fs;
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -133,13 +135,18 @@ impl Drop for Mutating {
 }
 
 fn init_reply(init: &[u8]) -> Vec<u8> {
-    let unique = RequestHeader::parse(init.first_chunk().unwrap()).unique;
-    let mut reply = Vec::new(); // fuse_out_header, fuse_init_out
-    push(&mut reply, &[80, 0]);
-    reply.extend_from_slice(&unique.to_ne_bytes());
-    push(&mut reply, &[7, 31, 0, 0, 16 | 12 << 16, 4096, 1, 1]);
-    reply.resize(80, 0);
-    reply
+    let unique = InHeader::from_bytes(init.first_chunk().unwrap()).unique;
+    let reply = InitOut {
+        major: 7,
+        minor: 31,
+        max_background: 16,
+        congestion_threshold: 12,
+        max_write: 4096,
+        time_gran: 1,
+        max_pages: 1,
+        ..InitOut::default()
+    };
+    [&OutHeader::new(InitOut::BYTES, 0, unique).to_bytes()[..], &reply.to_bytes()].concat()
 }
 
 fn push(bytes: &mut Vec<u8>, values: &[u32]) {
@@ -169,8 +176,8 @@ pub fn serve(world: &Path, naive: bool) {
             Err(libc::ENOENT | libc::EINTR | libc::EAGAIN) => continue,
             Err(_) => return,
         };
-        let header = RequestHeader::parse(request.first_chunk().unwrap());
-        let outcome = match operation(world, &header, &request[RequestHeader::BYTES..]) {
+        let header = InHeader::from_bytes(request.first_chunk().unwrap());
+        let outcome = match operation(world, &header, &request[InHeader::BYTES..]) {
             Some(mut operation) => {
                 let mut watched = Watched(&mut *operation);
                 let outcome = match naive {
@@ -180,7 +187,7 @@ pub fn serve(world: &Path, naive: bool) {
                 failpoint::hit("mutating.concluded");
                 outcome
             }
-            None => answer(world, &header, &request[RequestHeader::BYTES..]),
+            None => answer(world, &header, &request[InHeader::BYTES..]),
         };
         transport.send(header.unique, -outcome.errno, &[IoSlice::new(&outcome.body)]);
     }
@@ -191,42 +198,31 @@ fn name(bytes: &[u8]) -> &std::ffi::OsStr {
 }
 
 /// What changes something.
-fn operation(world: &Path, header: &RequestHeader, body: &[u8]) -> Option<Box<dyn Operation>> {
-    const MKDIR: u32 = 9;
-    const RMDIR: u32 = 11;
-    const WRITE: u32 = 16;
+fn operation(world: &Path, header: &InHeader, body: &[u8]) -> Option<Box<dyn Operation>> {
     Some(match header.opcode {
-        // fuse_mkdir_in: mode, umask
-        MKDIR => Box::new(Make(world.join("dirs").join(name(&body[8..])))),
-        RMDIR => Box::new(Remove(world.join("dirs").join(name(body)))),
-        // fuse_write_in: fh, offset, size
-        WRITE => Box::new(Add {
+        opcode::MKDIR => Box::new(Make(world.join("dirs").join(name(&body[MkdirIn::BYTES..])))),
+        opcode::RMDIR => Box::new(Remove(world.join("dirs").join(name(body)))),
+        opcode::WRITE => Box::new(Add {
             count: world.join("count"),
-            size: u32::from_ne_bytes(*body[16..].first_chunk().unwrap()),
+            size: WriteIn::from_bytes(body.first_chunk().unwrap()).size,
         }),
         _ => return None,
     })
 }
 
 /// What only looks.
-fn answer(world: &Path, header: &RequestHeader, body: &[u8]) -> Outcome {
-    const LOOKUP: u32 = 1;
-    const GETATTR: u32 = 3;
-    const OPEN: u32 = 14;
-    const RELEASE: u32 = 18;
+fn answer(world: &Path, header: &InHeader, body: &[u8]) -> Outcome {
     match header.opcode {
-        LOOKUP if name(body) == "count" => done(entry(COUNT)),
-        LOOKUP => match fs::metadata(world.join("dirs").join(name(body))) {
+        opcode::LOOKUP if name(body) == "count" => done(entry(COUNT)),
+        opcode::LOOKUP => match fs::metadata(world.join("dirs").join(name(body))) {
             Ok(found) => done(entry(found.ino())),
             Err(_) => failed(libc::ENOENT),
         },
-        GETATTR => done([&[0; 16][..], &attributes(header.nodeid)].concat()),
-        OPEN => {
-            let mut opened = vec![0; 8];
-            push(&mut opened, &[FOPEN_DIRECT_IO, 0]);
-            done(opened)
+        opcode::GETATTR => {
+            done(AttrOut { attr: attributes(header.nodeid), ..AttrOut::default() }.to_bytes().into())
         }
-        RELEASE => done(Vec::new()),
+        opcode::OPEN => done(OpenOut { open_flags: FOPEN_DIRECT_IO, ..OpenOut::default() }.to_bytes().into()),
+        opcode::RELEASE => done(Vec::new()),
         _ => failed(libc::ENOSYS),
     }
 }
@@ -239,21 +235,16 @@ fn failed(errno: i32) -> Outcome {
     Outcome { errno, body: Vec::new() }
 }
 
-/// fuse_entry_out that the kernel may not keep.
+/// That the kernel may not keep.
 fn entry(nodeid: u64) -> Vec<u8> {
-    let mut bytes = nodeid.to_ne_bytes().to_vec();
-    bytes.resize(40, 0);
-    bytes.extend_from_slice(&attributes(nodeid));
-    bytes
+    EntryOut { nodeid, attr: attributes(nodeid), ..EntryOut::default() }.to_bytes().into()
 }
 
-/// fuse_attr
-fn attributes(nodeid: u64) -> Vec<u8> {
-    let mut bytes = nodeid.to_ne_bytes().to_vec();
-    bytes.resize(60, 0); // no size, no times
+/// No size, no times.
+fn attributes(nodeid: u64) -> Attr {
     let mode = if nodeid == COUNT { libc::S_IFREG | 0o644 } else { libc::S_IFDIR | 0o755 };
-    push(&mut bytes, &[mode, if nodeid == ROOT { 2 } else { 1 }, 0, 0, 0, 4096, 0]);
-    bytes
+    let nlink = if nodeid == ROOT { 2 } else { 1 };
+    Attr { ino: nodeid, mode, nlink, blksize: 4096, ..Attr::default() }
 }
 
 /// An operation with steps to die at.

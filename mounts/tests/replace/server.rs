@@ -2,6 +2,7 @@
 //!
 //! It serves `which` and `sub/inside`, two files that hold its label.
 
+use fuse_abi::{Attr, AttrOut, EntryOut, InHeader, Kstatfs, OpenOut, OutHeader, ReadIn, opcode};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
@@ -59,40 +60,35 @@ const WHICH: u64 = 2;
 const SUB: u64 = 3;
 const INSIDE: u64 = 4;
 
-fn word(buffer: &[u8], at: usize) -> u64 {
-    u64::from_ne_bytes(buffer[at..at + 8].try_into().unwrap())
-}
-
 fn answer(request: &[u8], label: &[u8]) -> Option<Vec<u8>> {
-    let opcode = u32::from_ne_bytes(request[4..8].try_into().unwrap());
-    let node = word(request, 16);
-    let body: Result<Vec<u8>, i32> = match opcode {
-        1 => lookup(node, &request[40..], label),
-        2 | 36 | 42 => return None, // FORGET, INTERRUPT, BATCH_FORGET
-        3 => Ok([vec![0; 16], attributes(node, label)].concat()),
-        14 | 27 => Ok(vec![0; 16]), // OPEN, OPENDIR
-        15 => {
-            let (offset, size) = (word(request, 48) as usize, word(request, 56) as u32 as usize);
-            let rest = label.get(offset..).unwrap_or_default();
-            Ok(rest[..rest.len().min(size)].to_vec())
+    let header = InHeader::from_bytes(request.first_chunk().unwrap());
+    let (node, request) = (header.nodeid, &request[InHeader::BYTES..]);
+    let body: Result<Vec<u8>, i32> = match header.opcode {
+        opcode::LOOKUP => lookup(node, request, label),
+        opcode::FORGET | opcode::INTERRUPT | opcode::BATCH_FORGET => return None,
+        opcode::GETATTR => {
+            Ok(AttrOut { attr: attributes(node, label), ..AttrOut::default() }.to_bytes().into())
         }
-        17 => Ok(vec![0; 80]),           // STATFS
-        18 | 25 | 28 | 29 => Ok(vec![]), // RELEASE, FLUSH, READDIR, RELEASEDIR
+        opcode::OPEN | opcode::OPENDIR => Ok(OpenOut::default().to_bytes().into()),
+        opcode::READ => {
+            let read = ReadIn::from_bytes(request.first_chunk().unwrap());
+            let rest = label.get(read.offset as usize..).unwrap_or_default();
+            Ok(rest[..rest.len().min(read.size as usize)].to_vec())
+        }
+        opcode::STATFS => Ok(Kstatfs::default().to_bytes().into()),
+        opcode::RELEASE | opcode::FLUSH | opcode::READDIR | opcode::RELEASEDIR => Ok(vec![]),
         _ => Err(libc::ENOSYS),
     };
     let (error, body) = match body {
         Ok(body) => (0, body),
         Err(errno) => (-errno, vec![]),
     };
-    let mut reply = Vec::new();
-    reply.extend((16 + body.len() as u32).to_ne_bytes());
-    reply.extend(error.to_ne_bytes());
-    reply.extend(&request[8..16]);
+    let mut reply = OutHeader::new(body.len(), error, header.unique).to_bytes().to_vec();
     reply.extend(body);
     Some(reply)
 }
 
-/// `fuse_entry_out`, valid for no time.
+/// Valid for no time.
 fn lookup(parent: u64, name: &[u8], label: &[u8]) -> Result<Vec<u8>, i32> {
     let name = name.split(|b| *b == 0).next().unwrap_or_default();
     let node = match (parent, name) {
@@ -101,22 +97,13 @@ fn lookup(parent: u64, name: &[u8], label: &[u8]) -> Result<Vec<u8>, i32> {
         (SUB, b"inside") => INSIDE,
         _ => return Err(libc::ENOENT),
     };
-    let mut entry = vec![0; 40];
-    entry[0..8].copy_from_slice(&node.to_ne_bytes());
-    entry.extend(attributes(node, label));
-    Ok(entry)
+    Ok(EntryOut { nodeid: node, attr: attributes(node, label), ..EntryOut::default() }.to_bytes().into())
 }
 
-/// `fuse_attr`.
-fn attributes(node: u64, label: &[u8]) -> Vec<u8> {
+fn attributes(node: u64, label: &[u8]) -> Attr {
     let (mode, size) = match node {
         ROOT | SUB => (0o40555u32, 0),
         _ => (0o100444, label.len() as u64),
     };
-    let mut attr = vec![0; 88];
-    attr[0..8].copy_from_slice(&node.to_ne_bytes());
-    attr[8..16].copy_from_slice(&size.to_ne_bytes());
-    attr[60..64].copy_from_slice(&mode.to_ne_bytes());
-    attr[64..68].copy_from_slice(&2u32.to_ne_bytes());
-    attr
+    Attr { ino: node, size, mode, nlink: 2, ..Attr::default() }
 }

@@ -20,7 +20,7 @@ use tokio::task::{AbortHandle, Id, JoinSet};
 /// What one connection may take, and how many there are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// At once. One more, and the oldest of whoever has most of them is cut off.
+    /// At once. One more, and the oldest of the client with most of them is cut off.
     pub connections: usize,
     /// To the end of a request's head, from its beginning or since the answer before.
     pub head: Duration,
@@ -42,8 +42,8 @@ const BUFFER: usize = 16 << 10;
 /// The metrics page: rendered for one who asks, kept for those who ask soon after.
 pub(crate) struct Page {
     render: Arc<dyn Fn() -> String + Send + Sync>,
-    /// Whoever renders holds it, and the others wait for what comes of it. That is the thread, not the connection which
-    /// wanted the page first: its client may hang up.
+    /// The thread that renders holds it, and the others wait for what comes of it. That is the thread, not the
+    /// connection which wanted the page first: its client may hang up.
     last: Arc<Mutex<Option<(Instant, Bytes)>>>,
     age: Duration,
 }
@@ -91,7 +91,7 @@ impl Guests {
     }
 }
 
-/// Serves until the task is dropped, and cuts off whoever is connected then.
+/// Serves until the task is dropped, and cuts off every client that is connected then.
 pub(crate) async fn serve(listener: TcpListener, page: Arc<Page>, limits: Limits) {
     let (mut guests, mut connections) = (Guests::default(), JoinSet::new());
     loop {

@@ -97,8 +97,14 @@ impl Agent for Api {
                     volume_id: m.spec.id.to_string(),
                     source: m.spec.source.to_string(),
                     scope: m.scope.id.to_string(),
-                    target: m.target.clone(),
-                    pod: m.pod.as_ref().map(|p| format!("{}/{}", p.namespace, p.name)).unwrap_or_default(),
+                    target: m.described.target.clone(),
+                    pod: m
+                        .described
+                        .subjects
+                        .pod
+                        .as_ref()
+                        .map(|p| format!("{}/{}", p.namespace, p.name))
+                        .unwrap_or_default(),
                     mode: mode_name(mode).to_owned(),
                     worker: Some(pb::Worker {
                         pid: worker.map_or(0, |w| w.pid),

@@ -3,5 +3,6 @@
 
 pub(crate) mod drain;
 pub(crate) mod mounts;
+pub(crate) mod order;
 pub(crate) mod owner;
 pub(crate) mod standby;

@@ -6,6 +6,7 @@ use crate::supervisor::{Left, Mount};
 use crate::volumes::scope::Wants;
 use crate::volumes::{self, Arriving, Volumes};
 use link::broker::{Adopt, AgentEnd, BrokerAnswer, BrokerRequest, Hold, MountId, Publish};
+use link::budget;
 use link::{Refusal, RefusalKind, failpoint};
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -14,9 +15,9 @@ use std::time::{Duration, Instant};
 use volume::ScopeId;
 
 /// A successor's worker is there long before; a broker that waits for it longer would hold up its other mounts.
-const SERVING_LIMIT: Duration = Duration::from_secs(10);
+const SERVING_LIMIT: Duration = budget::ADOPTED.time;
 /// How long an agent that was asked to stop waits for a broker that holds its mounts. The pod's grace period is longer.
-const LEAVE_LIMIT: Duration = Duration::from_secs(290);
+const LEAVE_LIMIT: Duration = budget::AGENT_LEAVES.time;
 const LEAVE_POLL: Duration = Duration::from_millis(20);
 
 impl Volumes {
@@ -26,7 +27,7 @@ impl Volumes {
             .map_err(|_| Refusal::new(RefusalKind::Internal, "adopt must carry two descriptors"))?;
         let id = adopt.publish.mount;
         let scope = volumes::scope_of(&adopt.resume)?;
-        let Some(arrival) = self.arrive(id, &scope, adopt.publish.pod.as_ref())? else {
+        let Some(arrival) = self.arrive(id, &scope, adopt.publish.spec.namespace())? else {
             // Done means that it is served, or will be.
             return match self.has_live(id) {
                 true => Ok(()),
@@ -59,7 +60,7 @@ impl Volumes {
         let since = Instant::now().checked_sub(orphaned).unwrap_or_else(Instant::now);
         let spec = volumes::understand(&publish.spec)?;
         self.may_serve(&spec)?;
-        let credentials = self.credentials(&publish.secrets, publish.environment)?;
+        let credentials = self.credentials(&publish.secrets, publish.spec.environment)?;
         let rotated = !spec.is_in(&scope, &credentials, self.numbers.scope_key());
         let scope = self.open_scope(scope, &spec, &credentials, false).await?;
         if rotated {
@@ -164,11 +165,7 @@ fn hold(mount: &Mount) -> BrokerRequest {
             mount: mount.id,
             spec: mount.described.clone(),
             secrets: mount.secrets(),
-            environment: mount.environment,
             init: Vec::new(),
-            target: mount.target.clone(),
-            pod: mount.pod.clone(),
-            claim: mount.claim.clone(),
         },
         resume: mount.resume(),
         backing: mount.backing(),

@@ -14,7 +14,6 @@
 //!
 //! Nothing here opens the cache or the state: they have one owner at a time.
 
-use crate::app::spawn_options;
 use crate::broker_client::{Broker, Serve};
 use crate::config::Config;
 use crate::handoff::owner::Owner;
@@ -23,6 +22,7 @@ use crate::supervisor::{self, Spawner};
 use crate::volumes::{self, Volumes};
 use anyhow::{Context, Result, bail};
 use link::broker::{Adopt, AgentAnswer, AgentRequest};
+use link::budget;
 use link::{Refusal, RefusalKind, failpoint};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,34 +32,34 @@ use tokio::sync::{mpsc, watch};
 
 /// An agent that was killed is gone within this.
 const DYING: Duration = Duration::from_millis(300);
-/// An agent that has stepped back has let go before it said so.
-const LET_GO: Duration = Duration::from_secs(3);
+/// An agent that is drained has let go before it said so.
+const LET_GO: Duration = budget::LET_GO.time;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// From the broker's word to an agent that can be given mounts.
-const UP_LIMIT: Duration = Duration::from_secs(15);
+const UP_LIMIT: Duration = budget::SUCCESSOR_UP.time;
 /// For the workers that will take the mounts over.
-const STANDBY_LIMIT: Duration = Duration::from_secs(20);
+const STANDBY_LIMIT: Duration = budget::STANDBY_WORKERS.time;
 
 /// What an agent begins with.
 pub(crate) struct Entry {
     pub(crate) owner: Owner,
-    /// Of an agent that was a candidate first.
+    /// Of an agent that was a standby first.
     pub(crate) prepared: Option<Prepared>,
 }
 
 pub(crate) struct Prepared {
     pub(crate) broker: Arc<Broker>,
     pub(crate) spawner: Arc<Spawner>,
-    candidate: Arc<Standby>,
+    standby: Arc<Standby>,
 }
 
 impl Prepared {
     /// From now on the broker's questions are the volumes' to answer.
     pub(crate) fn appoint(&self, volumes: Arc<Volumes>) {
         self.spawner.expect_no_more();
-        let _ = self.candidate.volumes.set(volumes); // called once
-        failpoint::hit("candidate.up");
-        self.candidate.up.send_replace(true);
+        let _ = self.standby.volumes.set(volumes); // called once
+        failpoint::hit("standby.up");
+        self.standby.up.send_replace(true);
     }
 }
 
@@ -78,9 +78,10 @@ pub(crate) async fn enter(config: &Config) -> Result<Entry> {
     };
     tracing::info!("another agent serves this node: preparing to take over from it");
     State::check_version(state_dir)?;
-    let spawner = Spawner::start(spawn_options(config)?).context("the worker supervisor cannot start")?;
+    let spawner = Spawner::start(supervisor::SpawnOptions::of(config)?)
+        .context("the worker supervisor cannot start")?;
     let (tell, mut told) = mpsc::unbounded_channel();
-    let candidate = Arc::new(Standby {
+    let standby = Arc::new(Standby {
         config: config.clone(),
         spawner: spawner.clone(),
         prepared: AtomicUsize::new(0),
@@ -90,12 +91,12 @@ pub(crate) async fn enter(config: &Config) -> Result<Entry> {
         tell,
     });
     let broker = Broker::new();
-    let (client, server, runtime) = (broker.clone(), candidate.clone(), tokio::runtime::Handle::current());
+    let (client, server, runtime) = (broker.clone(), standby.clone(), tokio::runtime::Handle::current());
     std::thread::Builder::new()
         .name("broker".into())
         .spawn(move || client.run(path, server, runtime))
         .context("no thread for the broker connection")?;
-    let beating = candidate.clone();
+    let beating = standby.clone();
     crate::heartbeat::start(
         move || beating.volumes.get().cloned(),
         spawner.clone(),
@@ -106,7 +107,7 @@ pub(crate) async fn enter(config: &Config) -> Result<Entry> {
     let owner = loop {
         match tokio::time::timeout(LOOK_EVERY, told.recv()).await {
             Ok(Some(Word::Succeed)) => {
-                failpoint::hit("candidate.called");
+                failpoint::hit("standby.called");
                 match Owner::take_within(state_dir, LET_GO).await.with_context(failed)? {
                     Some(owner) => break owner,
                     None => bail!("the agent before has not let go of {}", state_dir.display()),
@@ -123,10 +124,10 @@ pub(crate) async fn enter(config: &Config) -> Result<Entry> {
             }
         }
     };
-    candidate.owns.store(true, Ordering::SeqCst);
-    failpoint::hit("candidate.owns");
+    standby.owns.store(true, Ordering::SeqCst);
+    failpoint::hit("standby.owns");
     tracing::info!("this agent takes over");
-    Ok(Entry { owner, prepared: Some(Prepared { broker, spawner, candidate }) })
+    Ok(Entry { owner, prepared: Some(Prepared { broker, spawner, standby }) })
 }
 
 /// What the broker has decided.
@@ -152,7 +153,7 @@ impl Standby {
     async fn prepare(&self, adopt: Adopt, fds: Vec<OwnedFd>) -> Result<(), Refusal> {
         let [device, shared] = <[OwnedFd; 2]>::try_from(fds)
             .map_err(|_| Refusal::new(RefusalKind::Internal, "prepare must carry two descriptors"))?;
-        failpoint::hit("candidate.prepares");
+        failpoint::hit("standby.prepares");
         let Adopt { publish, resume, .. } = adopt;
         let spec = volumes::understand(&publish.spec)?;
         volumes::allowed(&self.config, &spec)?;
@@ -228,8 +229,8 @@ impl Serve for Standby {
         !self.owns.load(Ordering::SeqCst)
     }
 
-    fn has_stepped_back(&self) -> bool {
-        self.volumes.get().is_some_and(|volumes| volumes.has_stepped_back())
+    fn is_drained(&self) -> bool {
+        self.volumes.get().is_some_and(|volumes| volumes.is_drained())
     }
 
     fn refused(&self, refusal: &Refusal) {

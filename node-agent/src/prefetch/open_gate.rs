@@ -1,8 +1,9 @@
 //! Pods that open the same large file at the same time.
 //!
-//! Each pod's mount has a page cache of its own. Read while it is being fetched, a file is copied through one worker per
-//! pod, and kept in memory once per pod; opened when it is whole, it is passed through to the one copy in the cache. So
-//! an OPEN waits where the file will be whole soon because another pod is reading it from its start to its end.
+//! Each pod's mount has a page cache of its own. Read while it is being fetched, a file is copied through one worker
+//! per pod, and kept in memory once per pod; opened when it is whole, it is passed through to the one copy in the
+//! cache. So an OPEN waits where the file will be whole soon because another pod is reading it from its start to its
+//! end.
 //!
 //! ```text
 //!  OPEN ─► whole? small? nobody else? ──────────────────────────────────────────► go on
@@ -31,7 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use volume::ScopeId;
 
-/// No OPEN waits longer. Whoever reads all of the file is not done before it is whole, whether he waits or not.
+/// No OPEN waits longer. A reader of all of the file is not done before it is whole, whether it waits or not.
 const LIMIT: Duration = Duration::from_secs(5);
 /// How long a reader that opened the file just before may take until it is seen to read in sequence.
 const WATCHED: Duration = Duration::from_millis(150);
@@ -162,7 +163,7 @@ impl OpenGate {
         // Whole is not enough: the metadata store must say so before the worker looks there.
         let noted =
             || mount.scope.names.last_attributes(ino).is_ok_and(|a| a.is_some_and(|a| a.cached.is_some()));
-        let (begun, mut seen, mut hurry) = (Instant::now(), None, None);
+        let (begun, mut seen, mut all) = (Instant::now(), None, None);
         loop {
             let (now, waited) = (file.progress(), begun.elapsed());
             let judgement = judge(&now, waited, &mut seen);
@@ -172,7 +173,7 @@ impl OpenGate {
             match judgement {
                 Judgement::Go if now.whole && waited < LIMIT && !noted() => {}
                 Judgement::Go | Judgement::InVain => break,
-                Judgement::Wait if seen.is_some() && hurry.is_none() => hurry = Some(file.hurry()),
+                Judgement::Wait if seen.is_some() && all.is_none() => all = Some(file.prefetch_all()),
                 Judgement::Wait => {}
             }
             tokio::time::sleep(LOOK).await;

@@ -3,12 +3,12 @@
 //! A training epoch reads thousands of small files in an order that nobody can foresee, and each of them costs a round
 //! trip to the store. What can be foreseen is that a directory of which many files were asked for will be read to its
 //! end: so its other files are fetched ahead, in the order of its listing, the more of them the more were missed.
-//! Whoever reads a few files of a directory pays for a few more.
+//! A reader of a few files of a directory pays for a few more.
 
 use crate::volumes::scope::Scope;
 use cache::data::{Engine, ReadOptions};
 use cache::meta::Kind;
-use link::inflight::carry;
+use inflight::carry;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -20,9 +20,6 @@ pub(crate) const SMALL: u64 = 1 << 20;
 const PATIENCE: u32 = 8;
 /// Files that one further miss is worth: a quarter of the misses so far, and at most this.
 const CREDIT_MAX: u32 = 16;
-/// Files of one scope that are fetched ahead at once, over all its directories. Below the request slots: readers come
-/// first. Of each scope by itself: a source that does not answer keeps what it has.
-pub(crate) const UNDER_WAY: usize = 32;
 /// A directory that was left alone for this long begins anew.
 const FORGOTTEN: Duration = Duration::from_secs(120);
 const DIRECTORIES_MAX: usize = 4096;
@@ -122,7 +119,7 @@ impl SiblingPrefetch {
                 let Ok(file) = scope.file(ino, version, options) else { continue };
                 let (me, key) = (self.clone(), key.clone());
                 tokio::spawn(carry(async move {
-                    let failed = file.whole().await.is_err(); // whoever reads it will be told why
+                    let failed = file.whole().await.is_err(); // its reader will get the error
                     drop(slot);
                     if let Some(ledger) = me.lock().get_mut(&key).filter(|_| failed) {
                         ledger.owed = 0;
@@ -168,6 +165,44 @@ fn next_files(scope: &Scope, dir: u64, after: Option<u64>, most: usize) -> (Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{SMALL_BYTES, Scripted};
+
+    /// Fetched so far, once no more come: what is owed was paid.
+    async fn fetched(scripted: &Scripted, at_least: u64) -> u64 {
+        let all = async {
+            while scripted.sent() < at_least * SMALL_BYTES {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), all).await.expect("what is owed is fetched");
+        scripted.sent() / SMALL_BYTES
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_owed_to_a_directory_is_fetched_and_no_more() {
+        let scripted = Scripted::with_files(2, 200);
+        let scope = scripted.scope();
+        let ttl = volume::Freshness::Ttl(Duration::from_secs(60));
+        scope.list(cache::meta::ROOT, ttl).await.unwrap();
+        let siblings = Arc::new(SiblingPrefetch::new(scope.engine().clone()));
+        let ino = scope.names.resolve(b"s7").unwrap().unwrap();
+        let options = ReadOptions::default();
+        (0..PATIENCE).for_each(|_| siblings.missed(&scope, ino, options));
+        assert!(siblings.lock().values().all(|ledger| !ledger.running && ledger.owed == 0));
+        // Without readahead nothing is fetched ahead either.
+        let none = ReadOptions { readahead_bytes: Some(0) };
+        siblings.missed(&scope, ino, none);
+        assert_eq!(siblings.lock().values().map(|ledger| ledger.misses).sum::<u32>(), PATIENCE);
+        siblings.missed(&scope, ino, options);
+        let first = u64::from((PATIENCE + 1) / 4);
+        assert_eq!(fetched(&scripted, first).await, first);
+        // Much more than there is: to the end, each file once, and then the directory begins anew.
+        while siblings.lock().values().all(|ledger| ledger.misses > 0) {
+            siblings.missed(&scope, ino, options);
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(fetched(&scripted, 200).await, 200);
+    }
 
     /// Files fetched ahead after each of `misses` in a row.
     fn owed(misses: u32) -> Vec<u32> {

@@ -7,14 +7,15 @@ use crate::prefetch::open_gate::OpenGate;
 use crate::prefetch::siblings::{self, SiblingPrefetch};
 use crate::privileged::Privileged;
 use crate::serve::questions::Questions;
-use crate::source::stale::{self, Told, Tolerance};
+use crate::source::outage::Tolerance;
+use crate::source::stale::{self, Told};
 use crate::supervisor::{Answer, Mount};
-use crate::volumes::scope::{Scope, fetch_cause};
+use crate::volumes::scope::Scope;
 use bytes::Bytes;
 use cache::data::{Engine, File, Found, ReadOptions};
 use cache::meta::{NAME_MAX, View};
+use inflight::on_behalf;
 use link::broker::{BrokerAnswer, BrokerRequest};
-use link::inflight::on_behalf;
 use link::worker::{Ask, FromWorker, READ_MAX, Reply, ToWorker};
 use link::{Cause, Packet, PacketError, failpoint};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,7 +27,7 @@ use std::time::Duration;
 const TIDS_MAX: usize = 4096;
 /// Questions of one worker that have no answer yet: one for each request in flight, and a few of its own. A worker that
 /// asks more is not one of ours any more.
-const QUESTIONS_MAX: usize = link::inflight::SLOTS + 1024;
+const QUESTIONS_MAX: usize = inflight::SLOTS + 1024;
 
 pub struct Server {
     pub engine: Arc<Engine>,
@@ -156,7 +157,7 @@ impl Server {
                     self.siblings.missed(scope, ino, Self::read_options(mount));
                     // The read that follows would ask for it anyway: save the second question. A failure is told
                     // to that read.
-                    let whole = async { file.whole().await.map_err(|e| fetch_cause(&e)) };
+                    let whole = async { file.whole().await.map_err(|e| e.cause) };
                     let _ = scope.within(own, None, whole).await;
                 }
                 let descriptors = file.descriptors().await.map_err(|error| {
@@ -184,22 +185,22 @@ impl Server {
                     return Ok((Reply::Gone, Vec::new())); // asked for again, it has one
                 }
                 let (options, len) = (self.reader_options(mount), len.min(READ_MAX));
-                let read = async { file.present(offset, len, options).await.map_err(|e| fetch_cause(&e)) };
+                let read = async { file.present(offset, len, options).await.map_err(|e| e.cause) };
                 match scope.within(own, None, read).await? {
                     Found::Present { mark } => Ok((Reply::Present { mark }, Vec::new())),
                     Found::Elsewhere => {
                         let bytes = async {
                             let bytes = file.past_the_disks(offset, len).await;
-                            bytes.map_err(|e| fetch_cause(&e))
+                            bytes.map_err(|e| e.cause)
                         };
-                        detached(questions, own, len, scope.within(own, None, bytes)).await
+                        lend_uncached(questions, own, len, scope.within(own, None, bytes)).await
                     }
                 }
             }
             Ask::Direct { ino, version, offset, len } => {
                 let len = len.min(READ_MAX);
                 let direct = scope.direct(ino, version, offset, len);
-                detached(questions, own, len, scope.within(own, None, direct)).await
+                lend_uncached(questions, own, len, scope.within(own, None, direct)).await
             }
             Ask::Damaged { file } => {
                 if let Some(file) = self.file_of(mount, file) {
@@ -320,14 +321,14 @@ fn refused(what: &str, answer: Result<BrokerAnswer, link::Refusal>) -> Cause {
 
 /// Lends the worker at most `most` bytes, which are brought once there is room for them: it may ask for more than it gives
 /// back, and none of that may be in memory. Waits for room as long as for the store.
-async fn detached(
+async fn lend_uncached(
     questions: &Questions,
     own: Duration,
     most: u32,
     bytes: impl Future<Output = Result<Bytes, Cause>>,
 ) -> Answered {
     let failed = |error| {
-        tracing::error!(%error, "no memory file for a detached read");
+        tracing::error!(%error, "no memory file for an uncached read");
         Cause::Internal
     };
     let room = tokio::time::timeout(own, questions.room(most)).await.map_err(|_| {
@@ -338,7 +339,7 @@ async fn detached(
     let bytes = bytes.await?;
     let len = bytes.len() as u32;
     let (number, fd) = questions.lend(room, bytes).await.map_err(failed)?;
-    Ok((Reply::Detached { len, number }, vec![fd]))
+    Ok((Reply::Uncached { len, number }, vec![fd]))
 }
 
 /// Sends without blocking the runtime: a worker that does not read gets its answers from a thread that may wait, one for
@@ -395,13 +396,13 @@ mod tests {
             let (ino, version) = (attributes.ino, attributes.version);
             tokio::spawn(async move {
                 let direct = scope.direct(ino, version, 0, READ_MAX);
-                let answered = detached(&questions, OWN, READ_MAX, direct).await;
+                let answered = lend_uncached(&questions, OWN, READ_MAX, direct).await;
                 tell.send(answered.map(|(reply, _)| reply)).unwrap();
             });
         }
         for answered in 1..=8 {
             let reply = told.recv().await.unwrap().unwrap();
-            let Reply::Detached { len, number } = reply else { panic!("{reply:?}") };
+            let Reply::Uncached { len, number } = reply else { panic!("{reply:?}") };
             assert_eq!(len, READ_MAX);
             assert_eq!(source.sent(), answered * u64::from(READ_MAX), "nothing was given back");
             questions.give_back(number);

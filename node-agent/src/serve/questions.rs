@@ -1,7 +1,7 @@
-//! What one worker has asked and not been told, and the memory that it was lent. Both are bounded: a worker serves requests
-//! of strangers, and may not be ours any more.
+//! What one worker has asked and not been told, and the memory that it was lent. Both are bounded: a worker serves
+//! requests of strangers, and may not be ours any more.
 
-use link::inflight::carry_job;
+use inflight::carry_job;
 use rustix::fs::MemfdFlags;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Bytes past the cache that a worker has and has not given back; at least one READ of the largest size. They count as the
-/// agent's memory for as long as anybody holds them.
+/// Bytes past the cache that a worker has and has not given back; at least one READ of the largest size. They count as
+/// the agent's memory for as long as anybody holds them.
 const LENT_MAX: usize = 16 << 20;
 
 /// Of one worker; its successor has its own.
 #[derive(Debug)]
 pub(crate) struct Questions {
     open: AtomicUsize,
-    /// Whoever waits until the worker takes an answer.
+    /// Tasks that wait until the worker takes an answer.
     turn: tokio::sync::Mutex<()>,
     room: Arc<Semaphore>,
     lent: Mutex<Lent>,
@@ -113,7 +113,7 @@ impl Questions {
         self.lent.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The worker has ended. Whoever may still hold what it was lent holds nothing.
+    /// The worker has ended. A descriptor of what it was lent, wherever it is, holds nothing.
     pub(crate) fn end(&self) {
         self.room.close();
         let mut lent = self.lock();
@@ -138,7 +138,7 @@ fn empty(held: impl IntoIterator<Item = (OwnedFd, Room)>) {
 }
 
 fn memory_file(bytes: &[u8]) -> std::io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("millpond-detached", MemfdFlags::CLOEXEC)?;
+    let fd = rustix::fs::memfd_create("millpond-uncached", MemfdFlags::CLOEXEC)?;
     let mut written = 0;
     while written < bytes.len() {
         written += rustix::io::pwrite(&fd, &bytes[written..], written as u64)?;

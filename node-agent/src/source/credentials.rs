@@ -1,8 +1,8 @@
-//! A source and what it is asked with, which may be exchanged while volumes are mounted: keys are rotated, session tokens
-//! expire. Whoever asks with a token that has expired waits for the next one, as for a store that does not answer.
+//! A source and what it is asked with, which may be exchanged while volumes are mounted: keys are rotated, session
+//! tokens expire. A question with a token that has expired waits for the next one, as for a store that does not answer.
 //!
-//! A question is asked once for all volumes of the scope, so it waits as long as the most patient of them. One that waits
-//! less gives up on its own ([`CredentialedSource::give_up`]), and leaves the question to the others.
+//! A question is asked once for all volumes of the scope, so it waits as long as the most patient of them. One that
+//! waits less gives up on its own ([`CredentialedSource::give_up`]), and leaves the question to the others.
 
 use crate::source::health::Health;
 use bytes::Bytes;
@@ -25,7 +25,7 @@ const AGAIN: Duration = Duration::from_secs(10);
 pub(crate) type Opener = dyn Fn(&Credentials, Duration) -> Result<Arc<dyn Source>, StoreError> + Send + Sync;
 
 #[derive(Clone)]
-struct Asked {
+struct Current {
     source: Arc<dyn Source>,
     /// How long `source` asks before it gives up. It is not opened anew to ask for a shorter time.
     patience: Duration,
@@ -39,7 +39,7 @@ struct Asked {
 /// Shared by all who read from the scope. Clones are the same one.
 #[derive(Clone)]
 pub(crate) struct CredentialedSource {
-    state: Arc<watch::Sender<Asked>>,
+    state: Arc<watch::Sender<Current>>,
     open: Arc<Opener>,
     /// Of those who wait for a renewed secret, the one who asks again without.
     turn: Arc<Semaphore>,
@@ -59,7 +59,8 @@ impl CredentialedSource {
         health: Arc<Health>,
     ) -> Result<Self, StoreError> {
         let source = open(&credentials, patience)?;
-        let state = watch::Sender::new(Asked { source, patience, credentials, rotated: false, over: false });
+        let state =
+            watch::Sender::new(Current { source, patience, credentials, rotated: false, over: false });
         let (state, turn) = (Arc::new(state), Arc::new(Semaphore::new(1)));
         Ok(Self { state, open, turn, again: AGAIN, shown, health })
     }
@@ -79,7 +80,7 @@ impl CredentialedSource {
         self.state.send_modify(|asked| match (self.open)(&credentials, asked.patience) {
             Ok(source) => {
                 let patience = asked.patience;
-                *asked = Asked { source, patience, credentials, rotated, over: false };
+                *asked = Current { source, patience, credentials, rotated, over: false };
             }
             Err(error) => failed = Some(error),
         });
@@ -130,7 +131,7 @@ impl CredentialedSource {
         self.state.send_modify(|asked| asked.rotated = true);
     }
 
-    /// Whoever waits for a secret gets an error.
+    /// A question that waits for a secret gets an error.
     pub(crate) fn end(&self) {
         self.state.send_modify(|asked| asked.over = true);
     }
@@ -162,7 +163,7 @@ impl CredentialedSource {
 
     /// Has somebody come who waits longer than this question, and is there time left?
     fn is_waited_for(&self, asked_for: Duration, begun: Instant) -> bool {
-        let Asked { patience, over, .. } = *self.state.borrow();
+        let Current { patience, over, .. } = *self.state.borrow();
         !over && patience > asked_for && begun.elapsed() < patience
     }
 
@@ -176,7 +177,7 @@ impl CredentialedSource {
         let (mut waited, mut turn) = (false, None);
         loop {
             // Before the question: what comes while it is asked is a change.
-            let Asked { source, patience, over, .. } = changes.borrow_and_update().clone();
+            let Current { source, patience, over, .. } = changes.borrow_and_update().clone();
             match question(source).await {
                 Err(error @ StoreError::Expired { .. }) if over => return Err(error),
                 Err(error @ StoreError::Expired { .. }) => {
@@ -205,7 +206,7 @@ impl CredentialedSource {
     }
 
     /// Returns when there is a renewed secret. Some: there is none, but it is the caller's turn to ask again.
-    async fn renewed(&self, changes: &mut watch::Receiver<Asked>) -> Option<OwnedSemaphorePermit> {
+    async fn renewed(&self, changes: &mut watch::Receiver<Current>) -> Option<OwnedSemaphorePermit> {
         let turn = async {
             let turn = self.turn.clone().acquire_owned().await.ok();
             tokio::time::sleep(self.again).await;
@@ -365,7 +366,7 @@ mod tests {
 
     type Told = tokio::sync::mpsc::UnboundedReceiver<crate::source::health::Change>;
 
-    fn asked_with(open: Arc<Opener>, patience: Duration) -> (CredentialedSource, Told) {
+    fn credentialed(open: Arc<Opener>, patience: Duration) -> (CredentialedSource, Told) {
         let (tell, told) = tokio::sync::mpsc::unbounded_channel();
         let health = Health::new(volume::ScopeId::parse(&"0".repeat(32)).unwrap(), tell);
         let with =
@@ -381,12 +382,12 @@ mod tests {
             let renewed = opened.swap(true, std::sync::atomic::Ordering::SeqCst);
             Ok(Arc::new(Tokened { expired: !renewed, asked: log.clone() }) as Arc<dyn Source>)
         };
-        let (with, told) = asked_with(Arc::new(open), patience);
+        let (with, told) = credentialed(Arc::new(open), patience);
         (with, asked, told)
     }
 
     fn silent(patience: Duration) -> (CredentialedSource, Told) {
-        asked_with(Arc::new(|_: &Credentials, patience| Ok(Arc::new(Silent(patience)) as _)), patience)
+        credentialed(Arc::new(|_: &Credentials, patience| Ok(Arc::new(Silent(patience)) as _)), patience)
     }
 
     const HOUR: Duration = Duration::from_secs(3600);
@@ -482,7 +483,8 @@ mod tests {
         const WAITING: u32 = 20;
         let source = Arc::new(Wavering(0.into()));
         let opened = source.clone();
-        let (with, mut told) = asked_with(Arc::new(move |_: &Credentials, _| Ok(opened.clone() as _)), HOUR);
+        let (with, mut told) =
+            credentialed(Arc::new(move |_: &Credentials, _| Ok(opened.clone() as _)), HOUR);
         let with = CredentialedSource { again: Duration::from_millis(2), ..with };
         let lists = (0..WAITING).map(|_| with.list(b"", None));
         let lists =

@@ -2,5 +2,6 @@
 
 pub(crate) mod credentials;
 pub(crate) mod health;
+pub(crate) mod outage;
 pub(crate) mod profile;
 pub(crate) mod stale;

@@ -8,143 +8,33 @@
 //!       └─────────────────── any answer: to a probe, a reader, another volume ──────────────┘
 //! ```
 //!
-//! While it is away nobody waits: what is known and not too old is the answer, at once, and one probe at a time asks the
-//! source for all of them. The worker gives such an answer to the kernel for no time at all, so the next call asks
+//! While it is away nobody waits: what is known and not too old is the answer, at once, and one probe at a time asks
+//! the source for all of them. The worker gives such an answer to the kernel for no time at all, so the next call asks
 //! again. Absent names are known, too: a name that the last answer lacks stays absent.
 //!
-//! Only for silence and failures of the store, and for session tokens that have expired: whoever waits for the next one
-//! waits as for a store that is away. A refusal (403), an absence (404) and a change are answers. What nobody has asked for
-//! before waits as ever; so do bytes that are not in the cache, and what waits in this node's own queue: of that the store
-//! knows nothing.
+//! Only for silence and failures of the store, and for session tokens that have expired: a question that waits for the
+//! next one waits as for a store that is away. A refusal (403), an absence (404) and a change are answers. What nobody
+//! has asked for before waits as ever; so do bytes that are not in the cache, and what waits in this node's own queue:
+//! of that the store knows nothing.
 
+use super::outage::Tolerance;
 use crate::volumes::scope::{Scope, fresh};
 use cache::meta::{self, Lookup, MetaError};
 use link::Cause;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
-use volume::{Freshness, Parameters};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use volume::Freshness;
 
-/// How long a question waits while the source answers nothing before it is taken to be away. Longer than what a store
-/// needs on a bad day, shorter than what a person takes for a hang.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// A probe, and the pause after it.
 const PROBE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_secs(1);
-/// When nobody has needed the source for so long, nobody probes it. Whoever comes begins anew.
-const WANTED: Duration = Duration::from_secs(60);
-
-/// What one volume puts up with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tolerance {
-    ttl: Duration,
-    /// Beyond `ttl`.
-    stale: Duration,
-    patience: Duration,
-}
-
-impl Tolerance {
-    /// None: an answer, or an error.
-    pub(crate) fn of(parameters: &Parameters) -> Option<Self> {
-        match parameters.freshness {
-            Freshness::Ttl(ttl) if !parameters.stale_if_error.is_zero() => {
-                let patience = PATIENCE.min(parameters.store_timeout);
-                Some(Self { ttl, stale: parameters.stale_if_error, patience })
-            }
-            _ => None,
-        }
-    }
-
-    /// May what was confirmed at `seen_ms` be used although the source confirms nothing now?
-    fn covers(&self, seen_ms: u64, now_ms: u64) -> bool {
-        let limit = self.ttl.saturating_add(self.stale).as_millis();
-        meta::age_ms(seen_ms, now_ms).is_some_and(|age| u128::from(age) < limit)
-    }
-}
 
 /// Where an answer came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     Confirmed,
     Stale,
-}
-
-/// Whether a source answers.
-#[derive(Debug, Default)]
-pub(crate) struct Outage {
-    /// Answers, of any kind.
-    answers: AtomicU64,
-    /// Questions that ended in this node's own queue.
-    unasked: AtomicU64,
-    /// Whether the state has a `since`, or is about to have one: an answer is nearly always one of many, and then
-    /// takes no lock.
-    away: AtomicBool,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    since: Option<SystemTime>,
-    wanted: Option<Instant>,
-    probed: bool,
-}
-
-impl Outage {
-    /// True: it was away.
-    pub(crate) fn answered(&self) -> bool {
-        // Sequentially consistent, here and in `begin`: one of the two sees what the other has written first.
-        self.answers.fetch_add(1, Ordering::SeqCst);
-        if !self.away.load(Ordering::SeqCst) {
-            return false;
-        }
-        let mut state = self.lock();
-        self.away.store(false, Ordering::SeqCst);
-        state.since.take().is_some()
-    }
-
-    /// A question ended without having been asked.
-    pub(crate) fn unasked(&self) {
-        self.unasked.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// False: it has answered since `answers` were counted, or is known to be away.
-    fn begin(&self, answers: u64) -> bool {
-        let mut state = self.lock();
-        if state.since.is_some() {
-            return false;
-        }
-        self.away.store(true, Ordering::SeqCst);
-        let begins = self.answers.load(Ordering::SeqCst) == answers;
-        match begins {
-            true => state.since = Some(SystemTime::now()),
-            false => self.away.store(false, Ordering::SeqCst),
-        }
-        begins
-    }
-
-    /// Since when it gives no answer.
-    pub(crate) fn since(&self) -> Option<SystemTime> {
-        self.lock().since
-    }
-
-    /// Somebody needs the source. True: and nobody probes it.
-    fn want(&self, now: Instant) -> bool {
-        let mut state = self.lock();
-        state.wanted = Some(now);
-        !std::mem::replace(&mut state.probed, true)
-    }
-
-    /// Shall it be probed again? If not, the next one who wants it begins anew.
-    fn probe_again(&self, now: Instant) -> bool {
-        let mut state = self.lock();
-        let wanted = state.wanted.is_some_and(|at| now.saturating_duration_since(at) < WANTED);
-        state.probed = state.since.is_some() && wanted;
-        state.probed
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Asks; while the source gives no answer, is content with what `known` says. `known`: the moment of the last answer.
@@ -250,7 +140,6 @@ mod tests {
     use super::*;
     use crate::testing::{Does, Scripted};
     use cache::meta::ROOT;
-    use proptest::prelude::*;
 
     /// Everything is out of date at once, and nobody waits long.
     const QUICK: Tolerance = Tolerance {
@@ -398,72 +287,5 @@ mod tests {
         // What the store does not answer afterwards is one.
         source.does(Does::Refuses);
         assert_eq!(look_up(&scope, Some(QUICK), b"f").await, Ok(Told::Stale));
-    }
-
-    #[test]
-    fn an_answer_at_the_moment_at_which_an_outage_begins_is_not_lost() {
-        for round in 0..5000 {
-            let outage = Outage::default();
-            let start = std::sync::Barrier::new(2);
-            std::thread::scope(|threads| {
-                threads.spawn(|| {
-                    start.wait();
-                    outage.begin(0);
-                });
-                start.wait();
-                outage.answered();
-            });
-            assert_eq!(outage.since(), None, "round {round}");
-            let answers = outage.answers.load(Ordering::Acquire);
-            assert!(outage.begin(answers) && outage.answered(), "round {round}");
-        }
-    }
-
-    fn parameters(freshness: Freshness, stale: u64) -> Parameters {
-        Parameters { freshness, stale_if_error: Duration::from_secs(stale), ..Parameters::default() }
-    }
-
-    #[test]
-    fn only_volumes_with_a_ttl_go_on_with_what_is_known_last() {
-        let ttl = Freshness::Ttl(Duration::from_secs(60));
-        assert!(Tolerance::of(&parameters(ttl, 1)).is_some());
-        for p in [parameters(ttl, 0), parameters(Freshness::Strict, 9), parameters(Freshness::Static, 9)] {
-            assert_eq!(Tolerance::of(&p), None);
-        }
-        assert_eq!(Tolerance::of(&parameters(ttl, 1)).map(|t| t.patience), Some(PATIENCE));
-        let quick = Parameters { store_timeout: Duration::from_secs(2), ..parameters(ttl, 1) };
-        assert_eq!(Tolerance::of(&quick).map(|t| t.patience), Some(Duration::from_secs(2)));
-    }
-
-    proptest! {
-        #[test]
-        fn nothing_is_used_beyond_its_ttl_and_the_bound(seen: u64, age in 0u64..10_000_000, ttl in 0u64..5000, stale in 0u64..5000) {
-            let seen = seen / 2;
-            let tolerance = Tolerance { ttl: Duration::from_secs(ttl), stale: Duration::from_secs(stale), patience: PATIENCE };
-            prop_assert_eq!(tolerance.covers(seen, seen + age), age < (ttl + stale) * 1000);
-        }
-    }
-
-    #[test]
-    fn an_answer_that_came_meanwhile_keeps_an_outage_from_beginning_and_ends_one() {
-        let outage = Outage::default();
-        let before = outage.answers.load(Ordering::Acquire);
-        assert!(!outage.answered());
-        assert!(!outage.begin(before) && outage.since().is_none());
-        assert!(outage.begin(before + 1) && outage.since().is_some());
-        assert!(!outage.begin(before + 1), "it begins once");
-        assert!(outage.answered() && outage.since().is_none());
-    }
-
-    #[test]
-    fn one_probes_for_all_as_long_as_anybody_wants_it() {
-        let (outage, now) = (Outage::default(), Instant::now());
-        assert!(outage.begin(0));
-        assert!(outage.want(now) && !outage.want(now));
-        assert!(outage.probe_again(now + WANTED / 2));
-        assert!(!outage.probe_again(now + WANTED));
-        assert!(outage.want(now + WANTED), "whoever comes begins anew");
-        outage.answered();
-        assert!(!outage.probe_again(now + WANTED));
     }
 }

@@ -1,14 +1,15 @@
 //! A worker is introduced to a connection; and, for an agent that may take over, tried on one that another agent serves.
 
 use super::spawn::{Spawner, Worker};
-use link::inflight::Inflight;
+use inflight::Inflight;
+use link::budget;
 use link::worker::{Assign, FromWorker, Mode, ToWorker, recv};
 use link::{MAX_FDS, MAX_MESSAGE, PacketError};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// From Assign to Answered.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+const ANSWER_LIMIT: Duration = budget::WORKER_ANSWERS.time;
 
 /// Gives a connection to a worker and waits for its INIT answer.
 pub(super) fn introduce(

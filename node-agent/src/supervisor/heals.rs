@@ -39,7 +39,7 @@ pub enum HealCause {
     Hang,
     /// The agent itself was gone, and its workers with it.
     Agent,
-    /// The agent was asked to stop, or has stepped back for its successor.
+    /// The agent was asked to stop, or is drained for its successor.
     Upgrade,
     /// The agent hung, and the broker has killed it.
     AgentHang,

@@ -12,7 +12,8 @@
 //! ```
 
 mod handshake;
-pub(crate) mod heals;
+pub mod heals;
+pub mod machine;
 mod mount;
 pub(crate) mod oom;
 mod policy;
@@ -20,6 +21,7 @@ mod spawn;
 mod worker_log;
 
 pub(crate) use handshake::rehearse;
-pub(crate) use mount::{Answer, Left, Mount, MountContext, MountState, Parts, Phase};
-pub(crate) use policy::End;
+pub use machine::Phase;
+pub(crate) use mount::{Answer, Left, Mount, MountContext, MountState, Parts};
+pub use policy::End;
 pub(crate) use spawn::{SpawnOptions, Spawner};

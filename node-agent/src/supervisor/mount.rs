@@ -1,26 +1,27 @@
-//! One mounted volume: its descriptors, and what others may ask of it. Its thread is in `life`.
+//! One mounted volume: its descriptors, and what others may ask of it. Its thread is in `worker_loop`.
 
 mod confine;
 mod heal_probe;
 mod worker_loop;
 
+use super::machine::Phase;
 use super::spawn::Spawner;
 use crate::metrics::Metrics;
 use crate::privileged::Privileged;
 use crate::serve::questions::Questions;
 use crate::supervisor::heals::{HealCause, Heals};
 use crate::volumes::scope::{Member, Scope};
-use link::Packet;
-use link::broker::{BrokerRequest, Claim, MountId, Pod, Resume};
-use link::inflight::{Behalf, Inflight, InflightError, Poisoned, Subject};
+use inflight::{Behalf, Inflight, InflightError, Poisoned, Subject};
+use link::broker::{BrokerRequest, MountId, Resume};
 use link::worker::{Assign, Counts, FromWorker, Mode, ToWorker};
+use link::{MountSpec, Packet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime};
-use volume::{VolumeSpec, WireSpec};
+use volume::VolumeSpec;
 
 /// What a worker's messages are answered with; implemented by `serve`.
 pub trait Answer: Send + Sync {
@@ -31,12 +32,7 @@ pub struct Mount {
     pub id: MountId,
     pub spec: VolumeSpec,
     /// As it came: passed on with what only a later version understands.
-    pub described: WireSpec,
-    /// May the agent use credentials of its own where the volume has none?
-    pub environment: bool,
-    pub target: String,
-    pub pod: Option<Pod>,
-    pub claim: Option<Claim>,
+    pub described: MountSpec,
     pub scope: Arc<Scope>,
     /// Until it ends.
     member: Mutex<Option<Member>>,
@@ -56,19 +52,19 @@ pub struct Mount {
     counts: Mutex<Counts>,
     /// Passthrough ids that the broker opened for us and that were not closed yet.
     backing: Mutex<HashSet<u32>>,
-    /// Of the worker that is here.
     /// Cache files that are gone, of which the worker's queue had no room to tell; oldest first.
     unheard: Mutex<VecDeque<u64>>,
+    /// Of the worker that is here.
     questions: Mutex<Arc<Questions>>,
 }
 
-/// Requests like one that killed agent after agent are not executed for so long: whoever asks again would kill agents
-/// again. An orchestrator has forgotten by then that they died.
+/// Requests like one that killed agent after agent are not executed for so long: a caller that asks again would kill
+/// agents again. An orchestrator has forgotten by then that they died.
 const CONDEMNED_FOR: Duration = Duration::from_secs(600);
 /// On one mount; the oldest are forgotten.
 const CONDEMNED_MAX: usize = 64;
-/// Cache files of which one worker is still to be told that they are gone. Space of those that are left out is free with
-/// the worker, or once it opens others.
+/// Cache files of which one worker is still to be told that they are gone. Space of those that are left out is free
+/// with the worker, or once it opens others.
 const UNHEARD_MAX: usize = 65_536;
 /// Between two looks whether anybody still waits for an answer.
 const LET_GO: Duration = Duration::from_secs(3);
@@ -92,18 +88,6 @@ struct Current {
     socket: Arc<Packet>,
     /// Its memory group, once it has one.
     group: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    Starting,
-    /// The first worker has answered INIT and waits for the kernel to get it.
-    Answered,
-    Serving,
-    Dead,
-    Suspended,
-    Failed,
-    Stopped,
 }
 
 /// For status.
@@ -156,12 +140,8 @@ pub struct MountContext {
 pub struct Parts {
     pub id: MountId,
     pub spec: VolumeSpec,
-    pub described: WireSpec,
+    pub described: MountSpec,
     pub secrets: BTreeMap<String, String>,
-    pub environment: bool,
-    pub target: String,
-    pub pod: Option<Pod>,
-    pub claim: Option<Claim>,
     pub scope: Arc<Scope>,
     pub(crate) member: Member,
     pub assign: Assign,
@@ -210,11 +190,7 @@ impl Mount {
             id: parts.id,
             spec: parts.spec,
             described: parts.described,
-            environment: parts.environment,
             secrets: Mutex::new(parts.secrets),
-            target: parts.target,
-            pod: parts.pod,
-            claim: parts.claim,
             scope: parts.scope,
             member: Mutex::new(Some(parts.member)),
             published: now,
@@ -246,7 +222,7 @@ impl Mount {
 
     /// Of its pod.
     pub fn namespace(&self) -> Option<&str> {
-        self.pod.as_ref().map(|pod| pod.namespace.as_str())
+        self.described.namespace()
     }
 
     /// The connection's shared memory, for the broker to keep.
@@ -302,7 +278,7 @@ impl Mount {
 
     /// Since when names that are known last are shown because the source gives no answer.
     pub fn stale_since(&self) -> Option<SystemTime> {
-        crate::source::stale::Tolerance::of(&self.spec.parameters).and(self.scope.outage.since())
+        crate::source::outage::Tolerance::of(&self.spec.parameters).and(self.scope.outage.since())
     }
 
     pub fn state(&self) -> MountState {
@@ -335,8 +311,8 @@ impl Mount {
         Behalf::of(&self.inflight, unique)
     }
 
-    /// Returns when whoever made this request waits for no answer any more: killed, its worker has let it go. Never for
-    /// a question of the worker's own.
+    /// Returns when the caller of this request waits for no answer any more: killed, its worker has let it go. Never
+    /// for a question of the worker's own.
     pub(crate) async fn let_go(&self, unique: u64) {
         let mut seen = false;
         // What a dying worker leaves is found again by the next one: two looks in a row must miss it.
@@ -390,17 +366,19 @@ impl Mount {
         let recorded: HashSet<u32> = self.inflight.backings().into_iter().map(|(_, b)| b.id).collect();
         let leaked: Vec<u32> =
             self.backing_ids().iter().copied().filter(|id| !recorded.contains(id)).collect();
-        let (me, privileged) = (self.clone(), context.privileged.clone());
+        // Not the mount itself: see `heal_probe`.
+        let (me, id, privileged) = (Arc::downgrade(self), self.id, context.privileged.clone());
         // The successor does not wait for it: on a disk that hangs each takes as long as a question may.
         context.runtime.spawn(async move {
-            for (closed, id) in leaked.iter().enumerate() {
-                let ask = privileged.ask(BrokerRequest::BackingClose { mount: me.id, id: *id }, Vec::new());
+            for (closed, leak) in leaked.iter().enumerate() {
+                let ask = privileged.ask(BrokerRequest::BackingClose { mount: id, id: *leak }, Vec::new());
                 if let Err(error) = ask.await {
                     let left = leaked.len() - closed;
-                    tracing::warn!(mount = %me.id, left, %error, "leaked backing ids stay until the next worker, or unmount");
+                    tracing::warn!(mount = %id, left, %error, "leaked backing ids stay until the next worker, or unmount");
                     return;
                 }
-                me.backing_closed(*id);
+                let Some(me) = me.upgrade() else { return };
+                me.backing_closed(*leak);
             }
         });
     }
@@ -489,6 +467,17 @@ impl Mount {
         self.changed.notify_all();
     }
 
+    /// False: not yet at `until`, or it is stopped.
+    fn wait_for_go(&self, until: Instant) -> bool {
+        let limit = until.saturating_duration_since(Instant::now());
+        let state = self.lock();
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(state, limit, |s| !s.go && !s.stop)
+            .unwrap_or_else(|p| p.into_inner());
+        state.go && !state.stop
+    }
+
     fn stopping(&self) -> bool {
         self.lock().stop
     }
@@ -531,7 +520,7 @@ fn add(total: &mut Counts, more: &Counts) {
     add(&mut total.bytes_hit, more.bytes_hit);
     add(&mut total.reads_miss, more.reads_miss);
     add(&mut total.bytes_miss, more.bytes_miss);
-    add(&mut total.reads_detached, more.reads_detached);
+    add(&mut total.reads_uncached, more.reads_uncached);
     add(&mut total.readdirs, more.readdirs);
     add(&mut total.metadata_hits, more.metadata_hits);
     add(&mut total.metadata_misses, more.metadata_misses);

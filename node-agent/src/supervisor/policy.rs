@@ -1,28 +1,28 @@
 //! When to start a successor, and who is to blame: pure decisions over the history of deaths.
 
-use link::inflight::Blame;
+use inflight::Blame;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-/// A worker that got as far as serving may be replaced at once, however often: whoever kills it, kills it. One that
+/// A worker that got as far as serving may be replaced at once, however often it is killed. One that
 /// dies before serving is broken, and so will be its successor: wait longer each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Immediate deaths that are still taken for bad luck.
 const FREE_FAILURES: u32 = 3;
-/// Workers that serve and then die of themselves: as many as a few poisonous requests take. After that a crash loop must
-/// not take the machine; what is asked meanwhile is served between two crashes, or failed as poisonous.
+/// Workers that serve and then die of themselves: as many as a few poisonous requests take. After that a crash loop
+/// must not take the machine; what is asked meanwhile is served between two crashes, or failed as poisonous.
 const FREE_CRASHES: u32 = 40;
 const LONGEST_CRASH_PAUSE: Duration = Duration::from_secs(1);
 /// After this long without a crash the slate is clean.
 const QUIET: Duration = Duration::from_secs(10);
 
 /// How a worker's time ended, as its mount's thread saw it.
-#[derive(Debug)]
-pub(crate) enum End {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
     Closed,
-    Failed(#[allow(dead_code, reason = "shown through Debug")] String),
+    Failed(String),
     Hung,
     Stopped,
 }
@@ -76,7 +76,7 @@ impl Deaths {
         self.unserved_since
     }
 
-    /// No longer bad luck: whoever waits should know.
+    /// No longer bad luck: the owner of the volume should know.
     pub(super) fn is_stuck(&self) -> bool {
         self.failures >= FREE_FAILURES
     }

@@ -4,6 +4,8 @@
 //! that spawned the child ends.
 
 use super::worker_log;
+use crate::config::Config;
+use link::budget;
 use link::worker::{FromWorker, LINK_FD, ToWorker, recv};
 use link::{MAX_MESSAGE, Packet, PacketError, failpoint, version};
 use rustix::fs::{Mode, OFlags};
@@ -20,7 +22,7 @@ use std::time::{Duration, Instant};
 /// Between two looks at what keeps a killed worker.
 const STUCK_LOOK: Duration = Duration::from_millis(100);
 /// A worker that is not ready after this is killed.
-const READY_LIMIT: Duration = Duration::from_secs(10);
+const READY_LIMIT: Duration = budget::WORKER_READY.time;
 
 #[derive(Clone, Debug)]
 pub struct SpawnOptions {
@@ -30,6 +32,33 @@ pub struct SpawnOptions {
     pub memory_bytes: u64,
     /// Reads what workers say.
     pub runtime: tokio::runtime::Handle,
+}
+
+impl SpawnOptions {
+    /// # Errors
+    /// There is no worker to start.
+    pub fn of(config: &Config) -> anyhow::Result<Self> {
+        Ok(Self {
+            binary: worker_binary(config)?,
+            standby: config.workers.standby,
+            memory_bytes: config.workers.memory.0,
+            runtime: tokio::runtime::Handle::current(),
+        })
+    }
+}
+
+/// The configured worker, or the one that was installed beside us.
+fn worker_binary(config: &Config) -> anyhow::Result<PathBuf> {
+    let path = match &config.agent.worker {
+        Some(path) => path.clone(),
+        None => std::env::current_exe()?.with_file_name("fuse-worker"),
+    };
+    anyhow::ensure!(
+        path.is_file(),
+        "worker binary {} does not exist: install fuse-worker beside node-agent, or set agent.worker",
+        path.display()
+    );
+    Ok(path)
 }
 
 /// A started worker. Dropping it kills the process.

@@ -8,8 +8,8 @@
 //!      └── dropped ──── Arriving, ended: cannot settle
 //! ```
 //!
-//! The broker may take away what is still on its way here: whoever brings it learns that when it wants to settle it.
-//! Knows nothing of what a mount is.
+//! The broker may take away what is still on its way here: the publish or adoption learns that when it wants to settle
+//! it. Knows nothing of what a mount is.
 
 use link::broker::MountId;
 use std::collections::HashMap;
@@ -141,8 +141,8 @@ impl<E> Mounts<E> {
 }
 
 impl<E> Arrival<'_, E> {
-    /// It is here from now on, unless it was taken away. `make` is called under the lock: who ends all that are here ends
-    /// this one, too.
+    /// It is here from now on, unless it was taken away. `make` is called under the lock: who ends all that are here
+    /// ends this one, too.
     pub(super) fn settle<R>(self, make: impl FnOnce() -> Result<E, R>) -> Result<(), Unsettled<R>> {
         let mut slots = self.mounts.lock();
         let result = match slots.get(&self.id) {
@@ -248,7 +248,7 @@ mod tests {
         assert!(are_of(Some("one"), "a"));
     }
 
-    /// Whatever comes first: what was taken away is not here, and whoever made it has learned it or has it taken.
+    /// Whatever comes first: what was taken away is not here, and its publish has learned it or has it taken.
     #[test]
     fn an_end_and_an_arrival_at_once_leave_nothing_here() {
         let mounts = Mounts::default();

@@ -96,7 +96,7 @@ fn choose(stores: &[Store], limits: &Limits, around: &Around) -> Vec<(usize, Rea
     gone
 }
 
-/// Whether stores may be touched. An agent that steps back stops that before its successor opens them, also in the middle
+/// Whether stores may be touched. An agent that drains stops that before its successor opens them, also in the middle
 /// of a look, which runs on a thread that cannot be aborted.
 #[derive(Debug, Default)]
 pub(crate) struct Leave(Mutex<bool>);
@@ -211,15 +211,11 @@ fn find(
         };
         let expected = started.expects(&seen);
         let Some(shut) = volumes.shut_scope(&id) else { continue };
-        let now = SystemTime::now();
-        let tidy = || match seen.left {
-            _ if expected => Ok(()),
-            // Nobody closes it any more but us.
-            Left::Open => idle::close(&path).map(drop),
-            Left::Worthless if first => idle::trim(&path),
-            // The clock was set back: from now on it ages.
-            Left::Closed if seen.since > now => idle::touch(&path),
-            Left::Closed | Left::Worthless => Ok(()),
+        let tidy = || match tidying(&seen, expected, first, SystemTime::now()) {
+            Tidying::Nothing => Ok(()),
+            Tidying::Close => idle::close(&path).map(drop),
+            Tidying::Trim => idle::trim(&path),
+            Tidying::Touch => idle::touch(&path),
         };
         let Some(tidied) = volumes.collecting.with(tidy) else { break };
         drop(shut);
@@ -230,6 +226,28 @@ fn find(
         found.push((id, Store { since: seen.since, bytes: seen.bytes, expected }));
     }
     Ok(found)
+}
+
+/// What a store that no volume uses needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tidying {
+    Nothing,
+    Close,
+    Trim,
+    Touch,
+}
+
+/// `expected`: mounts may come back to it. `first`: it was not looked at before.
+fn tidying(seen: &idle::Idle, expected: bool, first: bool, now: SystemTime) -> Tidying {
+    match seen.left {
+        _ if expected => Tidying::Nothing,
+        // The agent that had it open is gone.
+        Left::Open => Tidying::Close,
+        Left::Worthless if first => Tidying::Trim,
+        // The clock was set back: from now on it ages.
+        Left::Closed if seen.since > now => Tidying::Touch,
+        Left::Closed | Left::Worthless => Tidying::Nothing,
+    }
 }
 
 fn path(dir: &std::path::Path, id: &ScopeId) -> PathBuf {
@@ -301,6 +319,26 @@ mod tests {
         assert!(looking.join().unwrap().is_some());
         ending.join().unwrap();
         assert!(leave.with(|| ()).is_none());
+    }
+
+    #[test]
+    fn what_a_store_needs_follows_from_how_it_was_left() {
+        let seen = |left, since| idle::Idle { bytes: 0, since, left };
+        let (past, future) = (now() - HOUR, now() + HOUR);
+        let all = [
+            (Left::Open, past, [Tidying::Close, Tidying::Close]),
+            (Left::Worthless, past, [Tidying::Trim, Tidying::Nothing]),
+            (Left::Worthless, future, [Tidying::Trim, Tidying::Nothing]),
+            (Left::Closed, past, [Tidying::Nothing, Tidying::Nothing]),
+            (Left::Closed, now(), [Tidying::Nothing, Tidying::Nothing]),
+            (Left::Closed, future, [Tidying::Touch, Tidying::Touch]),
+        ];
+        for (left, since, needs) in all {
+            for (first, needs) in [true, false].into_iter().zip(needs) {
+                assert_eq!(tidying(&seen(left, since), false, first, now()), needs, "{left:?} {first}");
+                assert_eq!(tidying(&seen(left, since), true, first, now()), Tidying::Nothing);
+            }
+        }
     }
 
     #[test]

@@ -9,16 +9,17 @@ pub(crate) mod scope;
 mod scopes;
 
 use crate::config::Config;
-use crate::handoff::drain::Order;
+use crate::handoff::order::Order;
 use crate::source::profile;
 use crate::supervisor::{Mount, MountContext, Parts};
-use crate::volumes::scope::{Member, Scope, Wants, store_cause};
+use crate::volumes::scope::{Member, Scope, Wants};
 use arrivals::{Arrival, Mounts, Present, Unsettled};
 use cache::data::Engine;
 use cache::meta;
-use link::broker::{AgentAnswer, MountId, Pod, Publish, Resume, Usage};
+use link::broker::{AgentAnswer, MountId, Publish, Resume, Usage};
+use link::budget;
 use link::worker::{Assign, Mode, Show};
-use link::{Cause, Refusal, RefusalKind, failpoint};
+use link::{Cause, MountSpec, Refusal, RefusalKind, failpoint};
 use scopes::Scopes;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -27,10 +28,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use volume::{Credentials, Freshness, Profile, ScopeId, VolumeSpec, WireSpec};
+use volume::{Credentials, Freshness, Profile, ScopeId, VolumeSpec};
 
 /// From the fds to a worker's INIT answer, and from Go to Serving.
-const WORKER_LIMIT: Duration = Duration::from_secs(15);
+const WORKER_LIMIT: Duration = budget::MOUNT_STARTS.time;
 
 /// The time between two connections to a broker.
 #[derive(Debug)]
@@ -55,7 +56,7 @@ pub struct Volumes {
     /// This agent was asked to stop: the next one takes new mounts.
     leaving: AtomicBool,
     /// No mount has a worker any more.
-    stepped_back: AtomicBool,
+    drained: AtomicBool,
     /// While there is no broker.
     absence: Mutex<Option<Absence>>,
     /// Unused metadata stores are tidied up and removed.
@@ -97,7 +98,7 @@ impl Volumes {
             scopes: Scopes::default(),
             room,
             leaving: AtomicBool::new(false),
-            stepped_back: AtomicBool::new(false),
+            drained: AtomicBool::new(false),
             absence: Mutex::default(),
             collecting: Arc::default(),
             orders,
@@ -119,9 +120,11 @@ impl Volumes {
     /// The mount whose target `path` lies at or below, and the rest of the path.
     pub fn find(&self, path: &std::path::Path) -> Option<(Arc<Mount>, std::path::PathBuf)> {
         let mounts = self.mounts();
-        let best =
-            mounts.into_iter().filter(|m| path.starts_with(&m.target)).max_by_key(|m| m.target.len())?;
-        let rest = path.strip_prefix(&best.target).ok()?.to_owned();
+        let best = mounts
+            .into_iter()
+            .filter(|m| path.starts_with(&m.described.target))
+            .max_by_key(|m| m.described.target.len())?;
+        let rest = path.strip_prefix(&best.described.target).ok()?.to_owned();
         Some((best, rest))
     }
 
@@ -167,9 +170,9 @@ impl Volumes {
         }
         let spec = understand(&request.spec)?;
         self.may_serve(&spec)?;
-        let credentials = self.credentials(&request.secrets, request.environment)?;
+        let credentials = self.credentials(&request.secrets, request.spec.environment)?;
         let (id, scope) = (request.mount, spec.scope(&credentials, self.numbers.scope_key()));
-        let arrival = match self.arrive(id, &scope, request.pod.as_ref())? {
+        let arrival = match self.arrive(id, &scope, request.spec.namespace())? {
             Some(arrival) => arrival,
             None => {
                 return Err(Refusal::new(RefusalKind::Conflict, format!("mount {id} is published already")));
@@ -193,7 +196,7 @@ impl Volumes {
     ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
         let (id, volume, init) = (request.mount, spec.id.clone(), request.init.clone());
         let scope = self.open_scope(scope, &spec, credentials, true).await?;
-        self.may_join(&scope, request.pod.as_ref().map(|pod| pod.namespace.as_str()))?;
+        self.may_join(&scope, request.spec.namespace())?;
         let member = scope.join(Wants::of(&self.config.workers.in_time(&spec).parameters));
         let mode = self.mode(&spec, credentials).await?;
         let parts = self.parts(request, spec, scope, member, mode, device).await?;
@@ -231,9 +234,9 @@ impl Volumes {
         &self,
         id: MountId,
         scope: &ScopeId,
-        pod: Option<&Pod>,
+        namespace: Option<&str>,
     ) -> Result<Option<Arriving<'_>>, Refusal> {
-        match self.mounts.arrive(id, scope.clone(), pod.map(|pod| pod.namespace.clone())) {
+        match self.mounts.arrive(id, scope.clone(), namespace.map(str::to_owned)) {
             Ok(arrival) => Ok(Some(arrival)),
             Err(Present::Here) => Ok(None),
             Err(Present::UnderWay) => {
@@ -247,7 +250,7 @@ impl Volumes {
     pub(crate) fn run(&self, arrival: Arriving<'_>, mount: &Arc<Mount>) -> Result<(), Refusal> {
         let (supervised, context) = (mount.clone(), self.context.clone());
         let settled = arrival.settle(|| {
-            // Looked at under the lock: whoever ends all mounts ends this one, too, or it does not begin.
+            // Looked at under the lock: the end of all mounts ends this one, too, or it does not begin.
             if self.leaving.load(Ordering::Acquire) {
                 let why = "the node agent is being stopped; its successor will serve this volume";
                 return Err(Refusal::new(RefusalKind::Unavailable, why));
@@ -288,7 +291,7 @@ impl Volumes {
             .map_err(|why| Refusal::new(RefusalKind::Unavailable, why))
     }
 
-    /// Also of a mount that is still on its way here: whoever brings it finds that it has ended.
+    /// Also of a mount that is still on its way here: its publish or adoption finds that it has ended.
     pub async fn unpublish(&self, id: MountId) {
         let Some(mut entry) = self.mounts.end(id) else { return };
         entry.mount.stop();
@@ -311,9 +314,9 @@ impl Volumes {
 
     /// Ends every worker and leaves every metadata store to the successor; keeps the mounts' descriptors, in case there
     /// is none.
-    pub(crate) async fn step_back(&self) {
+    pub(crate) async fn drain(&self) {
         self.stop_taking();
-        self.stepped_back.store(true, Ordering::Release);
+        self.drained.store(true, Ordering::Release);
         for id in self.unfinished() {
             self.unpublish(id).await; // its publish fails, and is repeated
         }
@@ -418,26 +421,11 @@ impl Volumes {
         mode: Mode,
         device: OwnedFd,
     ) -> Result<Parts, Refusal> {
-        let Publish { mount: id, spec: described, secrets, environment, init: _, target, pod, claim } =
-            publish;
+        let Publish { mount: id, spec: described, secrets, init: _ } = publish;
         let roots = self.root_directories(&scope).await?;
         let metadata = scope.metadata_dir.clone();
         let assign = assign(&self.config, &spec, metadata, self.generation, mode, roots.len() as u32);
-        Ok(Parts {
-            id,
-            spec,
-            described,
-            secrets,
-            environment,
-            target,
-            pod,
-            claim,
-            scope,
-            member,
-            assign,
-            device,
-            roots,
-        })
+        Ok(Parts { id, spec, described, secrets, scope, member, assign, device, roots })
     }
 }
 
@@ -488,7 +476,7 @@ pub(crate) fn allowed(config: &Config, spec: &VolumeSpec) -> Result<(), Refusal>
 }
 
 /// An agent serves what it understands; see `volume::WireSpec`.
-pub(crate) fn understand(described: &WireSpec) -> Result<VolumeSpec, Refusal> {
+pub(crate) fn understand(described: &MountSpec) -> Result<VolumeSpec, Refusal> {
     described.understand().map_err(|e| Refusal::new(RefusalKind::Invalid, e.to_string()))
 }
 
@@ -512,7 +500,7 @@ fn credentials(
 }
 
 fn source_refusal(error: &store::StoreError) -> Refusal {
-    let kind = match store_cause(error) {
+    let kind = match error.cause() {
         Cause::NotFound | Cause::NotADirectory => RefusalKind::NotFound,
         Cause::Denied => RefusalKind::Denied,
         Cause::Unavailable => RefusalKind::Unavailable,

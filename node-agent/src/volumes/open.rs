@@ -29,12 +29,12 @@ impl Volumes {
         let patience = spec.parameters.store_timeout;
         let mut place = self.scopes.enter(&id).await;
         if let Some(scope) = place.again() {
-            drop(place); // it stays: whoever comes here has said that he will use it
+            drop(place); // it stays: a volume that comes here has said that it will use it
             if scope.source.has(credentials) {
                 return Ok(scope);
             }
-            // Another token, or keys older than those that it asks with by now: whoever brings them must show that they
-            // open it.
+            // Another token, or keys older than those that it asks with by now: a volume that brings them must show
+            // that they open it.
             if check {
                 let source = open(credentials, patience).map_err(|e| source_refusal(&e))?;
                 self.check(spec, &source).await?;

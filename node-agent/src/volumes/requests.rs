@@ -1,7 +1,8 @@
 //! What the broker asks, handed to the volumes.
 
 use super::{Absence, Volumes, lock};
-use crate::handoff::drain::Order;
+use crate::handoff::order::Order;
+use crate::supervisor::Phase;
 use link::broker::{AgentAnswer, AgentRequest};
 use link::{Refusal, RefusalKind};
 use std::os::fd::OwnedFd;
@@ -44,7 +45,7 @@ impl crate::broker_client::Serve for Volumes {
                 mount.note_renewal(&self.context.heals, Duration::from_micros(took_us));
                 Ok((AgentAnswer::Done, Vec::new()))
             }
-            AgentRequest::StepBack => {
+            AgentRequest::Drain => {
                 let not_now = |why| Err(Refusal::new(RefusalKind::Unavailable, why));
                 if self.leaving.load(Ordering::Acquire) {
                     return not_now("this agent is exiting");
@@ -52,15 +53,15 @@ impl crate::broker_client::Serve for Volumes {
                 if !self.is_held().await {
                     return not_now("the broker does not hold every mount of this agent yet");
                 }
-                let (done, stepped_back) = oneshot::channel();
-                self.order(Order::StepBack(done));
-                match stepped_back.await {
+                let (done, drained) = oneshot::channel();
+                self.order(Order::Drain(done));
+                match drained.await {
                     Ok(()) => Ok((AgentAnswer::Done, Vec::new())),
                     Err(_) => not_now("this agent is exiting"),
                 }
             }
-            AgentRequest::StepForward => {
-                self.order(Order::StepForward);
+            AgentRequest::Resume => {
+                self.order(Order::Resume);
                 Ok((AgentAnswer::Done, Vec::new()))
             }
             AgentRequest::Depart => {
@@ -74,7 +75,7 @@ impl crate::broker_client::Serve for Volumes {
     }
 
     async fn connected(self: Arc<Self>) {
-        let stepped_back = self.has_stepped_back();
+        let drained = self.is_drained();
         let absence = lock(&self.absence).take();
         for id in absence.iter().flat_map(|absence| &absence.unfinished) {
             // Nobody would ever ask for it: the publish failed with its broker, and is repeated as another mount.
@@ -82,17 +83,21 @@ impl crate::broker_client::Serve for Volumes {
                 self.unpublish(*id).await;
             }
         }
-        let since = absence.map(|absence| absence.since).filter(|_| !stepped_back);
+        // A new broker is not shown what was given up: it would never ask for it to be dropped.
+        for given_up in self.mounts().into_iter().filter(|mount| mount.state().phase == Phase::Failed) {
+            self.unpublish(given_up.id).await;
+        }
+        let since = absence.map(|absence| absence.since).filter(|_| !drained);
         self.clone().show_to_broker(since).await;
-        if stepped_back {
+        if drained {
             // Its descriptors are closed next.
             self.leave().await;
             self.order(Order::Shown);
         }
     }
 
-    fn has_stepped_back(&self) -> bool {
-        self.stepped_back.load(Ordering::Acquire)
+    fn is_drained(&self) -> bool {
+        self.drained.load(Ordering::Acquire)
     }
 
     fn lost(&self) {

@@ -26,7 +26,7 @@ impl Volumes {
         match same_identity {
             true => scope.source.replace(fresh),
             false => {
-                // Whoever publishes meanwhile is either seen here, or sees that the scope is rotated.
+                // A publish meanwhile is either seen here, or sees that the scope is rotated.
                 let _place = self.scopes.enter(&scope.id).await;
                 self.one_namespace(mount.namespace(), &scope.id)?;
                 scope.source.rotate(fresh)

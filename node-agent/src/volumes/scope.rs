@@ -10,19 +10,18 @@ mod wanted;
 pub(crate) use members::{Member, Wants};
 
 use crate::log_limit::Seldom;
-use crate::prefetch::siblings;
 use crate::single_flight::SingleFlight;
 use crate::source::credentials::CredentialedSource;
 use crate::source::health::Health;
-use crate::source::stale::{Outage, Tolerance};
+use crate::source::outage::{Outage, Tolerance};
 use bytes::{Bytes, BytesMut};
-use cache::data::{Cause as DataCause, Engine, FetchError, File, FileKey, ReadOptions};
+use cache::data::{Engine, FetchError, File, FileKey, ReadOptions};
 use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use inflight::{carry, carry_job};
 use link::Cause;
 use link::broker::Away;
-use link::inflight::{carry, carry_job};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, Weak};
@@ -42,6 +41,9 @@ const VERSIONS_KEPT: usize = 65_536;
 const DIRECTORIES_KEPT: usize = 65_536;
 /// Files that are not whole and are held for the workers; each has a descriptor.
 const HELD_MAX: usize = 1024;
+/// Siblings (`prefetch::siblings`) of one scope that are fetched ahead at once, over all its directories. Below the
+/// request slots: readers come first. Of each scope by itself: a source that does not answer keeps what it has.
+const SIBLINGS_UNDER_WAY: usize = 32;
 /// What is told of why a source does not answer: a store may say much.
 const AWAY_CHARS_MAX: usize = 1000;
 /// Pages in a row of one listing that bring nothing. A store that skips over what it has deleted may send some.
@@ -133,8 +135,8 @@ impl Versions {
     }
 }
 
-/// A store that is written out on a thread that may wait for its disk, whoever drops its scope: the last may be a task
-/// that asked a question.
+/// A store that is written out on a thread that may wait for its disk, whichever thread drops its scope: the last may
+/// be a task that asked a question.
 struct Metadata(Option<Arc<meta::Store>>);
 
 impl Deref for Metadata {
@@ -156,6 +158,11 @@ impl Drop for Metadata {
 }
 
 impl Scope {
+    #[cfg(test)]
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
     /// Writes its store out. Blocking.
     pub(crate) fn close(mut self) {
         drop(self.metadata.0.take());
@@ -193,7 +200,7 @@ impl Scope {
             failing: Mutex::default(),
             health,
             outage: Outage::default(),
-            ahead: Arc::new(Semaphore::new(siblings::UNDER_WAY)),
+            ahead: Arc::new(Semaphore::new(SIBLINGS_UNDER_WAY)),
             me: me.clone(),
         })
     }
@@ -529,8 +536,8 @@ impl Scope {
     }
 
     /// The disk of a cache root fails, or works again: while it fails, workers are not sent to whole files on it by
-    /// themselves, and new opens do not go past them. Returns the files on it that workers may hold, whatever the metadata
-    /// store takes: this is told once. Blocking; for the event thread.
+    /// themselves, and new opens do not go past them. Returns the files on it that workers may hold, whatever the
+    /// metadata store takes: this is told once. Blocking; for the event thread.
     pub fn disk(&self, root: u8, works: bool) -> Vec<u64> {
         match works {
             true => lock(&self.failing).remove(&root),
@@ -594,7 +601,8 @@ impl Scope {
 
     // ------------------------------------------------------------------ errors
 
-    /// A metadata store that is damaged is set aside when its last volume is gone; until then it is used as far as it goes.
+    /// A metadata store that is damaged is set aside when its last volume is gone; until then it is used as far as it
+    /// goes.
     fn failed(&self, error: MetaError) -> Cause {
         tracing::error!(source = %self.shown, %error, "metadata store failed");
         if matches!(error, MetaError::Damaged(_))
@@ -615,10 +623,10 @@ impl Scope {
         }
     }
 
-    /// The one place where a store's error becomes a reader's cause. Outages are logged here, with the source's
+    /// What a reader learns of a store's error. Outages are logged here, with the source's
     /// name; what a reader merely asked wrongly is not.
     fn cause(&self, what: &str, path: &[u8], error: &StoreError) -> Cause {
-        let cause = store_cause(error);
+        let cause = error.cause();
         if matches!(cause, Cause::Unavailable | Cause::Denied)
             && let Some(left_out) = self.failed_said.say()
         {
@@ -642,7 +650,7 @@ impl Scope {
     pub(crate) fn heard(&self, error: &StoreError) {
         match error {
             StoreError::NotFound { .. } | StoreError::Stale { .. } => self.answered(),
-            // Whoever waits for a secret is still told so.
+            // A question that waits for a secret still gets that error.
             StoreError::Denied { .. } => {
                 self.outage.answered();
             }
@@ -681,8 +689,7 @@ impl cache::data::Fetch for FromSource {
         &self,
         range: Range<u64>,
     ) -> Result<BoxStream<'static, Result<Bytes, FetchError>>, FetchError> {
-        let gone =
-            || FetchError { cause: DataCause::Unavailable, message: "the volume was unpublished".into() };
+        let gone = || FetchError { cause: Cause::Unavailable, message: "the volume was unpublished".into() };
         let scope = self.scope.upgrade().ok_or_else(gone)?;
         match scope.source.get(&self.path, &self.version, range).await {
             Ok(stream) => {
@@ -726,35 +733,7 @@ fn take_back(scope: &Weak<Scope>, listing: meta::ListingWriter<Arc<meta::Store>>
 }
 
 fn fetch_error(error: &StoreError) -> FetchError {
-    let cause = match store_cause(error) {
-        Cause::NotFound | Cause::NotADirectory | Cause::Stale => DataCause::Stale,
-        Cause::Denied => DataCause::Denied,
-        Cause::Unavailable => DataCause::Unavailable,
-        Cause::Internal => DataCause::Internal,
-    };
-    FetchError { cause, message: error.to_string() }
-}
-
-pub(crate) fn fetch_cause(error: &FetchError) -> Cause {
-    match error.cause {
-        DataCause::NotFound => Cause::NotFound,
-        DataCause::Denied => Cause::Denied,
-        DataCause::Stale => Cause::Stale,
-        DataCause::Unavailable => Cause::Unavailable,
-        DataCause::Internal => Cause::Internal,
-    }
-}
-
-pub(crate) fn store_cause(error: &StoreError) -> Cause {
-    match error {
-        StoreError::NotFound { .. } => Cause::NotFound,
-        StoreError::Denied { .. } | StoreError::Expired { .. } => Cause::Denied,
-        StoreError::Stale { .. } => Cause::Stale,
-        StoreError::Unavailable { .. } | StoreError::Busy { .. } | StoreError::Malformed { .. } => {
-            Cause::Unavailable
-        }
-        StoreError::Invalid { .. } => Cause::Internal,
-    }
+    FetchError { cause: error.cause().of_version(), message: error.to_string() }
 }
 
 /// Where there is no place for another directory it is not counted: the sum is a lower bound.

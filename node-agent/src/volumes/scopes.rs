@@ -6,9 +6,9 @@
 //!                        └─────────────────┘
 //! ```
 //!
-//! Each scope has a lock of its own, under which it changes its state: a second publish waits for the first, a publish for
-//! a closing, and who removes a store is sure that nobody opens it meanwhile. Who merely looks for an open scope does not
-//! wait for it: what happens to a cache file is told once.
+//! Each scope has a lock of its own, under which it changes its state: a second publish waits for the first, a publish
+//! for a closing, and who removes a store is sure that nobody opens it meanwhile. Who merely looks for an open scope
+//! does not wait for it: what happens to a cache file is told once.
 
 use super::lock;
 use crate::volumes::scope::Scope;
@@ -85,7 +85,7 @@ impl Drop for Shut {
 }
 
 impl Scopes {
-    /// Waits for whoever opens or closes it.
+    /// Waits for the task that opens or closes it.
     pub(super) async fn enter(&self, id: &ScopeId) -> OwnedMutexGuard<Place> {
         let place = lock(&self.slots).entry(id.clone()).or_default().place.clone();
         place.lock_owned().await
@@ -103,7 +103,7 @@ impl Scopes {
     }
 
     /// Closes it unless it is used, or somebody is about to: writes its store out, on a thread that may block.
-    /// `used`: looked at when nobody can open it any more. Whoever comes later says first that he will use it, and then
+    /// `used`: looked at when no volume can open it any more. A later volume says first that it will use it, and then
     /// waits. Should somebody just look at the place, [`Self::sweep`] closes it.
     pub(super) fn close(&self, id: &ScopeId, used: impl FnOnce() -> bool) {
         let place = match lock(&self.slots).get(id) {
@@ -147,8 +147,8 @@ impl Scopes {
         (!in_use).then_some(shut)
     }
 
-    /// Closes what nobody uses and could not be closed when its last volume went; forgets what was closed while a question
-    /// still held it, and which nobody has opened since.
+    /// Closes what nobody uses and could not be closed when its last volume went; forgets what was closed while a
+    /// question still held it, and which nobody has opened since.
     pub(super) fn sweep(&self, used: impl Fn(&ScopeId) -> bool) {
         let ids: Vec<ScopeId> = lock(&self.slots).keys().cloned().collect();
         ids.iter().for_each(|id| self.close(id, || used(id)));

@@ -1,6 +1,7 @@
 //! One attempt at one request: built, signed, sent, its status judged.
 
 use super::answer::{self, judge};
+use super::field::{quoted, size, unquoted};
 use super::{date, listing};
 use crate::egress::Refused;
 use crate::keys::{encode_path, encode_query, show};
@@ -310,33 +311,6 @@ pub(super) fn version(headers: &HeaderMap) -> Option<Version> {
     unquoted(header(headers, ETAG)?)
 }
 
-/// Longer than any store's; it goes into requests, records and file headers.
-const ETAG_BYTES_MAX: usize = 1024;
-
-/// A number of bytes, as it is claimed; one too large for the type is as good as the largest.
-pub(super) fn size(text: &str) -> Option<u64> {
-    let text = text.trim();
-    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    digits.then(|| text.parse().unwrap_or(u64::MAX))
-}
-
-/// `"abc"` → `abc`, `W/"abc"` → `W/abc`.
-pub(super) fn unquoted(etag: &str) -> Option<Version> {
-    let (weak, rest) = match etag.strip_prefix("W/") {
-        Some(rest) => ("W/", rest),
-        None => ("", etag),
-    };
-    let token = rest.trim_matches('"');
-    (1..=ETAG_BYTES_MAX).contains(&token.len()).then(|| Version(format!("{weak}{token}")))
-}
-
-fn quoted(version: &Version) -> String {
-    match version.0.strip_prefix("W/") {
-        Some(token) => format!("W/\"{token}\""),
-        None => format!("\"{}\"", version.0),
-    }
-}
-
 /// A whole small body. A break in it is a fault like any other.
 async fn read_all(mut response: Response, max: usize, patience: Duration) -> Result<BytesMut, Fault> {
     let mut body = BytesMut::new();
@@ -387,16 +361,6 @@ mod tests {
             client(&own).list_url(b"x&y/", true, Some("t=="), 7),
             "https://data.h.example:9000/?list-type=2&encoding-type=url&max-keys=7&delimiter=%2F&prefix=x%26y%2F&continuation-token=t%3D%3D"
         );
-    }
-
-    #[test]
-    fn etags_lose_their_quotes_and_get_them_back() {
-        for (etag, token) in [("\"abc-2\"", "abc-2"), ("W/\"abc\"", "W/abc")] {
-            let version = unquoted(etag).unwrap();
-            assert_eq!(version.as_str(), token);
-            assert_eq!(quoted(&version), etag);
-        }
-        assert_eq!(unquoted("\"\""), None);
     }
 
     #[test]

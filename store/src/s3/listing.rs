@@ -1,6 +1,6 @@
 //! One ListObjectsV2 page: from XML to entries, with every key either named or reported.
 
-use super::{client, date};
+use super::{date, field};
 use crate::keys::{decode_form, is_name, show};
 use crate::{Entry, Kind, PAGE_ENTRIES, Page, Version};
 use quick_xml::Reader;
@@ -122,9 +122,9 @@ pub(super) fn parse(body: &[u8]) -> Result<Answer, String> {
                     (2, Within::Result, "EncodingType") => url = text.trim() == "url",
                     (3, Within::Contents, "Key") => object.key = std::mem::take(&mut text).into_bytes(),
                     (3, Within::Contents, "Size") => {
-                        object.size = client::size(&text).ok_or("a listing with a size that is no number")?;
+                        object.size = field::size(&text).ok_or("a listing with a size that is no number")?;
                     }
-                    (3, Within::Contents, "ETag") => object.version = client::unquoted(text.trim()),
+                    (3, Within::Contents, "ETag") => object.version = field::unquoted(text.trim()),
                     (3, Within::Contents, "LastModified") => {
                         object.modified_ns = date::parse_iso(&text).unwrap_or(0);
                     }

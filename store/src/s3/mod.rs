@@ -17,6 +17,7 @@ mod answer;
 mod body;
 mod client;
 mod date;
+mod field;
 mod listing;
 
 use crate::dispatch::Lane;

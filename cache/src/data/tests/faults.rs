@@ -56,11 +56,11 @@ async fn a_file_larger_than_the_disk_is_read_without_an_error() {
     let object = Object::new(1, 12 * MIB);
     check_all(&file(&engine, "large", &object), &object, 128 << 10).await;
     // Of smaller ones a probe may find room again before anybody has to read past the disk.
-    assert!(counts.detached.load(SeqCst) > 0);
+    assert!(counts.uncached.load(SeqCst) > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_that_turns_read_only_serves_what_it_has_and_the_rest_comes_detached() {
+async fn a_disk_that_turns_read_only_serves_what_it_has_and_the_rest_comes_uncached() {
     let disk = Tmpfs::new(64 * MIB);
     let config = config(vec![tier(&[disk.path()])]);
     let (warm, large) = (Object::new(1, 100_000), Object::new(2, 8 * MIB));

@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Semaphore;
+use volume::Cause;
 
 pub(super) const BLOCK: u64 = 4096;
 pub(super) const MIB: u64 = 1 << 20;
@@ -169,7 +170,7 @@ pub(super) struct Counts {
     pub disk_errors: AtomicU64,
     pub degraded: AtomicU64,
     pub recovered: AtomicU64,
-    pub detached: AtomicU64,
+    pub uncached: AtomicU64,
     pub reasons: Mutex<Vec<Reason>>,
 }
 impl Observer for Counts {
@@ -187,8 +188,8 @@ impl Observer for Counts {
     fn degraded(&self, _: u8, degraded: bool) {
         if degraded { &self.degraded } else { &self.recovered }.fetch_add(1, SeqCst);
     }
-    fn detached(&self, bytes: u64) {
-        self.detached.fetch_add(bytes, SeqCst);
+    fn uncached(&self, bytes: u64) {
+        self.uncached.fetch_add(bytes, SeqCst);
     }
 }
 
@@ -243,7 +244,7 @@ pub(super) fn file(engine: &Arc<Engine>, path: &str, object: &Arc<Object>) -> Ar
 pub(super) async fn get(file: &Arc<File>, offset: u64, len: u32) -> Result<Vec<u8>, FetchError> {
     let end = (offset + u64::from(len)).min(file.key().size);
     match file.read(offset, len).await? {
-        Presence::Detached(bytes) => Ok(bytes.to_vec()),
+        Presence::Uncached(bytes) => Ok(bytes.to_vec()),
         Presence::Present { .. } => {
             let data = std::fs::File::from(file.descriptors().await.expect("descriptors").data);
             let mut bytes = vec![0; end.saturating_sub(offset) as usize];

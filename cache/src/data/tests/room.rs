@@ -75,7 +75,7 @@ async fn a_greedy_scope_evicts_itself_and_not_its_neighbour() {
 }
 
 #[tokio::test]
-async fn tiers_fill_in_order_and_a_file_too_large_for_all_is_read_detached() {
+async fn tiers_fill_in_order_and_a_file_too_large_for_all_is_read_uncached() {
     let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (engine, _, counts) = open(&config(vec![small_root(a.path(), MIB), small_root(b.path(), 8 * MIB)]));
     let objects: Vec<_> = (0..20).map(|k| Object::new(k, 100 << 10)).collect();
@@ -95,8 +95,8 @@ async fn tiers_fill_in_order_and_a_file_too_large_for_all_is_read_detached() {
     let unplaced = file(&engine, "huge", &huge);
     check_all(&unplaced, &huge, 128 << 10).await;
     assert_eq!(unplaced.root(), NO_ROOT);
-    assert_eq!(counts.detached.load(SeqCst), huge.size);
-    assert_eq!(huge.fetched(), huge.size, "a sequential detached reader pays once");
+    assert_eq!(counts.uncached.load(SeqCst), huge.size);
+    assert_eq!(huge.fetched(), huge.size, "a sequential uncached reader pays once");
     assert!(unplaced.descriptors().await.unwrap().presence.is_some());
     assert_eq!(unplaced.whole().await.unwrap_err().cause, Cause::Internal);
 }

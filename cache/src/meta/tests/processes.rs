@@ -83,6 +83,9 @@ pub(super) fn questions() -> impl Iterator<Item = String> {
 #[test]
 #[ignore = "not a test: what the other processes of the tests below do"]
 fn role() {
+    // A test that is killed leaves nothing behind.
+    use rustix::process::{Signal, set_parent_process_death_signal};
+    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let dir = std::path::PathBuf::from(std::env::var_os(DIR).expect("started by a test"));
     match std::env::var(ROLE).unwrap().as_str() {
         "reader" => reader(&dir),

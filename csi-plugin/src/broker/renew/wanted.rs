@@ -1,8 +1,7 @@
 //! What is made anew is wanted only as long as nobody unpublishes it: kubelet's word that a target shall go comes first,
 //! and does not wait for a store that does not answer.
 
-use crate::broker::Broker;
-use crate::broker::mounts_table::{Mount, State};
+use crate::broker::mounts_table::Mount;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,7 +41,7 @@ impl Wanted {
     }
 
     /// And what is being made anew there.
-    fn leave(&self, path: &Path) -> (Leaving<'_>, Option<Arc<Mount>>) {
+    pub(super) fn leave(&self, path: &Path) -> (Leaving<'_>, Option<Arc<Mount>>) {
         let mut targets = self.lock();
         *targets.leaving.entry(path.to_owned()).or_default() += 1;
         (Leaving { wanted: self, path: path.to_owned() }, targets.making.get(path).cloned())
@@ -73,21 +72,5 @@ impl Drop for Leaving<'_> {
 impl Drop for Making<'_> {
     fn drop(&mut self) {
         self.wanted.lock().making.remove(self.path);
-    }
-}
-
-impl Broker {
-    /// A target of this volume shall go. What is being made anew there ends now, whoever waits for its source; whoever
-    /// makes it holds the target's turn, and gives it back.
-    pub(crate) fn leave(&self, path: &Path, volume: &str) -> Leaving<'_> {
-        let (leaving, making) = self.renewals.wanted.leave(path);
-        let making = making.filter(|mount| mount.spec.id.as_str() == volume);
-        if let Some(mount) = making
-            && mount.enter(State::Unpublished, "it is unpublished while it is made anew")
-        {
-            self.agents.all().iter().for_each(|agent| agent.withdraw(mount.id));
-            self.abort(&mount);
-        }
-        leaving
     }
 }

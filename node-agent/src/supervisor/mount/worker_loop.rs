@@ -1,149 +1,63 @@
-//! The lives of a mount's workers, one after the other: started, watched, reaped and succeeded, on the mount's thread.
+//! The thread of a mount: performs what the machine of `supervisor::machine` decides, and says what came of it.
 
 use super::heal_probe::PendingHeal;
-use super::{Current, Mount, MountContext, Phase, confine};
+use super::{Current, Mount, MountContext, confine};
 use crate::privileged;
 use crate::supervisor::handshake::introduce;
-use crate::supervisor::heals::HealCause;
+use crate::supervisor::machine::{Action, Ended, Event, Limits, Machine, State, TICK};
 use crate::supervisor::oom;
-use crate::supervisor::policy::{self, Deaths, End, Verdict};
 use crate::supervisor::spawn::Worker;
+use inflight::{Blame, Collected, Inflight};
 use link::broker::{BrokerAnswer, BrokerRequest, Report};
-use link::inflight::{Blame, Collected, Inflight};
+use link::budget;
 use link::worker::{Assign, FromWorker, ToWorker, recv};
-use link::{MAX_MESSAGE, PacketError, Watchdog, failpoint};
+use link::{MAX_MESSAGE, PacketError, RefusalKind, failpoint};
 use rustix::event::PollFlags;
+use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often the thread looks at heartbeat and stop flag while its worker is silent.
-const TICK: Duration = Duration::from_millis(500);
-/// From Go to Serving.
-const STEP_LIMIT: Duration = Duration::from_secs(10);
-/// From Answered to the broker's word that the kernel has its INIT reply.
-const GO_LIMIT: Duration = Duration::from_secs(60);
 /// How long a killed worker may take to disappear before its successor goes ahead without it.
-const REAP_LIMIT: Duration = Duration::from_secs(2);
+const REAP_LIMIT: Duration = budget::REAP.time;
+/// Between two looks at the debug file.
+const SUSPENDED_LOOK: Duration = Duration::from_millis(20);
 
 impl Mount {
-    /// The thread of this mount: returns when it is stopped or given up.
+    /// The thread of this mount: returns when it is stopped, has ended or is given up.
     pub fn supervise(self: Arc<Self>, context: &Arc<MountContext>) {
-        let mut deaths = Deaths::default();
-        let mut takeover = false;
-        let mut degraded = false;
-        let mut pending = PendingHeal::of(HealCause::Start, 0, None);
+        let limits = Limits {
+            heal_timeout: context.workers.in_time(&self.spec).parameters.heal_timeout,
+            hang_limit: context.hang_limit,
+        };
         let adopted = self.lock().adopted.take();
-        if let Some((since, end)) = adopted {
-            takeover = true;
-            deaths.died(since, true);
-            self.wait_for_the_last_worker();
-            failpoint::hit("agent.workers-gone");
-            let blame = match end {
-                HealCause::Upgrade => {
-                    self.inflight.vacate();
-                    Blame::Nobody
-                }
-                _ => Blame::Agent,
-            };
-            let Some(left) = self.take_up(context, "its agent is gone", None, blame) else { return };
-            pending = PendingHeal::of(end, left, None);
-            failpoint::hit("agent.collected");
-        }
-        let heal_timeout = context.workers.in_time(&self.spec).parameters.heal_timeout;
-        while !self.stopping() {
-            if context.suspend.as_ref().is_some_and(|file| file.exists()) {
-                self.enter(Phase::Suspended, "respawn is suspended by the debug file");
-                self.pause(Duration::from_millis(20));
-                continue;
-            }
-            match deaths.decide(Instant::now(), heal_timeout) {
-                Verdict::GiveUp => return self.give_up(context),
-                Verdict::StartAfter(pause) if !pause.is_zero() => {
-                    if self.pause(pause) {
-                        break;
-                    }
-                }
-                Verdict::StartAfter(_) => {}
-            }
-            let worker = match context
-                .spawner
-                .take()
-                .map_err(|e| e.to_string())
-                .and_then(|w| self.assign(&w, takeover).map(|()| w))
-            {
-                Ok(worker) => worker,
-                Err(why) => {
-                    tracing::error!(mount = %self.id, volume = %self.spec.id, why, "worker did not come up");
-                    self.enter(if takeover { Phase::Dead } else { Phase::Starting }, &why);
-                    deaths.died(Instant::now(), false);
-                    // A first start that fails is told to whoever publishes.
-                    if takeover && deaths.is_stuck() && !std::mem::replace(&mut degraded, true) {
-                        self.tell(context, Report::Degraded { why: format!("no worker comes up: {why}") });
-                    }
-                    context.spawner.refill();
-                    continue;
-                }
-            };
-            if takeover {
-                failpoint::hit("agent.worker-assigned");
-            }
-            let killed_before = oom::kills();
-            let current = Current { pid: worker.pid(), socket: worker.socket.clone(), group: None };
-            self.set_worker(Some(current));
-            context.spawner.refill();
-            let mut served = false;
-            let end = self.live(&worker, context, &mut |me| {
-                served = true;
-                // Before anybody is told: once every mount is served its old agent leaves.
-                if takeover {
-                    failpoint::hit("agent.worker-serving");
-                }
-                me.enter(Phase::Serving, "");
-                me.confine(context);
-                if let Some(since) = deaths.unserved_since() {
-                    me.prove(context, worker.pid(), pending.clone(), since.elapsed());
-                }
-                if std::mem::take(&mut degraded) {
-                    me.tell(context, Report::Recovered);
-                }
-                deaths.serving();
-            });
-            let group = self.set_worker(None).and_then(|worker| worker.group);
-            let died = Instant::now();
-            let status = worker.kill_and_reap(REAP_LIMIT);
-            let memory = group.map(|group| confine::release(context, group));
-            if self.stopping() {
-                break;
-            }
-            let oom = oom::kills() > killed_before;
-            self.enter(Phase::Dead, &format!("{end:?}"));
-            deaths.died(died, served);
-            let blame = policy::blame(&end, status, oom);
-            if served && blame == Blame::Executing {
-                deaths.crashed(died);
-            }
-            let Some(left) = self.take_up(context, &format!("{end:?}"), status, blame) else { return };
-            pending = PendingHeal::of(HealCause::of(&end, status, oom), left, memory).ended(status);
-            // Before Go nothing was read from the device, and INIT has not been answered: start over.
-            takeover = self.lock().go;
-            if !takeover {
-                self.enter(Phase::Starting, "");
-            }
-        }
-        self.enter(Phase::Stopped, "");
+        let (machine, actions) = match adopted {
+            Some((since, cause)) => Machine::adopt(limits, since, cause),
+            None => Machine::publish(limits, Instant::now()),
+        };
+        let supervisor = Supervisor {
+            mount: self,
+            context,
+            machine,
+            events: VecDeque::new(),
+            worker: None,
+            buffer: vec![0; MAX_MESSAGE],
+            last_look: Instant::now(),
+            oom_kills: 0,
+            left: None,
+        };
+        supervisor.run(actions);
     }
 
-    /// Nobody reads the device now: what the dead worker took and did not answer becomes its successor's work. Returns
-    /// how many requests that are; None if there is nothing left to serve.
-    fn take_up(
-        self: &Arc<Self>,
+    /// Nobody reads the device now: what the dead worker took and did not answer becomes its successor's work.
+    fn collect(
+        &self,
         context: &MountContext,
         end: &str,
         status: Option<ExitStatus>,
         blame: Blame,
-    ) -> Option<u64> {
+    ) -> Collected {
         let collected = self.inflight.collect(self.device.as_fd(), blame).unwrap_or_else(|error| {
             // The device says nothing sensible: the successor will find out, or fail its self-tests.
             tracing::error!(mount = %self.id, %error, "what the dead worker left could not be collected");
@@ -153,14 +67,7 @@ impl Mount {
             collected.poisoned.iter().for_each(|request| self.condemn(request));
         }
         self.report(context, end, status, &collected);
-        if collected.ended || self.connection_ended() {
-            // Unmounted or aborted by somebody.
-            self.enter(Phase::Failed, "the kernel has ended the connection");
-            let _ = context.ended.send(self.id); // fails only when the agent is shutting down
-            return None;
-        }
-        self.close_leaked_backings(context);
-        Some(collected.orphans as u64)
+        collected
     }
 
     /// The workers of an agent that is gone are being killed by the kernel; none of them is our child.
@@ -185,74 +92,8 @@ impl Mount {
             let mut state = self.lock();
             state.init_reply = init_reply;
             state.mode = Some(mode);
-            drop(state);
-            self.enter(Phase::Answered, "");
         }
         Ok(())
-    }
-
-    /// From Go to the end of this worker; `serving` is called once it serves, and says so.
-    fn live(
-        self: &Arc<Self>,
-        worker: &Worker,
-        context: &MountContext,
-        serving: &mut dyn FnMut(&Arc<Self>),
-    ) -> End {
-        {
-            let state = self.lock();
-            let (state, _) = self
-                .changed
-                .wait_timeout_while(state, GO_LIMIT, |s| !s.go && !s.stop)
-                .unwrap_or_else(|p| p.into_inner());
-            if state.stop {
-                return End::Stopped;
-            }
-            if !state.go {
-                drop(state);
-                // The broker went away in the middle of a publish: nobody will ever ask for this mount.
-                tracing::warn!(mount = %self.id, volume = %self.spec.id, "a publish was not completed: dropped");
-                let _ = context.ended.send(self.id); // fails only when the agent is shutting down
-                self.stop();
-                return End::Stopped;
-            }
-        }
-        if worker.send(&ToWorker::Go, &[]).is_err() {
-            return End::Closed;
-        }
-        if worker.socket.set_recv_timeout(Some(TICK)).is_err() {
-            return End::Closed;
-        }
-        let mut buffer = vec![0; MAX_MESSAGE];
-        let began = Instant::now();
-        let mut watchdog = Watchdog::new(self.inflight.heartbeat(), TICK, began);
-        let mut last_look = began;
-        let mut is_serving = false;
-        loop {
-            match recv::<FromWorker>(&worker.socket, &mut buffer) {
-                Ok((FromWorker::Serving, _)) => {
-                    is_serving = true;
-                    serving(self);
-                }
-                Ok((FromWorker::Failed { why }, _)) => return End::Failed(why),
-                Ok((message, _)) => context.answer.handle(self, &worker.socket, message),
-                Err(PacketError::TimedOut) => {}
-                Err(PacketError::Closed) if self.stopping() => return End::Stopped,
-                Err(PacketError::Closed) => return End::Closed,
-                Err(error) => return End::Failed(error.to_string()),
-            }
-            if !is_serving && began.elapsed() > STEP_LIMIT {
-                return End::Hung;
-            }
-            if last_look.elapsed() >= TICK {
-                last_look = Instant::now();
-                self.forget_unheard(&worker.socket);
-                let still = watchdog.look(self.inflight.heartbeat(), last_look);
-                // A thread of it that is stuck has stopped the heartbeat after the other half.
-                if still >= context.hang_limit / 2 && self.requests_wait(context) {
-                    return End::Hung;
-                }
-            }
-        }
     }
 
     fn requests_wait(&self, context: &MountContext) -> bool {
@@ -285,19 +126,223 @@ impl Mount {
             self.tell(context, what);
         }
     }
+}
 
-    fn give_up(&self, context: &MountContext) {
-        let why = format!(
-            "nobody could serve this mount for {:?} (healTimeout): {}",
-            self.spec.parameters.heal_timeout,
-            self.lock().why
-        );
-        tracing::error!(mount = %self.id, volume = %self.spec.id, why, "giving up: readers get ENOTCONN");
-        let ask =
-            context.privileged.ask(BrokerRequest::Abort { mount: self.id, why: why.clone() }, Vec::new());
-        if let Err(error) = context.runtime.block_on(ask) {
-            tracing::error!(mount = %self.id, %error, "the broker could not abort the connection");
+/// The machine of one mount, and what its actions need.
+struct Supervisor<'c> {
+    mount: Arc<Mount>,
+    context: &'c Arc<MountContext>,
+    machine: Machine,
+    events: VecDeque<Event>,
+    worker: Option<Worker>,
+    buffer: Vec<u8>,
+    /// At the heartbeat.
+    last_look: Instant,
+    /// Of the machine, when the present worker began.
+    oom_kills: u64,
+    /// How the last worker ended, and what its memory group says of that.
+    left: Option<(Option<ExitStatus>, Option<confine::Verdict>)>,
+}
+
+impl Supervisor<'_> {
+    fn run(mut self, actions: Vec<Action>) {
+        self.perform(actions);
+        while !self.machine.is_over() {
+            let event = self.events.pop_front().unwrap_or_else(|| self.wait());
+            if let Event::Serves = event
+                && self.machine.is_successor()
+            {
+                // Before anybody is told: once every mount is served its old agent leaves.
+                failpoint::hit("agent.worker-serving");
+            }
+            // Said to every message of the worker: worth no lock.
+            let is_quiet = matches!(event, Event::Tick | Event::Heartbeat(_));
+            let before = self.machine.phase();
+            let actions = self.machine.on(event, Instant::now());
+            if !is_quiet || self.machine.phase() != before {
+                self.mount.enter(self.machine.phase(), self.machine.why());
+            }
+            self.perform(actions);
         }
-        self.enter(Phase::Failed, &why);
+    }
+
+    fn perform(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            let is_about_worker = matches!(action, Action::Introduce { .. } | Action::KillAndReap);
+            let event = self.perform_one(action);
+            // A stop that came before the worker was known did not reach it; one that came after has closed its socket.
+            if is_about_worker && self.mount.stopping() && !self.machine.is_stopping() {
+                self.events.push_back(Event::Stop);
+            }
+            self.events.extend(event);
+        }
+    }
+
+    fn perform_one(&mut self, action: Action) -> Option<Event> {
+        let (mount, context) = (self.mount.clone(), self.context);
+        match action {
+            Action::AwaitPredecessor => {
+                mount.wait_for_the_last_worker();
+                failpoint::hit("agent.workers-gone");
+                Some(Event::PredecessorGone)
+            }
+            Action::Introduce { takeover } => Some(self.introduce(takeover)),
+            Action::SendGo => {
+                self.last_look = Instant::now();
+                let worker = self.worker.as_ref()?;
+                let sent = worker.send(&ToWorker::Go, &[]).is_ok();
+                match sent && worker.socket.set_recv_timeout(Some(TICK)).is_ok() {
+                    true => Some(Event::Heartbeat(mount.inflight.heartbeat())),
+                    false => Some(Event::Closed),
+                }
+            }
+            Action::AskWaiting => Some(Event::Waiting(mount.requests_wait(context))),
+            Action::KillAndReap => {
+                let group = mount.set_worker(None).and_then(|worker| worker.group);
+                let status = self.worker.take().and_then(|worker| worker.kill_and_reap(REAP_LIMIT));
+                let memory = group.map(|group| confine::release(context, group));
+                self.left = Some((status, memory));
+                Some(Event::Reaped { status, oom: oom::kills() > self.oom_kills })
+            }
+            Action::Collect { blame, vacate } => {
+                if vacate {
+                    mount.inflight.vacate();
+                }
+                Some(self.collect(blame))
+            }
+            Action::Prove { cause, replayed, took } => {
+                let (status, memory) = self.left.clone().unwrap_or_default();
+                let pending = PendingHeal::of(cause, replayed, memory).ended(status);
+                if let Some(worker) = &self.worker {
+                    mount.prove(context, worker.pid(), pending, took);
+                }
+                None
+            }
+            Action::Confine => {
+                mount.confine(context);
+                None
+            }
+            Action::ReportDegraded { why } => {
+                mount.tell(context, Report::Degraded { why });
+                None
+            }
+            Action::ReportRecovered => {
+                mount.tell(context, Report::Recovered);
+                None
+            }
+            Action::Drop => {
+                tracing::warn!(mount = %mount.id, volume = %mount.spec.id, "a publish was not completed: dropped");
+                let _ = context.ended.send(mount.id); // fails only when the agent is shutting down
+                mount.stop();
+                None
+            }
+            Action::NoteEnded => {
+                let _ = context.ended.send(mount.id); // fails only when the agent is shutting down
+                None
+            }
+            Action::Abort { why } => {
+                tracing::error!(mount = %mount.id, volume = %mount.spec.id, why, "giving up: readers get ENOTCONN");
+                let ask = context.privileged.ask(BrokerRequest::Abort { mount: mount.id, why }, Vec::new());
+                let asked = context.runtime.block_on(ask);
+                if let Err(error) = &asked {
+                    tracing::error!(mount = %mount.id, %error, "the broker could not abort the connection");
+                }
+                // One that came when the connection had ended already does not take such a mount.
+                let is_known = !asked.is_err_and(|refusal| refusal.kind == RefusalKind::NotFound);
+                Some(Event::Aborted { is_known })
+            }
+        }
+    }
+
+    fn introduce(&mut self, takeover: bool) -> Event {
+        let (mount, context) = (self.mount.clone(), self.context);
+        if context.suspend.as_ref().is_some_and(|file| file.exists()) {
+            return Event::Suspended;
+        }
+        let taken = context.spawner.take().map_err(|e| e.to_string());
+        let introduced = taken.and_then(|worker| mount.assign(&worker, takeover).map(|()| worker));
+        let event = match introduced {
+            Ok(worker) => {
+                if takeover {
+                    failpoint::hit("agent.worker-assigned");
+                }
+                self.oom_kills = oom::kills();
+                let current = Current { pid: worker.pid(), socket: worker.socket.clone(), group: None };
+                mount.set_worker(Some(current));
+                self.worker = Some(worker);
+                Event::Introduced
+            }
+            Err(why) => {
+                tracing::error!(mount = %mount.id, volume = %mount.spec.id, why, "worker did not come up");
+                Event::NotIntroduced { why }
+            }
+        };
+        context.spawner.refill();
+        event
+    }
+
+    fn collect(&self, blame: Blame) -> Event {
+        let (mount, context) = (&self.mount, self.context);
+        let is_adopted = matches!(self.machine.state(), State::Collecting { ended: Ended::Agent(_) });
+        let (end, status) = match self.machine.state() {
+            State::Collecting { ended: Ended::Worker { end, status, .. } } => (format!("{end:?}"), *status),
+            _ => ("its agent is gone".to_owned(), None),
+        };
+        let collected = mount.collect(context, &end, status, blame);
+        let ended = collected.ended || mount.connection_ended();
+        if !ended {
+            mount.close_leaked_backings(context);
+            if is_adopted {
+                failpoint::hit("agent.collected");
+            }
+        }
+        Event::Collected { orphans: collected.orphans as u64, ended }
+    }
+
+    /// Until something happens that the machine has to know.
+    fn wait(&mut self) -> Event {
+        let mount = self.mount.clone();
+        match self.machine.state() {
+            // A stop closes the worker's socket.
+            State::Starting { .. } | State::Serving => self.hear(),
+            _ if mount.stopping() && !self.machine.is_stopping() => Event::Stop,
+            State::Suspended => {
+                mount.pause(SUSPENDED_LOOK);
+                match self.context.suspend.as_ref().is_some_and(|file| file.exists()) {
+                    true => Event::Tick,
+                    false => Event::Resumed,
+                }
+            }
+            State::Answered { until } => match mount.wait_for_go(*until) {
+                true => Event::Go,
+                false => Event::Tick,
+            },
+            _ => {
+                let left =
+                    self.machine.deadline().map(|until| until.saturating_duration_since(Instant::now()));
+                mount.pause(left.unwrap_or(SUSPENDED_LOOK));
+                Event::Tick
+            }
+        }
+    }
+
+    /// What the worker says; its questions are answered on the way.
+    fn hear(&mut self) -> Event {
+        let Some(worker) = &self.worker else { return Event::Closed };
+        match recv::<FromWorker>(&worker.socket, &mut self.buffer) {
+            Ok((FromWorker::Serving, _)) => return Event::Serves,
+            Ok((FromWorker::Failed { why }, _)) => return Event::Failed { why },
+            Ok((message, _)) => self.context.answer.handle(&self.mount, &worker.socket, message),
+            Err(PacketError::TimedOut) => {}
+            Err(PacketError::Closed) if self.mount.stopping() => return Event::Stop,
+            Err(PacketError::Closed) => return Event::Closed,
+            Err(error) => return Event::Failed { why: error.to_string() },
+        }
+        if self.last_look.elapsed() < TICK {
+            return Event::Tick;
+        }
+        self.last_look = Instant::now();
+        self.mount.forget_unheard(&worker.socket);
+        Event::Heartbeat(self.mount.inflight.heartbeat())
     }
 }

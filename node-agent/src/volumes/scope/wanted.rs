@@ -135,7 +135,7 @@ mod tests {
         second.abort();
         assert!(falls_silent(&source).await, "{} pages, and nobody waits", source.asked());
         assert!(lock(&scope.wanted.0).is_empty());
-        // Whoever comes then is answered.
+        // The next question is answered.
         source.does(Does::Answers);
         assert_eq!(scope.list(ROOT, TTL).await, Ok(()));
         assert!(lock(&scope.wanted.0).is_empty());

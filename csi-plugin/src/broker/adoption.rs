@@ -1,0 +1,196 @@
+//! Agents that come after one another: what the broker keeps is given to the agent's successor. What the agent keeps
+//! for the broker's successor is in `hold`.
+
+use super::agents::Agents;
+use super::lifecycle::Lifecycle;
+use super::messages::{Adoption, adoption};
+use super::mounts_table::{Mount, State};
+use super::sight::{PROBE_LIMIT, primes};
+use super::socket::{AgentIdentity, AgentLink, AskError};
+use link::broker::{AgentAnswer, AgentEnd, AgentRequest};
+use link::failpoint;
+use mounts::probe;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+/// Mounts that are given to a new agent at the same time: most of the time each waits for the start of its worker.
+const ADOPTERS: usize = 8;
+/// One that is drained may be the last to hold mounts that this broker, a new one, has not been shown yet.
+const SHOW_AND_EXIT_LIMIT: Duration = Duration::from_secs(20);
+
+/// What has become of the mounts that were to be given to an agent.
+#[derive(Default)]
+pub(super) struct Given {
+    /// It serves them now, and since when nobody had.
+    pub(super) mounts: Vec<(Arc<Mount>, Instant)>,
+    /// Why it did not take the first of the others.
+    pub(super) refused: Option<String>,
+}
+
+/// Does it for some of them at a time; the results are in the order of the items.
+pub(super) fn for_each<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(index) else { return done };
+            done.push((index, each(item)));
+        }
+    };
+    let mut all: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..ADOPTERS.min(items.len())).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().flat_map(|w| w.join().unwrap_or_default()).collect()
+    });
+    all.sort_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Gives an agent what another one has left.
+#[derive(Debug)]
+pub(super) struct Adopter {
+    pub(super) lifecycle: Arc<Lifecycle>,
+    pub(super) agents: Arc<Agents>,
+    /// How long an agent may take for one mount.
+    pub(super) limit: Duration,
+    /// Held while mounts are given to an agent: two who do that would give it one mount twice.
+    pub(super) giving: Mutex<()>,
+}
+
+impl Adopter {
+    pub(super) fn is_giving(&self) -> bool {
+        matches!(self.giving.try_lock(), Err(TryLockError::WouldBlock))
+    }
+
+    /// Until mounts that are being given to an agent have been given.
+    pub(super) fn await_given(&self) {
+        drop(self.giving.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// As [`Self::hand_all_over`], with no agent to go back to.
+    pub(super) fn give_all(&self, agent: &AgentLink) {
+        let given = self.hand_all_over(agent, None);
+        if let Some(why) = given.refused {
+            tracing::error!(given = given.mounts.len(), why, "not every mount has an agent again");
+        }
+        self.look_through_all(&given.mounts);
+    }
+
+    /// An agent is there: the mounts of its predecessor become its own, and those of its own that it does not serve are
+    /// given to it again. Blocks until it has them all. `spare` is drained for it: it lives, and serves nothing.
+    pub(super) fn hand_all_over(&self, agent: &AgentLink, spare: Option<&AgentIdentity>) -> Given {
+        let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut orphans = self.lifecycle.table.all();
+        // Nobody can serve what somebody has ended, however well an agent takes it over.
+        orphans.retain(|mount| !self.lifecycle.note_if_ended(mount));
+        orphans.retain(|mount| match mount.state() {
+            State::Orphaned(_) => true,
+            // The predecessor's connection has ended, and nobody has noted it yet.
+            State::Serving => !mount.is_of(agent.identity()),
+            State::Preparing | State::Adopting(_) | State::Dead | State::Unpublished => false,
+        });
+        let mut earlier: Vec<AgentIdentity> = orphans.iter().map(|m| m.agent()).collect();
+        earlier.dedup();
+        // A process that executed itself anew has ended its earlier life with that.
+        earlier.retain(|e| spare != Some(e) && !e.is_process_of(agent.identity()));
+        for agent in earlier {
+            match self.agents.slots.is_drained(&agent) {
+                true => agent.see_off_within(SHOW_AND_EXIT_LIMIT),
+                false => agent.see_off(),
+            }
+        }
+        let taken = for_each(&orphans, |mount| self.hand_over(agent, mount, spare.is_some()));
+        let mut given = Given::default();
+        for (mount, taken) in orphans.into_iter().zip(taken) {
+            match taken {
+                Ok(Some(since)) => given.mounts.push((mount, since)),
+                Ok(None) => {}
+                Err(why) => {
+                    given.refused.get_or_insert(why);
+                }
+            }
+        }
+        given
+    }
+
+    /// After all of them were given: a mount whose store hangs takes long to look through, and the others wait for
+    /// their workers.
+    pub(super) fn look_through_all(&self, given: &[(Arc<Mount>, Instant)]) {
+        for_each(given, |(mount, since)| self.look_through(mount, *since));
+    }
+
+    /// Since when nobody had served it; None: there was nothing to hand over any more.
+    fn hand_over(
+        &self,
+        agent: &AgentLink,
+        mount: &Mount,
+        handed_over: bool,
+    ) -> Result<Option<Instant>, String> {
+        // It may ask about the mount before it answers.
+        let Some((since, before)) = mount.begin_adoption(agent.identity(), Instant::now()) else {
+            return Ok(None);
+        };
+        let still = |state: State, _: &AgentIdentity| state == State::Adopting(since);
+        let ended = if handed_over { AgentEnd::Asked } else { self.agents.ends.of(&before) };
+        let Some(Adoption { adopt, device, inflight }) = adoption(mount, since, ended) else {
+            // It ends just now: the agent was asked nothing.
+            self.lifecycle.enter_if(mount, State::Orphaned(since), "there was nothing to give", still);
+            return Ok(None);
+        };
+        let adopt = AgentRequest::Adopt(Box::new(adopt));
+        let adopted = agent.ask(adopt, &[device.as_fd(), inflight.as_fd()], self.limit);
+        // Nobody serves it in the cases below: it ends with its healTimeout, unless another agent comes.
+        let why = match adopted {
+            Ok((AgentAnswer::Done, _)) => {
+                self.lifecycle.enter_if(mount, State::Serving, "a new agent serves it", still);
+                failpoint::hit("broker.adopted-one");
+                "the new agent is gone, too".to_owned()
+            }
+            Ok(_) => "the new agent answered with something else".to_owned(),
+            Err(AskError::Gone) => "the new agent is gone, too".to_owned(),
+            Err(error) => {
+                tracing::error!(mount = %mount.id, volume = %mount.volume(), %error, "the new agent does not take this mount: it ends after healTimeout");
+                format!("the new agent refused it: {error}")
+            }
+        };
+        match mount.state() {
+            // Unpublished, or ended, while the agent was asked: it may have got it after it was told to let go.
+            over if over.is_over() => {
+                tracing::info!(mount = %mount.id, volume = %mount.volume(), "a mount ended while it was handed over: the agent is told to let go of it");
+                agent.relieve(mount.id, "it ended while it was handed over");
+                return Ok(None);
+            }
+            // The thread that noted the agent's end may have done so before it served.
+            State::Serving if agent.is_connected() => return Ok(Some(since)),
+            _ => {}
+        }
+        self.lifecycle.enter_if(mount, State::Orphaned(since), &why, |state, of| {
+            of == agent.identity() && matches!(state, State::Adopting(_) | State::Serving)
+        });
+        self.lifecycle.wake_expiry();
+        Err(format!("volume {} ({}): {why}", mount.volume(), mount.id))
+    }
+
+    /// Success is what can be seen through the mount.
+    fn look_through(&self, mount: &Mount, since: Instant) {
+        let mode = mount.prepared().map(|(_, resume)| resume.mode);
+        let Some(mode) = mode else { return };
+        match self.lifecycle.kernel.probe(&mount.target, primes(mode), PROBE_LIMIT) {
+            Ok(probe::Outcome::Primed | probe::Outcome::Serving) => {
+                tracing::info!(
+                    mount = %mount.id, volume = %mount.volume(),
+                    duration_ms = since.elapsed().as_millis() as u64,
+                    "healed: a new agent serves the mount"
+                );
+            }
+            Ok(probe::Outcome::Dead) => {
+                tracing::error!(mount = %mount.id, "the mount ended while it was handed over")
+            }
+            Err(error) => {
+                tracing::warn!(mount = %mount.id, %error, "the mount was handed over; whether it reads is not known")
+            }
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Sizes and ETags, as headers and listings have them.
+
+use crate::Version;
+
+/// Longer than any store's; it goes into requests, records and file headers.
+const ETAG_BYTES_MAX: usize = 1024;
+
+/// A number of bytes, as it is claimed; one too large for the type is as good as the largest.
+pub(super) fn size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().unwrap_or(u64::MAX))
+}
+
+/// `"abc"` → `abc`, `W/"abc"` → `W/abc`.
+pub(super) fn unquoted(etag: &str) -> Option<Version> {
+    let (weak, rest) = match etag.strip_prefix("W/") {
+        Some(rest) => ("W/", rest),
+        None => ("", etag),
+    };
+    let token = rest.trim_matches('"');
+    (1..=ETAG_BYTES_MAX).contains(&token.len()).then(|| Version(format!("{weak}{token}")))
+}
+
+pub(super) fn quoted(version: &Version) -> String {
+    match version.0.strip_prefix("W/") {
+        Some(token) => format!("W/\"{token}\""),
+        None => format!("\"{}\"", version.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn etags_lose_their_quotes_and_get_them_back() {
+        for (etag, token) in [("\"abc-2\"", "abc-2"), ("W/\"abc\"", "W/abc")] {
+            let version = unquoted(etag).unwrap();
+            assert_eq!(version.as_str(), token);
+            assert_eq!(quoted(&version), etag);
+        }
+        assert_eq!(unquoted("\"\""), None);
+    }
+}
