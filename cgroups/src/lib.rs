@@ -11,6 +11,7 @@
 //! are moved: where others live in its group there are no limits, and that is said.
 
 use mounts::unescape;
+use procfs::process::{Process, Stat};
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -243,19 +244,18 @@ fn pid_of(process: BorrowedFd<'_>) -> Result<u32, CgroupError> {
 
 /// Field 4 of `proc_pid_stat(5)`; the second field may hold spaces and parentheses.
 fn parent_of(pid: u32) -> Option<u32> {
-    stat(pid, 1)
+    u32::try_from(stat(pid)?.ppid).ok()
 }
 
 /// On its way out, a zombie, or gone: it has left its group, or is about to.
 fn is_exiting(pid: u32) -> bool {
     const PF_EXITING: u32 = 0x4; // include/linux/sched.h; set before a process leaves its groups
-    stat::<u32>(pid, 6).is_none_or(|flags| flags & PF_EXITING != 0)
+    stat(pid).is_none_or(|stat| stat.flags & PF_EXITING != 0)
 }
 
-/// A field of `proc_pid_stat(5)`, counted from 0 after the name, which may hold spaces and parentheses.
-fn stat<T: std::str::FromStr>(pid: u32, field: usize) -> Option<T> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    text.rsplit_once(')')?.1.split_whitespace().nth(field)?.parse().ok()
+/// None: it is gone.
+fn stat(pid: u32) -> Option<Stat> {
+    Process::new(i32::try_from(pid).ok()?).ok()?.stat().ok()
 }
 
 fn write(path: &Path, text: &str) -> Result<(), CgroupError> {

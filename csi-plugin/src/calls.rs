@@ -1,7 +1,6 @@
 //! Calls on their way from the runtime to threads that may block, and their failures on the way back.
 
 use crate::status::Failure;
-use link::failpoint;
 use std::sync::Arc;
 use tonic::{Response, Status};
 

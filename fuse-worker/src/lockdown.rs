@@ -23,8 +23,7 @@ pub fn begin() -> Result<(), String> {
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
         .map_err(text("PR_SET_DUMPABLE"))?;
     // A huge page for each of fuser's buffers would be 2 MiB where 4 KiB are used.
-    // SAFETY: PR_SET_THP_DISABLE takes integers only; refused (before 3.15): memory is larger, nothing else.
-    unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+    let _ = nix::sys::prctl::set_thp_disable(true); // refused (before 3.15): memory is larger, nothing else
     // SAFETY: before any other thread; one heap is enough for small messages, and each would keep what it once used.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     lower(Resource::Data, DATA_BYTES_MAX).map_err(text("RLIMIT_DATA"))?;

@@ -1,7 +1,6 @@
 //! A few threads that finish requests whose answer has come, so that a slow disk holds up neither the device nor the link.
 
 use inflight::Inflight;
-use link::failpoint;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};

@@ -18,7 +18,7 @@ use fuser::SessionACL;
 use inflight::Inflight;
 use link::budget;
 use link::worker::{Assign, FromWorker, ToWorker};
-use link::{MAX_MESSAGE, Packet, failpoint};
+use link::{MAX_MESSAGE, Packet};
 use startup::log::say;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -7,7 +7,6 @@ mod backing_ids;
 pub mod broker;
 pub mod budget;
 mod errors;
-pub mod failpoint;
 #[cfg(test)]
 #[allow(dead_code, reason = "each crate uses some of it")]
 #[path = "../../testkit/src/golden.rs"]

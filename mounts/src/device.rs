@@ -4,10 +4,14 @@ use crate::KernelError;
 use fuse_abi::header::MIN_READ_BUFFER;
 use fuse_abi::ioctl::{BACKING_CLOSE, BACKING_OPEN};
 use fuse_abi::{BackingMap, InHeader, InitIn, opcode};
+use nix::errno::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
+
+nix::ioctl_write_ptr_bad!(ioctl_backing_open, BACKING_OPEN, BackingMap);
+nix::ioctl_write_ptr_bad!(ioctl_backing_close, BACKING_CLOSE, u32);
 
 /// INIT itself is some hundred bytes.
 const INIT_BUFFER: usize = 64 * 1024;
@@ -79,21 +83,16 @@ pub(crate) fn have_ended(devices: &[BorrowedFd<'_>]) -> Vec<bool> {
 
 pub(crate) fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, KernelError> {
     let map = BackingMap::new(file.as_raw_fd());
-    // Needed: rustix has no call for this ioctl.
+    let failed = |e: Errno| KernelError::call("register a passthrough file with", "/dev/fuse", e);
     // SAFETY: the kernel only reads the 16 bytes of `map`, which outlives the call; both descriptors are borrowed.
-    let id = unsafe { libc::ioctl(device.as_raw_fd(), BACKING_OPEN, &map) };
-    u32::try_from(id).ok().filter(|id| *id > 0).ok_or_else(|| {
-        KernelError::call("register a passthrough file with", "/dev/fuse", io::Error::last_os_error())
-    })
+    let id = unsafe { ioctl_backing_open(device.as_raw_fd(), &map) }.map_err(failed)?;
+    u32::try_from(id).ok().filter(|id| *id > 0).ok_or_else(|| failed(Errno::EPROTO))
 }
 
 pub(crate) fn backing_close(device: BorrowedFd<'_>, id: u32) -> Result<(), KernelError> {
-    // Needed: as above.
     // SAFETY: the kernel only reads the four bytes of `id`, which outlives the call; the descriptor is borrowed.
-    match unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE, &id) } {
-        0 => Ok(()),
-        _ => Err(KernelError::call("close a passthrough id of", "/dev/fuse", io::Error::last_os_error())),
-    }
+    let closed = unsafe { ioctl_backing_close(device.as_raw_fd(), &id) };
+    closed.map(drop).map_err(|e| KernelError::call("close a passthrough id of", "/dev/fuse", e))
 }
 
 /// An INIT request as a recent kernel sends it, for tests without one.

@@ -1,6 +1,7 @@
 //! How much memory a process holds that the kernel cannot take back: anonymous and shared memory. And how this one gives
 //! back what it does not need.
 
+use procfs::process::Process;
 use std::time::Duration;
 
 /// glibc makes up to eight for each processor, and each keeps what it once used.
@@ -23,8 +24,8 @@ pub(crate) fn keep_small() -> std::io::Result<()> {
 
 /// Bytes of process `pid`, or 0 when it is gone or hidden.
 pub(crate) fn of(pid: u32) -> u64 {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return 0 };
-    parse(&status)
+    let status = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.status().ok());
+    status.map_or(0, |status| (status.rssanon.unwrap_or(0) + status.rssshmem.unwrap_or(0)) << 10)
 }
 
 /// This process and some others.
@@ -32,22 +33,25 @@ pub(crate) fn of_self_and(pids: &[u32]) -> u64 {
     of(std::process::id()) + pids.iter().map(|pid| of(*pid)).sum::<u64>()
 }
 
-fn parse(status: &str) -> u64 {
-    let kib = |key: &str| -> u64 {
-        let line = status.lines().find_map(|l| l.strip_prefix(key));
-        line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse().ok()).unwrap_or(0)
-    };
-    (kib("RssAnon:") + kib("RssShmem:")) << 10
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
 
     #[test]
-    fn anonymous_and_shared_memory_are_added_up() {
-        assert_eq!(parse("Name:\tx\nRssAnon:\t     100 kB\nRssFile:\t 7 kB\nRssShmem:\t 28 kB\n"), 128 << 10);
-        assert!(of(std::process::id()) > 0);
+    fn pages_of_files_do_not_count() {
+        // It has answered, and waits: nothing changes any more.
+        let mut cat = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut answer = [0; 1];
+        cat.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        cat.stdout.as_mut().unwrap().read_exact(&mut answer).unwrap();
+        let status = Process::new(cat.id() as i32).unwrap().status().unwrap();
+        let held = of(cat.id());
+        cat.kill().unwrap();
+        cat.wait().unwrap();
+        assert_eq!(held >> 10, status.vmrss.unwrap() - status.rssfile.unwrap());
+        assert!(held > 0 && status.rssfile.unwrap() > 0);
         assert_eq!(of(u32::MAX), 0);
     }
 }

@@ -1,7 +1,7 @@
-//! Panics at places that a test chooses by their number: see `link::failpoint`.
+//! Panics at places that a test chooses by their number: see the crate `failpoint`.
 
 use libc::{c_int, c_void, siginfo_t};
-use link::failpoint;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use tracing::field::{Field, Visit};
 use tracing::span;
 use tracing_subscriber::layer::Context;
@@ -14,12 +14,11 @@ pub(crate) fn listen() {
     if !failpoint::panics_on_request() {
         return;
     }
-    // SAFETY: all zeros is a valid sigaction; what matters is set below.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = arm as extern "C" fn(c_int, *mut siginfo_t, *mut c_void) as usize;
-    action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+    let flags = SaFlags::SA_RESTART | SaFlags::SA_ONSTACK;
+    let action = SigAction::new(SigHandler::SigAction(arm), flags, SigSet::empty());
     // SAFETY: the handler only stores a number.
-    unsafe { libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut()) };
+    let handled = unsafe { sigaction(Signal::SIGUSR2, &action) };
+    debug_assert!(handled.is_ok(), "SIGUSR2 can be handled");
 }
 
 extern "C" fn arm(_: c_int, info: *mut siginfo_t, _: *mut c_void) {

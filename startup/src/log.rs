@@ -12,6 +12,7 @@
 use crate::bounded_file::BoundedFile;
 use crate::failpoints;
 use libc::{STDERR_FILENO, c_int};
+use nix::sys::signal::{self, SaFlags, SigAction, SigHandler, SigSet, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
@@ -130,7 +131,7 @@ pub fn init(format: Format, filter: &str) {
         Format::Json => lines.json().boxed(),
     };
     let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
-    match link::failpoint::panics_on_request() {
+    match failpoint::panics_on_request() {
         true => subscriber.with(failpoints::places()).init(),
         false => subscriber.init(),
     }
@@ -186,26 +187,24 @@ pub(crate) fn say_at_last(program: &str, what: &str) {
 
 /// Async-signal-safe.
 fn can_write_within(fd: BorrowedFd<'_>, limit: Duration) -> bool {
-    let mut fd = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    let limit = libc::timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
-    // SAFETY: one pollfd, valid for the call. ppoll and not poll: it is what a worker's seccomp filter allows.
-    unsafe { libc::ppoll(&mut fd, 1, &limit, std::ptr::null()) == 1 }
+    let fd = nix::poll::PollFd::new(fd, nix::poll::PollFlags::POLLOUT);
+    // ppoll and not poll: it is what a worker's seccomp filter allows.
+    nix::poll::ppoll(&mut [fd], Some(limit.into()), None) == Ok(1)
 }
 
 /// Once a process is being aborted, by whomever.
 fn wait_for_last_words() {
     extern "C" fn aborted(_: c_int) {
         wait_for_what_is_said();
-        // SAFETY: async-signal-safe. Blocked until this handler returns; then the default action ends the process.
-        unsafe { libc::raise(libc::SIGABRT) };
+        // Blocked until this handler returns; then the default action ends the process.
+        let _ = signal::raise(Signal::SIGABRT);
     }
-    // SAFETY: all zeros is a valid sigaction; what matters is set below.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = aborted as extern "C" fn(c_int) as usize;
-    action.sa_flags = libc::SA_RESETHAND | libc::SA_ONSTACK;
+    let flags = SaFlags::SA_RESETHAND | SaFlags::SA_ONSTACK;
+    let action = SigAction::new(SigHandler::Handler(aborted), flags, SigSet::empty());
     // SAFETY: the handler loads atomics, asks a pipe how much it holds, reads the clock and sleeps: all of it is
     // async-signal-safe.
-    unsafe { libc::sigaction(libc::SIGABRT, &action, std::ptr::null_mut()) };
+    let handled = unsafe { signal::sigaction(Signal::SIGABRT, &action) };
+    debug_assert!(handled.is_ok(), "SIGABRT can be handled");
 }
 
 /// What is said from here on, by threads that go on meanwhile, is not waited for. Async-signal-safe.

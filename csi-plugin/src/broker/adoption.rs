@@ -8,7 +8,6 @@ use super::mounts_table::{Mount, State};
 use super::sight::{PROBE_LIMIT, primes};
 use super::socket::{AgentIdentity, AgentLink, AskError};
 use link::broker::{AgentAnswer, AgentEnd, AgentRequest};
-use link::failpoint;
 use mounts::probe;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -42,8 +42,8 @@ impl AgentIdentity {
 }
 
 fn is_zombie(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
+    let stat = procfs::process::Process::new(pid).and_then(|process| process.stat());
+    stat.is_ok_and(|stat| matches!(stat.state, 'Z' | 'X'))
 }
 
 #[cfg(test)]

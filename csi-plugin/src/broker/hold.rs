@@ -9,7 +9,7 @@ use super::socket::AgentIdentity;
 use super::targets::{Recipe, Targets};
 use crate::config::NodeConfig;
 use link::broker::{BrokerAnswer, Hold, MountId, Publish};
-use link::{Refusal, RefusalKind, failpoint};
+use link::{Refusal, RefusalKind};
 use mounts::{Connection, MountSource, Ours, Target, probe, stack_at};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;

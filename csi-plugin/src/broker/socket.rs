@@ -4,7 +4,7 @@ use link::broker::{
     AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello, MountId,
 };
 use link::version::{self, neighbours};
-use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind, failpoint};
+use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,10 +37,9 @@ impl AgentIdentity {
     }
 }
 
-/// Field 22 of `proc_pid_stat(5)`; the second field may hold spaces and parentheses.
+/// In ticks since boot: with it a pid names one process.
 fn start_time(pid: i32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    text.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    Some(procfs::process::Process::new(pid).ok()?.stat().ok()?.starttime)
 }
 
 type Answered = Result<(AgentAnswer, Vec<OwnedFd>), Refusal>;

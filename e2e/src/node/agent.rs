@@ -56,7 +56,7 @@ pub struct AgentOptions {
     pub log: LogTo,
 }
 
-/// Steps at which processes of this node abort (`link::failpoint`), until they are taken away again.
+/// Steps at which processes of this node abort (the crate `failpoint`), until they are taken away again.
 #[derive(Clone, Debug, Default)]
 pub struct Failpoints {
     pub agent: Option<&'static str>,

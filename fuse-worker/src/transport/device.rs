@@ -4,7 +4,6 @@ use super::{Interrupts, SESSION, TRANSPORT};
 use crate::reply::{Delivery, Sink};
 use fuse_abi::{InHeader, InitOut, InterruptIn, OutHeader, ReadIn, opcode};
 use inflight::{Claim, Counter, Inflight, Orphan, Probe, STAGE_BYTES, STAGES, Slot};
-use link::failpoint;
 use startup::log::say;
 use std::cell::Cell;
 use std::io::{self, IoSlice};

@@ -8,7 +8,6 @@ use fuse_abi::{Attr, AttrOut, EntryOut, InHeader, InitOut, MkdirIn, OpenOut, Out
 use fuse_worker::reply::Sink;
 use fuse_worker::transport::Transport;
 use inflight::{Blame, Collected, Inflight, Operation, Outcome, STAGE_BYTES};
-use link::failpoint;
 use std::fs;
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -15,7 +15,6 @@
 use crate::app::App;
 use crate::handoff::order::Order;
 use crate::handoff::owner::Owner;
-use link::failpoint;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;

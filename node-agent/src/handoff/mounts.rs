@@ -7,7 +7,7 @@ use crate::volumes::scope::Wants;
 use crate::volumes::{self, Arriving, Volumes};
 use link::broker::{Adopt, AgentEnd, BrokerAnswer, BrokerRequest, Hold, MountId, Publish};
 use link::budget;
-use link::{Refusal, RefusalKind, failpoint};
+use link::{Refusal, RefusalKind};
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

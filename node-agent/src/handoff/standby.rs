@@ -23,7 +23,7 @@ use crate::volumes::{self, Volumes};
 use anyhow::{Context, Result, bail};
 use link::broker::{Adopt, AgentAnswer, AgentRequest};
 use link::budget;
-use link::{Refusal, RefusalKind, failpoint};
+use link::{Refusal, RefusalKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -17,7 +17,7 @@ use cache::meta::{NAME_MAX, View};
 use inflight::on_behalf;
 use link::broker::{BrokerAnswer, BrokerRequest};
 use link::worker::{Ask, FromWorker, READ_MAX, Reply, ToWorker};
-use link::{Cause, Packet, PacketError, failpoint};
+use link::{Cause, Packet, PacketError};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

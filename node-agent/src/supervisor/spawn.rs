@@ -7,11 +7,13 @@ use super::worker_log;
 use crate::config::Config;
 use link::budget;
 use link::worker::{FromWorker, LINK_FD, ToWorker, recv};
-use link::{MAX_MESSAGE, Packet, PacketError, failpoint, version};
+use link::{MAX_MESSAGE, Packet, PacketError, version};
+use procfs::process::Process;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::FdFlags;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -160,11 +162,9 @@ fn of_another_build(protocol: u32) -> String {
 
 /// Do all threads of a killed process that are left sleep where no signal reaches them?
 fn is_stuck(pid: u32) -> bool {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    let states = tasks.filter_map(|task| {
-        let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
-        stat.rsplit_once(") ")?.1.chars().next()
-    });
+    let tasks = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.tasks().ok());
+    let Some(tasks) = tasks else { return false };
+    let states = tasks.filter_map(|task| Some(task.ok()?.stat().ok()?.state));
     // Its first thread, though gone, stands there until the last one is.
     let left: Vec<char> = states.filter(|state| !matches!(state, 'Z' | 'X')).collect();
     !left.is_empty() && left.iter().all(|state| *state == 'D')
@@ -346,11 +346,10 @@ fn spawn(options: &SpawnOptions) -> io::Result<Worker> {
             rustix::process::setrlimit(rustix::process::Resource::Data, data)?;
             if number == LINK_FD {
                 // dup2 onto itself would leave close-on-exec set.
-                if libc::fcntl(number, libc::F_SETFD, 0) < 0 {
-                    return Err(io::Error::last_os_error());
-                }
-            } else if libc::dup2(number, LINK_FD) < 0 {
-                return Err(io::Error::last_os_error());
+                rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?;
+            } else {
+                // Whatever has this number in the child is of no use there.
+                let _ = nix::unistd::dup2_raw(&theirs, LINK_FD)?.into_raw_fd();
             }
             Ok(())
         });

@@ -19,7 +19,7 @@ use cache::meta;
 use link::broker::{AgentAnswer, MountId, Publish, Resume, Usage};
 use link::budget;
 use link::worker::{Assign, Mode, Show};
-use link::{Cause, MountSpec, Refusal, RefusalKind, failpoint};
+use link::{Cause, MountSpec, Refusal, RefusalKind};
 use scopes::Scopes;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

@@ -12,7 +12,6 @@ use crate::broker::targets::{Recipe, Targets};
 use crate::events::{Reason, text};
 use crate::status::Failure;
 use link::broker::AgentRequest;
-use link::failpoint;
 use mounts::{Connection, Ours, Replacement, Target, stack_at};
 use std::os::fd::AsFd;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Panics at random places: the n-th that a process passes once it is asked to. Places are the steps of `link::failpoint`,
+//! Panics at random places: the n-th that a process passes once it is asked to. Places are the steps of the crate `failpoint`,
 //! and in agent and broker every event and span of `tracing`, whichever crate it is in.
 
 use crate::clock::wait_until;

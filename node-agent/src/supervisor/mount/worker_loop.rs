@@ -11,7 +11,7 @@ use inflight::{Blame, Collected, Inflight};
 use link::broker::{BrokerAnswer, BrokerRequest, Report};
 use link::budget;
 use link::worker::{Assign, FromWorker, ToWorker, recv};
-use link::{MAX_MESSAGE, PacketError, RefusalKind, failpoint};
+use link::{MAX_MESSAGE, PacketError, RefusalKind};
 use rustix::event::PollFlags;
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
