@@ -5,10 +5,8 @@ use super::agents::Agents;
 use super::lifecycle::Lifecycle;
 use super::messages::{Adoption, adoption};
 use super::mounts_table::{Mount, State};
-use super::sight::{PROBE_LIMIT, primes};
 use super::socket::{AgentIdentity, AgentLink, AskError};
 use link::broker::{AgentAnswer, AgentEnd, AgentRequest};
-use mounts::probe;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -22,8 +20,8 @@ const SHOW_AND_EXIT_LIMIT: Duration = Duration::from_secs(20);
 /// What has become of the mounts that were to be given to an agent.
 #[derive(Default)]
 pub(super) struct Given {
-    /// It serves them now, and since when nobody had.
-    pub(super) mounts: Vec<(Arc<Mount>, Instant)>,
+    /// How many it serves now. It says of each when it has seen that it does.
+    pub(super) taken: usize,
     /// Why it did not take the first of the others.
     pub(super) refused: Option<String>,
 }
@@ -72,9 +70,8 @@ impl Adopter {
     pub(super) fn give_all(&self, agent: &AgentLink) {
         let given = self.hand_all_over(agent, None);
         if let Some(why) = given.refused {
-            tracing::error!(given = given.mounts.len(), why, "not every mount has an agent again");
+            tracing::error!(given = given.taken, why, "not every mount has an agent again");
         }
-        self.look_through_all(&given.mounts);
     }
 
     /// An agent is there: the mounts of its predecessor become its own, and those of its own that it does not serve are
@@ -102,10 +99,10 @@ impl Adopter {
         }
         let taken = for_each(&orphans, |mount| self.hand_over(agent, mount, spare.is_some()));
         let mut given = Given::default();
-        for (mount, taken) in orphans.into_iter().zip(taken) {
+        for taken in taken {
             match taken {
-                Ok(Some(since)) => given.mounts.push((mount, since)),
-                Ok(None) => {}
+                Ok(true) => given.taken += 1,
+                Ok(false) => {}
                 Err(why) => {
                     given.refused.get_or_insert(why);
                 }
@@ -114,29 +111,18 @@ impl Adopter {
         given
     }
 
-    /// After all of them were given: a mount whose store hangs takes long to look through, and the others wait for
-    /// their workers.
-    pub(super) fn look_through_all(&self, given: &[(Arc<Mount>, Instant)]) {
-        for_each(given, |(mount, since)| self.look_through(mount, *since));
-    }
-
-    /// Since when nobody had served it; None: there was nothing to hand over any more.
-    fn hand_over(
-        &self,
-        agent: &AgentLink,
-        mount: &Mount,
-        handed_over: bool,
-    ) -> Result<Option<Instant>, String> {
+    /// False: there was nothing to hand over any more.
+    fn hand_over(&self, agent: &AgentLink, mount: &Mount, handed_over: bool) -> Result<bool, String> {
         // It may ask about the mount before it answers.
         let Some((since, before)) = mount.begin_adoption(agent.identity(), Instant::now()) else {
-            return Ok(None);
+            return Ok(false);
         };
         let still = |state: State, _: &AgentIdentity| state == State::Adopting(since);
         let ended = if handed_over { AgentEnd::Asked } else { self.agents.ends.of(&before) };
         let Some(Adoption { adopt, device, inflight }) = adoption(mount, since, ended) else {
             // It ends just now: the agent was asked nothing.
             self.lifecycle.enter_if(mount, State::Orphaned(since), "there was nothing to give", still);
-            return Ok(None);
+            return Ok(false);
         };
         let adopt = AgentRequest::Adopt(Box::new(adopt));
         let adopted = agent.ask(adopt, &[device.as_fd(), inflight.as_fd()], self.limit);
@@ -159,10 +145,10 @@ impl Adopter {
             over if over.is_over() => {
                 tracing::info!(mount = %mount.id, volume = %mount.volume(), "a mount ended while it was handed over: the agent is told to let go of it");
                 agent.relieve(mount.id, "it ended while it was handed over");
-                return Ok(None);
+                return Ok(false);
             }
             // The thread that noted the agent's end may have done so before it served.
-            State::Serving if agent.is_connected() => return Ok(Some(since)),
+            State::Serving if agent.is_connected() => return Ok(true),
             _ => {}
         }
         self.lifecycle.enter_if(mount, State::Orphaned(since), &why, |state, of| {
@@ -170,26 +156,5 @@ impl Adopter {
         });
         self.lifecycle.wake_expiry();
         Err(format!("volume {} ({}): {why}", mount.volume(), mount.id))
-    }
-
-    /// Success is what can be seen through the mount.
-    fn look_through(&self, mount: &Mount, since: Instant) {
-        let mode = mount.prepared().map(|(_, resume)| resume.mode);
-        let Some(mode) = mode else { return };
-        match self.lifecycle.kernel.probe(&mount.target, primes(mode), PROBE_LIMIT) {
-            Ok(probe::Outcome::Primed | probe::Outcome::Serving) => {
-                tracing::info!(
-                    mount = %mount.id, volume = %mount.volume(),
-                    duration_ms = since.elapsed().as_millis() as u64,
-                    "healed: a new agent serves the mount"
-                );
-            }
-            Ok(probe::Outcome::Dead) => {
-                tracing::error!(mount = %mount.id, "the mount ended while it was handed over")
-            }
-            Err(error) => {
-                tracing::warn!(mount = %mount.id, %error, "the mount was handed over; whether it reads is not known")
-            }
-        }
     }
 }

@@ -216,7 +216,7 @@ impl World {
             Action::KillSuccessor => self.agent_dies(successor),
             // What is drained does not open again what it has closed: a new life does.
             Action::Resume => old.into_iter().for_each(|pid| self.execute_anew(pid)),
-            Action::Announce | Action::LookThrough | Action::Complain { .. } => {}
+            Action::Announce | Action::Complain { .. } => {}
         }
         Ok(())
     }

@@ -125,8 +125,6 @@ pub enum Action {
     Depart,
     /// A line in the log: it has taken over.
     Announce,
-    /// Through every mount that the successor has taken.
-    LookThrough,
     /// The successor is hung up on; it connects anew.
     Postpone {
         why: String,
@@ -222,22 +220,13 @@ fn drained(answer: Answer) -> (State, Vec<Action>) {
 fn adopted(old: Old, refused: Option<String>, connected: bool) -> (State, Vec<Action>) {
     let over = State::Over(Outcome::HandedOver);
     match (refused, old) {
-        (None, Old::None) => (over, vec![Action::AllowPublishes, Action::Announce, Action::LookThrough]),
+        (None, Old::None) => (over, vec![Action::AllowPublishes, Action::Announce]),
         (None, _) => {
-            let actions = vec![
-                Action::AllowPublishes,
-                Action::Announce,
-                Action::Depart,
-                Action::SeeOffOld,
-                Action::LookThrough,
-            ];
-            (over, actions)
+            (over, vec![Action::AllowPublishes, Action::Announce, Action::Depart, Action::SeeOffOld])
         }
         (Some(why), Old::None) if connected => {
             let why = format!("not every mount is served by the new agent, and the old one is gone: {why}");
-            let actions =
-                vec![Action::Complain { why }, Action::AllowPublishes, Action::Announce, Action::LookThrough];
-            (over, actions)
+            (over, vec![Action::Complain { why }, Action::AllowPublishes, Action::Announce])
         }
         (Some(why), old) => give_up(old, why),
     }

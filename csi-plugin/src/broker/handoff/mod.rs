@@ -59,8 +59,8 @@ struct Running<'h> {
     begun: Instant,
     /// From here on applications wait.
     pause: Instant,
-    /// What the successor serves, and since when it had no agent.
-    taken: Vec<(Arc<Mount>, Instant)>,
+    /// Mounts that the successor serves.
+    taken: usize,
 }
 
 impl Handoff {
@@ -79,7 +79,7 @@ impl Handoff {
             drained: None,
             begun: now,
             pause: now,
-            taken: Vec::new(),
+            taken: 0,
         };
         while let Some(action) = actions.pop_front() {
             if let Some(event) = running.perform(action) {
@@ -205,12 +205,11 @@ impl Running<'_> {
             Action::Depart => self.with_old(|old| _ = old.ask(AgentRequest::Depart, &[], WORD_LIMIT)),
             Action::Announce => tracing::info!(
                 pid,
-                mounts = self.taken.len(),
+                mounts = self.taken,
                 pause_ms = self.pause.elapsed().as_millis() as u64,
                 all_ms = self.begun.elapsed().as_millis() as u64,
                 "an agent has taken over from the one before"
             ),
-            Action::LookThrough => handoff.adopter.look_through_all(&self.taken),
             Action::Postpone { why } => {
                 tracing::warn!(pid, why, "an agent does not take over yet");
                 handoff.hang_up(successor);
@@ -258,8 +257,8 @@ impl Running<'_> {
     fn adopt(&mut self) -> Event {
         failpoint::hit("succession.succeeded");
         let spare = self.drained.as_ref();
-        let Given { mounts, refused } = self.handoff.adopter.hand_all_over(self.successor, spare);
-        self.taken = mounts;
+        let Given { taken, refused } = self.handoff.adopter.hand_all_over(self.successor, spare);
+        self.taken = taken;
         Event::Adopted { refused, connected: self.successor.is_connected() }
     }
 }
