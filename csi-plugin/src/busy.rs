@@ -11,11 +11,11 @@ pub const PATIENCE: Duration = Duration::from_millis(300);
 
 /// Of what is done at one target. For calls of kubelet beside [`volume_key`]; for what the broker does of its own accord
 /// alone: one volume may have many targets, and none of them waits for another one's store.
-pub fn target_key(target: &Path) -> String {
+pub(crate) fn target_key(target: &Path) -> String {
     format!("target {}", target.display())
 }
 
-pub fn volume_key(volume: &str) -> String {
+pub(crate) fn volume_key(volume: &str) -> String {
     format!("volume {volume}")
 }
 

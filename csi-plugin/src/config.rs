@@ -333,7 +333,9 @@ mod tests {
     fn modes_ask_for_what_they_need() {
         let both = check(&["--node-id", "n1", "--kubelet-dir", "/a", "--kubelet-dir", "/b"]).unwrap();
         assert!(both.controller.is_some());
-        assert_eq!(both.node.unwrap().kubelet_dirs, [PathBuf::from("/a"), PathBuf::from("/b")]);
+        let node = both.node.unwrap();
+        assert_eq!(node.kubelet_dirs, [PathBuf::from("/a"), PathBuf::from("/b")]);
+        assert_eq!(node.handover_wait, link::budget::PLUGIN_LEAVES.time);
         assert_eq!(both.endpoint, Path::new("/csi/csi.sock"));
         let controller = check(&["--mode", "controller", "--records", "kubernetes"]).unwrap();
         assert!(controller.node.is_none());

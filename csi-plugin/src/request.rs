@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 /// Keys that Kubernetes' own components add to parameters and volume attributes.
 const FOREIGN_PREFIXES: &[&str] = &["csi.storage.k8s.io/", "storage.kubernetes.io/"];
 /// Keys of ours in a volume context: written by the controller, never by a user.
-pub const INTERNAL_PREFIX: &str = "internal.millpond.io/";
+pub(crate) const INTERNAL_PREFIX: &str = "internal.millpond.io/";
 /// Whose credentials the volume may use. Missing: also the agent's own.
-pub const CREDENTIALS: &str = "internal.millpond.io/credentials";
+pub(crate) const CREDENTIALS: &str = "internal.millpond.io/credentials";
 /// The volume's secret, or none.
-pub const OWN_CREDENTIALS: &str = "own";
-pub const PVC_NAME: &str = "internal.millpond.io/pvc-name";
-pub const PVC_NAMESPACE: &str = "internal.millpond.io/pvc-namespace";
-pub const PVC_UID: &str = "internal.millpond.io/pvc-uid";
+pub(crate) const OWN_CREDENTIALS: &str = "own";
+pub(crate) const PVC_NAME: &str = "internal.millpond.io/pvc-name";
+pub(crate) const PVC_NAMESPACE: &str = "internal.millpond.io/pvc-namespace";
+pub(crate) const PVC_UID: &str = "internal.millpond.io/pvc-uid";
 
 /// `mountOptions` that are honoured. (`rw` is, in that a volume that is read-only stays it.)
 const MOUNT_FLAGS: &[&str] = &["ro", "rw", "noatime", "noexec"];
@@ -64,7 +64,9 @@ pub fn access(capability: Option<&VolumeCapability>) -> Result<Access, Failure> 
 }
 
 /// The pairs that are ours to understand.
-pub fn own_keys<'m>(pairs: impl IntoIterator<Item = (&'m String, &'m String)>) -> BTreeMap<&'m str, &'m str> {
+pub(crate) fn own_keys<'m>(
+    pairs: impl IntoIterator<Item = (&'m String, &'m String)>,
+) -> BTreeMap<&'m str, &'m str> {
     pairs
         .into_iter()
         .map(|(k, v)| (k.as_str(), v.as_str()))

@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Names the step at which this process aborts, or hangs.
 pub const VARIABLE: &str = "MILLPOND_FAILPOINT";
 /// Names those of the workers that this process starts.
-pub const WORKERS_VARIABLE: &str = "MILLPOND_WORKER_FAILPOINTS";
+pub(crate) const WORKERS_VARIABLE: &str = "MILLPOND_WORKER_FAILPOINTS";
 
 /// In the place of a step.
 const PANICS: &str = "panics";

@@ -97,13 +97,13 @@ impl Offer {
         Ok(Self { mode, flags: agreed & !InitFlags::FUSE_INIT_EXT })
     }
 
-    pub fn no_opendir(&self) -> bool {
+    pub(crate) fn no_opendir(&self) -> bool {
         self.flags.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT)
     }
 }
 
 /// May a worker that would have answered `own` serve a connection whose answer was `frozen`?
-pub fn can_serve(own: &[u8], frozen: &[u8]) -> Result<(), String> {
+pub(crate) fn can_serve(own: &[u8], frozen: &[u8]) -> Result<(), String> {
     let room = |reply: &[u8]| {
         let pages = reply.get(MAX_PAGES).and_then(|bytes| bytes.first_chunk()).copied();
         (word(reply, MAX_WRITE.start), pages.map_or(0, u16::from_ne_bytes))

@@ -44,7 +44,7 @@ impl Pool {
     }
 
     /// As [`Self::submit`], on the calling thread.
-    pub fn run_here(&self, unique: u64, job: impl FnOnce()) {
+    pub(crate) fn run_here(&self, unique: u64, job: impl FnOnce()) {
         let inflight = self.inflight.as_ref().filter(|_| unique != 0);
         if let Some(inflight) = inflight {
             inflight.resume(unique);

@@ -69,7 +69,7 @@ impl Reply {
     ///
     /// The only notification that a worker may send: it takes no lock that waits for an answer of the worker's. (One that
     /// invalidates an entry waits for the directory, behind the very look-ups that this worker is to answer.)
-    pub fn distrust_attributes(&self, nodeid: u64) {
+    pub(crate) fn distrust_attributes(&self, nodeid: u64) {
         let body = NotifyInvalInodeOut { ino: nodeid, off: -1, len: 0 }; // attributes only, the pages stay
         self.sink.notify(notify::INVAL_INODE, &body.to_bytes());
     }
@@ -175,7 +175,7 @@ impl Listing {
     }
 
     /// A fuse_direntplus; false: it does not fit. An entry with nodeid 0 counts as no lookup.
-    pub fn add_plus(&mut self, name: &[u8], entry: &Entry, next: u64) -> bool {
+    pub(crate) fn add_plus(&mut self, name: &[u8], entry: &Entry, next: u64) -> bool {
         if !self.fits(Direntplus::BYTES + name.len()) {
             return false;
         }

@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// A request in whose execution this many workers died is answered EIO.
-pub const LIMIT_DEATHS: u32 = 5;
+pub(crate) const LIMIT_DEATHS: u32 = 5;
 /// All volumes wait while there is no agent, and orchestrators let one that dies again wait ever longer: its death
 /// counts as this many of workers' …
 pub(super) const AGENT_DEATH: u32 = 2;

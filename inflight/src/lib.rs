@@ -49,14 +49,15 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use backing::{BACKINGS, Backing};
-pub use collect::{Blame, Collected, LIMIT_DEATHS, Poisoned, Subject};
+pub use backing::Backing;
+pub use collect::{Blame, Collected, Poisoned, Subject};
 pub use device::{Kernel, Probe, answer_errno, probe, probe_works};
 pub use execution::{Behalf, OnBehalf, carry, carry_job, mark_aborts, on_behalf};
-pub use operations::{INTENT_BYTES, OUTCOME_BYTES, Operation, OperationError, Outcome};
+pub use operations::{Operation, OperationError, Outcome};
 pub use stage::{STAGE_BYTES, STAGES};
-pub use table::{Claim, INLINE_BYTES, Interrupted, Orphan, SLOTS, Slot};
+pub use table::{Claim, Interrupted, Orphan, SLOTS, Slot};
 
+use backing::BACKINGS;
 use link::version::{INFLIGHT, neighbours};
 use memory::Memory;
 use rustix::fs::FlockOperation;
@@ -66,6 +67,7 @@ use std::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
+use table::INLINE_BYTES;
 
 /// What a map begins with: a mark, and the version of the layout, which only grows where it was empty from one version
 /// to the next. So a map of a neighbour's is used as it is, and one of any other is refused.
@@ -73,7 +75,7 @@ const MARK: u64 = u64::from_be_bytes(*b"MPFLT\0\0\0");
 const VERSION_MASK: u64 = 0xff;
 
 /// Longest INIT request or reply that is kept, bytes. Today's are 104 and 80.
-pub const INIT_BYTES: usize = 512;
+pub(crate) const INIT_BYTES: usize = 512;
 
 // Offsets, bytes. The header's fields each have their own line where both sides write often.
 const FORMAT_AT: usize = 0;

@@ -18,9 +18,9 @@ use std::sync::atomic::{
 };
 
 /// Longest intent, bytes.
-pub const INTENT_BYTES: usize = 96;
+pub(crate) const INTENT_BYTES: usize = 96;
 /// Longest body of an answer, bytes: that of CREATE, fuse_entry_out and fuse_open_out, is 144.
-pub const OUTCOME_BYTES: usize = 144;
+pub(crate) const OUTCOME_BYTES: usize = 144;
 pub(super) const RECORD_BYTES: usize = 264;
 
 // Fields of a record, bytes from its start.

@@ -13,7 +13,7 @@ use std::sync::atomic::{
 /// Requests in flight at most: the blocked threads of a pod, and then some.
 pub const SLOTS: usize = 16_384;
 /// Longest request that is copied into its slot, bytes.
-pub const INLINE_BYTES: usize = 512;
+pub(crate) const INLINE_BYTES: usize = 512;
 pub(super) const NOTE_BYTES: usize = 64;
 /// One death may be any request's; one that was there again at the second is a suspect.
 pub(super) const SUSPECT_DEATHS: u32 = 2;
@@ -52,16 +52,11 @@ pub struct Slot(pub(super) usize);
 pub struct Claim {
     slot: usize,
     unique: u64,
-    effect: bool,
 }
 
 impl Claim {
     pub fn unique(&self) -> u64 {
         self.unique
-    }
-    /// The request had an effect that outlives it (see [`Inflight::set_effect`]).
-    pub fn had_effect(&self) -> bool {
-        self.effect
     }
 }
 
@@ -147,9 +142,8 @@ impl Inflight {
             if states.contains(&state_of(current)) {
                 return None;
             }
-            let effect = self.note32(slot, FLAGS).load(Acquire) & EFFECT != 0;
             if self.word(slot).compare_exchange(current, word(unique, ANSWERING), AcqRel, Relaxed).is_ok() {
-                return Some(Claim { slot, unique, effect });
+                return Some(Claim { slot, unique });
             }
         }
     }

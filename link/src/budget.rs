@@ -59,17 +59,20 @@ pub const PLUGIN_DRAINS: Limit = secs("plugin: calls that are under way end", 25
 pub const PLUGIN_POD: Limit = secs("kubelet: the plugin's pod ends", 320);
 
 /// `outer` does not run out before every one of `inner`, one after the other, has.
+#[cfg(test)]
 #[derive(Clone, Copy, Debug)]
-pub struct Outlasts {
-    pub outer: Limit,
-    pub inner: &'static [Limit],
+struct Outlasts {
+    outer: Limit,
+    inner: &'static [Limit],
 }
 
+#[cfg(test)]
 const fn outlasts(outer: Limit, inner: &'static [Limit]) -> Outlasts {
     Outlasts { outer, inner }
 }
 
-pub const RELATIONS: &[Outlasts] = &[
+#[cfg(test)]
+const RELATIONS: &[Outlasts] = &[
     outlasts(AGENT_LOOKS, &[WORKER_BEAT, WORKER_BEAT]),
     outlasts(HANG_LIMIT_LEAST, &[AGENT_LOOKS, AGENT_LOOKS]),
     outlasts(MOUNT_STARTS, &[WORKER_ANSWERS]),

@@ -96,7 +96,7 @@ pub(crate) fn backing_close(device: BorrowedFd<'_>, id: u32) -> Result<(), Kerne
 }
 
 /// An INIT request as a recent kernel sends it, for tests without one.
-pub fn sample_init() -> Vec<u8> {
+pub(crate) fn sample_init() -> Vec<u8> {
     let len = (InHeader::BYTES + InitIn::BYTES) as u32;
     let header = InHeader { len, opcode: opcode::INIT, unique: 2, ..InHeader::default() };
     let init = InitIn { major: 7, minor: 45, ..InitIn::default() };

@@ -28,7 +28,7 @@ pub use attributes::Attributes;
 pub use connection::Connection;
 pub use control::Control;
 pub use detached::Detached;
-pub use device::sample_init;
+pub(crate) use device::sample_init;
 pub use fake::{Fake, FakeProbe, FakeState};
 pub use helper::Helper;
 pub use linux::{Linux, LinuxPaths};

@@ -50,11 +50,11 @@ impl MountSource {
         comparable(&self.digest, &other.digest)
     }
 
-    pub fn fuse_text(&self) -> String {
+    pub(crate) fn fuse_text(&self) -> String {
         format!("{FUSE_SCHEME}{}:{}", self.volume, self.digest)
     }
 
-    pub fn guard_text(&self) -> String {
+    pub(crate) fn guard_text(&self) -> String {
         format!("{GUARD_SCHEME}{}", self.volume)
     }
 }
@@ -68,7 +68,7 @@ fn comparable(one: &str, other: &str) -> bool {
 
 impl Ours {
     /// None: somebody else's mount. A file system type of another program with our text is not ours.
-    pub fn recognise(fs_type: &str, source: &str) -> Option<Self> {
+    pub(crate) fn recognise(fs_type: &str, source: &str) -> Option<Self> {
         if fs_type == FUSE_TYPE {
             let (volume, digest) = source.strip_prefix(FUSE_SCHEME)?.split_once(':')?;
             return Some(Self::Fuse(MountSource { volume: volume.into(), digest: digest.into() }));

@@ -237,7 +237,7 @@ impl Metrics {
         samples.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?))).collect()
     }
 
-    pub fn worker_counts(&self, c: &Counts) {
+    pub(crate) fn worker_counts(&self, c: &Counts) {
         let add = |family: &Counters, kind, n| {
             if n > 0 {
                 family.get_or_create(&Label { kind }).inc_by(n);
@@ -270,7 +270,7 @@ impl Metrics {
         self.heal_requests.get_or_create(&label).inc_by(heal.replayed);
     }
 
-    pub fn store_removed(&self, reason: &'static str) {
+    pub(crate) fn store_removed(&self, reason: &'static str) {
         self.stores_removed.get_or_create(&Label { kind: reason }).inc();
     }
 

@@ -85,13 +85,13 @@ impl Agent {
     }
 
     /// As the product's `lost`: publishes that no broker will ever complete.
-    pub fn broker_lost(&mut self) {
+    pub(crate) fn broker_lost(&mut self) {
         self.unfinished =
             self.mounts.iter().filter(|(_, held)| !held.is_started).map(|(id, _)| *id).collect();
     }
 
     /// As the product's `connected`: what no broker will ever ask to drop.
-    pub fn forsaken(&mut self) -> Vec<MountId> {
+    pub(crate) fn forsaken(&mut self) -> Vec<MountId> {
         let mut forsaken = std::mem::take(&mut self.unfinished);
         forsaken.retain(|id| self.mounts.get(id).is_some_and(|held| !held.is_started));
         let failed = self.mounts.iter().filter(|(_, held)| held.machine.phase() == Phase::Failed);
@@ -99,7 +99,7 @@ impl Agent {
         forsaken
     }
 
-    pub fn has_device(&self, connection: ConnectionId) -> bool {
+    pub(crate) fn has_device(&self, connection: ConnectionId) -> bool {
         let kept = self.kept.iter().map(|(_, _, kept)| *kept);
         kept.chain(self.mounts.values().map(|held| held.connection)).any(|held| held == connection)
     }

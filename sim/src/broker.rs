@@ -5,7 +5,7 @@ use crate::kernel::ConnectionId;
 use anyhow::Result;
 use csi_plugin::broker::compare::{Finding, Known, Owner, Place, Snapshot, compare};
 use csi_plugin::broker::expiry;
-use csi_plugin::broker::mounts_table::{Mount, Parts, State, Table};
+use csi_plugin::broker::mounts_table::{Mount, Parts, Table};
 use csi_plugin::broker::renew::schedule::Schedule;
 use csi_plugin::broker::socket::AgentIdentity;
 use link::MountSpec;
@@ -146,7 +146,7 @@ impl Broker {
     }
 
     /// Agents come or go: what is under way is not compared.
-    pub fn forget_look(&mut self) {
+    pub(crate) fn forget_look(&mut self) {
         self.before.clear();
     }
 
@@ -154,9 +154,5 @@ impl Broker {
         let mut all = self.table.all();
         all.retain(|mount| !mount.state().is_over());
         all
-    }
-
-    pub fn is_serving(&self, id: MountId) -> bool {
-        self.table.get(id).is_some_and(|mount| mount.state() == State::Serving)
     }
 }

@@ -129,7 +129,7 @@ impl Kernel {
     }
 
     /// A worker's process is gone: it reads no device any more. What it took stays in the connection's table.
-    pub fn lose(&mut self, worker: WorkerId) {
+    pub(crate) fn lose(&mut self, worker: WorkerId) {
         for connection in self.connections.values_mut() {
             connection.readers.retain(|reader| *reader != worker);
         }

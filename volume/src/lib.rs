@@ -25,14 +25,12 @@ pub use cause::Cause;
 pub use credentials::{Credentials, CredentialsError, ScopeId, ScopeKey};
 pub use endpoint::{BadPattern, EndpointPattern};
 pub use id::{BadVolumeId, VolumeId};
-pub use parameters::{
-    Addressing, Freshness, KNOWN_PARAMETERS, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS,
-};
+pub use parameters::{Addressing, Freshness, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS};
 pub use request_timeout::{FUSE_SYSCTL, RequestTimeout, within};
 pub use source::{SourceError, SourceUrl};
-pub use template::{TemplateError, TemplateValues, claim_chooses, expand, expand_path, uses_annotations};
+pub use template::{TemplateError, TemplateValues, claim_chooses, expand, uses_annotations};
 pub use units::{parse_bytes, parse_duration};
-pub use wire::{HINTS, NotUnderstood, WireSpec};
+pub use wire::{NotUnderstood, WireSpec};
 
 /// The largest file that the kernel can show (MAX_LFS_FILESIZE: offsets are signed), bytes. What a source claims beyond
 /// it is not shown.

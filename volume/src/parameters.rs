@@ -42,7 +42,7 @@ pub enum Profile {
 
 /// Everything about a volume but its id, source and credentials. Field docs are the user's docs: keep
 /// `docs/configuration.md` in step. A new field needs a default that changes nothing, its lines in
-/// [`Parameters::parse`] and [`Parameters::chosen`], and a decision: see [`crate::HINTS`].
+/// [`Parameters::parse`] and [`Parameters::chosen`], and a decision: see `wire::HINTS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameters {
     pub endpoint: Option<Url>,
@@ -107,7 +107,7 @@ fn an_hour() -> Duration {
 }
 
 /// In the order of `docs/configuration.md`.
-pub const KNOWN_PARAMETERS: &[&str] = &[
+pub(crate) const KNOWN_PARAMETERS: &[&str] = &[
     "source",
     "endpoint",
     "region",

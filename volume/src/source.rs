@@ -83,7 +83,7 @@ impl SourceUrl {
     }
 
     /// Is this `other`, or below it? Whole segments are compared: `s3://b/team-b` does not lie in `s3://b/team`.
-    pub fn lies_in(&self, other: &Self) -> bool {
+    pub(crate) fn lies_in(&self, other: &Self) -> bool {
         match (self, other) {
             // Prefixes are empty or end in a slash.
             (Self::S3 { bucket, prefix }, Self::S3 { bucket: other, prefix: above }) => {
@@ -98,7 +98,7 @@ impl SourceUrl {
         }
     }
 
-    /// The source one directory deeper; `relative` was checked by [`crate::expand_path`].
+    /// The source one directory deeper; `relative` was checked by `template::expand_path`.
     pub fn join(&self, relative: &str) -> Result<Self, SourceError> {
         if relative.is_empty() {
             return Ok(self.clone());

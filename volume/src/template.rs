@@ -149,7 +149,7 @@ pub fn expand(template: &str, values: &TemplateValues) -> Result<String, Templat
 
 /// `team/${pvc.namespace}/${pvc.name}` with values filled in: a relative path that stays below the source. Names are
 /// one segment each; an annotation may be several.
-pub fn expand_path(template: &str, values: &TemplateValues) -> Result<String, TemplateError> {
+pub(crate) fn expand_path(template: &str, values: &TemplateValues) -> Result<String, TemplateError> {
     for piece in pieces(template)? {
         let Piece::Variable(variable) = piece else { continue };
         let value = variable.value(values)?;

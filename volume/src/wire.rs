@@ -20,14 +20,15 @@
 
 mod first;
 
-use crate::{KNOWN_PARAMETERS, ParameterError};
+use crate::ParameterError;
+use crate::parameters::KNOWN_PARAMETERS;
 use crate::{Parameters, SourceError, SourceUrl, TemplateValues, VolumeId, VolumeSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Parameters that a build which does not know them may ignore.
-pub const HINTS: &[&str] = &[
+pub(crate) const HINTS: &[&str] = &[
     "staleIfError", // a build before it waits for the store, as it always has
     #[cfg(feature = "next-version")]
     "nextHint",

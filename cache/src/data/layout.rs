@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 /// Raised whenever an older build could misread what a newer one wrote.
-pub const FORMAT_VERSION: u32 = 1;
+pub(crate) const FORMAT_VERSION: u32 = 1;
 pub(crate) const JOURNAL: &str = "journal";
 const FORMAT: &str = "FORMAT";
 const SET_ASIDE: &str = "set-aside-";

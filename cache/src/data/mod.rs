@@ -64,7 +64,7 @@ pub use engine::{Engine, Event, Evicted};
 pub use fetch::{Fetch, FetchError};
 pub use file::{Descriptors, File, Found, Presence};
 pub use index::{RootUsage, ScopeUsage, TierUsage, Usage};
-pub use layout::{FORMAT_VERSION, file_name};
+pub use layout::file_name;
 pub use observe::{Observer, Reason};
 pub use prefetch_all::{PrefetchAll, Progress};
 pub use recover::{OpenError, Recovery};
@@ -72,9 +72,9 @@ pub use recover::{OpenError, Recovery};
 use volume::ScopeId;
 
 /// Files of at most this many blocks are fetched whole, in one GET.
-pub const SMALL_BLOCKS: u64 = 32;
+pub(crate) const SMALL_BLOCKS: u64 = 32;
 /// The root index of a file that has no data file (empty, or no disk could take it).
-pub const NO_ROOT: u8 = u8::MAX;
+pub(crate) const NO_ROOT: u8 = u8::MAX;
 
 /// What a cached file is a copy of. Two keys that differ in anything are two files.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

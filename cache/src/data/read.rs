@@ -37,7 +37,7 @@ impl File {
     /// Waits until the range (clipped to the file) is in the data file, or gives its bytes. Dropping the future cancels
     /// nothing that others may want. A failed fetch fails its waiters only; the next read tries again. `options` are
     /// this reader's, whatever others of the same file want.
-    pub async fn read_with(
+    pub(crate) async fn read_with(
         self: &Arc<Self>,
         offset: u64,
         len: u32,

@@ -58,7 +58,7 @@ impl Store {
     }
 
     /// What cannot be trusted or read is set aside and a new store started: see [`Store::opened`].
-    pub fn open_with(
+    pub(crate) fn open_with(
         dir: &Path,
         options: &Options,
         numbers: Arc<dyn InodeNumbers>,

@@ -312,18 +312,18 @@ impl Broker {
     }
 
     /// What was mounted there in this boot, by whichever build.
-    pub fn recorded_spec(&self, target: &Path) -> Option<WireSpec> {
+    pub(crate) fn recorded_spec(&self, target: &Path) -> Option<WireSpec> {
         self.targets.recipe(target).map(|recipe| recipe.spec.volume)
     }
 
     /// On the guard at `target` nothing is mounted: was there a mount of this volume, which a container may still have?
-    pub fn was_mounted(&self, target: &Path, volume: &str) -> bool {
+    pub(crate) fn was_mounted(&self, target: &Path, volume: &str) -> bool {
         let known = self.table.at(target).is_some_and(|mount| mount.volume().as_str() == volume);
         known || self.targets.mounted(target, volume).is_some()
     }
 
     /// The target is gone: nothing of it needs to be known any more.
-    pub fn forget_target(&self, target: &Target) {
+    pub(crate) fn forget_target(&self, target: &Target) {
         self.targets.remove(target.path());
         self.renewals.all_told(target.path());
     }
@@ -357,12 +357,12 @@ impl Broker {
     }
 
     /// What is wrong with its source, as the agent says that serves it.
-    pub fn source_trouble(volume: &str, usage: &Usage) -> Option<String> {
+    pub(crate) fn source_trouble(volume: &str, usage: &Usage) -> Option<String> {
         notices::source_trouble(volume, usage)
     }
 
     /// The last that its agent has told of it.
-    pub fn last_usage(&self, target: &Target) -> Usage {
+    pub(crate) fn last_usage(&self, target: &Target) -> Usage {
         self.table.at(target.path()).map(|mount| mount.condition.usage()).unwrap_or_default()
     }
 }

@@ -161,11 +161,11 @@ impl Mount {
         self.changing().state
     }
 
-    pub fn replaces(&self) -> Vec<Connection> {
+    pub(crate) fn replaces(&self) -> Vec<Connection> {
         self.changing().replaces.clone()
     }
 
-    pub fn set_replaces(&self, dead: Vec<Connection>) {
+    pub(crate) fn set_replaces(&self, dead: Vec<Connection>) {
         self.changing().replaces = dead;
     }
 
@@ -223,7 +223,7 @@ impl Mount {
         true
     }
 
-    pub fn is_ended_by_others(&self) -> bool {
+    pub(crate) fn is_ended_by_others(&self) -> bool {
         self.changing().ended_by_others
     }
 
@@ -290,12 +290,12 @@ impl Mount {
         self.changing().backing.iter().copied().collect()
     }
 
-    pub fn record_backing(&self, id: u32) {
+    pub(crate) fn record_backing(&self, id: u32) {
         self.changing().backing.insert(id);
     }
 
     /// True if the id was ours to close.
-    pub fn forget_backing(&self, id: u32) -> bool {
+    pub(crate) fn forget_backing(&self, id: u32) -> bool {
         self.changing().backing.remove(&id)
     }
 }

@@ -32,7 +32,7 @@ impl AgentIdentity {
         Self { pid, started: start_time(pid), life }
     }
 
-    pub fn is_process_of(&self, other: &Self) -> bool {
+    pub(crate) fn is_process_of(&self, other: &Self) -> bool {
         (self.pid, self.started) == (other.pid, other.started)
     }
 }
@@ -126,7 +126,7 @@ impl AgentLink {
     }
 
     /// It says `Beat`, and its process is known from the kernel.
-    pub fn promised_to_beat(&self) -> bool {
+    pub(crate) fn promised_to_beat(&self) -> bool {
         self.promised_to_beat
     }
 
@@ -150,7 +150,7 @@ impl AgentLink {
     }
 
     /// As [`Self::ask`]. For what can be [withdrawn](Self::withdraw): `wanted` is looked at once it can be.
-    pub fn ask_while(
+    pub(crate) fn ask_while(
         &self,
         wanted: impl FnOnce() -> bool,
         body: AgentRequest,

@@ -53,7 +53,11 @@ impl Claims {
     }
 
     /// A claim that chooses its source must not do so with the rights of somebody else.
-    pub fn check_class(&self, claim: &Claim, parameters: &HashMap<String, String>) -> Result<(), Failure> {
+    pub(crate) fn check_class(
+        &self,
+        claim: &Claim,
+        parameters: &HashMap<String, String>,
+    ) -> Result<(), Failure> {
         let name = claim.class.as_deref().unwrap_or_default();
         let absent = || {
             Failure::Unavailable(format!(

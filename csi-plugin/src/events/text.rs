@@ -29,13 +29,13 @@ pub fn renewed(volume: &VolumeId) -> String {
     )
 }
 
-pub fn ended_by_others(volume: &VolumeId, node: &str) -> String {
+pub(crate) fn ended_by_others(volume: &VolumeId, node: &str) -> String {
     format!(
         "Volume {volume}: somebody on node {node} has ended its mount, and it was not Millpond (umount -f, an abort through /sys/fs/fuse/connections, or the kernel's limit fs.fuse.max_request_timeout). It is made anew by itself, within seconds if the agent's pod runs. Files that were open fail (ENOTCONN) and must be opened again."
     )
 }
 
-pub fn renewed_after_others(volume: &VolumeId) -> String {
+pub(crate) fn renewed_after_others(volume: &VolumeId) -> String {
     format!(
         "Volume {volume}: the mount that somebody else had ended was made anew. Files that were open before fail (ENOTCONN) and must be opened again; paths work."
     )
@@ -67,7 +67,7 @@ pub fn not_renewed(volume: &str, why: &str) -> String {
     )
 }
 
-pub fn caught_up(volume: &VolumeId) -> String {
+pub(crate) fn caught_up(volume: &VolumeId) -> String {
     format!("Volume {volume}: no container has the dead one any more. Nothing to do.")
 }
 
@@ -78,7 +78,7 @@ pub fn unmounted(volume: &str) -> String {
     )
 }
 
-pub fn left_behind(volume: &VolumeId, why: &str) -> String {
+pub(crate) fn left_behind(volume: &VolumeId, why: &str) -> String {
     format!(
         "Volume {volume}: the mount was made anew, but a container still has the dead one ({why}). Programs in it get ENOTCONN: restart that container or delete the pod."
     )
@@ -96,13 +96,13 @@ pub fn source_away(volume: &str, why: &str) -> String {
     )
 }
 
-pub fn serving_stale(volume: &str, why: &str) -> String {
+pub(crate) fn serving_stale(volume: &str, why: &str) -> String {
     format!(
         "Volume {volume}: its source does not answer ({why}). Names and versions that are known go on as they were last seen for staleIfError beyond their metadataTtl, with what is cached of them; other calls wait up to storeTimeout and fail with EIO. Check the store, its endpoint and the network; it is asked again until it answers."
     )
 }
 
-pub fn source_back(volume: &VolumeId) -> String {
+pub(crate) fn source_back(volume: &VolumeId) -> String {
     format!("Volume {volume}: its source answers again. Nothing to do.")
 }
 
@@ -118,11 +118,11 @@ pub fn vanished(volume: &VolumeId, node: &str) -> String {
     )
 }
 
-pub fn not_published(volume: &str, why: &str) -> String {
+pub(crate) fn not_published(volume: &str, why: &str) -> String {
     format!("Volume {volume} could not be mounted: {why}. It is tried again by itself.")
 }
 
-pub fn secret_refused(volume: &VolumeId, why: &str) -> String {
+pub(crate) fn secret_refused(volume: &VolumeId, why: &str) -> String {
     format!(
         "Volume {volume}: its secret has changed, and the new one is not used ({why}). The mount goes on with the one before: correct the secret."
     )

@@ -2,6 +2,7 @@
 //! says why.
 
 mod circles;
+mod surface;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;

@@ -21,7 +21,8 @@ mod tests;
 
 pub use counters::Counters;
 pub use names::Batch;
-pub use node::{ino_of, node_id};
+pub(crate) use node::ino_of;
+pub use node::node_id;
 
 use crate::client::Link;
 use crate::errno::Failure;
@@ -158,13 +159,13 @@ impl Fs {
     }
 
     /// A cache file was dropped: let its space go.
-    pub fn forget_file(&self, file: u64) {
+    pub(crate) fn forget_file(&self, file: u64) {
         self.files.forget(file);
         self.backings.close_of(file);
     }
 
     /// Tells the agent which files were read since the last call.
-    pub fn report_touched(&self) {
+    pub(crate) fn report_touched(&self) {
         self.files.report_touched();
     }
 
@@ -199,7 +200,7 @@ impl Fs {
         self.inodes.statfs(reply);
     }
 
-    pub fn listxattr(&self, nodeid: u64, size: u32, reply: Reply) {
+    pub(crate) fn listxattr(&self, nodeid: u64, size: u32, reply: Reply) {
         self.inodes.listxattr(nodeid, size, reply);
     }
 

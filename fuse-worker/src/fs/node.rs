@@ -28,7 +28,7 @@ pub fn node_id(mode: Mode, attributes: &Attributes) -> u64 {
     attributes.ino | u64::from(n & N_MASK) << N_SHIFT
 }
 
-pub fn ino_of(nodeid: u64) -> u64 {
+pub(crate) fn ino_of(nodeid: u64) -> u64 {
     nodeid & (INO_LIMIT - 1)
 }
 

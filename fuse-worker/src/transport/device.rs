@@ -3,7 +3,7 @@
 use super::{Interrupts, SESSION, TRANSPORT};
 use crate::reply::{Delivery, Sink};
 use fuse_abi::{InHeader, InitOut, InterruptIn, OutHeader, ReadIn, opcode};
-use inflight::{Claim, Counter, Inflight, Orphan, Probe, STAGE_BYTES, STAGES, Slot};
+use inflight::{Claim, Counter, Inflight, Orphan, STAGE_BYTES, STAGES, Slot};
 use startup::log::say;
 use std::cell::Cell;
 use std::io::{self, IoSlice};
@@ -41,7 +41,7 @@ thread_local! {
 pub fn current() -> Current {
     CURRENT.get()
 }
-pub fn set_current(current: Current) {
+pub(crate) fn set_current(current: Current) {
     CURRENT.set(current);
 }
 
@@ -342,7 +342,7 @@ impl Transport {
     }
 
     /// INIT and its answer came through us, and the kernel tells waiting requests from answered ones.
-    pub fn self_test(&self, init_answered: bool) -> Result<(), String> {
+    pub(crate) fn self_test(&self, init_answered: bool) -> Result<(), String> {
         if self.init_reply().is_none() {
             return Err("fuser's read and writev do not pass through the worker's own symbols".into());
         }
@@ -353,10 +353,6 @@ impl Transport {
             Ok(false) => Err("the kernel does not say which requests wait for an answer".into()),
             Err(error) => Err(format!("cannot ask the kernel which requests wait: {error}")),
         }
-    }
-
-    pub fn is_waiting(&self, unique: u64) -> bool {
-        matches!(inflight::probe(&self.device, unique), Ok(Probe::Waiting))
     }
 }
 

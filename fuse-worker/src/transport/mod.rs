@@ -7,7 +7,8 @@
 mod device;
 mod interrupts;
 
-pub use device::{Current, Session, Transport, current, set_current};
+pub(crate) use device::set_current;
+pub use device::{Current, Session, Transport, current};
 pub use interrupts::{Interrupts, run as run_interrupts};
 
 use std::sync::OnceLock;

@@ -42,7 +42,7 @@ fn ms(time: SystemTime) -> i64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64
 }
 
-pub fn mode_name(mode: Option<Mode>) -> &'static str {
+pub(crate) fn mode_name(mode: Option<Mode>) -> &'static str {
     match mode {
         Some(Mode::Passthrough) => "passthrough",
         Some(Mode::NoOpen) => "no-open",

@@ -92,7 +92,7 @@ impl Answer for Arc<Server> {
 
 impl Server {
     /// What this volume asks of the cache; what it leaves open the agent's configuration decides.
-    pub fn read_options(mount: &Mount) -> ReadOptions {
+    pub(crate) fn read_options(mount: &Mount) -> ReadOptions {
         ReadOptions { readahead_bytes: mount.spec.parameters.readahead }
     }
 

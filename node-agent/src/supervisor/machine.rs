@@ -265,11 +265,11 @@ impl Machine {
     }
 
     /// Has the present worker taken over from another one?
-    pub fn is_successor(&self) -> bool {
+    pub(crate) fn is_successor(&self) -> bool {
         self.takeover
     }
 
-    pub fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         self.stopping
     }
 

@@ -108,7 +108,7 @@ pub struct WorkerInfo {
 
 /// What the first worker said.
 #[derive(Clone, Debug)]
-pub struct Started {
+pub(crate) struct Started {
     pub init_reply: Vec<u8>,
     pub mode: Mode,
 }
@@ -277,7 +277,7 @@ impl Mount {
     }
 
     /// Since when names that are known last are shown because the source gives no answer.
-    pub fn stale_since(&self) -> Option<SystemTime> {
+    pub(crate) fn stale_since(&self) -> Option<SystemTime> {
         crate::source::outage::Tolerance::of(&self.spec.parameters).and(self.scope.outage.since())
     }
 
@@ -348,7 +348,7 @@ impl Mount {
             .is_some_and(|asked| condemned.iter().any(|(subject, _)| *subject == asked))
     }
 
-    pub fn backing_opened(&self, id: u32) {
+    pub(crate) fn backing_opened(&self, id: u32) {
         self.backing_ids().insert(id);
     }
 
@@ -411,7 +411,7 @@ impl Mount {
     }
 
     /// Waits until the first worker has answered INIT.
-    pub fn wait_started(&self, limit: Duration) -> Result<Started, String> {
+    pub(crate) fn wait_started(&self, limit: Duration) -> Result<Started, String> {
         let state = self.lock();
         let (state, _) = self
             .changed

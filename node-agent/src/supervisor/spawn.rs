@@ -81,7 +81,7 @@ impl Worker {
 
     /// Kills it and says how it ended, waiting at most `limit`. A thread that is stuck in the kernel must not hold up the
     /// successor: such a worker is waited for elsewhere, and its end is not known.
-    pub fn kill_and_reap(mut self, limit: Duration) -> Option<ExitStatus> {
+    pub(crate) fn kill_and_reap(mut self, limit: Duration) -> Option<ExitStatus> {
         self.kill();
         let status = self.reap(limit);
         if status.is_none() {
@@ -234,7 +234,7 @@ impl Spawner {
     }
 
     /// Asks for a new standby in place of one that was taken; returns at once.
-    pub fn refill(&self) {
+    pub(crate) fn refill(&self) {
         let _ = self.requests.send(Request::Refill); // fails only when the agent is shutting down
     }
 
@@ -247,22 +247,22 @@ impl Spawner {
     }
 
     /// The moment is there: those who are taken now are not replaced beyond what is usual.
-    pub fn expect_no_more(&self) {
+    pub(crate) fn expect_no_more(&self) {
         self.standby.expected.store(0, Ordering::SeqCst);
     }
 
     /// For a process that is about to execute itself anew: its next life could not reap them.
-    pub fn end_standby(&self) {
+    pub(crate) fn end_standby(&self) {
         let workers = std::mem::take(&mut *lock(&self.standby.ready));
         drop(workers); // kills and reaps: not under the lock
     }
 
-    pub fn standing_by(&self) -> usize {
+    pub(crate) fn standing_by(&self) -> usize {
         lock(&self.standby.ready).len()
     }
 
     /// Waits until `count` workers stand by; false on time-out. For start-up and tests.
-    pub fn wait_standby(&self, count: usize, limit: Duration) -> bool {
+    pub(crate) fn wait_standby(&self, count: usize, limit: Duration) -> bool {
         let ready = lock(&self.standby.ready);
         let (ready, _) = self
             .standby

@@ -306,7 +306,7 @@ impl Volumes {
     }
 
     /// Ends every mount; for shutdown.
-    pub async fn stop_all(&self) {
+    pub(crate) async fn stop_all(&self) {
         for id in self.mounts.ids() {
             self.unpublish(id).await;
         }

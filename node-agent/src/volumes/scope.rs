@@ -563,13 +563,13 @@ impl Scope {
         held
     }
 
-    pub fn disk_fails(&self, root: u8) -> bool {
+    pub(crate) fn disk_fails(&self, root: u8) -> bool {
         lock(&self.failing).contains(&root)
     }
 
     /// A cache file became whole and verified: from now on workers may open it without asking.
     /// Blocking; for the event thread.
-    pub fn became_whole(&self, file: u64, root: u8) -> Result<(), MetaError> {
+    pub(crate) fn became_whole(&self, file: u64, root: u8) -> Result<(), MetaError> {
         let (found, let_go) = {
             let mut versions = lock(&self.versions);
             (versions.by_file.get(&file).copied(), versions.held.remove(&file))
@@ -584,7 +584,7 @@ impl Scope {
     }
 
     /// A cache file was evicted or dropped. Blocking; for the event thread.
-    pub fn became_gone(&self, file: u64) -> Result<(), MetaError> {
+    pub(crate) fn became_gone(&self, file: u64) -> Result<(), MetaError> {
         let (found, let_go) = {
             let mut versions = lock(&self.versions);
             (versions.by_file.remove(&file), versions.held.remove(&file))

@@ -58,7 +58,7 @@ impl Record {
 }
 
 /// A name that may serve as an id is the id; any other is named by its digest.
-pub fn id_of(name: &str) -> VolumeId {
+pub(crate) fn id_of(name: &str) -> VolumeId {
     VolumeId::parse(name)
         .unwrap_or_else(|_| VolumeId::parse(&digest(name)).expect("34 hexadecimal characters are an id"))
 }

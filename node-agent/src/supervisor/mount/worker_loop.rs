@@ -26,7 +26,7 @@ const SUSPENDED_LOOK: Duration = Duration::from_millis(20);
 
 impl Mount {
     /// The thread of this mount: returns when it is stopped, has ended or is given up.
-    pub fn supervise(self: Arc<Self>, context: &Arc<MountContext>) {
+    pub(crate) fn supervise(self: Arc<Self>, context: &Arc<MountContext>) {
         let limits = Limits {
             heal_timeout: context.workers.in_time(&self.spec).parameters.heal_timeout,
             hang_limit: context.hang_limit,
