@@ -7,6 +7,7 @@
 use crate::config;
 use crate::volumes::Volumes;
 use cache::meta::idle::{self, Left};
+use rustix::fs::StatVfs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
@@ -144,10 +145,10 @@ struct Started {
 
 impl Started {
     /// May the store be one of a mount that is still on its way to us? Those that were closed since are not.
-    fn expects(&self, store: &idle::Idle) -> bool {
+    fn expects(&self, store: &idle::Idle, now: Instant) -> bool {
         let recently = self.time.checked_sub(ADOPTIONS).unwrap_or(SystemTime::UNIX_EPOCH);
         let by_another = (recently..self.time).contains(&store.since);
-        self.at.elapsed() < ADOPTIONS
+        now.saturating_duration_since(self.at) < ADOPTIONS
             && (store.left == Left::Open || by_another && store.left == Left::Closed)
     }
 }
@@ -164,10 +165,9 @@ fn look(volumes: &Volumes, started: &Started, first: bool) {
         }
     };
     let stores: Vec<Store> = found.iter().map(|(_, store)| *store).collect();
-    let space = rustix::fs::statvfs(dir).ok().filter(|s| s.f_blocks > 0);
     let around = Around {
         open: volumes.room().open(),
-        free: space.map(|s| (s.f_bavail * s.f_frsize, s.f_blocks * s.f_frsize)),
+        free: rustix::fs::statvfs(dir).ok().and_then(|disk| free(&disk)),
         now: SystemTime::now(),
     };
     let mut left: u64 = stores.iter().map(|store| store.bytes).sum();
@@ -187,6 +187,11 @@ fn look(volumes: &Volumes, started: &Started, first: bool) {
         }
     }
     volumes.room().note_idle(left);
+}
+
+/// Bytes that the file system has free, and has. None: it does not say (a 9p share, say).
+fn free(disk: &StatVfs) -> Option<(u64, u64)> {
+    (disk.f_blocks > 0).then_some((disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize))
 }
 
 /// Those that nobody has open, tidied up.
@@ -209,7 +214,7 @@ fn find(
                 continue;
             }
         };
-        let expected = started.expects(&seen);
+        let expected = started.expects(&seen, Instant::now());
         let Some(shut) = volumes.shut_scope(&id) else { continue };
         let tidy = || match tidying(&seen, expected, first, SystemTime::now()) {
             Tidying::Nothing => Ok(()),
@@ -351,10 +356,24 @@ mod tests {
     fn mounts_may_come_for_what_was_open_or_closed_just_before_the_start() {
         let started = Started { at: Instant::now(), time: now() };
         let seen = |left, hours_ago: u32| idle::Idle { bytes: 0, since: now() - HOUR * hours_ago, left };
-        assert!(started.expects(&seen(Left::Open, 5000)));
-        assert!(started.expects(&seen(Left::Closed, 1)));
-        assert!(!started.expects(&seen(Left::Closed, 2)), "its mounts have ended");
-        assert!(!started.expects(&seen(Left::Closed, 0)), "closed by this agent");
-        assert!(!started.expects(&seen(Left::Worthless, 1)));
+        let expects = |left, hours_ago| started.expects(&seen(left, hours_ago), started.at);
+        assert!(expects(Left::Open, 5000));
+        assert!(expects(Left::Closed, 1));
+        assert!(!expects(Left::Closed, 2), "its mounts have ended");
+        assert!(!expects(Left::Closed, 0), "closed by this agent");
+        assert!(!expects(Left::Worthless, 1));
+        // Whoever has not come by then does not come.
+        let open = seen(Left::Open, 1);
+        assert!(started.expects(&open, started.at + ADOPTIONS - Duration::from_nanos(1)));
+        assert!(!started.expects(&open, started.at + ADOPTIONS));
+    }
+
+    #[test]
+    fn a_file_system_that_does_not_tell_its_size_is_not_full() {
+        let mut disk = rustix::fs::statvfs("/").unwrap();
+        (disk.f_frsize, disk.f_blocks, disk.f_bavail) = (10, 7, 3);
+        assert_eq!(free(&disk), Some((30, 70)));
+        disk.f_blocks = 0;
+        assert_eq!(free(&disk), None);
     }
 }
