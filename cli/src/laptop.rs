@@ -132,7 +132,7 @@ async fn detach(options: &MountOptions) -> Result<ExitCode> {
     bail!("the serving process ended before it served ({status}): see {}", log.display())
 }
 
-/// Nobody would know of a mount that comes later.
+/// The laptop would not clean up a mount that comes later.
 async fn call_off(mut child: tokio::process::Child) -> Result<ExitCode> {
     if let Some(pid) = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())) {
         rustix::process::kill_process(pid, Signal::TERM)?;
@@ -359,7 +359,7 @@ fn config(options: &MountOptions, spec: &VolumeSpec) -> Result<Config> {
             }],
         ),
         store: Store::default(),
-        // Nobody here may make memory groups.
+        // This process may not make memory groups.
         workers: Workers { memory_limit: Size(0), ..Workers::default() },
     };
     config.check()?;

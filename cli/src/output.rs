@@ -14,7 +14,7 @@ pub(crate) enum Format {
     Json,
 }
 
-/// Nobody reads standard output any more.
+/// The reader of standard output has gone.
 #[derive(Debug, thiserror::Error)]
 #[error("standard output is closed")]
 pub(crate) struct Closed;

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a call waits for its turn before it is told to come back: pods of one claim start together.
+/// How long a call waits for its turn before it gets ABORTED: pods of one claim start together.
 pub const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Of what is done at one target. For calls of kubelet beside [`volume_key`]; for what the broker does of its own accord
-/// alone: one volume may have many targets, and none of them waits for another one's store.
+/// Of what is done at one target. For calls of kubelet beside [`volume_key`]; for what the broker does of its own
+/// accord alone: one volume may have many targets, and none of them waits for another one's store.
 pub(crate) fn target_key(target: &Path) -> String {
     format!("target {}", target.display())
 }

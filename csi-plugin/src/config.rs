@@ -127,7 +127,7 @@ pub struct Config {
 pub struct ControllerConfig {
     pub records: RecordsPlace,
     pub allow: Option<AllowList>,
-    /// Of the search for records that nobody has a volume of.
+    /// Of the search for records without a volume.
     pub unclaimed: unclaimed::Pace,
 }
 

@@ -108,7 +108,7 @@ async fn serve(
         if let Some(broker) = leaving {
             wait_until_held(&broker).await;
         }
-        let _ = stopping.send(()); // nobody waits any more if the server has failed
+        let _ = stopping.send(()); // the receiver is gone if the server has failed
     };
     let server = tonic::transport::Server::builder()
         .add_service(identity)
@@ -181,7 +181,7 @@ async fn controller_service(
     Ok((ControllerService::new(records, claims, controller.allow.clone()), search))
 }
 
-/// The search for records that nobody has a volume of; it ends with the server.
+/// The search for records without a volume; it ends with the server.
 struct Search(tokio::task::JoinHandle<()>);
 
 impl Drop for Search {

@@ -2,11 +2,12 @@
 //!
 //! A process with `MILLPOND_FAILPOINT=<step>` aborts when it gets there; with `<step>=hang` the thread that gets there
 //! never goes on, and holds what it holds; with `<step>=until:<file>` it goes on when that file exists. Workers are
-//! started with an empty environment: the n-th worker that an agent starts gets the n-th of the comma-separated steps in
-//! the agent's `MILLPOND_WORKER_FAILPOINTS`; an empty step, and every worker after the last one, lives.
+//! started with an empty environment: the n-th worker that an agent starts gets the n-th of the comma-separated steps
+//! in the agent's `MILLPOND_WORKER_FAILPOINTS`; an empty step, and every worker after the last one, lives.
 //!
 //! `MILLPOND_FAILPOINT=panics` waits for a signal with a number, n, and then panics at the n-th step that any of its
-//! threads gets to (`startup::begin`); an agent's workers do so, too. docs/development.md says where the steps are listed.
+//! threads gets to (`startup::begin`); an agent's workers do so, too. docs/development.md says where the steps are
+//! listed.
 
 use std::io::Write;
 use std::path::Path;
@@ -100,6 +101,6 @@ fn named() -> Option<&'static str> {
 }
 
 fn say(line: &str) {
-    // A single write, so that nobody's line gets in between; nobody may be there to read it.
+    // A single write, so that no other process's line gets in between; standard error may have no reader.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }

@@ -1,5 +1,5 @@
-//! What the kernel is told of an inode and of a name. fuser cannot be used for it: it writes `nodeid = attr.ino` into entry
-//! replies, which the kernel keeps apart.
+//! What a worker tells the kernel of an inode and of a name. fuser cannot be used for it: it writes `nodeid = attr.ino`
+//! into entry replies, which the kernel keeps apart.
 
 use crate::layout;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

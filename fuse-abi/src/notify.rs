@@ -1,4 +1,4 @@
-//! Notifications: what the kernel is told without having asked. fuser's `Notifier` writes to the device that fuser was given,
+//! Notifications: what a worker tells the kernel unasked. fuser's `Notifier` writes to the device that fuser was given,
 //! which is not the connection's here.
 
 use crate::layout;

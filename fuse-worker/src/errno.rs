@@ -7,7 +7,7 @@ use startup::log::say;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     Cause(Cause),
-    /// Nobody implements this operation here; for some the kernel remembers and never asks again.
+    /// This file system does not implement the operation; for some the kernel remembers and never asks again.
     Unsupported,
     ReadOnly,
     NameTooLong,

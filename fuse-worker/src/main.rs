@@ -21,7 +21,7 @@ fn main() -> ExitCode {
         startup::log::fail("fuse-worker", &what);
         return ExitCode::from(2);
     }
-    // SAFETY: the descriptor is open (checked), inherited for this purpose, and nobody else's.
+    // SAFETY: the descriptor is open (checked), inherited for this purpose, and owned by no other value.
     match session::run(unsafe { OwnedFd::from_raw_fd(LINK_FD) }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {

@@ -1,4 +1,5 @@
-//! A few threads that finish requests whose answer has come, so that a slow disk holds up neither the device nor the link.
+//! A few threads that finish requests whose answer has come, so that a slow disk holds up neither the device nor the
+//! link.
 
 use inflight::Inflight;
 use std::collections::VecDeque;
@@ -10,7 +11,7 @@ type Job = Box<dyn FnOnce() + Send>;
 pub struct Pool {
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Told which request is under execution, so that a worker's death is blamed on the right one.
+    /// Gets the request under execution, so that a worker's death is blamed on the right one.
     inflight: Option<Arc<Inflight>>,
 }
 

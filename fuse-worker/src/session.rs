@@ -4,7 +4,7 @@
 //!  Ready ─► Assign ─► map, mode, session, self-tests, lock down ─► Answered ─► Go ─► threads ─► Serving ─► run
 //! ```
 //!
-//! Until Go everything happens on one thread, in order; any failure is told to the agent, and ends the process.
+//! Until Go everything happens on one thread, in order; the worker reports any failure to the agent, and ends.
 
 use crate::adapter::Adapter;
 use crate::client::{Client, Link};
@@ -39,7 +39,7 @@ struct Assigned {
     roots: Vec<OwnedFd>,
 }
 
-/// Serves one connection until it ends. Err: a message for a person, told to the agent already.
+/// Serves one connection until it ends. Err: a message for a person; the agent has it already.
 pub fn run(socket: OwnedFd) -> Result<(), String> {
     let socket = Arc::new(Packet::from_fd(socket));
     serve(&socket).inspect_err(|why| tell(&socket, &FromWorker::Failed { why: why.clone() }))
@@ -142,7 +142,7 @@ fn settings(assign: &Assign, offer: Offer) -> Settings {
     }
 }
 
-/// None: the link closed; nobody needs this worker.
+/// None: the link closed; the agent does not need this worker.
 fn receive(socket: &Packet) -> Result<Option<Assigned>, String> {
     let mut buffer = vec![0; MAX_MESSAGE];
     let mut recv = || match link::worker::recv::<ToWorker>(socket, &mut buffer) {
@@ -187,8 +187,8 @@ fn settle_reply(
     }
 }
 
-/// Shows that every thread lives that serves requests, and tells what they did. Never returns. A thread that has been at
-/// one thing for longer than `limit` is stuck: none of them waits for the store.
+/// Shows that every thread lives that serves requests, and tells what they did. Never returns. A thread that has been
+/// at one thing for longer than `limit` is stuck: none of them waits for the store.
 fn beat(
     fs: &Arc<Fs>,
     inflight: &Inflight,

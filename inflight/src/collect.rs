@@ -165,7 +165,7 @@ impl Inflight {
     }
 
     /// What the agent's workers executed is not to blame for its end: in their place stands what it executed itself.
-    /// True: these are the ones that it died of. One that dies in here accuses nobody.
+    /// True: these are the ones that it died of. One that dies in here accuses no request.
     fn accuse_what_the_agent_executed(&self) -> bool {
         (0..self.high_slot()).for_each(|slot| self.exonerate(slot));
         let (executed, guilty) = self.take_seats();

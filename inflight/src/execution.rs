@@ -71,7 +71,7 @@ impl Behalf {
     }
 }
 
-/// A future whose every step is made on behalf of `behalf`; while it waits, nobody is executing anything.
+/// A future whose every step is made on behalf of `behalf`; while it waits, no thread executes a request for it.
 pub fn on_behalf<F: Future + Send + 'static>(behalf: Option<Behalf>, future: F) -> OnBehalf<F::Output> {
     OnBehalf { behalf, future: Box::pin(future) }
 }

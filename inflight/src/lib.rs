@@ -25,10 +25,11 @@
 //!    └───────────────────── ORPHAN ◄──── collect: the worker died, the kernel still waits
 //! ```
 //!
-//! A request in whose execution two workers died, or one agent, is a *suspect*: suspects are executed again one at a time, after all
-//! others, and while one of them is being executed a death is blamed on nobody else.
+//! A request in whose execution two workers died, or one agent, is a *suspect*: suspects are executed again one at a
+//! time, after all others, and while one of them is being executed a death is blamed on no other request.
 //!
-//! A request that changes something is OPERATING between WAITING and ANSWERING (`operations`): nobody answers it EINTR.
+//! A request that changes something is OPERATING between WAITING and ANSWERING (`operations`): no thread answers it
+//! EINTR.
 //!
 //! Slots are given out lowest first, so that an idle volume touches a handful of pages.
 
@@ -133,7 +134,7 @@ pub enum Counter {
     Requeued,
     /// Replies swallowed because the request had been answered already, or refused because its caller was gone.
     Dropped,
-    /// Debug: times that a worker harmed itself as it was told.
+    /// Debug: how often a worker has injected its fault.
     InjectedFaults,
 }
 

@@ -19,8 +19,8 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-/// A memory file of exactly `bytes`, whose size nobody can change any more: a worker that truncates it would end the
-/// agent with SIGBUS.
+/// A memory file of exactly `bytes`, whose size no process can change any more: a worker that truncates it would end
+/// the agent with SIGBUS.
 pub(super) fn create(bytes: usize) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("millpond-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes as u64)?;

@@ -32,7 +32,7 @@ const INTENT: usize = 24;
 const OUTCOME: usize = INTENT + INTENT_BYTES;
 const _: () = assert!(OUTCOME + OUTCOME_BYTES == RECORD_BYTES);
 
-/// How an operation ended, as its caller is told.
+/// How an operation ended, as its caller learns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// 0, or a positive errno.

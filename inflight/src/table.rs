@@ -23,7 +23,7 @@ pub(super) const FILLING: u64 = 1;
 pub(super) const WAITING: u64 = 2;
 pub(super) const ORPHAN: u64 = 3;
 pub(super) const ANSWERING: u64 = 4;
-/// As WAITING, and something is being done that its caller must be told of: no EINTR any more.
+/// As WAITING, and an operation is under way whose outcome its caller must learn: no EINTR any more.
 pub(super) const OPERATING: u64 = 5;
 const STATE_BITS: u32 = 3;
 const STATE: u64 = (1 << STATE_BITS) - 1;
@@ -344,7 +344,7 @@ impl Inflight {
     pub(super) fn is_active(&self, slot: usize, unique: u64) -> bool {
         self.note64(slot, ACTIVE).load(Acquire) == unique
     }
-    /// Nobody executes it any more, and it is not to blame for that.
+    /// No thread executes it any more, and it is not to blame for that.
     pub(super) fn exonerate(&self, slot: usize) {
         self.note64(slot, ACTIVE).store(0, Release);
     }

@@ -57,7 +57,7 @@ pub enum BrokerRequest {
     Dying {
         tids: Vec<u32>,
     },
-    /// Requests that the kernel holds for this connection and nobody has answered. → `Waiting`
+    /// Requests that the kernel holds for this connection, unanswered. → `Waiting`
     Waiting {
         mount: MountId,
     },
@@ -234,7 +234,7 @@ pub struct Adopt {
     /// Passthrough ids that the kernel holds for this connection.
     #[serde(default, with = "crate::backing_ids")]
     pub backing: Vec<u32>,
-    /// How long nobody has served it, as far as the broker knows.
+    /// How long no agent has served it, as far as the broker knows.
     #[serde(default)]
     pub orphaned_ms: u64,
     #[serde(default)]

@@ -63,7 +63,7 @@ pub struct Subjects {
     pub claim: Option<Claim>,
 }
 
-/// The pod that mounts, where kubelet told us (`podInfoOnMount`).
+/// The pod that mounts, where kubelet names it (`podInfoOnMount`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Pod {

@@ -33,8 +33,8 @@ pub enum PacketError {
     TooLarge(usize, usize),
     #[error("message cannot be understood: {0}")]
     Malformed(String),
-    /// Of another version in what it says, but not in what it is: its sender can be told, or the thread that waits for
-    /// it.
+    /// Of another version in what it says, but not in what it is: its sender can get an answer, or the thread that
+    /// waits for it.
     #[error("message {id} cannot be understood: {why}")]
     NotUnderstood { id: u64, question: bool, why: String },
     #[error(transparent)]

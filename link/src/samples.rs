@@ -19,8 +19,8 @@ use volume::{VolumeId, WireSpec};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
 
-/// The names of all variants, and that of a value: one that is added has no name before it stands here, and then needs a
-/// sample.
+/// The names of all variants, and that of a value: one that is added has no name before it stands here, and then needs
+/// a sample.
 macro_rules! variants {
     ($module:ident, $type:ty: $($variant:ident)*) => {
         mod $module {
@@ -408,7 +408,7 @@ fn ensure_meant<T: DeserializeOwned + Debug>(lines: &str, meant: &[T]) {
     }
 }
 
-/// Both ends are of one build, so there is nothing to read but what it writes. But a change that is not told by the
+/// Both ends are of one build, so there is nothing to read but what it writes. But a change that does not show in the
 /// version would make two builds that meet (a laptop's package was upgraded) misunderstand each other.
 #[test]
 fn messages_between_agent_and_worker_are_those_of_the_golden_files() {

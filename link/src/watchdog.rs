@@ -1,5 +1,5 @@
-//! How long something that should move has stood still, as far as its watcher was there to see it: whoever did not run
-//! himself (a suspended machine, a stopped process, no processor for him) must not blame the watched.
+//! How long a counter that should move has stood still, as far as its watcher could see it: a watcher that did not run
+//! (a suspended machine, a stopped process, no processor) must not blame the watched process.
 
 use std::time::{Duration, Instant};
 

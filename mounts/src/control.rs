@@ -23,7 +23,7 @@ struct Files {
 }
 
 impl Control {
-    /// `device` is the connection's, whose number the mount table has told while it lived. If it still lives when the
+    /// `device` is the connection's, whose number the mount table showed while it lived. If it still lives when the
     /// files are open, its number was its own all the time, and they are its own.
     pub(crate) fn open(
         fusectl: &Path,
@@ -33,7 +33,7 @@ impl Control {
         let files = Files::open(fusectl, connection)?;
         match device::has_ended(device) {
             true => Err(KernelError::Ended),
-            // Newer kernels say it themselves; then nobody has to be believed.
+            // Newer kernels say it themselves; then the mount table is not needed.
             false if device::number(device).is_some_and(|number| number != connection.minor) => {
                 Err(KernelError::OtherConnection)
             }
@@ -63,7 +63,7 @@ impl Control {
         }
     }
 
-    /// Requests that nobody has answered yet; none when the connection is gone.
+    /// Unanswered requests; none when the connection is gone.
     pub(crate) fn waiting(&self) -> Result<u64, KernelError> {
         let Some(files) = &self.files else { return Ok(0) };
         let text = std::fs::read_to_string(format!("/proc/self/fd/{}", files.waiting.as_fd().as_raw_fd()))

@@ -26,7 +26,7 @@ impl Helper {
         Self::new("/proc/self/exe", [])
     }
 
-    /// `role` and what belongs to it are told in the environment.
+    /// The environment carries `role` and its arguments.
     pub(crate) fn start(
         &self,
         role: impl IntoIterator<Item = (&'static str, OsString)>,

@@ -1,7 +1,7 @@
 //! Every privileged thing that Millpond asks of the kernel: mounting, the FUSE device's ioctls, connection control.
 //!
 //! The trait [`Kernel`] is the seam: [`Linux`] does it, [`Fake`] pretends to for tests. There is no policy here (who
-//! may mount what, when to give up) and nobody in this crate opens, stats or lists anything inside a FUSE mount:
+//! may mount what, when to give up) and no code in this crate opens, stats or lists anything inside a FUSE mount:
 //! that is left to disposable processes ([`Helper`]).
 
 mod attributes;
@@ -108,9 +108,9 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
     fn backing_close(&self, device: BorrowedFd<'_>, id: u32) -> Result<(), KernelError>;
 
     /// The control of the connection of this device, which lives. `connection` is its number, as the mount table has
-    /// told it since the device was mounted.
+    /// told the broker since the device was mounted.
     fn control(&self, connection: Connection, device: BorrowedFd<'_>) -> Result<Control, KernelError>;
-    /// Requests that nobody has answered yet.
+    /// Unanswered requests.
     fn waiting(&self, control: &Control) -> Result<u64, KernelError>;
     /// Has the connection of this device ended?
     fn has_ended(&self, device: BorrowedFd<'_>) -> bool;

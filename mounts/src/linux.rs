@@ -226,7 +226,7 @@ impl Kernel for Linux {
 
     fn abort_at(&self, target: &Target, connection: Connection) -> Result<(), KernelError> {
         let failed = |e: Errno| KernelError::call("abort", target.path().display().to_string(), e);
-        // As long as this is open the mount cannot go, and its number is nobody else's.
+        // As long as this is open the mount cannot go, and no other mount has its number.
         let held = target.open()?;
         if shown(&held).map_err(failed)?.device != connection {
             return Err(KernelError::Vanished(target.path().to_owned()));

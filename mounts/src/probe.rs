@@ -110,7 +110,7 @@ pub(crate) fn run_if_asked() {
 
 fn say(line: &str) {
     let mut out = io::stdout().lock();
-    // The broker may have gone; nobody else listens.
+    // The broker may have gone; it alone listens.
     let _ = writeln!(out, "\n{line}").and_then(|()| out.flush());
 }
 

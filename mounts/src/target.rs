@@ -1,6 +1,6 @@
 //! A target path that kubelet names, resolved beneath a configured root without following any symbolic link.
 //!
-//! Only the parent is opened; the target itself may be a dead FUSE mount, which nobody must touch.
+//! Only the parent is opened; the target itself may be a dead FUSE mount, which no thread of the broker must touch.
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;

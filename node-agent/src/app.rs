@@ -42,7 +42,7 @@ pub struct App {
     /// Where the metrics page really listens (the configured port may be 0).
     pub metrics_address: Option<std::net::SocketAddr>,
     api_socket: PathBuf,
-    /// The operator API, the metrics page if there is one, and who removes metadata stores that nobody uses.
+    /// The operator API, the metrics page if there is one, and the removal of unused metadata stores.
     servers: Vec<JoinHandle<()>>,
     orders: mpsc::UnboundedReceiver<Order>,
     /// Of this agent until it drains.
@@ -116,7 +116,7 @@ impl App {
         let heals = Heals::new(Box::new(move |heal| {
             counting.healed(heal);
             if heal.cause == HealCause::Ended {
-                return; // the broker, whose doing it is, has told it
+                return; // the broker made this mount and has reported it
             }
             let took_us = heal.took.as_micros() as u64;
             let healed = Report::Healed { cause: heal.cause.name().to_owned(), took_us };
@@ -324,7 +324,7 @@ fn engine_config(config: &Config) -> cache::data::Config {
     }
 }
 
-/// Files that became whole or were dropped, told to the metadata store and to the workers. A thread of its own:
+/// Tells the metadata store and the workers which files became whole or were dropped. A thread of its own:
 /// the store's writes block.
 fn follow_events(engine: Arc<Engine>, volumes: Arc<Volumes>) -> Result<()> {
     let mut events = engine.events();

@@ -23,7 +23,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// Before the first attempt to connect again; later ones wait longer.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Between two looks for a broker's socket where nobody listens: with the start of one, publishes shall work at once.
+/// Between two looks for a broker's socket where none listens: with the start of a broker, publishes work at once.
 const LONGEST_ABSENCE: Duration = Duration::from_millis(250);
 /// A candidate that was connected for so long was not sent away at once.
 const LASTING: Duration = Duration::from_secs(5);
@@ -157,7 +157,7 @@ impl Connection {
         let waiter = lock(&self.waiting).remove(&id);
         match (waiter, body) {
             (Some(Waiter::Asker(asker)), body) => {
-                let _ = asker.send(body); // the asker gave up: nobody is interested any more
+                let _ = asker.send(body); // the asker has given up
             }
             (Some(Waiter::Gone(mount)), Ok(BrokerAnswer::Backing { id })) => {
                 let me = self.clone();
@@ -241,7 +241,7 @@ impl Broker {
         socket.set_send_timeout(Some(ANSWER_LIMIT))?;
         let socket = {
             let _entered = runtime.enter();
-            // SAFETY: a `Packet` gives its one descriptor, open until it is dropped, and nobody takes it out.
+            // SAFETY: a `Packet` gives its one descriptor, open until it is dropped, and no code takes it out.
             unsafe { AsyncFd::register_with_interest(socket, Interest::WRITABLE) }
                 .map_err(std::io::Error::from)?
         };

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Between two looks. (Who makes them cannot tell us: it may not run yet.)
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// A disk that does not answer within that is asked again, and given its time, when the cache is opened: while an agent
-/// starts, calls wait. Memory has the whole time: nobody looks again whether it is.
+/// starts, calls wait. Memory has the whole time: it is not looked at again.
 const LOOK_LIMIT: Duration = Duration::from_secs(3);
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
@@ -83,7 +83,7 @@ async fn look_within(
                 true => Err(NotReady::NotInMemory(at)),
                 false => Ok(()),
             });
-            let _ = tell.send(found); // nobody waits any more
+            let _ = tell.send(found); // the waiter has gone
         });
         let found = match thread {
             Ok(_) => tokio::time::timeout(limit, told).await.ok().and_then(Result::ok),

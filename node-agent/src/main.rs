@@ -1,4 +1,4 @@
-//! The `node-agent` binary: reads its configuration, then is the agent until it is told to stop.
+//! The `node-agent` binary: reads its configuration, then is the agent until a signal stops it.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 

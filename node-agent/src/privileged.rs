@@ -13,7 +13,7 @@ pub trait Privileged: Send + Sync {
     fn connected(&self) -> bool;
 }
 
-/// Tells the owner of a mount what happened to it. Waits for nothing: an Event that is lost harms nobody.
+/// Tells the owner of a mount what happened to it. Waits for nothing: a lost Event harms no mount.
 pub(crate) fn report(privileged: &Arc<dyn Privileged>, runtime: &Handle, mount: MountId, report: Report) {
     let privileged = privileged.clone();
     runtime.spawn(async move {

@@ -1,4 +1,4 @@
-//! A scope over a source that does as it is told.
+//! A scope over a source that a test directs.
 
 use crate::source::credentials::CredentialedSource;
 use crate::source::health::{Change, Health};

@@ -1,4 +1,5 @@
-//! The broker's process: the product's own table of mounts, with its states and their arrows, and what it holds of each.
+//! The broker's process: the product's own table of mounts, with its states and their arrows, and what it holds of
+//! each.
 
 use crate::handoff::Handoff;
 use crate::kernel::ConnectionId;
@@ -25,7 +26,7 @@ fn nothing() -> Result<OwnedFd> {
     Ok(File::open("/dev/null")?.into())
 }
 
-/// What every life of the broker and of an agent is told of a volume.
+/// What every life of the broker and of an agent knows of a volume.
 #[derive(Clone, Debug)]
 pub struct Volume {
     pub spec: MountSpec,

@@ -102,7 +102,7 @@ impl Kernel {
         Some(number)
     }
 
-    /// This worker reads the next request that nobody has taken.
+    /// This worker reads the next request that no worker has taken.
     pub fn take(&mut self, id: ConnectionId, worker: WorkerId) -> Option<(u64, bool)> {
         let connection = self.connections.get_mut(&id).filter(|connection| !connection.ended)?;
         let (number, request) =

@@ -23,7 +23,7 @@ impl<E> Queue<E> {
         self.now
     }
 
-    /// What a machine is told as the time.
+    /// The time that a machine is given.
     pub fn now(&self) -> Instant {
         self.base + self.now
     }

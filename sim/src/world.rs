@@ -74,7 +74,7 @@ pub enum Reason {
     ByOthers,
     /// Its publish failed.
     NotPublished,
-    /// Nobody held it any more.
+    /// No process held it any more.
     LetGo,
     HealTimeout,
     GivenUp,
@@ -381,7 +381,7 @@ impl World {
         }
     }
 
-    /// A connection that nobody holds any more ends.
+    /// A connection that no process holds any more ends.
     pub(crate) fn let_go(&mut self, connection: ConnectionId) {
         let is_held = self.agents.values().any(|agent| agent.has_device(connection));
         let is_known = self.broker.iter().any(|broker| {
@@ -589,7 +589,7 @@ impl World {
         let pid = broker.current.as_ref().map(|agent| agent.pid);
         let (life, ask) = (self.broker_life, self.id());
         self.pending.insert(ask, Pending { pid, question, mount, volume });
-        // Nobody to ask is an error at once.
+        // Without a peer the question fails at once.
         let Some(pid) = pid else { return self.queue.after(Duration::ZERO, Ev::Limit(life, ask)) };
         // Now and then the agent has too much to do.
         let takes = if self.chance(1) { 0..20_000 } else { 0..2 };

@@ -5,9 +5,9 @@
 //!                              full: the line is lost and counted    may block, fail or be slow: nobody waits for it
 //! ```
 //!
-//! Not a queue in memory, as tracing-appender's: what the runtime, libc or a C library says before it aborts takes the same
-//! way and must not block either, and the flags of the descriptor that we were given, which others may share, stay as
-//! they are. What was lost is told when the log flows again, and is a metric ([`lost`]).
+//! Not a queue in memory, as tracing-appender's: what the runtime, libc or a C library says before it aborts takes the
+//! same way and must not block either, and the flags of the descriptor that we were given, which others may share, stay
+//! as they are. The log says how much it lost when it flows again, and a metric counts it ([`lost`]).
 
 use crate::bounded_file::BoundedFile;
 use crate::failpoints;
@@ -64,7 +64,7 @@ struct Log {
 
 static LOG: OnceLock<Log> = OnceLock::new();
 static LOST: AtomicU64 = AtomicU64::new(0);
-/// The last line was cut short by a full pipe. Whoever writes holds this: a line longer than PIPE_BUF is not written at
+/// The last line was cut short by a full pipe. A writer holds this: a line longer than PIPE_BUF is not written at
 /// once.
 static TORN: Mutex<bool> = Mutex::new(false);
 
@@ -137,7 +137,7 @@ pub fn init(format: Format, filter: &str) {
     }
 }
 
-/// Lines of the log that nobody will see.
+/// Lines that the log has lost.
 pub fn lost() -> u64 {
     LOST.load(SeqCst)
 }
@@ -271,7 +271,7 @@ fn compose(format: Format, level: &str, message: &str, lines: Option<u64>) -> St
 }
 
 impl Log {
-    /// The thread. Ends when nobody has the pipe's other end any more: never, or with [`restore`].
+    /// The thread. Ends when the pipe's other end is closed: never, or with [`restore`].
     fn copy(&self, mut out: Box<dyn Write + Send>) {
         let mut buffer = vec![0; PIPE_BYTES];
         let (mut told, mut midline) = (0, false);

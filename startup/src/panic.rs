@@ -1,6 +1,6 @@
 //! A panic anywhere is the death of the process, at once, with its message in the log.
 //!
-//! Whoever unwinds one thread leaves a mount unserved while the sign of life goes on; a death is noticed and healed.
+//! To unwind one thread would leave a mount unserved while the heartbeat goes on; the agent notices and heals a death.
 
 use crate::log;
 use std::any::Any;

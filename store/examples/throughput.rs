@@ -15,7 +15,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let mut next = || arguments.next().ok_or("throughput ENDPOINT KEY PARALLEL");
     let (endpoint, key, parallel) = (next()?, next()?, next()?.parse::<usize>()?);
-    // Whoever starts this means it.
+    // A user who starts this means it.
     let named = vec![EndpointPattern::parse(&endpoint)?];
     let egress = EgressConfig { named, ..EgressConfig::default() };
     let parameters =

@@ -13,9 +13,9 @@
 //!                                   and for one that has none for 5 s
 //! ```
 //!
-//! While it is open nobody is refused: requests wait, without a slot, as long as their callers may. It only decides
+//! While it is open no request is refused: requests wait, without a slot, as long as their callers may. It only decides
 //! who goes first, and how many at a time when the store is back. A probe is a request that somebody wants, so a store
-//! that nobody reads is not probed. Pure: the time and the dice come in.
+//! without a reader is not probed. Pure: the time and the dice come in.
 
 use std::time::Duration;
 use tokio::time::Instant;
@@ -25,8 +25,8 @@ const FAILURES: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// A store that is back is noticed within this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// A probe that has no answer for so long does not keep the next one waiting: where packets are lost, it never gets one.
-/// Nor do those that were let through after it.
+/// A probe that has no answer for so long does not keep the next one waiting: where packets are lost, it never gets
+/// one. Nor do those that were let through after it.
 const PROBE_MAX: Duration = Duration::from_secs(5);
 const FIRST_ALLOWED: u32 = 2;
 /// As many at once as this, all answered: it is as before.
@@ -111,7 +111,7 @@ impl Breaker {
         let of_now = pass.0 == self.generation;
         match (&mut self.state, verdict) {
             (State::Closed { failures }, Verdict::Answered) => *failures = 0,
-            // Whoever began before an outage that is over tells nothing new.
+            // A request that began before an outage that is over says nothing new.
             (State::Closed { failures }, Verdict::Failed) if of_now => {
                 *failures += 1;
                 if *failures >= FAILURES {

@@ -1,7 +1,7 @@
 //! A directory of the node as a source. Nothing below it can lead out of it.
 //!
 //! Every path is resolved by openat2(2) with RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS and RESOLVE_NO_MAGICLINKS: symbolic
-//! links are shown, never followed by us. That holds for the way to the directory itself too, or whoever may write
+//! links are shown, never followed by us. That holds for the way to the directory itself too, or a user who may write
 //! next to it could point it elsewhere.
 
 use crate::dispatch::{Lane, NoSlot};
@@ -193,7 +193,8 @@ const FINE_STEP_NS: i64 = 50_000_000;
 
 struct Opened {
     file: OwnedFd,
-    /// It changed so lately that a change from now on might leave the same version: its bytes are not to be trusted yet.
+    /// It changed so lately that a change from now on might leave the same version: its bytes are not to be trusted
+    /// yet.
     settles_in: Duration,
 }
 
@@ -387,14 +388,14 @@ fn is_segments(path: &[u8]) -> bool {
     is_path(&text)
 }
 
-/// The change time is in it because nobody can set it: a file whose old modification time was put back has changed.
+/// The change time is in it because no user can set it: a file whose old modification time was put back has changed.
 fn version(found: &Stat) -> Version {
     Version(format!("{}-{}-{}", found.st_size, modified_ns(found), changed_ns(found)))
 }
 
-/// How long until a change of a file that last changed then would be seen by its change time. A file system knows time in
-/// steps, and two changes within one leave the same. `now_ns` is this machine's clock, `changed_ns` may be a server's:
-/// what lies in the future is waited for no longer than one step.
+/// How long until a change of a file that last changed then would be seen by its change time. A file system knows time
+/// in steps, and two changes within one leave the same. `now_ns` is this machine's clock, `changed_ns` may be a
+/// server's: what lies in the future is waited for no longer than one step.
 fn settles_in(changed_ns: i64, now_ns: i64) -> Duration {
     let step_ns = if changed_ns % 1_000_000_000 == 0 { COARSE_STEP_NS } else { FINE_STEP_NS };
     let since = now_ns.saturating_sub(changed_ns);
@@ -427,7 +428,8 @@ mod tests {
         assert_eq!(settles_in(fine, fine + FINE_STEP_NS), ms(0));
         assert_eq!(settles_in(fine, fine + 10_000_000), ms(40));
         assert_eq!(settles_in(fine, fine), ms(50));
-        // A server whose clock is ahead, or a clock that was set back: nobody knows, and nobody waits for ever.
+        // A server whose clock is ahead, or a clock that was set back: either is possible, and no reader waits for
+        // ever.
         assert_eq!(settles_in(fine, fine - 3600 * S), ms(50));
         let coarse = 1_700_000_000 * S;
         assert_eq!(settles_in(coarse, coarse + S / 2), ms(1500));

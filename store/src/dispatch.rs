@@ -1,8 +1,9 @@
-//! Who may send a request now: the fair shares, the breakers and the budgets of all sources of one agent, as one machine.
+//! Who may send a request now: the fair shares, the breakers and the budgets of all sources of one agent, as one
+//! machine.
 //!
 //! A slot is granted where `shares.rs` says whose turn it is, the breakers of the source and of its endpoint let it
-//! through, and, for another attempt, the endpoint's budget covers it. Nobody holds a slot while waiting for any of
-//! these.
+//! through, and, for another attempt, the endpoint's budget covers it. No request holds a slot while it waits for any
+//! of these.
 //!
 //! **Two breakers.** No connection at all (refused, unreachable, unknown host) cannot be a tenant's doing: it counts
 //! for the endpoint, scheme, host and port, and so for all who use it. A connection without a proper answer (silence,
@@ -213,7 +214,7 @@ impl Dispatcher {
         let Some(endpoint) = self.endpoints.get_mut(&key.endpoint) else { return NoSlot::Busy };
         let shares = &self.lanes[lane as usize];
         let closed = self.sources.get(&key).is_none_or(|s| s.breaker.is_closed());
-        // Where its own requests hang in the kernel nobody else is in the way.
+        // Where its own requests hang in the kernel no other source is in the way.
         let hangs = endpoint.most.is_some_and(|most| shares.held_by(key.endpoint) >= most[lane as usize]);
         if !closed || !endpoint.breaker.is_closed() || hangs {
             return NoSlot::Away;

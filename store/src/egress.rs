@@ -1,6 +1,7 @@
-//! Which addresses may be asked: where clouds and clusters keep what is theirs, no tenant sends requests of the agent's.
+//! Which addresses may be asked: where clouds and clusters keep what is theirs, no tenant sends requests of the
+//! agent's.
 //!
-//! Whoever writes a volume picks its endpoint among `allow.endpoints`. Where such an entry has a star, the name can be
+//! The author of a volume picks its endpoint among `allow.endpoints`. Where such an entry has a star, the name can be
 //! anybody's, and its owner decides what address it has; asked a second time, another one. So the addresses themselves
 //! are judged, in the resolver of the HTTP client: it connects to nothing but what the resolver returned. An endpoint
 //! whose host an operator wrote down is meant, whatever its address.
@@ -81,7 +82,7 @@ impl fmt::Display for Network {
 /// What operators say about it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EgressConfig {
-    /// Endpoints that are asked wherever they are; entries with a star for a host name nobody.
+    /// Endpoints that are asked wherever they are; entries with a star for a host name none.
     pub named: Vec<EndpointPattern>,
     /// The cluster's own ranges: nothing but named endpoints is asked there.
     pub forbidden: Vec<Network>,
@@ -127,7 +128,7 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// As everybody is told.
+    /// The message that every caller gets.
     pub(crate) fn of(&self, what: &str) -> StoreError {
         StoreError::Invalid { what: what.to_owned(), why: self.to_string() }
     }

@@ -43,7 +43,7 @@ pub struct Limits {
     config: LimitsConfig,
     traffic: Arc<Traffic>,
     names: Names,
-    /// Of this life of the process: what readers are called here is nobody else's.
+    /// Of this life of the process: names of readers are valid in this process alone.
     key: ScopeKey,
     bandwidth: Option<Mutex<Bucket>>,
     clients: Clients,

@@ -9,10 +9,10 @@
 //! another is lent in its place. A connection that waits costs little; what the limit on requests is for (bandwidth,
 //! memory, load on the stores) is used by those that move. A source that holds a silent slot borrows none, or it would
 //! take back at once what another has just lent and given back. The loans are bounded: at most twice the capacity is
-//! held in all. Where that is reached, a silent slot is taken back from whoever holds more than the one that waits
-//! would, and its request goes back to the queue. Nobody is displaced from an equal share before [`LONG_SILENCE`], so a
-//! store that is merely slow gets its answers through. Of equals, those whose last request moved go first: they count as
-//! if they held one slot less than those whose last one was silent.
+//! held in all. Where that is reached, a silent slot is taken back from a source that holds more than the one that
+//! waits would, and its request goes back to the queue. No source loses an equal share before
+//! [`LONG_SILENCE`], so a store that is merely slow gets its answers through. Of equals, those whose last request moved
+//! go first: they count as if they held one slot less than those whose last one was silent.
 //!
 //! Waiting for our own disk, memory or bandwidth limit is not silence.
 //!
@@ -150,7 +150,8 @@ impl Shares {
         self.endpoints.get(&endpoint).map_or(0, |e| e.held)
     }
 
-    /// Does this source wait for its first turn, have no slot, and a store that was not silent the last time it had one?
+    /// Does this source wait for its first turn, have no slot, and a store that was not silent the last time it had
+    /// one?
     pub(crate) fn only_waits(&self, key: Key) -> bool {
         self.sources.get(&key).is_some_and(|load| !load.first.is_empty() && load.held == 0 && !load.silent)
     }
@@ -171,7 +172,7 @@ impl Shares {
         self.waiting += 1;
     }
 
-    /// Whoever waited under this ticket has gone. False: it was granted, or is unknown.
+    /// The request that waited under this ticket has gone. False: it was granted, or is unknown.
     pub(crate) fn cancel(&mut self, ticket: Ticket, key: Key) -> bool {
         let Some(load) = self.sources.get_mut(&key) else { return false };
         let queues = [&mut load.first, &mut load.again].into_iter();
@@ -300,8 +301,8 @@ impl Shares {
         self.held.insert(ticket, held);
     }
 
-    /// The slot that has been silent longest, of whoever would still hold no less than the one that waits. One for each
-    /// source that waits, until they are free.
+    /// The slot that has been silent longest, of a source that would still hold no less than the one that waits. One
+    /// for each source that waits, until they are free.
     fn victim_for(&self, poorest: Key, now: Instant) -> Option<Ticket> {
         let (mine, of_mine) = (&self.endpoints[&poorest.endpoint], &self.sources[&poorest]);
         let gives = |held: &Held| {

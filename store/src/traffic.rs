@@ -87,7 +87,7 @@ impl Traffic {
         }
     }
 
-    /// Looks again and again, until nobody waits.
+    /// Looks periodically, until no request waits.
     fn look_while_anybody_waits(self: &Arc<Self>) {
         if std::mem::replace(&mut self.lock().looking, true) {
             return;

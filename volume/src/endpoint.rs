@@ -71,7 +71,7 @@ impl EndpointPattern {
             return None;
         }
         let url = Url::parse(&format!("{scheme}://{concrete}")).ok()?;
-        // "host:" has a port for nobody, and a second port is none.
+        // "host:" has no port, and a second port is none.
         if concrete.ends_with(':') || (any_port && url.port().is_some()) {
             return None;
         }

@@ -36,8 +36,8 @@ impl RequestTimeout {
         self.0
     }
 
-    /// One request may wait for both, for somebody to serve it and then for the store: half of the time for each. Whoever
-    /// answers at the end of both waits needs a moment, too, before the kernel loses its patience.
+    /// One request may wait for both, for somebody to serve it and then for the store: half of the time for each. The
+    /// one who answers at the end of both waits needs a moment, too, before the kernel loses its patience.
     pub fn cap(self, wait: Duration) -> Duration {
         wait.min((self.0 - MARGIN) / 2)
     }
@@ -49,8 +49,8 @@ impl RequestTimeout {
     }
 }
 
-/// A volume whose waits end before the kernel ends its connection. For those who wait: what the volume is called by, and
-/// what others are told of it, is as published.
+/// A volume whose waits end before the kernel ends its connection. For those who wait: what the volume is called by,
+/// and what others see of it, is as published.
 pub fn within(spec: &VolumeSpec, limit: Option<RequestTimeout>) -> VolumeSpec {
     let mut spec = spec.clone();
     if let Some(limit) = limit {

@@ -176,7 +176,7 @@ pub fn uses_annotations<'p>(values: impl IntoIterator<Item = &'p str>) -> Result
     Ok(false)
 }
 
-/// Does whoever writes the claim choose what is mounted? An annotation in source or path does that, and so does the
+/// Does the author of the claim choose what is mounted? An annotation in source or path does that, and so does the
 /// claim's name in the source. (A name in the path is one segment below a source that the class chose.)
 pub fn claim_chooses(source: Option<&str>, path: Option<&str>) -> Result<bool, TemplateError> {
     let by_source = |v: Variable<'_>| matches!(v, Variable::Annotation(_) | Variable::PvcName);

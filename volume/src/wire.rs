@@ -1,4 +1,4 @@
-//! A volume as text: how it travels between processes, is recorded, and is told from other volumes.
+//! A volume as text: how it travels between processes, is recorded, and is distinguished from other volumes.
 //!
 //! ```text
 //! {"id":"pvc-1","source":"s3://bucket/a/","parameters":{"uid":"1000"},"hints":{"later":"x"}}
@@ -9,7 +9,7 @@
 //! - **Defaults are left out.** Names and values are those of a StorageClass, each value in one spelling
 //!   ([`Parameters::chosen`]). A parameter that a later version adds is not mentioned by volumes that do not use it.
 //!   So a default never changes: what was left out means what it meant when it was left out.
-//! - **`parameters` must be understood** by whoever serves the volume: a name, a value or a scheme that it does not know
+//! - **`parameters` must be understood** by the agent that serves the volume: a name, a value or a scheme that it does not know
 //!   is refused, for this volume alone. **`hints` may be ignored**: without them the volume is served as the version
 //!   before them did ([`HINTS`] says which they are).
 //! - **Who passes a volume on keeps all of it.** The broker understands nothing here but `healTimeout`; an agent keeps

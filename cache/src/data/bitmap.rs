@@ -44,7 +44,7 @@ impl Shared {
         }
     }
 
-    /// A descriptor that a worker can map for reading and nobody can write.
+    /// A descriptor that a worker can map for reading and no process can write.
     pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.fd.as_fd().try_clone_to_owned()
     }

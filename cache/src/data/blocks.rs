@@ -93,7 +93,7 @@ impl Blocks {
         Self { stretches: BTreeMap::new(), shared: None, len, present: 0, unsaved: 0 }
     }
 
-    /// With what an earlier run or instance left, which nobody has verified.
+    /// With what an earlier run or instance left, not verified yet.
     pub(crate) fn unverified(len: u64, known: Known) -> Self {
         let stretch =
             |s: KnownStretch| (s.index, Stretch { unverified: s.bits, crcs: s.crcs, ..Stretch::default() });
@@ -110,7 +110,7 @@ impl Blocks {
     pub(crate) fn has(&self, range: Range<u64>) -> bool {
         self.first(range, true, |s| !s.present).is_none()
     }
-    /// The first block of `range` that nobody brings yet.
+    /// The first block of `range` that no fetch brings yet.
     pub(crate) fn next_missing(&self, range: Range<u64>) -> Option<u64> {
         self.first(range, true, |s| !s.taken())
     }
@@ -255,7 +255,7 @@ impl Stretch {
     fn taken(&self) -> u64 {
         self.known() | self.claimed
     }
-    /// To be verified, and nobody is at it.
+    /// To be verified, and no reader verifies it yet.
     fn unchecked(&self) -> u64 {
         self.unverified & !self.claimed
     }
@@ -370,7 +370,7 @@ mod tests {
             let (mut blocks, mut model) = (Blocks::new(LEN), Model::new());
             let mut shared = None;
             for step in &steps {
-                // What is present stays claimed by nobody: nobody asks for it.
+                // A present block stays unclaimed: no reader asks the source for it.
                 if let Step::Claim(range) = step
                     && range.clone().any(|k| matches!(model.get(&k), Some(Is::Present(_))))
                 {

@@ -57,7 +57,7 @@ pub enum Event {
     Whole { key: Arc<FileKey>, file: u64, root: u8 },
     /// The file has left the cache; descriptors of it stay readable.
     Gone { key: Arc<FileKey>, file: u64 },
-    /// The disk of this root fails (or works again): nobody should be sent to its files without need.
+    /// The disk of this root fails (or works again): no reader should be sent to its files without need.
     Disk { root: u8, works: bool },
 }
 
@@ -258,7 +258,7 @@ impl Engine {
         dir.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// The disk of this root does not answer: nobody should be sent there.
+    /// The disk of this root does not answer: no reader should be sent there.
     pub fn hangs(&self, root: u8) -> bool {
         self.roots.get(usize::from(root)).is_some_and(|root| root.hangs())
     }
@@ -447,7 +447,7 @@ impl Engine {
             let image = Arc::new(image);
             index.parked.insert(id, image.clone());
             let saver = root.clone();
-            // Nobody else writes this sidecar meanwhile: a new instance starts from the parked image.
+            // No other instance writes this sidecar meanwhile: a new instance starts from the parked image.
             root.pool.submit(move || {
                 if let Err(error) = saver.write_sidecar(&image.key, id, &sidecar::encode(&image)) {
                     saver.failed("save", &error, true);

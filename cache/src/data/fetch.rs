@@ -70,7 +70,7 @@ impl File {
     }
 }
 
-/// However it ends, the blocks that it did not bring are given back and their waiters told.
+/// However it ends, it gives back the blocks that it did not bring and wakes their waiters.
 struct Flight {
     file: Arc<File>,
     /// Not handed to the writers yet.

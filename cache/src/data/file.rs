@@ -124,8 +124,8 @@ impl State {
         }
     }
 
-    /// Readers to wake because something happened to `touched`: those whose range is there; with `failure`, all that wanted
-    /// any of it.
+    /// Readers to wake because something happened to `touched`: those whose range is there; with `failure`, all that
+    /// wanted any of it.
     pub(crate) fn wake(&mut self, touched: &Range<u64>, failure: Option<&Woken>) -> Vec<(Waiter, Woken)> {
         let mut woken = Vec::new();
         let mut k = 0;
@@ -228,8 +228,8 @@ impl File {
         matches!(self.lock().body, Body::Whole)
     }
 
-    /// Places the file if nothing was fetched yet. For a file that no disk can take, or whose disk hangs, the data is empty
-    /// and the bitmap says so.
+    /// Places the file if nothing was fetched yet. For a file that no disk can take, or whose disk hangs, the data is
+    /// empty and the bitmap says so.
     pub async fn descriptors(self: &Arc<Self>) -> io::Result<Descriptors> {
         let placed = {
             let mut state = self.lock();
@@ -282,8 +282,8 @@ impl File {
         }
     }
 
-    /// Ends a decision. Starting is not done under the lock, because a runtime or a pool that is shutting down drops the work
-    /// at once, and what is dropped gives its blocks back.
+    /// Ends a decision. Starting is not done under the lock, because a runtime or a pool that is shutting down drops
+    /// the work at once, and what is dropped gives its blocks back.
     pub(crate) fn launch(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         let launches = std::mem::take(&mut state.launches);
         let fetch = state.fetch.clone();
@@ -408,7 +408,7 @@ impl Drop for File {
             _ => None,
         };
         let root = *self.root.get_mut();
-        // Closing may wait for the disk, and nobody knows on which thread the last reference goes.
+        // Closing may wait for the disk, and the last reference may go on any thread.
         if let (Some(data), Some(root)) = (self.data.take(), self.engine.roots.get(usize::from(root))) {
             root.pool.close_file(data);
         }

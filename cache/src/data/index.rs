@@ -31,7 +31,7 @@ pub(crate) struct Index {
     scope_numbers: HashMap<ScopeId, u32>,
     pub roots: Vec<RootUse>,
     block_bytes: u64,
-    // Two keyed hashes: nobody can choose keys that collide, and a collision would still be seen by comparing keys.
+    // Two keyed hashes: no tenant can choose keys that collide, and a collision would still be seen by comparing keys.
     hashers: [RandomState; 2],
     ids: RandomState,
     id_counter: u64,
@@ -46,13 +46,13 @@ pub(crate) struct Entry {
     pub size: u64,
     /// What it is charged with.
     pub bytes: u64,
-    /// Checksums of a small file that an earlier run left and that nobody has verified; else empty.
+    /// Checksums of a small file that an earlier run left and no reader has verified; else empty.
     pub crcs: Box<[u32]>,
     pub root: u8,
     pub rest: Rest,
 }
 
-/// What is known of a file that nobody has open.
+/// What is known of a file that is not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {
     /// No data file yet.

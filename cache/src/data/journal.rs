@@ -41,7 +41,7 @@ impl Journal {
         let file = self.file.as_ref().expect("opened above");
         let bytes = encode(record);
         if bytes.len() > HEAD + RECORD_MAX {
-            return Ok(()); // no store has such names: nobody would find the record, and the file is a miss
+            return Ok(()); // no store has such names: no look-up would find the record, and the file is a miss
         }
         // One write: a short one (disk full) leaves a torn record, which readers skip.
         let written = rustix::io::write(file, &bytes)?;

@@ -64,7 +64,7 @@ pub(crate) fn prepare(
             empty(path).map_err(fail)?;
             emptied = true;
         }
-        // Memory that nobody can use any more is not kept for anybody.
+        // Memory that no process can use any more is not kept.
         Format::Unreadable if kind == TierKind::Memory => {
             empty(path).map_err(fail)?;
             emptied = true;
@@ -177,7 +177,8 @@ fn move_aside(path: &Path, now_ms: u64) -> io::Result<(PathBuf, bool)> {
         prune(path.parent().unwrap_or(path), &format!("{name}.{SET_ASIDE}"));
         return Ok((aside, true));
     }
-    // A mount point cannot be renamed, nor anything in a directory that is not ours: its contents go into a directory of their own.
+    // A mount point cannot be renamed, nor anything in a directory that is not ours: its contents go into a directory
+    // of their own.
     let within = |k: u32| path.join(format!("{SET_ASIDE}{now_ms}{}", suffix(k)));
     let aside = (0..).map(within).find(|p| !p.exists()).expect("an unused name exists");
     std::fs::create_dir(&aside)?;

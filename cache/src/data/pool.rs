@@ -147,7 +147,7 @@ impl Pool {
             queue.jobs = kept;
             shed
         };
-        drop(shed); // without the lock: those who waited for them are told
+        drop(shed); // without the lock: it wakes the waiters
     }
 
     /// As [`Self::submit`], for the probe of a suspended pool.
@@ -197,7 +197,7 @@ impl Pool {
             queue.suspended = true;
             std::mem::take(&mut queue.jobs)
         };
-        // Not under the lock: those who waited for them are told, and may submit something else.
+        // Not under the lock: the waiters wake, and may submit another job.
         drop(dropped);
     }
 

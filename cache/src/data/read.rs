@@ -131,7 +131,7 @@ impl File {
         let mut state = self.lock();
         let want = self.blocks_of(range);
         if self.is_passed_by() {
-            return Look::Direct; // what it has is there, but nobody can read it
+            return Look::Direct; // what it has is there, but no reader can read it
         }
         match state.body {
             Body::Whole => return Look::Present(None),

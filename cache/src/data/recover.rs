@@ -96,7 +96,7 @@ pub(crate) fn recover(
                 let space = Space::of(&prepared.dir);
                 let scan = scan(&at, prepared.dir.as_fd(), block_bytes);
                 (prepared, space, scan)
-            })); // nobody waits any more: the directory is closed, and with it unlocked
+            })); // the waiter has gone: the directory is closed, and with it unlocked
         });
         opening.push(opened);
         roots.push(root);
@@ -192,7 +192,7 @@ fn scan(root: &Root, dir: BorrowedFd<'_>, block_bytes: u64) -> Scan {
                 scan_shelf(root, &scope, &shelf, block_bytes, &mut records, &mut scan);
             }
         }
-        // Nobody uses it yet. Only if nothing lies in it.
+        // Not in use yet. Only if it is empty.
         let _ = super::root::remove_empty(dir, scope.as_str());
     }
     scan

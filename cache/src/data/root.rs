@@ -51,7 +51,7 @@ pub(crate) struct Root {
     hanging: watch::Sender<bool>,
     /// Somebody is finding out whether the disk answers again.
     probing: AtomicBool,
-    /// Held while it is told whether the disk works.
+    /// Held while the root reports whether its disk works.
     pub announcing: Mutex<()>,
     /// Somebody is keeping house here.
     pub keeping: AtomicBool,
@@ -66,7 +66,7 @@ pub(crate) struct Root {
     /// The largest file that may be placed here, bytes: the file system has its own limit, and does not tell it.
     file_bytes_max: AtomicU64,
     health: Mutex<Health>,
-    /// What was last told to those who follow events.
+    /// The state that the last event reported.
     announced: AtomicBool,
     observer: Arc<dyn Observer>,
 }
@@ -227,7 +227,7 @@ impl Root {
         Ok(dir)
     }
 
-    /// Closes the directories of scopes that nobody reads from; they are opened again when a file of theirs is evicted.
+    /// Closes the directories of scopes without a reader; they are opened again when a file of theirs is evicted.
     pub(crate) fn close_scopes(&self, unused: impl Fn(&ScopeId) -> bool) {
         let mut scopes = lock_of_ours(&self.scopes);
         scopes.retain(|scope, _| !unused(scope));
@@ -304,7 +304,7 @@ impl Root {
         let open = || rustix::fs::openat(&*dir, name, flags, Mode::RUSR | Mode::WUSR);
         match open() {
             Err(rustix::io::Errno::NOENT) => match make_dir(dir.as_fd(), &name[..2]) {
-                // Removed since we opened it, because nobody used it: make it anew.
+                // Removed as unused since this root opened it: make it again.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {
                     self.close_scopes(|closed| closed == scope);
                     let dir = self.scope_dir(scope)?;
@@ -403,7 +403,7 @@ impl Root {
             health.hang_pause = health.hang_pause.clamp(PROBE_PAUSE, PROBE_PAUSE_MAX);
             health.hung_at = Some(now);
         }
-        // Before those are told who waited: they look again.
+        // Before the waiters wake: they look again.
         self.hanging.send_replace(true);
         if self.writable.swap(false, Ordering::Relaxed) {
             self.observer.degraded(self.number, true);

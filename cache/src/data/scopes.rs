@@ -1,8 +1,8 @@
-//! Which scopes volumes use, how much each may keep, and what becomes of those that nobody uses any more.
+//! Which scopes volumes use, how much each may keep, and what becomes of unused ones.
 //!
-//! What a scope has cached stays when its last volume is gone, until others need the room: the next volume finds it. What
-//! serves the scope only while it is used (descriptors of its directories) goes at once; when nothing is cached any more,
-//! so do the directories and its place in the index.
+//! What a scope has cached stays when its last volume is gone, until others need the room: the next volume finds it.
+//! What serves the scope only while it is used (descriptors of its directories) goes at once; when nothing is cached
+//! any more, so do the directories and its place in the index.
 
 use super::engine::Engine;
 use super::root::Root;
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use volume::ScopeId;
 
 impl Engine {
-    /// Volumes use this scope from now on, and want to keep at most `limit_bytes` in it. The operator's limit holds whatever
-    /// they want. What is beyond the limit is evicted in due course.
+    /// Volumes use this scope from now on, and want to keep at most `limit_bytes` in it. The operator's limit holds
+    /// whatever they want. What is beyond the limit is evicted in due course.
     pub fn hold_scope(&self, scope: &ScopeId, limit_bytes: Option<u64>) {
         let ceiling = self.config.scope_limit_bytes;
         let mut index = self.lock_index();
@@ -35,8 +35,8 @@ impl Engine {
         }
     }
 
-    /// Gives back what scopes without volumes have, on each disk's own threads. Nothing is done while the last time is not
-    /// over.
+    /// Gives back what scopes without volumes have, on each disk's own threads. Nothing is done while the last time is
+    /// not over.
     pub(crate) fn sweep_scopes(self: &Arc<Self>) {
         if self.sweeping.swap(true, Ordering::AcqRel) {
             return;

@@ -70,7 +70,7 @@ impl File {
         let Some(root) = self.placed().filter(|_| resting) else { return };
         let file = self.clone();
         let read = root.run(move || file.read_sidecar()).await;
-        // If nobody could read it, it is as if nothing were there. Where the disk hangs, nobody knows yet.
+        // A block that cannot be read counts as absent. Where the disk hangs, its state is not known yet.
         if read.is_some() || !root.hangs() {
             self.settle_body(None);
         }
@@ -124,7 +124,7 @@ impl Check {
 
 impl Drop for Check {
     fn drop(&mut self) {
-        // Not run to its end (closed pool): nobody may wait for it.
+        // Not run to its end (closed pool): no reader may wait for it.
         if !self.run.is_empty() {
             let woken = {
                 let mut state = self.file.lock();

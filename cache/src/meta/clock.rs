@@ -1,11 +1,11 @@
-//! The time that a store writes down and compares with, which nobody can set.
+//! The time that a store writes down and compares with, which no administrator can set.
 //!
 //! All processes that read a store must agree on it, it must go on while the machine sleeps, and it must neither stand
 //! still nor jump when somebody steps the wall clock: then what was seen would look new for as long as the step, and
 //! changes at the source would not be. So it is the time since boot, the same for all processes of a machine, plus a
 //! base that is chosen once in each boot and written into the store: what the wall clock said then, less the time since
 //! boot. That makes it comparable, roughly, with what another boot has left, and with what a build wrote that takes the
-//! wall clock. From either, something may lie in the future: nobody knows how old that is, so it is stale.
+//! wall clock. From either, a time may lie in the future: its age is unknown, so it is stale.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ impl Base {
     }
 }
 
-/// How long ago something was seen, milliseconds. None: nobody knows, so it is stale.
+/// How long ago something was seen, milliseconds. None: unknown, so it is stale.
 pub fn age_ms(seen_ms: u64, now_ms: u64) -> Option<u64> {
     if seen_ms == ALWAYS_MS { Some(0) } else { now_ms.checked_sub(seen_ms) }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!  marker            data.mdb       →
 //!  –                 –              start empty
-//!  –                 there          set aside: nobody vouches for it
+//!  –                 there          set aside: its content is unknown
 //!  far format        any            set aside; of a neighbouring version: as one of this build's
 //!  distrusted        any            set aside: its last owner found damage
 //!  clean             there          keep: it was written out when it was closed

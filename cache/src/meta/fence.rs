@@ -31,8 +31,8 @@ pub(super) struct Fence<S> {
     held: VecDeque<(Instant, S)>,
     /// Every commit is older.
     last_write: Option<Instant>,
-    /// The store is full: when all pages that were kept as it became so can be used again. Whoever finds no room after
-    /// that need not wait: nothing more is given back.
+    /// The store is full: when all pages that were kept as it became so can be used again. A writer that finds no room
+    /// after that need not wait: nothing more is given back.
     full_until: Option<Instant>,
     waiting: u32,
 }

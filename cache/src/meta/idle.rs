@@ -1,4 +1,4 @@
-//! Stores that nobody has open: what each takes of the disk, since when, and how it is removed.
+//! Stores that are not open: what each takes of the disk, since when, and how it is removed.
 //!
 //! Nothing is removed that this module did not recognise: a directory (no link to one) with the marker of a store in
 //! it, or with nothing at all, and without a file that no store has.
@@ -121,7 +121,7 @@ pub fn remove(dir: &Path) -> Result<bool, MetaError> {
         Err(Errno::WOULDBLOCK) => return Ok(false),
         other => other.map_err(fail)?,
     }
-    // Now that nobody else can change it.
+    // Now that no other process can change it.
     if look(dir)?.is_none() {
         return Ok(false);
     }

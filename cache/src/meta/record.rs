@@ -15,8 +15,8 @@
 //! `first ≤ in force ≤ last`. So a listing is written in as many transactions as it takes, unseen; raising the one
 //! number shows it, and hides without a further write every name that it did not have.
 //!
-//! The number below its own is a listing's, too: it is the `first` of names that were known before and are not in force.
-//! So a listing that is given up can be told what it alone has brought, which no reader has seen: that is taken back.
+//! The number below its own is a listing's, too: it is the `first` of names that were known before and are not in
+//! force. So a listing that is given up takes back what it alone has brought and no reader has seen.
 
 use super::types::{Attributes, Cached, EPOCH_MAX, Kind, MetaError, NAME_MAX};
 
@@ -137,7 +137,7 @@ impl<'a> Record<'a> {
         !self.is_absent() && fits && self.first() <= in_force && in_force <= self.last()
     }
 
-    /// The listing of that number stored it, and nobody else has spoken of it before or since.
+    /// The listing of that number stored it, and no other answer has named it before or since.
     pub(super) fn is_of_only(&self, number: u32) -> bool {
         !self.is_absent() && self.first() == number && self.last() == number
     }

@@ -23,7 +23,7 @@ impl Room {
         Self { limit, taken: Mutex::default() }
     }
 
-    /// Of the stores that nobody has open.
+    /// Of the stores that are not open.
     pub fn note_idle(&self, bytes: u64) {
         self.lock().idle = bytes;
     }
@@ -33,7 +33,8 @@ impl Room {
         self.lock().open
     }
 
-    /// A store that has `counted` bytes takes `wanted` instead. False: there is no room for more, and nothing has changed.
+    /// A store that has `counted` bytes takes `wanted` instead. False: there is no room for more, and nothing has
+    /// changed.
     pub(super) fn take(&self, counted: &mut u64, wanted: u64) -> bool {
         let mut taken = self.lock();
         let others = taken.open - *counted;

@@ -53,7 +53,7 @@ pub struct Cached {
     pub file: u64,
 }
 
-/// One name as the source has just told it.
+/// One name as the source has just reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incoming {
     pub name: Vec<u8>,
@@ -67,11 +67,12 @@ pub struct Incoming {
 /// What the store knows of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// `seen_ms`: the moment for which the source last confirmed this, on the store's own clock ([`super::View::now_ms`]).
+    /// `seen_ms`: the moment for which the source last confirmed this, on the store's own clock
+    /// ([`super::View::now_ms`]).
     Found { attributes: Attributes, seen_ms: u64 },
     /// The source was asked and has no such name, or a complete listing lacks it.
     Absent { seen_ms: u64 },
-    /// Nobody has asked the source yet.
+    /// The source was not asked yet.
     Unknown,
 }
 
@@ -84,7 +85,8 @@ pub struct ListingState {
     pub seen_ms: u64,
     /// Names that `read_dir` shows.
     pub entries: u64,
-    /// Objects that the last complete listing could not show: hidden behind a directory of the same name, or unnameable.
+    /// Objects that the last complete listing could not show: hidden behind a directory of the same name, or
+    /// unnameable.
     pub hidden: u64,
 }
 

@@ -175,7 +175,7 @@ impl<'v> Write<'v> {
             (Origin::Listed { .. }, Some(number)) if visible || listed => (first, number),
             // There is no older listing that must not show it yet.
             (Origin::Listed { .. }, Some(number)) if !directory.complete => (directory.in_force, number),
-            // A name that was known before is told from one that this listing alone has.
+            // This separates a name that was known before from one that this listing alone has.
             (Origin::Listed { .. }, Some(number)) if was_known => (number - 1, number),
             (Origin::Listed { .. }, Some(number)) => (number, number),
             // It exists now, so also after the listing that is under way.
@@ -286,8 +286,8 @@ impl<'v> Write<'v> {
         Ok(keys.len())
     }
 
-    /// Deletes names that only this listing has, which nobody has seen yet, of up to `most` that follow the key `after`
-    /// (empty: from the first). Some: the key to go on after.
+    /// Deletes names that only this listing has, which no reader has seen yet, of up to `most` that follow the key
+    /// `after` (empty: from the first). Some: the key to go on after.
     pub(super) fn take_back(
         &mut self,
         dir: u64,
@@ -372,7 +372,7 @@ fn is_in(known: &Known, number: Option<u32>) -> bool {
     !known.absent && number == Some(known.last)
 }
 
-/// Keys that come in order fill their pages if LMDB is told so, and half of them otherwise.
+/// Keys that come in order fill their pages if LMDB knows that they do, and half of each page otherwise.
 fn append_or_put(
     table: Database<Bytes, Bytes>,
     txn: &mut RwTxn<'_>,
@@ -397,7 +397,8 @@ impl Origin {
     }
 
     /// Was the name asked for while this listing was under way? Then that answer is at least as new as the page, of
-    /// which nobody knows when the source made it. (A time in the future comes from another boot, whose clock was wrong.)
+    /// which nobody knows when the source made it. (A time in the future comes from another boot, whose clock was
+    /// wrong.)
     fn is_older_than(self, seen_ms: u64) -> bool {
         matches!(self, Self::Listed { seen_ms: begun, now_ms } if begun < seen_ms && seen_ms <= now_ms)
     }

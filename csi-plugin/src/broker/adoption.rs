@@ -79,11 +79,11 @@ impl Adopter {
     pub(super) fn hand_all_over(&self, agent: &AgentLink, spare: Option<&AgentIdentity>) -> Given {
         let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         let mut orphans = self.lifecycle.table.all();
-        // Nobody can serve what somebody has ended, however well an agent takes it over.
+        // No agent can serve a connection that a third party has ended.
         orphans.retain(|mount| !self.lifecycle.note_if_ended(mount));
         orphans.retain(|mount| match mount.state() {
             State::Orphaned(_) => true,
-            // The predecessor's connection has ended, and nobody has noted it yet.
+            // The predecessor's connection has ended, and the broker has not noted it yet.
             State::Serving => !mount.is_of(agent.identity()),
             State::Preparing | State::Adopting(_) | State::Dead | State::Unpublished => false,
         });
@@ -126,7 +126,7 @@ impl Adopter {
         };
         let adopt = AgentRequest::Adopt(Box::new(adopt));
         let adopted = agent.ask(adopt, &[device.as_fd(), inflight.as_fd()], self.limit);
-        // Nobody serves it in the cases below: it ends with its healTimeout, unless another agent comes.
+        // No agent serves it in the cases below: it ends with its healTimeout, unless another agent comes.
         let why = match adopted {
             Ok((AgentAnswer::Done, _)) => {
                 self.lifecycle.enter_if(mount, State::Serving, "a new agent serves it", still);
@@ -141,7 +141,8 @@ impl Adopter {
             }
         };
         match mount.state() {
-            // Unpublished, or ended, while the agent was asked: it may have got it after it was told to let go.
+            // Unpublished, or ended, while the agent was asked: the agent may have adopted it after the order to let
+            // go.
             over if over.is_over() => {
                 tracing::info!(mount = %mount.id, volume = %mount.volume(), "a mount ended while it was handed over: the agent is told to let go of it");
                 agent.relieve(mount.id, "it ended while it was handed over");

@@ -1,4 +1,4 @@
-//! Passthrough files: registered with the kernel for the agent, recorded, closed when nobody needs them.
+//! Passthrough files: registered with the kernel for the agent, recorded, closed when no open file needs them.
 
 use super::mounts_table::Mount;
 use link::broker::BrokerAnswer;

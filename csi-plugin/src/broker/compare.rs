@@ -49,7 +49,7 @@ pub enum Finding {
     /// The agent holds what this broker was never shown, or did not take. It may be in use in a container, and ends
     /// with its connection: reported.
     HeldUnknown(MountId),
-    /// The broker takes it for served, and nobody holds it: given anew.
+    /// The broker takes it for served, and no agent holds it: adopted again.
     ServedByNobody(MountId),
     /// The broker waits for an agent for it, and the agent holds it: served.
     HeldThoughOrphaned(MountId),

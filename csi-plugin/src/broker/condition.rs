@@ -28,7 +28,7 @@ impl Condition {
         match reason {
             Reason::Degraded | Reason::Failed => self.latest().mount = Some(message.to_owned()),
             Reason::Recovered => self.latest().mount = None,
-            // One call failed, nobody noticed, or it is the source's.
+            // One call failed, no reader noticed, or it is the source's.
             Reason::RequestFailed | Reason::Healed | Reason::ServingStale => {}
         }
     }

@@ -1,4 +1,5 @@
-//! A limit of memory for each worker, so that a worker that takes too much dies alone: groups that the agent may not make.
+//! A limit of memory for each worker, so that a worker that takes too much dies alone: groups that the agent may not
+//! make.
 
 use super::socket::AgentIdentity;
 use cgroups::{CgroupError, Cgroups, Released};
@@ -10,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The groups of the agents' workers. Locked while one is made and while those that exist are looked at: two agents may
-/// have theirs in the same place, and a group that nobody lives in yet looks like one that was left.
+/// have theirs in the same place, and a group without a process yet looks like one that was left.
 #[derive(Debug, Default)]
 pub(super) struct Groups(Mutex<Known>);
 
@@ -67,7 +68,7 @@ impl Groups {
         }
     }
 
-    /// Removes what nobody lives in any more: called again and again.
+    /// Removes groups that no process lives in any more: called periodically.
     pub(super) fn sweep(&self) {
         self.lock().sweep();
     }

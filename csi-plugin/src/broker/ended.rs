@@ -1,5 +1,6 @@
-//! Connections that somebody else has ended: `umount -f`, `echo 1 > …/abort`, the kernel's `fs.fuse.max_request_timeout`,
-//! the last unmount of a mount that we hold. Noticed within a second, told, and made anew (see `renew`).
+//! Connections that somebody else has ended: `umount -f`, `echo 1 > …/abort`, the kernel's
+//! `fs.fuse.max_request_timeout`, the last unmount of a mount that we hold. The broker notices it within a second,
+//! posts an event and renews the mount (see `renew`).
 //!
 //! ```text
 //!  every 250 ms: all devices ──► ended, and not by us ──► Dead, its descriptors let go of ──► told ──► look for dead mounts
@@ -14,8 +15,8 @@ use super::lifecycle::Lifecycle;
 use std::sync::Weak;
 use std::time::Duration;
 
-/// A look costs half a microsecond for each mount. Waiting instead would cost a context switch for each request that the
-/// kernel makes (see `mounts::Kernel::have_ended`).
+/// A look costs half a microsecond for each mount. Waiting instead would cost a context switch for each request that
+/// the kernel makes (see `mounts::Kernel::have_ended`).
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Runs until the broker is dropped or stopped.

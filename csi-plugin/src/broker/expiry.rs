@@ -1,4 +1,5 @@
-//! Mounts that nobody serves any more: ended when their `healTimeout` is over, so that readers fail instead of hanging.
+//! Mounts that no agent serves any more: ended when their `healTimeout` is over, so that readers fail instead of
+//! hanging.
 
 use super::lifecycle::Lifecycle;
 use super::mounts_table::State;

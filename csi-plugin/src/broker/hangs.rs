@@ -8,7 +8,7 @@ use link::broker::AgentEnd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How often the agent is looked at. A broker that did not run itself for longer blames nobody for it.
+/// How often the agent is looked at. A broker that did not run for longer does not blame the agent.
 const EVERY: Duration = Duration::from_millis(500);
 
 /// Runs until the broker is dropped or stopped.

@@ -53,7 +53,7 @@ impl Holder {
             return Err(self.relieve_of_ended(agent, id));
         }
         let (connection, source) = self.mounted(&target, &publish.spec.volume).inspect_err(|why| {
-            // Containers may have it all the same, so it is left to them; nobody else can be given it.
+            // Containers may still have it, so it stays theirs; no other agent can adopt it.
             tracing::warn!(mount = %id, %why, "an agent serves a mount that somebody has taken from its target");
         })?;
         // The mount at its target may be a later one of the same volume, and this one somewhere else.
@@ -82,8 +82,8 @@ impl Holder {
         failpoint::hit("broker.prepared");
         backing.into_iter().for_each(|id| mount.record_backing(id));
         mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
-        // It ended between our look and our note. From our note on whoever unpublishes finds it in the table, and
-        // whoever looks for ends finds that.
+        // It ended between our look and our note. From our note on an unpublish finds it in the table, and
+        // the watcher of ended connections finds it, too.
         let ended = || mount.device().is_none_or(|device| self.lifecycle.kernel.has_ended(device.as_fd()));
         if mount.state().is_over() || ended() {
             self.hold_ended(&mount);
@@ -128,8 +128,8 @@ impl Holder {
         self.lifecycle.tell_of_ends(&[mount]);
     }
 
-    /// It ended while its agent showed it. As long as something of it is at its target nobody has unpublished it, and
-    /// what is known of it now is what it is made anew from.
+    /// It ended while its agent showed it. As long as something of it is at its target kubelet has not unpublished it,
+    /// and what is known of it now is what it is made anew from.
     fn hold_ended(&self, mount: &Mount) {
         let path = mount.target.path();
         let is_there = self.lifecycle.kernel.table().is_ok_and(|table| match stack_at(&table, path).last() {

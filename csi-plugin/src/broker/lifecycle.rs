@@ -1,5 +1,5 @@
-//! The life of a mount: every change of its state, with what must follow from it. Its owner is told, its connection is
-//! ended, its descriptors are let go of.
+//! The life of a mount: every change of its state, with what must follow from it. The broker informs its owner, its
+//! connection is ended, its descriptors are let go of.
 //!
 //! The state changes first, then the world: a thread that works on the same mount meanwhile finds that it is over, and
 //! undoes what it has done.
@@ -62,7 +62,7 @@ impl Lifecycle {
         self.table.get(id).filter(|mount| mount.is_of(agent)).ok_or_else(unknown)
     }
 
-    /// As [`Mount::enter_if`], and its owner is told.
+    /// As [`Mount::enter_if`], and informs the owner.
     pub(super) fn enter_if(
         &self,
         mount: &Mount,
@@ -70,7 +70,7 @@ impl Lifecycle {
         why: &str,
         holds: impl FnOnce(State, &AgentIdentity) -> bool,
     ) -> bool {
-        // Success is not told of a mount that somebody has ended meanwhile.
+        // No success is reported of a mount that a third party has ended meanwhile.
         if to == State::Serving && self.note_if_ended(mount) {
             return false;
         }
@@ -114,8 +114,8 @@ impl Lifecycle {
         })
     }
 
-    /// Takes one known mount away: agent told, connection ended, unmounted, ids and descriptors given back. If the
-    /// unmount fails, the next call goes on.
+    /// Takes one known mount away: informs the agent, ends the connection, unmounts, gives ids and descriptors back. If
+    /// the unmount fails, the next call goes on.
     pub(super) fn take_down(&self, mount: &Mount) -> Result<(), Failure> {
         self.retire(mount, "it is taken down");
         self.kernel.unmount(&mount.target)?;
@@ -123,7 +123,7 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// It is no mount of ours from here on: agent told, connection ended. Its readers wait no longer.
+    /// The broker gives it up: it informs the agent and ends the connection. Its readers wait no longer.
     pub(super) fn retire(&self, mount: &Mount, why: &str) {
         mount.enter(State::Unpublished, why);
         if let Some(agent) = self.agents.slots.current()

@@ -1,4 +1,4 @@
-//! What agents are told of a mount.
+//! What the broker sends to an agent about a mount.
 
 use super::mounts_table::Mount;
 use link::broker::{Adopt, AgentEnd, Publish};

@@ -361,7 +361,7 @@ impl Broker {
         notices::source_trouble(volume, usage)
     }
 
-    /// The last that its agent has told of it.
+    /// What its agent last reported of it.
     pub(crate) fn last_usage(&self, target: &Target) -> Usage {
         self.table.at(target.path()).map(|mount| mount.condition.usage()).unwrap_or_default()
     }

@@ -38,9 +38,9 @@ use super::socket::AgentIdentity;
 pub enum State {
     Preparing,
     Serving,
-    /// Nobody serves it since then.
+    /// No agent serves it since then.
     Orphaned(Instant),
-    /// An agent is being given what nobody serves since then.
+    /// An agent is adopting it; no agent serves it since then.
     Adopting(Instant),
     /// Its connection was aborted.
     Dead,
@@ -63,7 +63,7 @@ impl State {
         }
     }
 
-    /// Nobody shall serve it any more.
+    /// No agent is to serve it any more.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Dead | Self::Unpublished)
     }

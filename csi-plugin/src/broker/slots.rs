@@ -40,8 +40,8 @@ impl AgentSlots {
         links.any(|link| link.identity() == agent)
     }
 
-    /// The successor becomes the agent that serves in place of `before`, whose end may not have been noted yet; false if
-    /// it is gone, or if somebody else has taken that place.
+    /// The successor becomes the agent that serves in place of `before`, whose end may not have been noted yet; false
+    /// if it is gone, or if somebody else has taken that place.
     pub(super) fn promote(&self, link: &Arc<AgentLink>, before: Option<&Arc<AgentLink>>) -> bool {
         let mut slots = self.lock();
         let here = slots.successor.as_ref().is_some_and(|s| Arc::ptr_eq(s, link));
@@ -63,7 +63,7 @@ impl Admission for AgentSlots {
     fn take(&self, link: &Arc<AgentLink>, greet: &dyn Fn()) -> Result<(), Refusal> {
         let slots = &mut *self.lock();
         if link.hello().drained {
-            greet(); // it takes nobody's place
+            greet(); // it takes no other agent's place
             slots.drained.push(link.clone());
             return Ok(());
         }

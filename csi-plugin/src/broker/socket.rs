@@ -52,7 +52,7 @@ pub enum AskError {
     TimedOut(Duration),
     #[error(transparent)]
     Refused(Refusal),
-    /// Nobody wants the answer any more.
+    /// The caller does not want the answer any more.
     #[error("the mount was ended while it was set up")]
     Withdrawn,
     #[error("cannot ask the node agent: {0}")]

@@ -29,7 +29,7 @@ pub struct Claim {
 }
 
 impl Claims {
-    /// None: there is none. `uid`: where the provisioner told it, a claim of that name that is another one does not
+    /// None: there is none. `uid`: where the provisioner gives it, another claim of that name does not
     /// count.
     pub fn get(&self, namespace: &str, name: &str, uid: Option<&str>) -> Result<Option<Claim>, Failure> {
         let api: Api<PersistentVolumeClaim> = Api::namespaced(self.cluster.client(), namespace);

@@ -1,4 +1,4 @@
-//! From a class's parameters and a claim to the volume context: what the node will be told.
+//! From a class's parameters and a claim to the volume context: what the node will get.
 
 use super::Inner;
 use super::claim::Claims;
@@ -12,7 +12,7 @@ use volume::{Parameters, TEMPLATED_PARAMETERS, TemplateValues, claim_chooses, ex
 /// Why a request becomes no context.
 #[derive(Debug)]
 pub(super) enum Unfilled {
-    /// The request, or the class behind it: nobody gets a volume by it.
+    /// The request, or the class behind it, is wrong: no claim gets a volume by it.
     Refused(Failure),
     /// What the claim says by now, or that it is gone. If it said something else when its volume was recorded, that
     /// counts.

@@ -1,11 +1,11 @@
-//! Records of volumes that nobody got: CreateVolume answered, the answer was lost, and the claim went away.
+//! Records of volumes that no claim got: CreateVolume answered, the answer was lost, and the claim went away.
 //!
 //! The provisioner repeats a CreateVolume whose answer it did not get, also for a claim that was deleted meanwhile, and
 //! then deletes what it got; so such a record usually goes by itself. It stays if the provisioner was replaced before:
 //! what it was about is in its memory only. Whoever has a volume has a PersistentVolume; whoever may still get one has
 //! a claim. A record that has neither for [`Pace::grace`], without having been touched, is removed.
 //!
-//! Every replica of the controller looks for itself and nobody has to lead. A removal names the version of the record
+//! Every replica of the controller looks for itself and none has to lead. A removal names the version of the record
 //! that was looked at, and a CreateVolume that hands out an existing record changes that version
 //! ([`super::records::Records::hand_out_again`]): of a removal and a CreateVolume one finds that the other came first.
 

@@ -1,5 +1,5 @@
 //! Kubernetes Events on pods and claims: what happened to a mount and what to do. Queued here, posted by one task;
-//! nobody who serves a mount ever waits for it, and without an API server they are dropped.
+//! no thread that serves a mount ever waits for one, and without an API server they are dropped.
 
 mod post;
 pub mod text;
@@ -19,7 +19,7 @@ const MESSAGE_CHARS_MAX: usize = 900;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reason {
-    /// A successor serves the mount; nobody noticed.
+    /// A successor serves the mount; no call failed.
     Healed,
     /// The mount waits for something.
     Degraded,

@@ -100,7 +100,7 @@ impl Inner {
             Some(standing) => (Failure::Unavailable(failure.to_string()), standing != Standing::Dead),
             None => (failure, false),
         };
-        // A mount that lives has told of its own troubles.
+        // A mount that lives has reported its own troubles.
         if !lives {
             let subjects = subjects_of(&request.volume_id, &request.volume_context);
             let message = text::not_published(&request.volume_id, &failure.to_string());
@@ -177,7 +177,7 @@ impl Inner {
     pub(super) fn look(&self, table: &[MountEntry], path: &Path) -> Found {
         let stack = stack_at(table, path);
         let Some(top) = stack.last() else { return Found::Nothing };
-        // Who asks shall not be told that it is served until somebody has noticed.
+        // The caller must not hear that the volume is served before the broker has noticed its end.
         if let Some(mount) = self.broker.table.at(path) {
             self.broker.note_if_ended(&mount);
         }

@@ -66,7 +66,7 @@ impl Inner {
         }
     }
 
-    /// Nobody waits for them: their calls get ENOTCONN.
+    /// No unpublish waits for them: their calls get ENOTCONN.
     fn tell_of_holders(&self, request: &NodeUnpublishVolumeRequest, unmounted: Vec<&MountEntry>) {
         let fuse = |entry: &&MountEntry| matches!(entry.ours(), Some(Ours::Fuse(_)));
         if unmounted.into_iter().filter(fuse).any(|entry| self.broker.kernel.remains(entry.connection())) {

@@ -1,4 +1,4 @@
-//! Backing ids of passthrough opens: asked for once per node id, counted, closed when nobody needs them.
+//! Backing ids of passthrough opens: asked for once per node id, counted, closed when no open file needs them.
 //!
 //! An id pins the disk blocks of its file, and a node id must be opened with the same id as long as any open of it
 //! lives. What is written here lies in the crate `inflight`, for the successor; this is the index to it.
@@ -137,7 +137,7 @@ impl Backings {
         self.close_surplus();
     }
 
-    /// The cache dropped this file: its blocks are free once nobody has it open.
+    /// The cache dropped this file: its blocks are free once no file handle has it open.
     pub(super) fn close_of(&self, file: u64) {
         self.close_idle(|_, backing| backing.file == file);
     }
@@ -172,7 +172,7 @@ impl Backings {
         }
     }
 
-    /// Closes the ids that nobody has open and that `wanted` picks.
+    /// Closes the ids without an open file that `wanted` picks.
     fn close_idle(&self, wanted: impl Fn(u64, &Backing) -> bool) {
         let mut closed = Vec::new();
         {
@@ -184,7 +184,7 @@ impl Backings {
                 if backing.refs > 0 || !wanted(*nodeid, &backing) {
                     return true;
                 }
-                inflight.remove_backing(*index); // before it is closed: nobody may hand it out again
+                inflight.remove_backing(*index); // before it is closed: no thread may hand it out again
                 closed.push((*nodeid, backing.id));
                 false
             });

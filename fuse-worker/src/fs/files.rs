@@ -65,13 +65,13 @@ impl OpenFile {
         })
     }
 
-    /// Instead of a file whose disk did not answer the agent sends an empty one, of which nothing is present. Of a real one
-    /// whatever the agent calls present is there.
+    /// Instead of a file whose disk did not answer the agent sends an empty one, of which nothing is present. Of a real
+    /// one whatever the agent calls present is there.
     pub(super) fn is_placeholder(&self) -> bool {
         self.presence.is_some() && rustix::fs::fstat(&self.data).is_ok_and(|about| about.st_size == 0)
     }
 
-    /// A reader at `end` has just been told where its next mark lies.
+    /// A reader at `end` has just learned where its next mark lies.
     pub(super) fn set_mark(&self, end: u64, mark: Option<u64>) {
         let Some(mark) = mark else { return };
         self.stride.store(mark.saturating_sub(end), Relaxed);

@@ -1,7 +1,7 @@
 //! The read-only file system: names from the metadata store, bytes from cache files, and the agent for what is missing.
 //!
-//! It knows nothing of fuser or the device: requests are calls, answers are [`Reply`]s, the agent is a [`Link`]. No call
-//! waits for the agent; what is to happen with its answer is parked there.
+//! It knows nothing of fuser or the device: requests are calls, answers are [`Reply`]s, the agent is a [`Link`]. No
+//! call waits for the agent; what is to happen with its answer is parked there.
 
 mod attributes;
 mod backing;
@@ -169,7 +169,7 @@ impl Fs {
         self.files.report_touched();
     }
 
-    /// Gives back what idles: buffers, and the disk space that is kept for nobody. To be called every second or so.
+    /// Gives back what idles: buffers, and disk space without a user. To be called every second or so.
     pub fn trim(&self) {
         self.reads.trim();
         self.backings.close_superseded();

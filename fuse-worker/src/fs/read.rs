@@ -83,8 +83,8 @@ impl Reads {
         self.serve(Range { nodeid, key: (ino, version), offset, len, attempt: 0 }, reply);
     }
 
-    /// In profile *small* the kernel opens without asking. Told that a content is gone, it asks for the attributes at
-    /// the next open, which is sent to look the name up again.
+    /// In profile *small* the kernel opens without asking. Once it learns that a content is gone, it asks for the
+    /// attributes at the next open, which is sent to look the name up again.
     fn refuse(&self, nodeid: u64, failure: Failure, reply: Reply) {
         if self.shown.mode() == Mode::NoOpen && failure == Failure::Cause(Cause::Stale) {
             self.known.mark_stale(nodeid);

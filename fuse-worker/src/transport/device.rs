@@ -18,8 +18,8 @@ const SEATS: usize = 64;
 /// Between two looks whether a suspect has been answered.
 const SUSPECT_PAUSE: Duration = Duration::from_millis(2);
 
-/// What the kernel is told, whatever fuser chose: a read-only connection needs no room for writes, and the room that
-/// the kernel demands of a read buffer grows with it (fuse_dev_do_read). 4096 is the kernel's own minimum.
+/// What the worker tells the kernel, whatever fuser chose: a read-only connection needs no room for writes, and the
+/// room that the kernel demands of a read buffer grows with it (fuse_dev_do_read). 4096 is the kernel's own minimum.
 const MAX_WRITE: u32 = 4096;
 const MAX_WRITE_AT: usize = OutHeader::BYTES + offset_of!(InitOut, max_write);
 
@@ -136,7 +136,8 @@ impl Transport {
             let stage = self.stage();
             let into = self.inflight.stage_pointer(stage);
             let wanted = STAGE_BYTES.min(buffer.len());
-            // SAFETY: the pointer is valid for STAGE_BYTES bytes as long as the inflight, and this thread owns the buffer.
+            // SAFETY: the pointer is valid for STAGE_BYTES bytes as long as the inflight, and this thread owns the
+            // buffer.
             let read = unsafe { libc::syscall(libc::SYS_read, self.device.as_raw_fd(), into, wanted) };
             let errno = last_errno();
             if read < 0 {
@@ -152,7 +153,7 @@ impl Transport {
             }
             match header.opcode {
                 opcode::INTERRUPT => self.interrupt(stage),
-                // Nobody answers these, and this file system keeps nothing that they would free.
+                // These have no answer, and this file system keeps nothing that they would free.
                 opcode::FORGET | opcode::BATCH_FORGET | opcode::NOTIFY_REPLY => {}
                 _ => {
                     failpoint::hit("worker.read");

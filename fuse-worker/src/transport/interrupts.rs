@@ -1,4 +1,4 @@
-//! Lets the callers go that are being killed, and nobody else: a signal is sent for many reasons.
+//! Lets only callers go that are being killed: a signal is sent for many reasons.
 //!
 //! FUSE_INTERRUPT comes once per request, at the first signal. A SIGKILL after a harmless signal sends nothing new, so
 //! marked requests are looked at again and again while they wait.
@@ -74,7 +74,7 @@ pub fn run(transport: Arc<Transport>, link: Arc<dyn Link>) -> ! {
             link.ask(
                 Ask::Dying { tids },
                 Box::new(move |answer| {
-                    // No answer: nobody is known to be dying; the next look asks again.
+                    // No answer: no caller is known to be dying; the next look asks again.
                     if let Ok((Reply::Dying { tids }, _)) = answer {
                         let dying: BTreeSet<u32> = tids.into_iter().collect();
                         for request in marked.iter().filter(|request| dying.contains(&request.pid)) {

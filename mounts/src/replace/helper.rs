@@ -109,8 +109,8 @@ const DESCRIPTORS: Descriptors = Descriptors("");
 
 fn replace(replacement: &Replacement) -> Result<Vec<String>, String> {
     let own = |what: &str, e: &dyn Display| format!("{what}: {e}");
-    // Needed: the kernel lets nobody into another mount namespace who shares root and working directory with a thread.
-    // SAFETY: this thread gets its own; nothing else changes for it or for others.
+    // Needed: the kernel lets no thread into another mount namespace that shares root and working directory with
+    // another thread. SAFETY: this thread gets its own; nothing else changes for it or for others.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }.map_err(|e| own("unshare", &e))?;
     let here = OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY;
     let proc = rustix::fs::open("/proc/thread-self", here, Mode::empty())

@@ -1,6 +1,6 @@
 //! The metrics page and the health check, over plain HTTP.
 //!
-//! Anybody in the cluster may reach this port, and answering costs the agent work that nobody pays for: so there are
+//! Anybody in the cluster may reach this port, and answering costs the agent work without a limit: so there are
 //! few connections at once, each ends in time, and a page is rendered once a second for all who ask.
 
 use bytes::Bytes;
@@ -74,8 +74,8 @@ impl Page {
 struct Guests(Vec<(Id, IpAddr, AbortHandle)>);
 
 impl Guests {
-    /// Whom to cut off so that there is a place: whoever asks from elsewhere, or asked last, is not kept out by one
-    /// that takes all places.
+    /// Which client to cut off so that there is a place: a client from elsewhere, or one that asked last, is not kept
+    /// out by one that takes all places.
     fn surplus(&mut self, places: usize) -> Option<AbortHandle> {
         if self.0.len() < places {
             return None;

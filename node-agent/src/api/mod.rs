@@ -1,4 +1,4 @@
-//! The operator's API: what `millpond status`, `warm`, `evict` and `doctor` are told.
+//! The operator's API, which `millpond status`, `warm`, `evict` and `doctor` ask.
 
 pub(crate) mod http;
 

@@ -49,7 +49,7 @@ pub(crate) async fn follow(app: &mut App, state_dir: &Path) -> io::Result<End> {
             Order::Resume | Order::Depart | Order::Shown => {}
         }
     }
-    std::future::pending().await // nobody gives orders any more: a signal ends this agent
+    std::future::pending().await // there is no broker to give orders: a signal ends this agent
 }
 
 /// Becomes a new process of the same program: same id, same arguments, nothing else. Returns only on failure.

@@ -1,6 +1,6 @@
 //! Small files, fetched before anybody asks for them.
 //!
-//! A training epoch reads thousands of small files in an order that nobody can foresee, and each of them costs a round
+//! A training epoch reads thousands of small files in a random order, and each of them costs a round
 //! trip to the store. What can be foreseen is that a directory of which many files were asked for will be read to its
 //! end: so its other files are fetched ahead, in the order of its listing, the more of them the more were missed.
 //! A reader of a few files of a directory pays for a few more.

@@ -118,7 +118,7 @@ impl Server {
             Ask::Lookup { .. } | Ask::List { .. } | Ask::Attributes { .. } => tokio::select! {
                 biased;
                 answered = self.answer(mount, questions, ask) => answered,
-                () = mount.let_go(unique) => Err(Cause::Unavailable), // to nobody
+                () = mount.let_go(unique) => Err(Cause::Unavailable), // the caller has gone
             },
             _ => self.answer(mount, questions, ask).await,
         }
@@ -155,8 +155,8 @@ impl Server {
                 let file = scope.file(ino, version, Self::read_options(mount))?;
                 if file.key().size <= siblings::SMALL && !file.is_whole() {
                     self.siblings.missed(scope, ino, Self::read_options(mount));
-                    // The read that follows would ask for it anyway: save the second question. A failure is told
-                    // to that read.
+                    // The read that follows would ask for it anyway: save the second question. That read
+                    // reports a failure.
                     let whole = async { file.whole().await.map_err(|e| e.cause) };
                     let _ = scope.within(own, None, whole).await;
                 }
@@ -179,7 +179,7 @@ impl Server {
                 stored(Ok(()))
             }
             Ask::Read { file, offset, len } => {
-                // Evicted between the worker's two questions: its descriptor is of a file that nobody fills.
+                // Evicted between the worker's two questions: no fetch fills the file of this descriptor.
                 let Some(file) = self.file_of(mount, file) else { return Ok((Reply::Gone, Vec::new())) };
                 if file.is_passed_by() && !file.has_source() {
                     return Ok((Reply::Gone, Vec::new())); // asked for again, it has one
@@ -236,7 +236,7 @@ impl Server {
                 tids.truncate(TIDS_MAX);
                 match self.privileged.ask(BrokerRequest::Dying { tids }, Vec::new()).await {
                     Ok(BrokerAnswer::Dying { tids }) => Ok((Reply::Dying { tids }, Vec::new())),
-                    // Nobody who could tell: everybody lives.
+                    // Nothing is known of the caller: it counts as alive.
                     _ => Ok((Reply::Dying { tids: Vec::new() }, Vec::new())),
                 }
             }
@@ -256,8 +256,8 @@ impl Server {
         stored(told.map(|_| ()))
     }
 
-    /// The broker looks at the file, one after the other: a disk that has just begun to hang may keep it. Then this open
-    /// is an ordinary one, and so are the next, until it answers.
+    /// The broker looks at the file, one after the other: a disk that has just begun to hang may keep it. Then this
+    /// open is an ordinary one, and so are the next, until it answers.
     async fn backing_open(&self, mount: &Arc<Mount>, data: OwnedFd) -> Answered {
         if self.backing_waits.load(Ordering::Acquire) > 0 {
             return Err(Cause::Stale);
@@ -319,8 +319,8 @@ fn refused(what: &str, answer: Result<BrokerAnswer, link::Refusal>) -> Cause {
     Cause::Internal
 }
 
-/// Lends the worker at most `most` bytes, which are brought once there is room for them: it may ask for more than it gives
-/// back, and none of that may be in memory. Waits for room as long as for the store.
+/// Lends the worker at most `most` bytes, which are brought once there is room for them: it may ask for more than it
+/// gives back, and none of that may be in memory. Waits for room as long as for the store.
 async fn lend_uncached(
     questions: &Questions,
     own: Duration,
@@ -342,8 +342,8 @@ async fn lend_uncached(
     Ok((Reply::Uncached { len, number }, vec![fd]))
 }
 
-/// Sends without blocking the runtime: a worker that does not read gets its answers from a thread that may wait, one for
-/// all of them.
+/// Sends without blocking the runtime: a worker that does not read gets its answers from a thread that may wait, one
+/// for all of them.
 async fn reply(mount: &Mount, questions: &Questions, worker: &Arc<Packet>, id: u64, answered: Answered) {
     let (body, fds) = match answered {
         Ok((reply, fds)) => (Ok(reply), fds),
@@ -359,8 +359,8 @@ async fn reply(mount: &Mount, questions: &Questions, worker: &Arc<Packet>, id: u
                 let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
                 link::worker::send(&socket, &message, &borrowed)
             };
-            // It waits for as long as the socket's limit says. A worker that takes nothing for so long is hung, or not ours
-            // any more: its successor asks again.
+            // It waits for as long as the socket's limit says. A worker that takes nothing for so long is hung, or not
+            // ours any more: its successor asks again.
             if let Ok(Err(PacketError::TimedOut)) = tokio::task::spawn_blocking(send).await {
                 tracing::warn!(volume = %mount.spec.id, "a worker takes no answers: it is ended");
                 worker.shutdown();

@@ -1,4 +1,4 @@
-//! What one worker has asked and not been told, and the memory that it was lent. Both are bounded: a worker serves
+//! The open questions of one worker, and the memory that the agent has lent it. Both are bounded: a worker serves
 //! requests of strangers, and may not be ours any more.
 
 use inflight::carry_job;

@@ -32,7 +32,7 @@ struct Current {
     credentials: Credentials,
     /// The keys are no longer those that name the scope.
     rotated: bool,
-    /// The last volume is gone: nobody will bring a secret.
+    /// The last volume is gone: no publish will bring a secret.
     over: bool,
 }
 
@@ -136,7 +136,7 @@ impl CredentialedSource {
         self.state.send_modify(|asked| asked.over = true);
     }
 
-    /// Returns when the last volume is gone: nobody waits for what is asked then.
+    /// Returns when the last volume is gone: no reader waits for an answer then.
     pub(crate) async fn ended(&self) {
         let mut changes = self.state.subscribe();
         if changes.wait_for(|asked| asked.over).await.is_err() {

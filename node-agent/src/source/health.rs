@@ -1,4 +1,4 @@
-//! Whether a source answers: told once when it stops, and once when it goes on, and known in between.
+//! Whether a source answers: reported once when it stops and once when it goes on, and known in between.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ pub(crate) struct Health {
 }
 
 struct Told {
-    /// Changes are told in their order.
+    /// Changes are reported in their order.
     to: UnboundedSender<Change>,
     /// The last of them.
     why: Option<String>,

@@ -98,7 +98,7 @@ impl Outage {
         self.lock().since
     }
 
-    /// Somebody needs the source. True: and nobody probes it.
+    /// A reader needs the source. True: and no probe is under way.
     pub(super) fn want(&self, now: Instant) -> bool {
         let mut state = self.lock();
         state.wanted = Some(now);

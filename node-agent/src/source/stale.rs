@@ -8,7 +8,7 @@
 //!       └─────────────────── any answer: to a probe, a reader, another volume ──────────────┘
 //! ```
 //!
-//! While it is away nobody waits: what is known and not too old is the answer, at once, and one probe at a time asks
+//! While it is away no reader waits: what is known and not too old is the answer, at once, and one probe at a time asks
 //! the source for all of them. The worker gives such an answer to the kernel for no time at all, so the next call asks
 //! again. Absent names are known, too: a name that the last answer lacks stays absent.
 //!
@@ -108,7 +108,7 @@ pub(crate) fn of_attributes(names: &meta::View, ino: u64) -> Result<Option<u64>,
     Ok(attributes.filter(|(a, _)| a.kind != meta::Kind::Directory).map(|(_, seen_ms)| seen_ms))
 }
 
-/// Asks the source, for everybody who was given a stale answer, until it answers or nobody wants it any more.
+/// Asks the source on behalf of all readers with a stale answer, until it answers or no reader wants it any more.
 fn want(scope: &Arc<Scope>) {
     if !scope.outage.want(Instant::now()) {
         return;
@@ -141,7 +141,7 @@ mod tests {
     use crate::testing::{Does, Scripted};
     use cache::meta::ROOT;
 
-    /// Everything is out of date at once, and nobody waits long.
+    /// Everything is out of date at once, and no reader waits long.
     const QUICK: Tolerance = Tolerance {
         ttl: Duration::ZERO,
         stale: Duration::from_secs(3600),
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(look_up(&scope, None, b"f").await, Err(Cause::Unavailable));
         let too_old = Tolerance { stale: Duration::ZERO, ..QUICK };
         assert_eq!(look_up(&scope, Some(too_old), b"f").await, Err(Cause::Unavailable));
-        // Of the directory nothing was ever told.
+        // The source has never answered for this directory.
         let dir = scope.names.resolve(b"d0").unwrap().unwrap();
         let listed = ask(&scope, Some(QUICK), |names| of_listing(names, dir), scope.list(dir, NOW)).await;
         assert_eq!(listed, Err(Cause::Unavailable));
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(look_up(&scope, Some(QUICK), b"f").await, Ok(Told::Stale));
         let (since, before) = (scope.outage.since(), source.asked());
         assert!(since.is_some());
-        // Also after probes, which are told at once that it has expired.
+        // Also after probes, which learn at once that the token has expired.
         let probed = async {
             while source.asked() < before + 3 {
                 assert_eq!(look_up(&scope, Some(QUICK), b"f").await, Ok(Told::Stale));
@@ -271,7 +271,7 @@ mod tests {
             let scope = scope.clone();
             tokio::spawn(async move { look_up(&scope, Some(QUICK), b"f").await })
         };
-        // As long as it may last, nobody is told that the source is away.
+        // Within `staleIfError` no reader learns that the source is away.
         let patient = async {
             while source.looked_at() < 3 && !asking.is_finished() {
                 tokio::time::sleep(Duration::from_millis(5)).await;

@@ -215,7 +215,7 @@ pub struct Machine {
     takeover: bool,
     stopping: bool,
     deaths: Deaths,
-    /// The owner was told that calls wait.
+    /// The owner knows that calls wait.
     degraded: bool,
     /// What a worker that comes to serve has healed.
     pending: Pending,
@@ -233,7 +233,7 @@ impl Machine {
         (machine, actions)
     }
 
-    /// Of one whose agent is gone, for `cause`; nobody has served it since then.
+    /// Of one whose agent is gone, for `cause`; no worker has served it since then.
     pub fn adopt(limits: Limits, since: Instant, cause: HealCause) -> (Self, Vec<Action>) {
         let mut machine = Self::new(limits, State::AwaitingPredecessor, Pending { cause, replayed: 0 });
         machine.go = true;
@@ -436,7 +436,7 @@ impl Machine {
         self.deaths.died(now, false);
         self.why = why;
         let mut actions = Vec::new();
-        // A first start that fails is told to the publish.
+        // The publish reports a first start that fails.
         if self.go && !self.stopping && self.deaths.is_stuck() && !self.degraded {
             self.degraded = true;
             actions.push(Action::ReportDegraded { why: format!("no worker comes up: {}", self.why) });

@@ -37,7 +37,7 @@ pub struct Mount {
     /// Until it ends.
     member: Mutex<Option<Member>>,
     pub published: SystemTime,
-    /// What every worker of this mount is told; `takeover` is set for successors.
+    /// What every worker of this mount gets; `takeover` is set for successors.
     pub assign: Assign,
     /// As published or rotated; in memory only.
     secrets: Mutex<BTreeMap<String, String>>,
@@ -63,7 +63,7 @@ pub struct Mount {
 const CONDEMNED_FOR: Duration = Duration::from_secs(600);
 /// On one mount; the oldest are forgotten.
 const CONDEMNED_MAX: usize = 64;
-/// Cache files of which one worker is still to be told that they are gone. Space of those that are left out is free
+/// Cache files that are gone, of which one worker has yet to learn. Space of those that are left out is free
 /// with the worker, or once it opens others.
 const UNHEARD_MAX: usize = 65_536;
 /// Between two looks whether anybody still waits for an answer.
@@ -74,7 +74,7 @@ struct State {
     since: SystemTime,
     worker: Option<Current>,
     go: bool,
-    /// Published by an agent that is gone, nobody has served it since then.
+    /// Published by an agent that is gone; no worker has served it since then.
     adopted: Option<(Instant, HealCause)>,
     stop: bool,
     mode: Option<Mode>,
@@ -127,12 +127,12 @@ pub struct MountContext {
     /// Said once: workers have no limit.
     pub unlimited: std::sync::Once,
     pub runtime: tokio::runtime::Handle,
-    /// Told of mounts whose connection the kernel has ended: unmounted or aborted.
+    /// Gets the mounts whose connection the kernel has ended: unmounted or aborted.
     pub ended: tokio::sync::mpsc::UnboundedSender<MountId>,
-    /// Told of sources that stop or begin to answer.
+    /// Gets the sources that stop or begin to answer.
     pub(crate) outages: tokio::sync::mpsc::UnboundedSender<crate::source::health::Change>,
     pub workers: crate::config::Workers,
-    /// Debug: while this file exists nobody is started.
+    /// Debug: while this file exists no worker is started.
     pub suspend: Option<PathBuf>,
 }
 
@@ -249,7 +249,7 @@ impl Mount {
         *self.secrets.lock().unwrap_or_else(|p| p.into_inner()) = secrets.clone();
     }
 
-    /// What this volume wanted of its scope binds nobody any more, though somebody may still hold the mount.
+    /// What this volume wanted of its scope does not bind the scope any more, though a worker may still hold the mount.
     pub(crate) fn leave_scope(&self) {
         drop(self.member.lock().unwrap_or_else(|p| p.into_inner()).take());
     }
@@ -361,7 +361,7 @@ impl Mount {
     }
 
     /// A worker that died between getting an id and recording it, or between dropping its record and closing it,
-    /// leaves an id that nobody will ever use and that pins a cache file's blocks.
+    /// leaves an id that no worker will ever use and that pins a cache file's blocks.
     fn close_leaked_backings(self: &Arc<Self>, context: &MountContext) {
         let recorded: HashSet<u32> = self.inflight.backings().into_iter().map(|(_, b)| b.id).collect();
         let leaked: Vec<u32> =

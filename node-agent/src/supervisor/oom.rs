@@ -1,4 +1,4 @@
-//! Whether the kernel has killed for want of memory: one number of the whole machine, which nobody has to be asked for.
+//! Whether the kernel has killed for want of memory: one number for the whole machine, readable without rights.
 
 /// Processes killed so far (`oom_kill` of `/proc/vmstat`, since Linux 4.13; limits of cgroups included). 0: not known.
 pub(crate) fn kills() -> u64 {

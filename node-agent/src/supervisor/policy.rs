@@ -49,7 +49,7 @@ pub(super) struct Deaths {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     StartAfter(Duration),
-    /// Nobody has served for `healTimeout`: fail the mount loudly.
+    /// No worker has served for `healTimeout`: fail the mount loudly.
     GiveUp,
 }
 
@@ -65,7 +65,7 @@ impl Deaths {
         self.failures = if had_served { 0 } else { self.failures.saturating_add(1) };
     }
 
-    /// A worker that served is gone, and nobody else has ended it.
+    /// A worker that served is gone, and the agent did not end it.
     pub(super) fn crashed(&mut self, now: Instant) {
         let soon = self.last_crash.is_some_and(|last| now.duration_since(last) < QUIET);
         self.crashes = if soon { self.crashes.saturating_add(1) } else { 1 };

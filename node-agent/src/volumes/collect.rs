@@ -1,8 +1,8 @@
 //! Which metadata stores are worth their place on the disk.
 //!
-//! A store that no volume uses keeps the names for the next one. It goes when nobody has come back to it for long, when
-//! there are too many, or when all stores together take too much: then those first that nobody has used for longest.
-//! One that is in use never goes, nor one that an agent before may have left in use: its mounts may still be given to us.
+//! A store that no volume uses keeps the names for the next one. It goes when no volume has come back to it for long,
+//! when there are too many, or when all stores together take too much: then the longest unused ones first. One that is
+//! in use never goes, nor one that an agent before may have left in use: its mounts may still be given to us.
 
 use crate::config;
 use crate::volumes::Volumes;
@@ -36,7 +36,7 @@ impl Limits {
     }
 }
 
-/// A store that nobody has open.
+/// A store that is not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Store {
     since: SystemTime,
@@ -109,7 +109,7 @@ impl Leave {
         (!*ended).then(work)
     }
 
-    /// Returns when nobody is at a store. Blocking.
+    /// Returns when no thread works on a store. Blocking.
     pub(crate) fn end(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
     }
@@ -194,7 +194,7 @@ fn free(disk: &StatVfs) -> Option<(u64, u64)> {
     (disk.f_blocks > 0).then_some((disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize))
 }
 
-/// Those that nobody has open, tidied up.
+/// The stores that are not open, tidied up.
 fn find(
     volumes: &Volumes,
     dir: &std::path::Path,
@@ -362,7 +362,7 @@ mod tests {
         assert!(!expects(Left::Closed, 2), "its mounts have ended");
         assert!(!expects(Left::Closed, 0), "closed by this agent");
         assert!(!expects(Left::Worthless, 1));
-        // Whoever has not come by then does not come.
+        // A mount that has not come by then does not come.
         let open = seen(Left::Open, 1);
         assert!(started.expects(&open, started.at + ADOPTIONS - Duration::from_nanos(1)));
         assert!(!started.expects(&open, started.at + ADOPTIONS));

@@ -106,7 +106,7 @@ impl Volumes {
     }
 
     fn order(&self, order: Order) {
-        let _ = self.orders.send(order); // nobody follows them: the agent is exiting, or a laptop's
+        let _ = self.orders.send(order); // no receiver: the agent is exiting, or a laptop's
     }
 
     pub(crate) fn stop_taking(&self) {
@@ -145,7 +145,7 @@ impl Volumes {
         &self.room
     }
 
-    /// Nobody opens this scope while what is returned lives. None: a volume uses it, or is about to.
+    /// No volume opens this scope while the returned value lives. None: a volume uses it, or is about to.
     pub(crate) fn shut_scope(&self, id: &ScopeId) -> Option<scopes::Shut> {
         self.scopes.shut(id)
     }
@@ -429,7 +429,7 @@ impl Volumes {
     }
 }
 
-/// What a worker is told of its volume.
+/// What a worker gets of its volume.
 pub(crate) fn assign(
     config: &Config,
     spec: &VolumeSpec,

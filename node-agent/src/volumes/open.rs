@@ -128,7 +128,7 @@ impl Volumes {
         }
     }
 
-    /// Closes the scope when its last mount is gone: an environment that nobody has open can be evicted as a whole.
+    /// Closes the scope when its last mount is gone: an environment that is not open can be evicted as a whole.
     pub(crate) fn release_scope(&self, id: &ScopeId) {
         self.scopes.close(id, || self.uses(id));
     }

@@ -27,7 +27,7 @@ impl crate::broker_client::Serve for Volumes {
                 self.adopt(*adopt, fds).await.map(|()| (AgentAnswer::Done, Vec::new()))
             }
             AgentRequest::Holding => {
-                // An agent that leaves is nobody to leave a mount to.
+                // An agent that departs takes no mount.
                 let leaving = self.leaving.load(Ordering::Acquire);
                 let mounts = if leaving { Vec::new() } else { self.holding() };
                 Ok((AgentAnswer::Holding { mounts }, Vec::new()))
@@ -78,7 +78,7 @@ impl crate::broker_client::Serve for Volumes {
         let drained = self.is_drained();
         let absence = lock(&self.absence).take();
         for id in absence.iter().flat_map(|absence| &absence.unfinished) {
-            // Nobody would ever ask for it: the publish failed with its broker, and is repeated as another mount.
+            // No request would ever name it: the publish failed with its broker, and is repeated as another mount.
             if self.get(*id).is_ok_and(|mount| !mount.is_started()) {
                 self.unpublish(*id).await;
             }

@@ -2,7 +2,7 @@
 //!
 //! Volumes of the same source and credentials share a scope: its metadata store, its cache files, its requests. A
 //! question that several workers ask at once is asked of the source once. What the source answers goes into the
-//! metadata store; the asker is told to look there.
+//! metadata store; the answer sends the worker there.
 
 mod members;
 mod wanted;
@@ -44,7 +44,7 @@ const HELD_MAX: usize = 1024;
 /// Siblings (`prefetch::siblings`) of one scope that are fetched ahead at once, over all its directories. Below the
 /// request slots: readers come first. Of each scope by itself: a source that does not answer keeps what it has.
 const SIBLINGS_UNDER_WAY: usize = 32;
-/// What is told of why a source does not answer: a store may say much.
+/// How much is reported of why a source does not answer: a store may say much.
 const AWAY_CHARS_MAX: usize = 1000;
 /// Pages in a row of one listing that bring nothing. A store that skips over what it has deleted may send some.
 const EMPTY_PAGES_MAX: u32 = 1000;
@@ -103,7 +103,7 @@ enum Listed {
     Whole,
     /// More than one page, and the asker wanted no more than one.
     TooLarge,
-    /// Nobody waited for it any more.
+    /// No reader waited for it any more.
     GivenUp,
 }
 
@@ -410,7 +410,7 @@ impl Scope {
         Ok(Listed::Whole)
     }
 
-    /// The listing before stays in force. Nobody waits for this one's end, nor for its names to be deleted.
+    /// The listing before stays in force. No reader waits for this one's end, nor for its names to be deleted.
     fn take_back(self: &Arc<Self>, listing: meta::ListingWriter<Arc<meta::Store>>) {
         let me = Arc::downgrade(self);
         tokio::task::spawn_blocking(move || take_back(&me, listing));
@@ -459,7 +459,8 @@ impl Scope {
 
     // ------------------------------------------------------------------ files
 
-    /// The cache file of this version of this inode; `Stale` when the source has moved on and nobody holds it.
+    /// The cache file of this version of this inode; `Stale` when the source has another version and the cache does not
+    /// hold this one.
     pub fn file(&self, ino: u64, version: u32, options: ReadOptions) -> Result<Arc<File>, Cause> {
         let key = self.key(ino, version)?;
         Ok(self.open(key, ino, version, options))
@@ -472,7 +473,7 @@ impl Scope {
             return Err(Cause::Internal);
         }
         if attributes.size > volume::FILE_BYTES_MAX {
-            return Err(Cause::Stale); // stored by a build that did not look; it is shown to nobody
+            return Err(Cause::Stale); // stored by a build that did not look; no reader gets it
         }
         let key = if attributes.version == version {
             let path = self.names.path(ino).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
@@ -537,7 +538,7 @@ impl Scope {
 
     /// The disk of a cache root fails, or works again: while it fails, workers are not sent to whole files on it by
     /// themselves, and new opens do not go past them. Returns the files on it that workers may hold, whatever the
-    /// metadata store takes: this is told once. Blocking; for the event thread.
+    /// metadata store takes: reported once. Blocking; for the event thread.
     pub fn disk(&self, root: u8, works: bool) -> Vec<u64> {
         match works {
             true => lock(&self.failing).remove(&root),

@@ -8,7 +8,7 @@
 //!
 //! Each scope has a lock of its own, under which it changes its state: a second publish waits for the first, a publish
 //! for a closing, and who removes a store is sure that nobody opens it meanwhile. Who merely looks for an open scope
-//! does not wait for it: what happens to a cache file is told once.
+//! does not wait for it: a cache file's end is reported once.
 
 use super::lock;
 use crate::volumes::scope::Scope;
@@ -20,7 +20,7 @@ use volume::ScopeId;
 #[derive(Clone, Default)]
 pub(super) struct Scopes {
     slots: Arc<Mutex<HashMap<ScopeId, Slot>>>,
-    /// Told when one was closed.
+    /// Notified when one was closed.
     closed: Arc<Notify>,
 }
 
@@ -70,7 +70,7 @@ impl Default for Slot {
     }
 }
 
-/// Nobody opens the scope while this lives.
+/// No volume opens the scope while this lives.
 pub(crate) struct Shut {
     scopes: Scopes,
     id: ScopeId,

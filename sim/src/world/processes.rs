@@ -210,7 +210,7 @@ impl World {
     pub(super) fn broker_dies(&mut self) {
         let Some(broker) = self.broker.take() else { return };
         self.pending.clear();
-        // A mount that is nowhere yet ends with the descriptor of whoever made it.
+        // A detached mount ends with the descriptor of the broker that made it.
         for connection in broker.renewing.keys().filter_map(|id| broker.connections.get(id)) {
             self.end(*connection, Reason::NotPublished);
         }

@@ -41,7 +41,7 @@ impl Answer {
             let name = object.key.strip_prefix(dir).unwrap_or(&object.key);
             match object.version {
                 // The directory's own marker: an empty object that consoles create. With content it is a file whose
-                // name is empty, which nobody can open.
+                // name is empty, which no application can open.
                 _ if name.is_empty() && object.size == 0 => {}
                 Some(_) if object.size > volume::FILE_BYTES_MAX => {
                     page.unnameable.push(format!("{} (too large for a file)", show(&object.key)));

@@ -48,7 +48,7 @@ pub enum Outcome {
     HandedOver,
     /// The successor connects anew, and is tried again.
     Postponed,
-    /// The successor is told why it is not wanted; the old agent was not touched.
+    /// The successor gets the reason and ends; the old agent was not touched.
     Dismissed,
     /// The old agent serves again.
     Resumed,
@@ -129,7 +129,7 @@ pub enum Action {
     Postpone {
         why: String,
     },
-    /// The successor is told to end, and hung up on.
+    /// The broker asks the successor to end, and closes the connection.
     Dismiss {
         why: String,
     },

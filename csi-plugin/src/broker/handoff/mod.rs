@@ -134,7 +134,7 @@ impl Handoff {
         }
     }
 
-    /// Is there a mount of ours that nobody has shown? A dead one that waits for being made anew counts, too.
+    /// Is there a mount of ours that no agent has shown? A dead one that waits for being made anew counts, too.
     fn misses_mounts(&self) -> bool {
         let Ok(mounted) = self.lifecycle.kernel.table() else { return true };
         let known: Vec<Connection> =

@@ -36,8 +36,8 @@ pub(in crate::broker) struct Remounter {
 }
 
 impl Remounter {
-    /// A target of this volume shall go. What is being made anew there ends now, although its source is waited for; the thread
-    /// that makes it holds the target's turn, and gives it back.
+    /// A target of this volume shall go. What is being made anew there ends now, although its source is waited for; the
+    /// thread that makes it holds the target's turn, and gives it back.
     pub(in crate::broker) fn leave(&self, path: &Path, volume: &str) -> Leaving<'_> {
         let (leaving, making) = self.lifecycle.renewals.wanted.leave(path);
         let making = making.filter(|mount| mount.volume().as_str() == volume);
@@ -117,7 +117,7 @@ impl Remounter {
             "healed: mounted anew in the place of a dead mount"
         );
         let message = if by_others { text::renewed_after_others(&volume) } else { text::renewed(&volume) };
-        // What containers have is told by itself, and may still be wrong.
+        // Containers have events of their own: their copies may still be dead.
         self.lifecycle.notices.events.note(&mount.spec.subjects, Reason::Recovered, &message);
         let took_us = begun.elapsed().as_micros() as u64;
         if let Err(error) = agent.ask(AgentRequest::Renewed { mount: mount.id, took_us }, &[], GOODBYE_LIMIT)

@@ -162,7 +162,7 @@ impl Renewals {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something may have changed, and nobody knows where: look now.
+    /// Something may have changed at an unknown target: look now.
     pub(in crate::broker) fn wake(&self) {
         self.schedule().look_at(Instant::now());
         self.changed.notify_all();

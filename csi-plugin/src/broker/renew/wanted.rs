@@ -1,4 +1,4 @@
-//! What is made anew is wanted only as long as nobody unpublishes it: kubelet's word that a target shall go comes first,
+//! A renewal is wanted only until kubelet unpublishes its target: kubelet's word comes first,
 //! and does not wait for a store that does not answer.
 
 use crate::broker::mounts_table::Mount;

@@ -1,5 +1,5 @@
-//! A limit of memory for each worker, from the broker: asked for when it serves, so that nobody waits for it, and given
-//! back when it is dead.
+//! A limit of memory for each worker, from the broker: asked for when it serves, so that no call waits for it, and
+//! given back when it is dead.
 
 use super::{Mount, MountContext};
 use crate::privileged::Privileged;

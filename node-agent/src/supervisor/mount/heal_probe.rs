@@ -1,4 +1,4 @@
-//! A mount is healed when somebody has read through it: the broker has a process for that. Nobody waits for the proof.
+//! A mount is healed when a helper process of the broker has read through it. No call waits for the proof.
 
 use super::confine::Verdict;
 use super::{Mount, MountContext, Phase};
@@ -103,7 +103,8 @@ impl Mount {
         });
     }
 
-    /// A new broker holds it, `took` after the old one was lost. While its worker is being replaced that heal tells of it.
+    /// A new broker holds it, `took` after the old one was lost. While its worker is being replaced that heal tells of
+    /// it.
     pub(crate) fn prove_held(self: &Arc<Self>, context: &MountContext, took: Duration) {
         let worker = {
             let state = self.lock();

@@ -50,7 +50,7 @@ impl Mount {
         supervisor.run(actions);
     }
 
-    /// Nobody reads the device now: what the dead worker took and did not answer becomes its successor's work.
+    /// No worker reads the device now: what the dead worker took and did not answer becomes its successor's work.
     fn collect(
         &self,
         context: &MountContext,
@@ -152,7 +152,7 @@ impl Supervisor<'_> {
             if let Event::Serves = event
                 && self.machine.is_successor()
             {
-                // Before anybody is told: once every mount is served its old agent leaves.
+                // Before any report: once every mount is served the old agent departs.
                 failpoint::hit("agent.worker-serving");
             }
             // Said to every message of the worker: worth no lock.

@@ -1,4 +1,4 @@
-//! Which listings somebody waits for. A source may have names without end: what nobody waits for any more ends.
+//! Which listings readers wait for. A source may have names without end: a listing without a waiting reader ends.
 //!
 //! Not at once: who was killed, or was impatient, may come back, and finds the listing further or done. A listing that
 //! was begun for the sake of single look-ups has nobody who waits for it; it is wanted as long as there are look-ups.
