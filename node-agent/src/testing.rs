@@ -7,10 +7,10 @@ use cache::data::{Engine, Tier, TierKind};
 use cache::meta::{InodeNumbers, MetaError, Store};
 use futures::StreamExt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use store::{ByteStream, Entry, Kind, Page, Source, StoreError, Version};
+use store::{Access, ByteStream, Entry, Kind, Page, Source, StoreError, Version};
 use tokio::sync::{mpsc, watch};
 use volume::{Credentials, ScopeId};
 
@@ -55,6 +55,7 @@ pub(crate) struct Scripted {
     /// Bytes of bodies that were asked for.
     sent: AtomicU64,
     looked_at: AtomicUsize,
+    access: OnceLock<Arc<Access>>,
 }
 
 impl Scripted {
@@ -74,6 +75,7 @@ impl Scripted {
             begun: AtomicUsize::new(0),
             sent: AtomicU64::new(0),
             looked_at: AtomicUsize::new(0),
+            access: OnceLock::new(),
         })
     }
 
@@ -129,12 +131,12 @@ impl Scripted {
         let (tell, told) = mpsc::unbounded_channel();
         let health = Arc::new(Health::new(id.clone(), tell));
         let patience = Duration::from_secs(60);
-        let me = self.clone();
-        let open =
-            move |_: &Credentials, _: Duration| -> Result<Arc<dyn Source>, StoreError> { Ok(me.clone()) };
+        let open = |access| -> Result<Arc<dyn Source>, StoreError> {
+            let _ = self.access.set(access); // of its first scope
+            Ok(self.clone())
+        };
         let (shown, anonymous) = ("scripted".to_owned(), Credentials::anonymous());
-        let asked =
-            CredentialedSource::new(Arc::new(open), anonymous, patience, shown, health.clone()).unwrap();
+        let asked = CredentialedSource::new(open, anonymous, patience, shown, health.clone()).unwrap();
         let metadata = dir.join("meta");
         let names = Store::open(&metadata, Arc::new(Numbers(AtomicU64::new(1 << 20))));
         let tier = Tier {
@@ -164,8 +166,21 @@ impl Scripted {
         (Scope::new(id, shown, names, metadata, engine, asked, health, 1), told)
     }
 
-    /// Does what it is to do instead of an answer.
+    /// Does what it is to do instead of an answer. As every source does, it waits for a renewed token.
     async fn meet(&self) -> Result<(), StoreError> {
+        let mut question = self.access.get().expect("it has a scope").question();
+        loop {
+            match self.attempt().await {
+                Err(error @ StoreError::Expired { .. }) => question.renewed(error).await?,
+                answer => {
+                    question.answered();
+                    return answer;
+                }
+            }
+        }
+    }
+
+    async fn attempt(&self) -> Result<(), StoreError> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let what = "scripted".to_owned();
         let mut does = self.does.subscribe();
@@ -262,7 +277,7 @@ impl Source for Scripted {
     }
 
     async fn check(&self, _: Duration) -> Result<(), StoreError> {
-        self.meet().await
+        self.attempt().await
     }
 
     fn is_queued(&self) -> bool {

@@ -5,7 +5,7 @@
 use futures::{StreamExt, TryStreamExt};
 use std::sync::Arc;
 use std::time::Instant;
-use store::{EgressConfig, Kind, Limits, LimitsConfig, NoObserver};
+use store::{Access, EgressConfig, Kind, Limits, LimitsConfig, NoObserver};
 use volume::{Credentials, EndpointPattern, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
 const PART: u64 = 8 << 20;
@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let spec = VolumeSpec { id: VolumeId::parse("v")?, source: SourceUrl::parse("s3://bucket")?, parameters };
     let credentials = Credentials::from_environment(|name| std::env::var(name).ok())?;
     let limits = Arc::new(Limits::new(LimitsConfig { egress, ..LimitsConfig::default() }));
-    let source = store::open(&spec, &credentials, limits, Arc::new(NoObserver))?;
+    let source = store::open(&spec, Access::fixed(&spec, credentials), limits, Arc::new(NoObserver))?;
     let entry = source.head(key.as_bytes()).await?.ok_or("no such key")?;
     let Kind::File { size, version } = entry.kind else { return Err("not a file".into()) };
 

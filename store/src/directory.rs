@@ -4,6 +4,7 @@
 //! links are shown, never followed by us. That holds for the way to the directory itself too, or a user who may write
 //! next to it could point it elsewhere.
 
+use crate::access::{Access, Question};
 use crate::dispatch::{Lane, NoSlot};
 use crate::keys::{is_path, show};
 use crate::limits::Limits;
@@ -25,11 +26,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 pub(crate) struct Directory {
     tree: Arc<Tree>,
-    store_timeout: Duration,
+    access: Arc<Access>,
     place: Arc<Place>,
     observer: Arc<dyn Observer>,
 }
@@ -50,27 +51,26 @@ impl std::fmt::Debug for Directory {
 impl Directory {
     pub(crate) fn new(
         path: PathBuf,
-        store_timeout: Duration,
+        access: Arc<Access>,
         readers: &str,
         limits: &Limits,
         observer: Arc<dyn Observer>,
     ) -> Self {
         let place = Arc::new(limits.place(&format!("file://{}", path.display()), readers, PART));
         let tree = Arc::new(Tree { path, root: OnceLock::new() });
-        Self { tree, store_timeout, place, observer }
+        Self { tree, access, place, observer }
     }
 
     async fn run<T: Send + 'static>(
         &self,
         op: &'static str,
-        limit: Duration,
+        question: Question,
         work: impl FnOnce(&Tree) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let deadline = Instant::now() + limit;
-        let slot = enter(&self.tree, &self.place, Lane::Metadata, deadline).await?;
+        let slot = enter(&self.tree, &self.place, Lane::Metadata, &question).await?;
         let meter = Meter::start(&self.observer, op);
         let tree = self.tree.clone();
-        let result = blocking(&self.tree, deadline, slot, move || work(&tree)).await;
+        let result = blocking(&self.tree, &question, slot, move || work(&tree)).await;
         report(meter, result)
     }
 }
@@ -79,9 +79,10 @@ impl Directory {
 /// back, and its slot is as lost as it is.
 const PART: usize = 4;
 
-async fn enter(tree: &Tree, place: &Place, lane: Lane, deadline: Instant) -> Result<Slot, StoreError> {
+async fn enter(tree: &Tree, place: &Place, lane: Lane, question: &Question) -> Result<Slot, StoreError> {
     let begun = Instant::now();
-    let slot = place.enter(lane, deadline, Turn::First).await.map_err(|why| match why {
+    let entered = question.enter(place, lane, Turn::First).await;
+    let slot = entered.map_err(|why| match why {
         NoSlot::Busy => StoreError::Busy { what: tree.what(b""), waited: begun.elapsed() },
         NoSlot::Away | NoSlot::Spent => tree.unavailable("", HANGS.into()),
     })?;
@@ -94,7 +95,7 @@ const HANGS: &str = "the file system does not answer (a network file system that
 /// The slot goes with the work: a disk that hangs keeps it, so that hanging calls cannot fill the blocking pool.
 async fn blocking<T: Send + 'static>(
     tree: &Tree,
-    deadline: Instant,
+    question: &Question,
     slot: Slot,
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
@@ -102,10 +103,10 @@ async fn blocking<T: Send + 'static>(
         let _slot = slot;
         work()
     });
-    match timeout_at(deadline, work).await {
-        Ok(Ok(result)) => result,
-        Ok(Err(e)) => Err(tree.unavailable("", format!("the reading thread failed: {e}"))),
-        Err(_) => Err(tree.unavailable("", HANGS.into())),
+    match question.in_time(work).await {
+        Some(Ok(result)) => result,
+        Some(Err(e)) => Err(tree.unavailable("", format!("the reading thread failed: {e}"))),
+        None => Err(tree.unavailable("", HANGS.into())),
     }
 }
 
@@ -129,23 +130,23 @@ impl Source for Directory {
 
     async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
         let (dir, token) = (dir.to_vec(), token.map(str::to_owned));
-        self.run("list", self.store_timeout, move |tree| tree.list(&dir, token.as_deref())).await
+        self.run("list", self.access.question(), move |tree| tree.list(&dir, token.as_deref())).await
     }
 
     async fn head(&self, path: &[u8]) -> Result<Option<Entry>, StoreError> {
         let path = path.to_vec();
-        self.run("head", self.store_timeout, move |tree| tree.head(&path)).await
+        self.run("head", self.access.question(), move |tree| tree.head(&path)).await
     }
 
     async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError> {
-        let deadline = Instant::now() + self.store_timeout;
+        let question = self.access.question();
         let (tree, place) = (self.tree.clone(), self.place.clone());
         let (name, wanted) = (path.to_vec(), version.clone());
         let meter = Meter::start(&self.observer, "get");
         let open = async || {
-            let slot = enter(&tree, &place, Lane::Data, deadline).await?;
+            let slot = enter(&tree, &place, Lane::Data, &question).await?;
             let (at, name, wanted) = (tree.clone(), name.clone(), wanted.clone());
-            blocking(&tree, deadline, slot, move || at.open_file(&name, &wanted)).await
+            blocking(&tree, &question, slot, move || at.open_file(&name, &wanted)).await
         };
         let opened = match open().await {
             // Once is enough: from the first look on nothing can change without being seen.
@@ -161,7 +162,7 @@ impl Source for Directory {
             Err(e) => return report(meter, Err(e)),
         };
         let (path, version) = (path.to_vec(), version.clone());
-        let reader = Reader { tree, place, file, path, version, deadline };
+        let reader = Reader { tree, place, file, path, version, question };
         let state = (Some((reader, meter)), range);
         let stream = futures::stream::unfold(state, |(reader, rest)| async move {
             let (reader, mut meter) = reader?;
@@ -182,7 +183,7 @@ impl Source for Directory {
     }
 
     async fn check(&self, limit: Duration) -> Result<(), StoreError> {
-        self.run("list", limit, |tree| tree.list(b"", None).map(|_| ())).await
+        self.run("list", self.access.probe(limit), |tree| tree.list(b"", None).map(|_| ())).await
     }
 }
 
@@ -205,7 +206,7 @@ struct Reader {
     file: Arc<OwnedFd>,
     path: Vec<u8>,
     version: Version,
-    deadline: Instant,
+    question: Question,
 }
 
 /// Large enough that the hop to a blocking thread costs little against the copy.
@@ -213,7 +214,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 
 impl Reader {
     async fn piece(&self, rest: Range<u64>) -> Result<Bytes, StoreError> {
-        let slot = enter(&self.tree, &self.place, Lane::Data, self.deadline).await?;
+        let slot = enter(&self.tree, &self.place, Lane::Data, &self.question).await?;
         let (tree, file, path) = (self.tree.clone(), self.file.clone(), self.path.clone());
         let wanted = self.version.clone();
         let length = (rest.end - rest.start).min(PIECE_BYTES) as usize;
@@ -232,7 +233,7 @@ impl Reader {
             }
             Ok(Bytes::from(buffer))
         };
-        blocking(&self.tree, self.deadline, slot, work).await
+        blocking(&self.tree, &self.question, slot, work).await
     }
 }
 

@@ -5,6 +5,7 @@
 //! what to do. What never happens here: caching, FUSE, CSI, processes. Nothing is remembered between two calls but
 //! open connections.
 
+mod access;
 mod breaker;
 mod budget;
 mod directory;
@@ -20,6 +21,7 @@ mod s3;
 mod shares;
 mod traffic;
 
+pub use access::{Access, ExpiryObserver, Question};
 pub use egress::{BadNetwork, EgressConfig, Network};
 pub use error::StoreError;
 pub use limits::{Limits, LimitsConfig};
@@ -32,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use volume::{Credentials, SourceUrl, VolumeSpec};
+use volume::{SourceUrl, VolumeSpec};
 
 /// Names one version of an object: equal tokens mean equal bytes. An ETag without its quotes, or `size-mtime_ns`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -81,7 +83,7 @@ pub struct Page {
 /// Chunks of tens to hundreds of kilobytes, in order. After an error the stream ends.
 pub type ByteStream = BoxStream<'static, Result<Bytes, StoreError>>;
 
-/// Where a volume's bytes live. Every call is bounded by the volume's `storeTimeout`, retries included.
+/// Where a volume's bytes live. Every call is bounded by the patience of its [`Access`], retries included.
 #[async_trait]
 pub trait Source: Send + Sync + std::fmt::Debug {
     /// One page of one directory level. `dir` is "" or "a/b" (no slash at either end); `token` is a page's `next`.
@@ -92,7 +94,7 @@ pub trait Source: Send + Sync + std::fmt::Debug {
     async fn head(&self, path: &[u8]) -> Result<Option<Entry>, StoreError>;
 
     /// Exactly `range` of exactly this version. A broken transfer goes on from where it stopped; a version that is
-    /// gone is `Stale`. The whole transfer is bounded by `storeTimeout`: ask for parts that fit.
+    /// gone is `Stale`. The whole transfer is bounded by that patience: ask for parts that fit.
     async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError>;
 
     /// Do questions to it wait for nothing but their turn on this node, so that its silence says nothing about it?
@@ -115,29 +117,25 @@ pub const PAGE_ENTRIES: usize = 1000;
 /// Opens a source. Makes no contact: that is [`Source::check`].
 pub fn open(
     spec: &VolumeSpec,
-    credentials: &Credentials,
+    access: Arc<Access>,
     limits: Arc<Limits>,
     observer: Arc<dyn Observer>,
 ) -> Result<Arc<dyn Source>, StoreError> {
     // Volumes that share what they bring in share what they may ask for, too.
-    let readers = limits.readers(spec, credentials);
+    let readers = limits.readers(spec, &access.credentials());
     match &spec.source {
         SourceUrl::S3 { bucket, prefix } => {
             let p = &spec.parameters;
-            let source = s3::S3::open(bucket, prefix, p, credentials, readers.as_str(), limits, observer)?;
+            let source = s3::S3::open(bucket, prefix, p, access, readers.as_str(), limits, observer)?;
             Ok(Arc::new(source))
         }
         SourceUrl::Dir { path } => {
-            let timeout = spec.parameters.store_timeout;
-            let source =
-                directory::Directory::new(path.clone(), timeout, readers.as_str(), &limits, observer);
+            let source = directory::Directory::new(path.clone(), access, readers.as_str(), &limits, observer);
             Ok(Arc::new(source))
         }
         #[cfg(feature = "next-version")]
         SourceUrl::Next { path } => {
-            let timeout = spec.parameters.store_timeout;
-            let source =
-                directory::Directory::new(path.clone(), timeout, readers.as_str(), &limits, observer);
+            let source = directory::Directory::new(path.clone(), access, readers.as_str(), &limits, observer);
             Ok(Arc::new(source))
         }
     }

@@ -1,6 +1,7 @@
 //! When to try again, how long to wait, when to give up.
 
 use crate::StoreError;
+use crate::access::Question;
 use crate::dispatch::{Lane, NoSlot};
 use crate::observe::{Observer, Outcome, RetryCause};
 use crate::shares::Turn;
@@ -43,10 +44,9 @@ impl Fault {
 }
 
 /// The attempts of one request: counts them, spaces them out, ends them.
-#[derive(Debug)]
 pub(crate) struct Attempts {
+    question: Question,
     started: Instant,
-    deadline: Instant,
     /// In all.
     made: u32,
     /// Since the last progress.
@@ -71,11 +71,10 @@ const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(30);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(60);
 
 impl Attempts {
-    pub(crate) fn new(limit: Duration) -> Self {
-        let started = Instant::now();
+    pub(crate) fn new(question: Question) -> Self {
         Self {
-            started,
-            deadline: started + limit,
+            question,
+            started: Instant::now(),
             made: 0,
             in_a_row: 0,
             stalls: 0,
@@ -97,7 +96,8 @@ impl Attempts {
     ) -> Result<Slot, StoreError> {
         let turn = if self.made == 0 { Turn::First } else { Turn::Again };
         let begun = Instant::now();
-        let entered = place.enter(lane, self.deadline, turn).await;
+        let entered = self.question.enter(place, lane, turn).await;
+        self.question.attempt();
         let queued = begun.elapsed();
         self.queued += queued;
         observer.queued(op, queued);
@@ -112,7 +112,21 @@ impl Attempts {
     }
 
     pub(crate) fn deadline(&self) -> Instant {
-        self.deadline
+        self.question.deadline()
+    }
+
+    /// An attempt, until the deadline.
+    pub(crate) async fn in_time<T>(
+        &self,
+        what: &str,
+        attempt: impl Future<Output = Result<T, Fault>>,
+    ) -> Result<T, Fault> {
+        let late = || Err(Fault::Fail(self.exhausted(what, "the store did not answer")));
+        self.question.in_time(attempt).await.unwrap_or_else(late)
+    }
+
+    pub(crate) fn answered(&mut self) {
+        self.question.answered();
     }
 
     /// How long the store may be silent in the next attempt.
@@ -127,13 +141,29 @@ impl Attempts {
         self.malformed = 0;
     }
 
-    /// Decides about a fault: how long to wait before the next attempt, or the error to end with.
-    pub(crate) fn after(
+    /// Returns when it is time for the next attempt, or with the error to end with.
+    pub(crate) async fn back_off(
         &mut self,
         what: &str,
         fault: Fault,
-        random: f64,
-    ) -> Result<(RetryCause, Duration), StoreError> {
+        observer: &Arc<dyn Observer>,
+        op: &'static str,
+    ) -> Result<(), StoreError> {
+        if let Fault::Fail(error @ StoreError::Expired { .. }) = fault {
+            return self.question.renewed(error).await;
+        }
+        if let Fault::Retry { cause: cause @ RetryCause::Displaced, .. } = fault {
+            observer.retry(op, cause);
+            return Ok(()); // to the end of the queue
+        }
+        let (cause, delay) = self.after(what, fault, rand::random())?;
+        observer.retry(op, cause);
+        tokio::time::sleep(delay).await;
+        Ok(())
+    }
+
+    /// Decides about a fault: how long to wait before the next attempt, or the error to end with.
+    fn after(&mut self, what: &str, fault: Fault, random: f64) -> Result<(RetryCause, Duration), StoreError> {
         let (cause, detail, after) = match fault {
             Fault::Fail(error) => return Err(error),
             Fault::Retry { cause, detail, after } => (cause, detail, after),
@@ -150,7 +180,7 @@ impl Attempts {
             return Err(StoreError::malformed(what, detail));
         }
         let delay = delay(self.in_a_row, after, random);
-        if Instant::now() + delay >= self.deadline {
+        if Instant::now() + delay >= self.deadline() {
             return Err(self.exhausted(what, detail));
         }
         Ok((cause, delay))
@@ -234,6 +264,10 @@ impl Drop for Meter {
 mod tests {
     use super::*;
 
+    fn attempts() -> Attempts {
+        Attempts::new(crate::access::tests::fixed().probe(Duration::from_secs(300)))
+    }
+
     #[test]
     fn delays_grow_are_jittered_and_bounded() {
         assert_eq!(delay(1, None, 0.0), FIRST_DELAY / 2);
@@ -246,7 +280,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_store_that_talks_nonsense_is_given_up_before_the_deadline() {
-        let mut attempts = Attempts::new(Duration::from_secs(300));
+        let mut attempts = attempts();
         let mut nonsense = || attempts.after("x", Fault::retry(RetryCause::Malformed, "one byte short"), 0.5);
         for _ in 1..MALFORMED_MAX {
             nonsense().unwrap();
@@ -256,7 +290,7 @@ mod tests {
 
     #[tokio::test]
     async fn patience_doubles_with_each_stall() {
-        let mut attempts = Attempts::new(Duration::from_secs(300));
+        let mut attempts = attempts();
         let stall = Duration::from_secs(10);
         assert_eq!(attempts.patience(stall), stall);
         attempts.after("x", Fault::retry(RetryCause::Stalled, ""), 0.5).unwrap();

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use std::sync::Arc;
-use store::{Limits, NoObserver, StoreError};
+use store::{Access, Limits, NoObserver, StoreError};
 use testkit::s3::{ACCESS_KEY, SECRET_KEY, Server};
 
 #[tokio::test]
@@ -21,11 +21,14 @@ async fn without_certificates_http_works_and_https_says_what_to_install() {
     let limits = Arc::new(Limits::new(quick()));
     let keys = keys(ACCESS_KEY, SECRET_KEY);
     let mut spec = spec(&server, "s3://bucket");
-    let plain = store::open(&spec, &keys, limits.clone(), Arc::new(NoObserver)).unwrap();
+    let plain =
+        store::open(&spec, Access::fixed(&spec, keys.clone()), limits.clone(), Arc::new(NoObserver)).unwrap();
     assert_eq!(read(&*plain, b"o", &version(&meta), 0..7).await.unwrap(), b"content");
 
     spec.parameters.endpoint = Some("https://127.0.0.1:1".parse().unwrap());
-    let error = store::open(&spec, &keys, limits, Arc::new(NoObserver)).map(drop).unwrap_err();
+    let error = store::open(&spec, Access::fixed(&spec, keys.clone()), limits, Arc::new(NoObserver))
+        .map(drop)
+        .unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, StoreError::Invalid { .. }), "{error:?}");
     assert!(

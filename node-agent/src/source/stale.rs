@@ -73,7 +73,7 @@ pub(crate) async fn ask(
                 if before != answers {
                     continue; // slow is not away: a long listing
                 }
-                if scope.source.current().is_queued() {
+                if scope.source.is_queued() {
                     continue; // it was not asked yet
                 }
                 Some(format!("no answer for {:?}", tolerance.patience))
@@ -117,7 +117,7 @@ fn want(scope: &Arc<Scope>) {
     tokio::spawn(async move {
         loop {
             let Some(scope) = weak.upgrade() else { return };
-            let source = scope.source.current();
+            let source = scope.source.handle();
             drop(scope); // a probe does not keep the names of a volume that is gone
             let answer = tokio::time::timeout(PROBE, source.check(PROBE)).await;
             let Some(scope) = weak.upgrade() else { return };
@@ -250,7 +250,7 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(60), probed).await.expect("nobody probes");
         assert_eq!(scope.outage.since(), since, "it began anew");
         source.does(Does::Answers);
-        scope.source.replace(volume::Credentials::anonymous()).unwrap(); // the renewed one
+        scope.source.replace(volume::Credentials::anonymous()); // the renewed one
         let back = async {
             while look_up(&scope, Some(QUICK), b"f").await == Ok(Told::Stale) {
                 tokio::time::sleep(Duration::from_millis(5)).await;

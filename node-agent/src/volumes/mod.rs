@@ -397,8 +397,11 @@ impl Volumes {
             (Profile::Small, _) => true,
             (Profile::Auto, _) => {
                 // Not as the scope asks: another volume may wait for days.
-                let patience = spec.parameters.store_timeout.min(self.config.agent.source_wait.0);
-                let source = self.opener(spec)(credentials, patience).map_err(|e| source_refusal(&e))?;
+                let mut brief = spec.clone();
+                brief.parameters.store_timeout =
+                    spec.parameters.store_timeout.min(self.config.agent.source_wait.0);
+                let access = store::Access::fixed(&brief, credentials.clone());
+                let source = self.source(spec, access).map_err(|e| source_refusal(&e))?;
                 profile::is_small(source.as_ref()).await.map_err(|e| source_refusal(&e))?
             }
         };

@@ -1,7 +1,7 @@
 //! From a volume's specification to the scope that it uses, and back.
 
 use super::{Volumes, source_refusal};
-use crate::source::credentials::{CredentialedSource, Opener};
+use crate::source::credentials::CredentialedSource;
 use crate::source::health::Health;
 use crate::volumes::scope::Scope;
 use cache::meta;
@@ -9,6 +9,7 @@ use link::{Refusal, RefusalKind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use store::{Access, Source, StoreError};
 use volume::{Credentials, ScopeId, VolumeSpec};
 
 /// How long a publish waits for the store that the volumes before have left.
@@ -25,29 +26,27 @@ impl Volumes {
         check: bool,
     ) -> Result<Arc<Scope>, Refusal> {
         let spec = &self.config.workers.in_time(spec);
-        let open = self.opener(spec);
         let patience = spec.parameters.store_timeout;
         let mut place = self.scopes.enter(&id).await;
         if let Some(scope) = place.again() {
             drop(place); // it stays: a volume that comes here has said that it will use it
-            if scope.source.has(credentials) {
+            if scope.source.access.has(credentials) {
                 return Ok(scope);
             }
             // Another token, or keys older than those that it asks with by now: a volume that brings them must show
             // that they open it.
             if check {
-                let source = open(credentials, patience).map_err(|e| source_refusal(&e))?;
-                self.check(spec, &source).await?;
+                self.check(spec, credentials).await?;
             }
             if !(check && scope.source.is_rotated()) {
-                scope.source.replace(credentials.clone()).map_err(|e| source_refusal(&e))?;
+                scope.source.replace(credentials.clone());
             }
             return Ok(scope);
         }
         let shown = spec.source.to_string();
         let health = Arc::new(Health::new(id.clone(), self.context.outages.clone()));
         let asked = CredentialedSource::new(
-            open.clone(),
+            |access| self.source(spec, access),
             credentials.clone(),
             patience,
             shown.clone(),
@@ -56,8 +55,7 @@ impl Volumes {
         .map_err(|e| source_refusal(&e))?;
         if check {
             // Before anything of it is on the disk.
-            let source = open(credentials, patience).map_err(|e| source_refusal(&e))?;
-            self.check(spec, &source).await?;
+            self.check(spec, credentials).await?;
         }
         let metadata = self.config.cache.metadata_dir.join(id.as_str());
         let opened = self.open_store(&metadata, check).await?;
@@ -99,22 +97,19 @@ impl Volumes {
         }
     }
 
-    /// Opens what this volume shows, with its way of asking.
-    pub(super) fn opener(&self, spec: &VolumeSpec) -> Arc<Opener> {
-        let (spec, limits, observer) = (spec.clone(), self.limits.clone(), self.observer.clone());
-        Arc::new(move |credentials, patience| {
-            let mut spec = spec.clone();
-            spec.parameters.store_timeout = patience;
-            store::open(&spec, credentials, limits.clone(), observer.clone())
-        })
+    /// What this volume shows.
+    pub(super) fn source(
+        &self,
+        spec: &VolumeSpec,
+        access: Arc<Access>,
+    ) -> Result<Arc<dyn Source>, StoreError> {
+        store::open(spec, access, self.limits.clone(), self.observer.clone())
     }
 
     /// Is it there, and do these credentials open it?
-    pub(super) async fn check(
-        &self,
-        spec: &VolumeSpec,
-        source: &Arc<dyn store::Source>,
-    ) -> Result<(), Refusal> {
+    pub(super) async fn check(&self, spec: &VolumeSpec, credentials: &Credentials) -> Result<(), Refusal> {
+        let access = Access::fixed(spec, credentials.clone());
+        let source = self.source(spec, access).map_err(|e| source_refusal(&e))?;
         let wait = self.config.agent.source_wait.0;
         match tokio::time::timeout(wait, source.check(wait)).await {
             Ok(checked) => checked.map_err(|e| source_refusal(&e)),

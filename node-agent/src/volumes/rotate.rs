@@ -1,6 +1,6 @@
 //! A secret that changed while its volume is mounted: tried, and used from then on if it opens the source.
 
-use super::{Volumes, credentials, source_refusal};
+use super::{Volumes, credentials};
 use crate::volumes::scope::Scope;
 use link::broker::MountId;
 use link::{Refusal, RefusalKind};
@@ -13,26 +13,23 @@ impl Volumes {
         let mount = self.get(id)?;
         let fresh = credentials(secrets, false, |_| None)?;
         let scope = &mount.scope;
-        if scope.source.has(&fresh) {
+        if scope.source.access.has(&fresh) {
             return Ok(());
         }
         let same_identity = mount.spec.is_in(&scope.id, &fresh, self.numbers.scope_key());
         if !same_identity {
             self.one_namespace(mount.namespace(), &scope.id)?;
         }
-        let source = store::open(&mount.spec, &fresh, self.limits.clone(), self.observer.clone())
-            .map_err(|e| source_refusal(&e))?;
-        self.check(&mount.spec, &source).await?;
+        self.check(&mount.spec, &fresh).await?;
         match same_identity {
             true => scope.source.replace(fresh),
             false => {
                 // A publish meanwhile is either seen here, or sees that the scope is rotated.
                 let _place = self.scopes.enter(&scope.id).await;
                 self.one_namespace(mount.namespace(), &scope.id)?;
-                scope.source.rotate(fresh)
+                scope.source.rotate(fresh);
             }
         }
-        .map_err(|e| source_refusal(&e))?;
         mount.rotated(secrets);
         tracing::info!(mount = %id, volume = %mount.spec.id, "a changed secret is in use");
         Ok(())

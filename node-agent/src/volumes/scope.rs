@@ -394,7 +394,7 @@ impl Scope {
                 Ok(Some(next)) => {
                     self.answered();
                     page = next;
-                    if number > PAGES_AT_ONCE && self.source.current().others_move() {
+                    if number > PAGES_AT_ONCE && self.source.others_move() {
                         tokio::time::sleep((took * PAUSE).min(PAUSE_MAX)).await;
                     }
                 }
@@ -420,7 +420,7 @@ impl Scope {
     async fn list_page(&self, path: &[u8], token: Option<&str>) -> Result<Result<Page, StoreError>, Cause> {
         tokio::select! {
             biased;
-            () = self.source.ended() => Err(Cause::Unavailable),
+            () = self.source.access.ended() => Err(Cause::Unavailable),
             page = self.source.list(path, token) => Ok(page),
         }
     }
@@ -727,7 +727,7 @@ impl cache::data::Fetch for FromSource {
 
 fn take_back(scope: &Weak<Scope>, listing: meta::ListingWriter<Arc<meta::Store>>) {
     // When the last volume is gone the store is wanted back.
-    let go_on = || scope.upgrade().is_some_and(|scope| !scope.source.is_over());
+    let go_on = || scope.upgrade().is_some_and(|scope| !scope.source.access.is_over());
     if let Err(error) = listing.take_back(go_on) {
         tracing::debug!(%error, "names of a listing that was given up stay for now");
     }

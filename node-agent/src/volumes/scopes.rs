@@ -120,7 +120,7 @@ impl Scopes {
             drop(place);
             return self.forget(id);
         };
-        scope.source.end();
+        scope.source.access.end();
         place.closing = Arc::downgrade(&scope);
         let (me, id) = (self.clone(), id.clone());
         let close = move || {

@@ -3,13 +3,14 @@
 //! ```text
 //!             ┌──────── connect ◄─────── back off ◄──┐ slot given back
 //!             ▼                                      │
-//!   get() ► [slot, If-Match, from where it stopped] ─┴─ reset, short, stalled, 5xx
+//!   get() ► [slot, If-Match, from where it stopped] ─┴─ reset, short, stalled, 5xx, expired token
 //!             │ every byte came                      └─ 412, 403, 404, deadline: error, end
 //!             ▼
 //!            end
 //! ```
 
 use super::client::{Client, broken_body, stalled};
+use crate::access::Question;
 use crate::dispatch::Lane;
 use crate::observe::{Outcome, RetryCause};
 use crate::retry::{Attempts, Fault, Meter};
@@ -47,13 +48,13 @@ pub(super) async fn open(
     key: &[u8],
     version: &Version,
     range: Range<u64>,
-    limit: Duration,
+    question: Question,
 ) -> Result<ByteStream, StoreError> {
     if range.is_empty() {
         return Ok(futures::stream::empty().boxed());
     }
     let (url, what) = (client.object_url(key), client.what(key));
-    let attempts = Attempts::new(limit);
+    let attempts = Attempts::new(question);
     let mut body =
         Body { client, url, what, version: version.clone(), rest: range, attempts, transfer: None };
     body.connect().await?;
@@ -88,14 +89,13 @@ impl Body {
     async fn connect(&mut self) -> Result<(), StoreError> {
         loop {
             let limits = self.client.limits();
-            let deadline = self.attempts.deadline();
             let (place, observer) = (self.client.place(), self.client.observer());
             let mut slot = self.attempts.enter(&self.what, place, Lane::Data, observer, "get").await?;
             let meter = Meter::start(observer, "get");
             let patience = self.attempts.patience(limits.config().stall_timeout);
             let answer = self.client.get(&self.url, &self.what, &self.version, self.rest.clone(), patience);
             let answer = tokio::select! {
-                answer = timeout_at(deadline, answer) => answer,
+                answer = self.attempts.in_time(&self.what, answer) => answer,
                 () = slot.displaced() => {
                     meter.end(Outcome::Abandoned);
                     observer.retry("get", RetryCause::Displaced);
@@ -103,14 +103,14 @@ impl Body {
                 }
             };
             let fault = match answer {
-                Ok(Ok(response)) => {
+                Ok(response) => {
                     slot.answered();
+                    self.attempts.answered();
                     slot.moves(0);
                     self.transfer = Some(Transfer { response, meter, slot });
                     return Ok(());
                 }
-                Ok(Err(fault)) => fault,
-                Err(_) => Fault::Fail(self.attempts.exhausted(&self.what, "the store did not answer")),
+                Err(fault) => fault,
             };
             fault.tell(&mut slot);
             meter.end_with(&fault);
@@ -157,14 +157,7 @@ impl Body {
         if let Some(transfer) = self.transfer.take() {
             transfer.meter.end_with(&fault);
         }
-        if matches!(fault, Fault::Retry { cause: RetryCause::Displaced, .. }) {
-            self.client.observer().retry("get", RetryCause::Displaced);
-            return Ok(()); // to the end of the queue
-        }
-        let (cause, delay) = self.attempts.after(&self.what, fault, rand::random())?;
-        self.client.observer().retry("get", cause);
-        tokio::time::sleep(delay).await;
-        Ok(())
+        self.attempts.back_off(&self.what, fault, self.client.observer(), "get").await
     }
 
     async fn finish(&mut self) {

@@ -3,6 +3,7 @@
 use super::answer::{self, judge};
 use super::field::{quoted, size, unquoted};
 use super::{date, listing};
+use crate::access::Access;
 use crate::egress::Refused;
 use crate::keys::{encode_path, encode_query, show};
 use crate::limits::Limits;
@@ -30,7 +31,7 @@ pub(super) struct Client {
     limits: Arc<Limits>,
     place: Place,
     observer: Arc<dyn Observer>,
-    credential: Option<AwsCredential>,
+    access: Arc<Access>,
     region: String,
     bucket: String,
     /// Scheme, host, port; for messages.
@@ -50,7 +51,7 @@ impl Client {
     pub(super) fn new(
         bucket: &str,
         parameters: &Parameters,
-        credentials: &Credentials,
+        access: Arc<Access>,
         readers: &str,
         limits: Arc<Limits>,
         observer: Arc<dyn Observer>,
@@ -73,12 +74,12 @@ impl Client {
             return Err(StoreError::Invalid { what: format!("s3://{bucket}"), why });
         }
         let http = limits.client(&endpoint)?;
-        let credential = credential(credentials)?;
+        credential(&access.credentials())?;
         // Where requests really go: a bucket that is a host of its own is an endpoint of its own.
         let host = Url::parse(&base).map(|url| url.origin().ascii_serialization());
         let place = limits.place(host.as_deref().unwrap_or(&endpoint), readers, 1);
         let bucket = bucket.to_owned();
-        Ok(Self { http, limits, place, observer, credential, region, bucket, endpoint, base })
+        Ok(Self { http, limits, place, observer, access, region, bucket, endpoint, base })
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -205,7 +206,8 @@ impl Client {
         *request.method_mut() = method;
         *request.uri_mut() = url.parse().map_err(|e| broken(format!("no URL can be made of it: {e}")))?;
         *request.headers_mut() = headers;
-        if let Some(credential) = &self.credential {
+        let credential = credential(&self.access.credentials()).map_err(Fault::Fail)?;
+        if let Some(credential) = &credential {
             AwsAuthorizer::new(credential, "s3", &self.region)
                 .try_authorize(&mut request, None)
                 .map_err(|_| broken("the request could not be signed".to_owned()))?;
@@ -230,7 +232,7 @@ impl Client {
         let body = if head { None } else { read_all(response, ERROR_BYTES_MAX, patience).await.ok() };
         let mut said = body.map(|body| answer::parse(&body)).unwrap_or_default();
         said.region = said.region.or(region);
-        said.scrub(&self.secrets());
+        said.scrub(&secrets(credential.as_ref()));
         let place = answer::Place { what, bucket: &self.bucket, endpoint: &self.endpoint };
         Err(judge(status, &said, retry_after, &place))
     }
@@ -269,12 +271,12 @@ impl Client {
             false => Fault::retry(RetryCause::Reset, format!("connection to {} broke: {why}", self.endpoint)),
         }
     }
+}
 
-    /// What must appear in no message. The secret key is never sent, so no store can echo it.
-    fn secrets(&self) -> Vec<&str> {
-        let credential = self.credential.iter();
-        credential.flat_map(|c| [Some(c.key_id.as_str()), c.token.as_deref()]).flatten().collect()
-    }
+/// What must appear in no message. The secret key is never sent, so no store can echo it.
+fn secrets(credential: Option<&AwsCredential>) -> Vec<&str> {
+    let sent = credential.into_iter().flat_map(|c| [Some(c.key_id.as_str()), c.token.as_deref()]);
+    sent.flatten().collect()
 }
 
 /// Twice what 1,000 keys of 1,024 bytes take with every byte encoded.
@@ -346,8 +348,8 @@ mod tests {
 
     fn client(parameters: &Parameters) -> Client {
         let limits = Arc::new(Limits::new(LimitsConfig::default()));
-        let anonymous = Credentials::anonymous();
-        Client::new("data", parameters, &anonymous, "readers", limits, Arc::new(NoObserver)).unwrap()
+        let access = crate::access::tests::fixed();
+        Client::new("data", parameters, access, "readers", limits, Arc::new(NoObserver)).unwrap()
     }
 
     #[test]

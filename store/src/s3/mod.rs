@@ -20,6 +20,7 @@ mod date;
 mod field;
 mod listing;
 
+use crate::access::{Access, Question};
 use crate::dispatch::Lane;
 use crate::keys::{is_path, show};
 use crate::limits::Limits;
@@ -33,13 +34,13 @@ use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use volume::{Credentials, Parameters};
+use volume::Parameters;
 
 pub(crate) struct S3 {
     client: Arc<Client>,
     /// "" or ends in "/".
     prefix: String,
-    store_timeout: Duration,
+    access: Arc<Access>,
 }
 
 impl std::fmt::Debug for S3 {
@@ -53,13 +54,13 @@ impl S3 {
         bucket: &str,
         prefix: &str,
         parameters: &Parameters,
-        credentials: &Credentials,
+        access: Arc<Access>,
         readers: &str,
         limits: Arc<Limits>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StoreError> {
-        let client = Arc::new(Client::new(bucket, parameters, credentials, readers, limits, observer)?);
-        Ok(Self { client, prefix: prefix.to_owned(), store_timeout: parameters.store_timeout })
+        let client = Arc::new(Client::new(bucket, parameters, access.clone(), readers, limits, observer)?);
+        Ok(Self { client, prefix: prefix.to_owned(), access })
     }
 
     fn key(&self, path: &[u8]) -> Vec<u8> {
@@ -80,20 +81,20 @@ impl S3 {
         &'a self,
         op: &'static str,
         what: &'a str,
-        limit: Duration,
+        question: Question,
         attempt: impl Fn(Duration) -> F,
     ) -> Result<T, StoreError>
     where
         F: Future<Output = Result<(T, u64), Fault>> + Send + 'a,
     {
         let limits = self.client.limits();
-        let mut attempts = Attempts::new(limit);
+        let mut attempts = Attempts::new(question);
         loop {
             let observer = self.client.observer();
             let mut slot = attempts.enter(what, self.client.place(), Lane::Metadata, observer, op).await?;
             let mut meter = Meter::start(observer, op);
             let patience = attempts.patience(limits.config().stall_timeout);
-            let answer = tokio::time::timeout_at(attempts.deadline(), attempt(patience));
+            let answer = attempts.in_time(what, attempt(patience));
             let result = tokio::select! {
                 result = answer => result,
                 () = slot.displaced() => {
@@ -103,21 +104,19 @@ impl S3 {
                 }
             };
             let fault = match result {
-                Ok(Ok((answer, bytes))) => {
+                Ok((answer, bytes)) => {
                     slot.answered();
+                    attempts.answered();
                     meter.bytes = bytes;
                     meter.end(crate::Outcome::Ok);
                     return Ok(answer);
                 }
-                Ok(Err(fault)) => fault,
-                Err(_) => Fault::Fail(attempts.exhausted(what, "the store did not answer")),
+                Err(fault) => fault,
             };
             fault.tell(&mut slot);
             drop(slot);
             meter.end_with(&fault);
-            let (cause, delay) = attempts.after(what, fault, rand::random())?;
-            self.client.observer().retry(op, cause);
-            tokio::time::sleep(delay).await;
+            attempts.back_off(what, fault, observer, op).await?;
         }
     }
 
@@ -127,20 +126,20 @@ impl S3 {
         delimiter: bool,
         token: Option<&str>,
         max: usize,
-        limit: Duration,
+        question: Question,
     ) -> Result<listing::Answer, StoreError> {
         let what = self.client.what(key);
         let url = self.client.list_url(key, delimiter, token, max);
         let attempt = |patience| self.client.list(&url, &what, patience).boxed();
-        self.retrying("list", &what, limit, attempt).await
+        self.retrying("list", &what, question, attempt).await
     }
 
     /// The object of exactly this key; None also where a listing would report it as one that cannot be shown.
-    async fn object(&self, key: &[u8], limit: Duration) -> Result<Option<client::Object>, StoreError> {
+    async fn object(&self, key: &[u8], question: Question) -> Result<Option<client::Object>, StoreError> {
         let what = self.client.what(key);
         let url = self.client.object_url(key);
         let attempt = |patience| self.client.head(&url, &what, patience).boxed();
-        match self.retrying("head", &what, limit, attempt).await {
+        match self.retrying("head", &what, question, attempt).await {
             Ok(found) => Ok(found),
             Err(StoreError::NotFound { .. }) => Ok(None),
             Err(e) => Err(e),
@@ -163,7 +162,7 @@ impl Source for S3 {
         if !dir.is_empty() && !is_path(dir) {
             return Err(StoreError::not_found(&self.client.what(&key)));
         }
-        let answer = self.page(&key, true, token, crate::PAGE_ENTRIES, self.store_timeout).await?;
+        let answer = self.page(&key, true, token, crate::PAGE_ENTRIES, self.access.question()).await?;
         // Keys below it are all that makes a directory. The volume's root was checked at publish; should it become
         // empty later, an empty directory is the truth.
         if !dir.is_empty() && token.is_none() && answer.is_empty() {
@@ -179,10 +178,18 @@ impl Source for S3 {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path).to_vec();
         let (key, below) = (self.key(path), self.directory_key(path));
         // Two questions, because `a` and `a/b` may exist together; at once, because a lookup waits for them.
-        let (object, below) = tokio::join!(
-            self.object(&key, self.store_timeout),
-            self.page(&below, false, None, 1, self.store_timeout)
-        );
+        let (object, below) = loop {
+            let both = self.access.question();
+            let answers = tokio::join!(
+                self.object(&key, self.access.question()),
+                self.page(&below, false, None, 1, self.access.question())
+            );
+            match answers {
+                // A HEAD answer has no body that says what was refused. Was it the token, the listing has waited.
+                (Err(_), Ok(_)) if both.is_outdated() => {}
+                answers => break answers,
+            }
+        };
         let file = |object: client::Object| Entry {
             name: name.clone(),
             kind: Kind::File { size: object.size, version: object.version },
@@ -206,13 +213,13 @@ impl Source for S3 {
         if !is_path(path) {
             return Err(StoreError::not_found(&self.client.what(&key)));
         }
-        body::open(self.client.clone(), &key, version, range, self.store_timeout).await
+        body::open(self.client.clone(), &key, version, range, self.access.question()).await
     }
 
     async fn check(&self, limit: Duration) -> Result<(), StoreError> {
         let started = tokio::time::Instant::now();
         let prefix = self.prefix.as_bytes();
-        let answer = self.page(prefix, false, None, 1, limit).await?;
+        let answer = self.page(prefix, false, None, 1, self.access.probe(limit)).await?;
         if answer.is_empty() && !prefix.is_empty() {
             return Err(StoreError::NotFound {
                 what: self.client.what(prefix),
@@ -221,7 +228,8 @@ impl Source for S3 {
         }
         // Rights to list and to read are separate: find out now, not at the pod's first read.
         let Some(key) = answer.first_key().filter(|key| is_path(key)) else { return Ok(()) };
-        match self.object(key, limit.saturating_sub(started.elapsed())).await {
+        let left = self.access.probe(limit.saturating_sub(started.elapsed()));
+        match self.object(key, left).await {
             Ok(_) => Ok(()),
             Err(StoreError::Denied { .. }) => Err(StoreError::Denied {
                 what: self.client.what(prefix),

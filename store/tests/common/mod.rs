@@ -5,7 +5,9 @@ use futures::TryStreamExt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use store::{EgressConfig, Limits, LimitsConfig, Observer, Outcome, RetryCause, Source, StoreError, Version};
+use store::{
+    Access, EgressConfig, Limits, LimitsConfig, Observer, Outcome, RetryCause, Source, StoreError, Version,
+};
 use testkit::s3::{ACCESS_KEY, SECRET_KEY, Server};
 use volume::{Credentials, EndpointPattern, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
@@ -38,7 +40,8 @@ pub fn named() -> EgressConfig {
 }
 
 pub fn open(spec: &VolumeSpec, limits: LimitsConfig, observer: Arc<dyn Observer>) -> Arc<dyn Source> {
-    store::open(spec, &keys(ACCESS_KEY, SECRET_KEY), Arc::new(Limits::new(limits)), observer).unwrap()
+    let access = Access::fixed(spec, keys(ACCESS_KEY, SECRET_KEY));
+    store::open(spec, access, Arc::new(Limits::new(limits)), observer).unwrap()
 }
 
 pub fn source(server: &Server) -> Arc<dyn Source> {

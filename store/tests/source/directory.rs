@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use store::{Kind, Limits, LimitsConfig, NoObserver, Source, StoreError, Version};
+use store::{Access, Kind, Limits, LimitsConfig, NoObserver, Source, StoreError, Version};
 use testkit::content;
 use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
@@ -18,7 +18,7 @@ fn open(path: &Path) -> Arc<dyn Source> {
         parameters: Parameters::default(),
     };
     let limits = Arc::new(Limits::new(LimitsConfig::default()));
-    store::open(&spec, &Credentials::anonymous(), limits, Arc::new(NoObserver)).unwrap()
+    store::open(&spec, Access::fixed(&spec, Credentials::anonymous()), limits, Arc::new(NoObserver)).unwrap()
 }
 
 async fn file(source: &dyn Source, path: &str) -> (u64, Version) {

@@ -18,7 +18,9 @@ fn patient(requests: usize) -> Arc<Limits> {
 
 fn with(limits: &Arc<Limits>, server: &Server, source: &str) -> Arc<dyn Source> {
     let keys = keys(ACCESS_KEY, SECRET_KEY);
-    store::open(&spec(server, source), &keys, limits.clone(), Arc::new(store::NoObserver)).unwrap()
+    let spec = spec(server, source);
+    let access = store::Access::fixed(&spec, keys);
+    store::open(&spec, access, limits.clone(), Arc::new(store::NoObserver)).unwrap()
 }
 
 const SIZE: u64 = 1 << 20;
@@ -163,7 +165,8 @@ async fn the_time_in_our_own_queue_is_not_the_stores() {
     hasty.parameters.store_timeout = Duration::from_secs(2);
     let times = Arc::new(Times::default());
     let keys = keys(ACCESS_KEY, SECRET_KEY);
-    let source = store::open(&hasty, &keys, limits.clone(), times.clone()).unwrap();
+    let source =
+        store::open(&hasty, store::Access::fixed(&hasty, keys), limits.clone(), times.clone()).unwrap();
     let error = read(&*source, b"o", &version, 0..10).await.unwrap_err();
     assert!(matches!(&error, store::StoreError::Busy { .. }), "{error}");
     assert!(error.to_string().contains("all request slots of this node were taken"), "{error}");

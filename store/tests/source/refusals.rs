@@ -3,7 +3,7 @@
 use crate::common::*;
 use std::sync::Arc;
 use std::time::Duration;
-use store::{EgressConfig, Limits, LimitsConfig, NoObserver, StoreError};
+use store::{Access, EgressConfig, Limits, LimitsConfig, NoObserver, StoreError};
 use testkit::s3::{ACCESS_KEY, Config, Key, Memory, Rights, SECRET_KEY, Server};
 use volume::{Credentials, EndpointPattern, VolumeSpec};
 
@@ -22,7 +22,8 @@ async fn server(anonymous: bool) -> Server {
 }
 
 async fn check(spec: &VolumeSpec, credentials: &Credentials) -> Result<(), StoreError> {
-    let source = store::open(spec, credentials, Arc::new(Limits::new(quick())), Arc::new(NoObserver))?;
+    let access = Access::fixed(spec, credentials.clone());
+    let source = store::open(spec, access, Arc::new(Limits::new(quick())), Arc::new(NoObserver))?;
     let result = source.check(LIMIT).await;
     let debug = format!("{source:?} {result:?}");
     let text = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
@@ -68,9 +69,9 @@ async fn wrong_keys_and_missing_rights_are_told_apart() {
 async fn a_key_that_may_read_but_not_list_still_reads() {
     let server = server(false).await;
     let limits = Arc::new(Limits::new(quick()));
-    let credentials = keys("read-only", SECRET_KEY);
-    let source =
-        store::open(&spec(&server, "s3://bucket"), &credentials, limits, Arc::new(NoObserver)).unwrap();
+    let spec = spec(&server, "s3://bucket");
+    let access = Access::fixed(&spec, keys("read-only", SECRET_KEY));
+    let source = store::open(&spec, access, limits, Arc::new(NoObserver)).unwrap();
     let entry = source.head(b"p/o").await.unwrap().unwrap();
     let store::Kind::File { size, version } = entry.kind else { panic!("{entry:?}") };
     assert_eq!(read(&*source, b"p/o", &version, 0..size).await.unwrap(), b"content");
@@ -176,7 +177,7 @@ async fn an_endpoint_on_the_node_must_be_named() {
         let named = named.iter().map(|entry| EndpointPattern::parse(entry).unwrap()).collect();
         let egress = EgressConfig { named, ..EgressConfig::default() };
         let limits = Limits::new(LimitsConfig { egress, ..quick() });
-        store::open(&spec, &credentials, Arc::new(limits), Arc::new(NoObserver))
+        store::open(&spec, Access::fixed(&spec, credentials.clone()), Arc::new(limits), Arc::new(NoObserver))
     };
     let port = server.endpoint().rsplit(':').next().unwrap().to_owned();
     let (address, name) = (format!("http://127.0.0.1:{port}"), format!("http://localhost:{port}"));

@@ -60,9 +60,7 @@ impl Scope {
         members.wants.insert(number, wants);
         self.engine.hold_scope(&self.id, members.cache_limit());
         drop(members);
-        if let Err(error) = self.source.wait_for(wants.store_timeout) {
-            tracing::warn!(source = %self.shown, %error, "questions end before a volume's storeTimeout");
-        }
+        self.source.access.wait_for(wants.store_timeout);
         Member { scope: self.clone(), number }
     }
 
@@ -79,7 +77,7 @@ impl Scope {
         tokio::select! {
             biased;
             done = work => done,
-            () = self.source.give_up(own, || got_on().map_or(begun, |at| at.max(begun))) => {
+            () = self.source.access.give_up(own, || got_on().map_or(begun, |at| at.max(begun))) => {
                 tracing::warn!(
                     source = %self.shown,
                     "no answer for the {own:?} that a volume waits (storeTimeout); others wait longer"

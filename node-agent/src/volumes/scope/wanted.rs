@@ -165,7 +165,7 @@ mod tests {
             tokio::spawn(async move { scope.list(ROOT, TTL).await })
         };
         goes_on(&source).await;
-        scope.source.end();
+        scope.source.access.end();
         let told = tokio::time::timeout(LIMIT, waits).await.expect("it goes on for a volume that is gone");
         assert_eq!(told.unwrap(), Err(Cause::Unavailable));
         assert!(falls_silent(&source).await);
