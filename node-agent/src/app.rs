@@ -18,8 +18,8 @@ use crate::source::outage::Tolerance;
 use crate::state::State;
 use crate::supervisor::heals::{HealCause, Heals};
 use crate::supervisor::{MountContext, SpawnOptions, Spawner};
-use crate::volumes::Volumes;
 use crate::volumes::collect;
+use crate::volumes::{OpenerParts, ScopeOpener, Volumes};
 use anyhow::{Context, Result};
 use cache::data::{Engine, Event};
 use futures::future::BoxFuture;
@@ -147,7 +147,6 @@ impl App {
             workers: config.workers.clone(),
             suspend: config.workers.suspend_respawn_file.clone(),
             ended: tell_ended,
-            outages: tell_outage,
         });
         let limits = Arc::new(store::Limits::new(store::LimitsConfig {
             requests: config.store.max_requests,
@@ -156,16 +155,16 @@ impl App {
             ..store::LimitsConfig::default()
         }));
         let (give_order, orders) = mpsc::unbounded_channel();
-        let volumes = Volumes::new(
-            config.clone(),
-            engine.clone(),
+        let scopes = ScopeOpener::new(OpenerParts {
+            config: config.clone(),
+            engine: engine.clone(),
             numbers,
             generation,
             limits,
-            metrics.clone(),
-            context,
-            give_order,
-        );
+            observer: metrics.clone(),
+            outages: tell_outage,
+        });
+        let volumes = Volumes::new(scopes, context, give_order);
         follow_events(engine.clone(), volumes.clone())?;
         // A broker that was restarted does not know the mounts of its predecessor, and cannot tell us of their end.
         let mounted = volumes.clone();
@@ -332,13 +331,13 @@ fn follow_events(engine: Arc<Engine>, volumes: Arc<Volumes>) -> Result<()> {
         while let Some(event) = events.blocking_recv() {
             let told = match &event {
                 Event::Whole { key, file, root } => {
-                    volumes.scope(&key.scope).map_or(Ok(()), |s| s.became_whole(*file, *root))
+                    volumes.scopes.get(&key.scope).map_or(Ok(()), |s| s.became_whole(*file, *root))
                 }
                 Event::Gone { key, file } => {
                     for mount in volumes.mounts().iter().filter(|m| m.scope.id == key.scope) {
                         mount.forget(*file);
                     }
-                    volumes.scope(&key.scope).map_or(Ok(()), |s| s.became_gone(*file))
+                    volumes.scopes.get(&key.scope).map_or(Ok(()), |s| s.became_gone(*file))
                 }
                 Event::Disk { root, works } => {
                     disk(&volumes, *root, *works);
@@ -357,7 +356,7 @@ fn follow_events(engine: Arc<Engine>, volumes: Arc<Volumes>) -> Result<()> {
 /// Workers must not go to a disk that has begun to fail or to hang, nor do without one that works again: they forget
 /// what they hold of it, after the metadata store tells them no more, or again, where it lies.
 fn disk(volumes: &Volumes, root: u8, works: bool) {
-    for scope in volumes.scopes() {
+    for scope in volumes.scopes.all() {
         let files = scope.disk(root, works);
         for mount in volumes.mounts().iter().filter(|m| m.scope.id == scope.id) {
             files.iter().for_each(|file| mount.forget(*file));

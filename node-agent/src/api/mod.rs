@@ -128,7 +128,7 @@ impl Agent for Api {
         _: Request<pb::GetCacheRequest>,
     ) -> Result<Response<pb::GetCacheResponse>, Status> {
         let usage = self.engine.usage();
-        let live = self.volumes.scopes();
+        let live = self.volumes.scopes.all();
         let tiers = usage
             .tiers
             .iter()

@@ -2,7 +2,7 @@
 //! broker that is new, and left behind in good order.
 
 use crate::supervisor::heals::HealCause;
-use crate::supervisor::{Left, Mount};
+use crate::supervisor::{self, Left, Mount};
 use crate::volumes::scope::Wants;
 use crate::volumes::{self, Arriving, Volumes};
 use link::broker::{Adopt, AgentEnd, BrokerAnswer, BrokerRequest, Hold, MountId, Publish};
@@ -60,23 +60,24 @@ impl Volumes {
         let since = Instant::now().checked_sub(orphaned).unwrap_or_else(Instant::now);
         let spec = volumes::understand(&publish.spec)?;
         self.may_serve(&spec)?;
-        let credentials = self.credentials(&publish.secrets, publish.spec.environment)?;
-        let rotated = !spec.is_in(&scope, &credentials, self.numbers.scope_key());
-        let scope = self.open_scope(scope, &spec, &credentials, false).await?;
+        let credentials = self.scopes.credentials(&publish.secrets, publish.spec.environment)?;
+        let rotated = !spec.is_in(&scope, &credentials, self.scopes.numbers.scope_key());
+        let scope = self.scopes.open(scope, &spec, &credentials, false).await?;
         if rotated {
             // It asks with newer keys than those that it is named after: see `rotate`.
             scope.source.note_rotated();
         }
         let member = scope.join(Wants::of(&self.config().workers.in_time(&spec).parameters));
         failpoint::hit("agent.scope-opened");
-        let parts = self.parts(publish, spec, scope, member, mode, device).await?;
+        let device = self.scopes.device(device, &scope).await?;
+        let parts = self.parts(publish, spec, scope, member, mode, &device);
         let cause = match ended {
             AgentEnd::Unknown => HealCause::Agent,
             AgentEnd::Asked => HealCause::Upgrade,
             AgentEnd::Hung => HealCause::AgentHang,
         };
         let left = Left { shared, mode, backing, since, cause };
-        let mount = Mount::adopt(parts, left).map_err(|why| {
+        let mount = Mount::adopt(parts, device, left).map_err(|why| {
             Refusal::new(RefusalKind::Conflict, format!("mount {id} cannot be taken over: {why}"))
         })?;
         failpoint::hit("agent.memory-mapped");
@@ -103,7 +104,7 @@ impl Volumes {
     /// Shows every mount to a broker that may be new. `away`: when the one before was lost.
     pub(crate) async fn show_to_broker(self: Arc<Self>, away: Option<Instant>) {
         for mount in self.mounts().into_iter().filter(|m| m.is_live()) {
-            mount.confine(&self.context);
+            supervisor::confine(&mount, &self.context);
             let shown = async {
                 let fds = vec![mount.device()?, mount.shared()?];
                 Ok::<_, std::io::Error>(self.context.privileged.ask(hold(&mount), fds).await)
@@ -111,7 +112,7 @@ impl Volumes {
             match shown.await {
                 Ok(Ok(_)) => {
                     if let Some(away) = away {
-                        mount.prove_held(&self.context, away.elapsed());
+                        supervisor::prove_held(&mount, &self.context, away.elapsed());
                     }
                 }
                 Ok(Err(refusal)) => {

@@ -1,5 +1,5 @@
 //! The supervision of one mount as a state machine: events and the time go in, actions come out. It does no I/O, has no
-//! clock and starts nothing; `mount/worker_loop.rs` performs the actions and says what came of them.
+//! clock and starts nothing; `worker_loop.rs` performs the actions and says what came of them.
 //!
 //! ```text
 //!                        publish                                       adopt

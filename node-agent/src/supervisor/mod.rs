@@ -11,7 +11,10 @@
 //!                                 failed: the broker aborts the connection
 //! ```
 
+mod confine;
+mod connection;
 mod handshake;
+mod heal_probe;
 pub mod heals;
 pub mod machine;
 mod mount;
@@ -19,9 +22,14 @@ pub(crate) mod oom;
 mod policy;
 mod spawn;
 mod worker_log;
+mod worker_loop;
 
+pub(crate) use confine::confine;
+pub(crate) use connection::Device;
 pub(crate) use handshake::rehearse;
+pub(crate) use heal_probe::{note_renewal, prove_held};
 pub use machine::Phase;
 pub(crate) use mount::{Answer, Left, Mount, MountContext, MountState, Parts};
 pub use policy::End;
 pub(crate) use spawn::{SpawnOptions, Spawner};
+pub(crate) use worker_loop::supervise;

@@ -1,23 +1,32 @@
-//! One mounted volume: its descriptors, and what others may ask of it. Its thread is in `worker_loop`.
+//! One mounted volume: what is known of it and what others may ask of it. Its thread is in `worker_loop`.
+//!
+//! | part | owns |
+//! |---|---|
+//! | [`Connection`] | the device, the shared memory beside it, the cache roots |
+//! | `state`, one lock | the worker that is here, the phase, whether it goes or stops |
+//! | [`Backings`], [`Condemned`], [`Forgets`] | passthrough ids; what killed agents; files that are gone |
 
-mod confine;
-mod heal_probe;
-mod worker_loop;
+mod backings;
+mod condemned;
+mod forgets;
 
+use super::connection::{Connection, Device};
 use super::machine::Phase;
-use super::spawn::Spawner;
+use super::spawn::{Spawner, Worker};
 use crate::metrics::Metrics;
 use crate::privileged::Privileged;
 use crate::serve::questions::Questions;
 use crate::supervisor::heals::{HealCause, Heals};
 use crate::volumes::scope::{Member, Scope};
-use inflight::{Behalf, Inflight, InflightError, Poisoned, Subject};
-use link::broker::{BrokerRequest, MountId, Resume};
-use link::worker::{Assign, Counts, FromWorker, Mode, ToWorker};
+use backings::Backings;
+use condemned::Condemned;
+use forgets::Forgets;
+use inflight::{Behalf, InflightError, Poisoned};
+use link::broker::{MountId, Resume};
+use link::worker::{Assign, Counts, FromWorker, Mode};
 use link::{MountSpec, Packet};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -41,31 +50,17 @@ pub struct Mount {
     pub assign: Assign,
     /// As published or rotated; in memory only.
     secrets: Mutex<BTreeMap<String, String>>,
-    device: OwnedFd,
-    shared: OwnedFd,
-    inflight: Arc<Inflight>,
-    roots: Vec<OwnedFd>,
-    /// What killed agent after agent.
-    condemned: Mutex<Vec<(Subject, Instant)>>,
+    pub(super) connection: Connection,
+    condemned: Condemned,
     state: Mutex<State>,
     changed: Condvar,
     counts: Mutex<Counts>,
-    /// Passthrough ids that the broker opened for us and that were not closed yet.
-    backing: Mutex<HashSet<u32>>,
-    /// Cache files that are gone, of which the worker's queue had no room to tell; oldest first.
-    unheard: Mutex<VecDeque<u64>>,
+    backings: Backings,
+    forgets: Forgets,
     /// Of the worker that is here.
     questions: Mutex<Arc<Questions>>,
 }
 
-/// Requests like one that killed agent after agent are not executed for so long: a caller that asks again would kill
-/// agents again. An orchestrator has forgotten by then that they died.
-const CONDEMNED_FOR: Duration = Duration::from_secs(600);
-/// On one mount; the oldest are forgotten.
-const CONDEMNED_MAX: usize = 64;
-/// Cache files that are gone, of which one worker has yet to learn. Space of those that are left out is free
-/// with the worker, or once it opens others.
-const UNHEARD_MAX: usize = 65_536;
 /// Between two looks whether anybody still waits for an answer.
 const LET_GO: Duration = Duration::from_secs(3);
 
@@ -129,15 +124,13 @@ pub struct MountContext {
     pub runtime: tokio::runtime::Handle,
     /// Gets the mounts whose connection the kernel has ended: unmounted or aborted.
     pub ended: tokio::sync::mpsc::UnboundedSender<MountId>,
-    /// Gets the sources that stop or begin to answer.
-    pub(crate) outages: tokio::sync::mpsc::UnboundedSender<crate::source::health::Change>,
     pub workers: crate::config::Workers,
     /// Debug: while this file exists no worker is started.
     pub suspend: Option<PathBuf>,
 }
 
 /// What a publish brings with it.
-pub struct Parts {
+pub(crate) struct Parts {
     pub id: MountId,
     pub spec: VolumeSpec,
     pub described: MountSpec,
@@ -145,12 +138,10 @@ pub struct Parts {
     pub scope: Arc<Scope>,
     pub(crate) member: Member,
     pub assign: Assign,
-    pub device: OwnedFd,
-    pub roots: Vec<OwnedFd>,
 }
 
 /// What an agent that is gone has left of a mount.
-pub struct Left {
+pub(crate) struct Left {
     /// The connection's shared memory.
     pub shared: OwnedFd,
     pub mode: Mode,
@@ -162,19 +153,15 @@ pub struct Left {
 }
 
 impl Mount {
-    pub fn new(parts: Parts, init: &[u8]) -> Result<Arc<Self>, InflightError> {
-        let shared = Inflight::create()?;
-        let inflight = Inflight::map(shared.as_fd())?;
-        inflight.set_init(init)?;
-        Ok(Arc::new(Self::assemble(parts, shared, inflight)))
+    pub(crate) fn new(parts: Parts, device: Device, init: &[u8]) -> Result<Arc<Self>, InflightError> {
+        Ok(Arc::new(Self::assemble(parts, Connection::create(device, init)?)))
     }
 
     /// Takes up what an agent that is gone was serving.
-    pub fn adopt(parts: Parts, left: Left) -> Result<Arc<Self>, String> {
-        let inflight = Inflight::map(left.shared.as_fd()).map_err(|e| e.to_string())?;
-        let init_reply = inflight.init_reply().ok_or("its shared memory holds no INIT reply")?;
-        let mut mount = Self::assemble(parts, left.shared, inflight);
-        mount.backing = Mutex::new(left.backing.into_iter().collect());
+    pub(crate) fn adopt(parts: Parts, device: Device, left: Left) -> Result<Arc<Self>, String> {
+        let (connection, init_reply) = Connection::take_over(device, left.shared)?;
+        let mut mount = Self::assemble(parts, connection);
+        mount.backings = Backings::of(left.backing);
         let state = mount.state.get_mut().unwrap_or_else(|p| p.into_inner());
         state.phase = Phase::Dead;
         state.go = true;
@@ -184,7 +171,7 @@ impl Mount {
         Ok(Arc::new(mount))
     }
 
-    fn assemble(parts: Parts, shared: OwnedFd, inflight: Inflight) -> Self {
+    fn assemble(parts: Parts, connection: Connection) -> Self {
         let now = SystemTime::now();
         Self {
             id: parts.id,
@@ -195,11 +182,8 @@ impl Mount {
             member: Mutex::new(Some(parts.member)),
             published: now,
             assign: parts.assign,
-            device: parts.device,
-            shared,
-            inflight: Arc::new(inflight),
-            roots: parts.roots,
-            condemned: Mutex::default(),
+            connection,
+            condemned: Condemned::default(),
             state: Mutex::new(State {
                 phase: Phase::Starting,
                 since: now,
@@ -214,8 +198,8 @@ impl Mount {
             }),
             changed: Condvar::new(),
             counts: Mutex::default(),
-            backing: Mutex::default(),
-            unheard: Mutex::default(),
+            backings: Backings::default(),
+            forgets: Forgets::default(),
             questions: Mutex::default(),
         }
     }
@@ -227,17 +211,17 @@ impl Mount {
 
     /// The connection's shared memory, for the broker to keep.
     pub fn shared(&self) -> std::io::Result<OwnedFd> {
-        self.shared.try_clone()
+        self.connection.shared()
     }
 
     /// The FUSE device, for a broker that has lost it.
     pub fn device(&self) -> std::io::Result<OwnedFd> {
-        self.device.try_clone()
+        self.connection.device()
     }
 
     /// Passthrough ids that the kernel holds for this connection.
     pub fn backing(&self) -> Vec<u32> {
-        self.backing_ids().iter().copied().collect()
+        self.backings.all()
     }
 
     /// In clear, for a broker that has lost them.
@@ -308,7 +292,7 @@ impl Mount {
 
     /// For whom the agent runs that answers a question of this request's.
     pub(crate) fn behalf(&self, unique: u64) -> Option<Behalf> {
-        Behalf::of(&self.inflight, unique)
+        self.connection.behalf(unique)
     }
 
     /// Returns when the caller of this request waits for no answer any more: killed, its worker has let it go. Never
@@ -318,7 +302,7 @@ impl Mount {
         // What a dying worker leaves is found again by the next one: two looks in a row must miss it.
         let mut missed = 0;
         while missed < 2 {
-            match self.inflight.is_in_flight(unique) {
+            match self.connection.is_in_flight(unique) {
                 true => (seen, missed) = (true, 0),
                 false if seen => missed += 1,
                 false => return std::future::pending().await,
@@ -327,87 +311,40 @@ impl Mount {
         }
     }
 
-    fn condemn(&self, request: &Poisoned) {
-        let Some(subject) = request.subject() else { return };
-        let mut condemned = self.condemned.lock().unwrap_or_else(|p| p.into_inner());
-        if condemned.len() == CONDEMNED_MAX {
-            condemned.remove(0);
+    pub(super) fn condemn(&self, request: &Poisoned) {
+        if let Some(subject) = request.subject() {
+            self.condemned.add(subject, Instant::now());
         }
-        condemned.push((subject, Instant::now()));
     }
 
     /// Has one like it killed agent after agent, a short time ago?
     pub(crate) fn is_condemned(&self, unique: u64) -> bool {
-        let mut condemned = self.condemned.lock().unwrap_or_else(|p| p.into_inner());
-        condemned.retain(|(_, since)| since.elapsed() < CONDEMNED_FOR);
-        if condemned.is_empty() {
-            return false;
-        }
-        self.inflight
-            .subject(unique)
-            .is_some_and(|asked| condemned.iter().any(|(subject, _)| *subject == asked))
+        self.condemned.has(|| self.connection.subject(unique), Instant::now())
     }
 
     pub(crate) fn backing_opened(&self, id: u32) {
-        self.backing_ids().insert(id);
+        self.backings.opened(id);
     }
 
     pub fn backing_closed(&self, id: u32) {
-        self.backing_ids().remove(&id);
-    }
-
-    fn backing_ids(&self) -> std::sync::MutexGuard<'_, HashSet<u32>> {
-        self.backing.lock().unwrap_or_else(|p| p.into_inner())
+        self.backings.closed(id);
     }
 
     /// A worker that died between getting an id and recording it, or between dropping its record and closing it,
     /// leaves an id that no worker will ever use and that pins a cache file's blocks.
-    fn close_leaked_backings(self: &Arc<Self>, context: &MountContext) {
-        let recorded: HashSet<u32> = self.inflight.backings().into_iter().map(|(_, b)| b.id).collect();
-        let leaked: Vec<u32> =
-            self.backing_ids().iter().copied().filter(|id| !recorded.contains(id)).collect();
-        // Not the mount itself: see `heal_probe`.
-        let (me, id, privileged) = (Arc::downgrade(self), self.id, context.privileged.clone());
-        // The successor does not wait for it: on a disk that hangs each takes as long as a question may.
-        context.runtime.spawn(async move {
-            for (closed, leak) in leaked.iter().enumerate() {
-                let ask = privileged.ask(BrokerRequest::BackingClose { mount: id, id: *leak }, Vec::new());
-                if let Err(error) = ask.await {
-                    let left = leaked.len() - closed;
-                    tracing::warn!(mount = %id, left, %error, "leaked backing ids stay until the next worker, or unmount");
-                    return;
-                }
-                let Some(me) = me.upgrade() else { return };
-                me.backing_closed(*leak);
-            }
-        });
+    pub(super) fn leaked_backings(&self) -> Vec<u32> {
+        self.backings.leaked(&self.connection.recorded_ids())
     }
 
     /// Tells the worker that a cache file is gone. A dead one has let it go, and its successor looks by itself.
     pub fn forget(&self, file: u64) {
         let Some(socket) = self.lock().worker.as_ref().map(|w| w.socket.clone()) else { return };
-        let mut unheard = self.unheard();
-        if unheard.is_empty() && link::worker::try_send(&socket, &ToWorker::Forget { file }, &[]).is_ok() {
-            return;
-        }
-        if unheard.len() == UNHEARD_MAX {
-            unheard.pop_front();
-        }
-        unheard.push_back(file);
+        self.forgets.send(file, &socket);
     }
 
-    /// As many of them as its worker has room for.
-    fn forget_unheard(&self, socket: &Packet) {
-        let mut unheard = self.unheard();
-        while let Some(file) = unheard.front().copied()
-            && link::worker::try_send(socket, &ToWorker::Forget { file }, &[]).is_ok()
-        {
-            unheard.pop_front();
-        }
-    }
-
-    fn unheard(&self) -> std::sync::MutexGuard<'_, VecDeque<u64>> {
-        self.unheard.lock().unwrap_or_else(|p| p.into_inner())
+    /// The worker has read what it was sent.
+    pub(super) fn flush_forgets(&self, worker: &Packet) {
+        self.forgets.flush(worker);
     }
 
     /// Waits until the first worker has answered INIT.
@@ -454,7 +391,7 @@ impl Mount {
         self.state.lock().unwrap_or_else(|p| p.into_inner())
     }
 
-    fn enter(&self, phase: Phase, why: &str) {
+    pub(super) fn enter(&self, phase: Phase, why: &str) {
         let mut state = self.lock();
         if state.phase != phase {
             tracing::debug!(mount = %self.id, volume = %self.spec.id, from = ?state.phase, to = ?phase, why, "worker");
@@ -468,7 +405,7 @@ impl Mount {
     }
 
     /// False: not yet at `until`, or it is stopped.
-    fn wait_for_go(&self, until: Instant) -> bool {
+    pub(super) fn wait_for_go(&self, until: Instant) -> bool {
         let limit = until.saturating_duration_since(Instant::now());
         let state = self.lock();
         let (state, _) = self
@@ -478,34 +415,73 @@ impl Mount {
         state.go && !state.stop
     }
 
-    fn stopping(&self) -> bool {
+    pub(super) fn stopping(&self) -> bool {
         self.lock().stop
     }
 
-    /// The kernel says so through poll; a read would say it with ENODEV, but might take a request.
-    fn connection_ended(&self) -> bool {
-        self.device_says(PollFlags::ERR)
-    }
-
-    fn device_says(&self, event: PollFlags) -> bool {
-        let mut device = [PollFd::new(&self.device, PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut device, Some(&now)).is_ok() && device[0].revents().contains(event)
-    }
-
     /// Sleeps unless stopped; true when stopped.
-    fn pause(&self, time: Duration) -> bool {
+    pub(super) fn pause(&self, time: Duration) -> bool {
         let state = self.lock();
         let (state, _) =
             self.changed.wait_timeout_while(state, time, |s| !s.stop).unwrap_or_else(|p| p.into_inner());
         state.stop
     }
 
-    /// Returns the one before.
-    fn set_worker(&self, worker: Option<Current>) -> Option<Current> {
+    /// From the agent that is gone: since when no worker has served it, and what became of that agent.
+    pub(super) fn take_adopted(&self) -> Option<(Instant, HealCause)> {
+        self.lock().adopted.take()
+    }
+
+    /// The answer that the connection has from now on.
+    pub(super) fn set_init_reply(&self, init_reply: Vec<u8>, mode: Mode) {
+        let mut state = self.lock();
+        state.init_reply = init_reply;
+        state.mode = Some(mode);
+    }
+
+    pub(super) fn set_worker(&self, worker: &Worker) {
+        self.change_worker(Some(Current { pid: worker.pid(), socket: worker.socket.clone(), group: None }));
+    }
+
+    /// Returns its memory group.
+    pub(super) fn end_worker(&self) -> Option<String> {
+        self.change_worker(None).and_then(|worker| worker.group)
+    }
+
+    fn change_worker(&self, worker: Option<Current>) -> Option<Current> {
         std::mem::take(&mut *self.lock_questions()).end();
-        self.unheard().clear();
+        self.forgets.clear();
         std::mem::replace(&mut self.lock().worker, worker)
+    }
+
+    /// The worker that is here, unless it has a memory group.
+    pub(super) fn worker_without_group(&self) -> Option<u32> {
+        self.lock().worker.as_ref().filter(|w| w.group.is_none()).map(|w| w.pid)
+    }
+
+    /// Gives the name back if that worker is dead already.
+    pub(super) fn note_group(&self, pid: u32, group: String) -> Option<String> {
+        match self.lock().worker.as_mut().filter(|w| w.pid == pid) {
+            Some(worker) => {
+                worker.group = Some(group);
+                None
+            }
+            None => Some(group),
+        }
+    }
+
+    pub(super) fn is_worker(&self, pid: u32) -> bool {
+        self.lock().worker.as_ref().is_some_and(|w| w.pid == pid)
+    }
+
+    /// The worker that serves it.
+    pub(super) fn served_by(&self) -> Option<u32> {
+        let state = self.lock();
+        state.worker.as_ref().filter(|_| state.phase == Phase::Serving).map(|worker| worker.pid)
+    }
+
+    pub(super) fn count_heal(&self) {
+        self.lock().heals += 1;
     }
 }
 

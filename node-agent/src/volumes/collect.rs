@@ -128,7 +128,7 @@ pub(crate) fn start(volumes: &Arc<Volumes>) -> tokio::task::JoinHandle<()> {
                 return; // the runtime is going, or it panicked, which has been reported
             }
             first = false;
-            let closed = tokio::time::timeout(PERIOD, volumes.scope_closed()).await.is_ok();
+            let closed = tokio::time::timeout(PERIOD, volumes.scopes.closed()).await.is_ok();
             drop(volumes);
             if closed {
                 tokio::time::sleep(SETTLE).await;
@@ -166,7 +166,7 @@ fn look(volumes: &Volumes, started: &Started, first: bool) {
     };
     let stores: Vec<Store> = found.iter().map(|(_, store)| *store).collect();
     let around = Around {
-        open: volumes.room().open(),
+        open: volumes.scopes.room().open(),
         free: rustix::fs::statvfs(dir).ok().and_then(|disk| free(&disk)),
         now: SystemTime::now(),
     };
@@ -174,7 +174,7 @@ fn look(volumes: &Volumes, started: &Started, first: bool) {
     for (k, reason) in choose(&stores, &Limits::of(&volumes.config().cache), &around) {
         let id = &found[k].0;
         // A volume may have come for it since.
-        let Some(_shut) = volumes.shut_scope(id) else { continue };
+        let Some(_shut) = volumes.scopes.shut(id) else { continue };
         let Some(removed) = volumes.collecting.with(|| idle::remove(&path(dir, id))) else { return };
         match removed {
             Ok(true) => {
@@ -186,7 +186,7 @@ fn look(volumes: &Volumes, started: &Started, first: bool) {
             Err(error) => tracing::warn!(scope = %id, %error, "an unused metadata store stays"),
         }
     }
-    volumes.room().note_idle(left);
+    volumes.scopes.room().note_idle(left);
 }
 
 /// Bytes that the file system has free, and has. None: it does not say (a 9p share, say).
@@ -215,7 +215,7 @@ fn find(
             }
         };
         let expected = started.expects(&seen, Instant::now());
-        let Some(shut) = volumes.shut_scope(&id) else { continue };
+        let Some(shut) = volumes.scopes.shut(&id) else { continue };
         let tidy = || match tidying(&seen, expected, first, SystemTime::now()) {
             Tidying::Nothing => Ok(()),
             Tidying::Close => idle::close(&path).map(drop),

@@ -10,17 +10,14 @@ mod scopes;
 
 use crate::config::Config;
 use crate::handoff::order::Order;
-use crate::source::profile;
-use crate::supervisor::{Mount, MountContext, Parts};
+use crate::supervisor::{self, Device, Mount, MountContext, Parts};
 use crate::volumes::scope::{Member, Scope, Wants};
 use arrivals::{Arrival, Mounts, Present, Unsettled};
-use cache::data::Engine;
-use cache::meta;
 use link::broker::{AgentAnswer, MountId, Publish, Resume, Usage};
 use link::budget;
 use link::worker::{Assign, Mode, Show};
 use link::{Cause, MountSpec, Refusal, RefusalKind};
-use scopes::Scopes;
+pub(crate) use open::{OpenerParts, ScopeOpener};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -28,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use volume::{Credentials, Freshness, Profile, ScopeId, VolumeSpec};
+use volume::{Credentials, Freshness, ScopeId, VolumeSpec};
 
 /// From the fds to a worker's INIT answer, and from Go to Serving.
 const WORKER_LIMIT: Duration = budget::MOUNT_STARTS.time;
@@ -42,17 +39,9 @@ struct Absence {
 
 /// The volumes of this node. One writer: the broker's requests.
 pub struct Volumes {
-    config: Config,
-    engine: Arc<Engine>,
-    pub(crate) numbers: Arc<crate::state::State>,
-    generation: u64,
-    limits: Arc<store::Limits>,
-    observer: Arc<dyn store::Observer>,
+    pub(crate) scopes: ScopeOpener,
     pub context: Arc<MountContext>,
     mounts: Mounts<Entry>,
-    scopes: Scopes,
-    /// Of the disk, for all metadata stores.
-    room: Arc<meta::Room>,
     /// This agent was asked to stop: the next one takes new mounts.
     leaving: AtomicBool,
     /// No mount has a worker any more.
@@ -74,29 +63,15 @@ pub(crate) struct Entry {
 pub(crate) type Arriving<'v> = Arrival<'v, Entry>;
 
 impl Volumes {
-    #[allow(clippy::too_many_arguments)] // composition: each is one part of the agent
     pub(crate) fn new(
-        config: Config,
-        engine: Arc<Engine>,
-        numbers: Arc<crate::state::State>,
-        generation: u64,
-        limits: Arc<store::Limits>,
-        observer: Arc<dyn store::Observer>,
+        scopes: ScopeOpener,
         context: Arc<MountContext>,
         orders: mpsc::UnboundedSender<Order>,
     ) -> Arc<Self> {
-        let room = Arc::new(meta::Room::new(config.cache.metadata_total.0));
         Arc::new(Self {
-            config,
-            engine,
-            numbers,
-            generation,
-            limits,
-            observer,
+            scopes,
             context,
             mounts: Mounts::default(),
-            scopes: Scopes::default(),
-            room,
             leaving: AtomicBool::new(false),
             drained: AtomicBool::new(false),
             absence: Mutex::default(),
@@ -128,31 +103,8 @@ impl Volumes {
         Some((best, rest))
     }
 
-    /// Live scopes only.
-    pub fn scope(&self, id: &ScopeId) -> Option<Arc<Scope>> {
-        self.scopes.get(id)
-    }
-
-    pub fn scopes(&self) -> Vec<Arc<Scope>> {
-        self.scopes.all()
-    }
-
     pub(crate) fn config(&self) -> &Config {
-        &self.config
-    }
-
-    pub(crate) fn room(&self) -> &meta::Room {
-        &self.room
-    }
-
-    /// No volume opens this scope while the returned value lives. None: a volume uses it, or is about to.
-    pub(crate) fn shut_scope(&self, id: &ScopeId) -> Option<scopes::Shut> {
-        self.scopes.shut(id)
-    }
-
-    /// Returns when a scope was closed.
-    pub(crate) async fn scope_closed(&self) {
-        self.scopes.closed().await;
+        &self.scopes.config
     }
 
     pub async fn publish(
@@ -170,8 +122,8 @@ impl Volumes {
         }
         let spec = understand(&request.spec)?;
         self.may_serve(&spec)?;
-        let credentials = self.credentials(&request.secrets, request.spec.environment)?;
-        let (id, scope) = (request.mount, spec.scope(&credentials, self.numbers.scope_key()));
+        let credentials = self.scopes.credentials(&request.secrets, request.spec.environment)?;
+        let (id, scope) = (request.mount, spec.scope(&credentials, self.scopes.numbers.scope_key()));
         let arrival = match self.arrive(id, &scope, request.spec.namespace())? {
             Some(arrival) => arrival,
             None => {
@@ -195,12 +147,13 @@ impl Volumes {
         device: OwnedFd,
     ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
         let (id, volume, init) = (request.mount, spec.id.clone(), request.init.clone());
-        let scope = self.open_scope(scope, &spec, credentials, true).await?;
+        let scope = self.scopes.open(scope, &spec, credentials, true).await?;
         self.may_join(&scope, request.spec.namespace())?;
-        let member = scope.join(Wants::of(&self.config.workers.in_time(&spec).parameters));
-        let mode = self.mode(&spec, credentials).await?;
-        let parts = self.parts(request, spec, scope, member, mode, device).await?;
-        let mount = Mount::new(parts, &init).map_err(|e| {
+        let member = scope.join(Wants::of(&self.config().workers.in_time(&spec).parameters));
+        let mode = self.scopes.mode(&spec, credentials).await?;
+        let device = self.scopes.device(device, &scope).await?;
+        let parts = self.parts(request, spec, scope, member, mode, &device);
+        let mount = Mount::new(parts, device, &init).map_err(|e| {
             Refusal::new(RefusalKind::Internal, format!("no shared memory for the mount: {e}"))
         })?;
         let shared = mount
@@ -257,7 +210,7 @@ impl Volumes {
             }
             let thread = std::thread::Builder::new()
                 .name(format!("mount-{}", mount.id))
-                .spawn(move || supervised.supervise(&context))
+                .spawn(move || supervisor::supervise(supervised, &context))
                 .map_err(|e| {
                     Refusal::new(RefusalKind::Unavailable, format!("no thread for the mount: {e}"))
                 })?;
@@ -280,7 +233,7 @@ impl Volumes {
     }
 
     pub(crate) fn may_serve(&self, spec: &VolumeSpec) -> Result<(), Refusal> {
-        allowed(&self.config, spec)
+        allowed(self.config(), spec)
     }
 
     pub async fn start(&self, id: MountId) -> Result<(), Refusal> {
@@ -340,14 +293,13 @@ impl Volumes {
     /// After the last worker: nothing of ours writes names any more.
     pub(crate) fn release_stores(&self) {
         let of_mounts = self.mounts().into_iter().map(|mount| mount.scope.clone());
-        of_mounts.chain(self.scopes()).for_each(|scope| scope.release());
+        of_mounts.chain(self.scopes.all()).for_each(|scope| scope.release());
     }
 
     pub fn usage(&self, id: MountId) -> Result<Usage, Refusal> {
         let mount = self.get(id)?;
         let known = mount.scope.known();
-        let scope =
-            self.engine.usage().scopes.iter().find(|s| s.scope == mount.scope.id).map_or(0, |s| s.bytes);
+        let scope = self.scopes.cached_bytes(&mount.scope.id);
         Ok(Usage {
             total_bytes: known.bytes.max(scope),
             total_inodes: known.names,
@@ -361,74 +313,35 @@ impl Volumes {
         self.mounts.get(id, |entry| entry.mount.clone()).ok_or_else(absent)
     }
 
-    /// One descriptor per cache root, in order. In place of a root that cannot be opened (its disk fails or hangs: that
-    /// is a miss, not an error) an empty directory, in which nothing is ever found.
-    async fn root_directories(&self, scope: &Scope) -> Result<Vec<OwnedFd>, Refusal> {
-        let all = (0..self.engine.roots()).map(|root| self.engine.scope_dir(root as u8, &scope.id));
-        let opened = futures::future::join_all(all).await;
-        let or_nothing = |(root, opened): (usize, std::io::Result<OwnedFd>)| {
-            opened.or_else(|error| {
-                tracing::warn!(root, %error, "cache root cannot be opened: the volume does without it");
-                let nothing = self.config.agent.state_dir.join("nothing");
-                std::fs::create_dir_all(&nothing)?;
-                Ok(OwnedFd::from(std::fs::File::open(&nothing)?))
-            })
-        };
-        opened.into_iter().enumerate().map(or_nothing).collect::<std::io::Result<_>>().map_err(|e| {
-            Refusal::new(RefusalKind::Unavailable, format!("the agent's state directory cannot be used: {e}"))
-        })
+    /// Closes the scope when its last mount is gone: an environment that is not open can be evicted as a whole.
+    pub(crate) fn release_scope(&self, id: &ScopeId) {
+        self.scopes.close(id, || self.uses(id));
     }
 
-    /// The volume's own, or the agent's where both the volume and the configuration allow it, or none.
-    pub(crate) fn credentials(
-        &self,
-        secrets: &BTreeMap<String, String>,
-        environment: bool,
-    ) -> Result<Credentials, Refusal> {
-        let environment = environment && self.config.agent.environment_credentials;
-        credentials(secrets, environment, |name| std::env::var(name).ok())
+    /// Scopes that could not be closed when their last mount went are closed now.
+    pub(crate) fn sweep_scopes(&self) {
+        self.scopes.sweep(|id| self.uses(id));
     }
 
-    async fn mode(&self, spec: &VolumeSpec, credentials: &Credentials) -> Result<Mode, Refusal> {
-        let small = match (spec.parameters.profile, spec.parameters.freshness) {
-            (_, Freshness::Strict) | (Profile::Large, _) => false,
-            #[cfg(feature = "next-version")]
-            (Profile::Next, _) => false,
-            (Profile::Small, _) => true,
-            (Profile::Auto, _) => {
-                // Not as the scope asks: another volume may wait for days.
-                let mut brief = spec.clone();
-                brief.parameters.store_timeout =
-                    spec.parameters.store_timeout.min(self.config.agent.source_wait.0);
-                let access = store::Access::fixed(&brief, credentials.clone());
-                let source = self.source(spec, access).map_err(|e| source_refusal(&e))?;
-                profile::is_small(source.as_ref()).await.map_err(|e| source_refusal(&e))?
-            }
-        };
-        let disabled_features = self.config.disabled_features();
-        Ok(match small {
-            true if disabled_features.no_open => Mode::Kept,
-            true => Mode::NoOpen,
-            false if disabled_features.passthrough => Mode::Kept,
-            false => Mode::Passthrough,
-        })
+    fn uses(&self, id: &ScopeId) -> bool {
+        self.mounts.uses(id, |entry| &entry.mount.scope.id)
     }
 
     /// What a mount is served from, whether it is new or was left by another agent.
-    pub(crate) async fn parts(
+    pub(crate) fn parts(
         &self,
         publish: Publish,
         spec: VolumeSpec,
         scope: Arc<Scope>,
         member: Member,
         mode: Mode,
-        device: OwnedFd,
-    ) -> Result<Parts, Refusal> {
+        device: &Device,
+    ) -> Parts {
         let Publish { mount: id, spec: described, secrets, init: _ } = publish;
-        let roots = self.root_directories(&scope).await?;
+        let roots = device.roots.len() as u32;
         let metadata = scope.metadata_dir.clone();
-        let assign = assign(&self.config, &spec, metadata, self.generation, mode, roots.len() as u32);
-        Ok(Parts { id, spec, described, secrets, scope, member, assign, device, roots })
+        let assign = assign(self.config(), &spec, metadata, self.scopes.generation, mode, roots);
+        Parts { id, spec, described, secrets, scope, member, assign }
     }
 }
 

@@ -1,24 +1,110 @@
-//! From a volume's specification to the scope that it uses, and back.
+//! From a volume's specification to the scope that it uses.
 
-use super::{Volumes, source_refusal};
+use super::scopes::{Place, Scopes, Shut};
+use super::{credentials, source_refusal};
+use crate::config::Config;
 use crate::source::credentials::CredentialedSource;
-use crate::source::health::Health;
+use crate::source::health::{Change, Health};
+use crate::source::profile;
+use crate::supervisor::Device;
 use crate::volumes::scope::Scope;
+use cache::data::Engine;
 use cache::meta;
+use link::worker::Mode;
 use link::{Refusal, RefusalKind};
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use store::{Access, Source, StoreError};
-use volume::{Credentials, ScopeId, VolumeSpec};
+use tokio::sync::{OwnedMutexGuard, mpsc};
+use volume::{Credentials, Freshness, Profile, ScopeId, VolumeSpec};
 
 /// How long a publish waits for the store that the volumes before have left.
 const CLOSING_LIMIT: Duration = Duration::from_secs(5);
 const CLOSING_LOOK: Duration = Duration::from_millis(20);
 
-impl Volumes {
+/// What scopes are opened with.
+pub(crate) struct OpenerParts {
+    pub(crate) config: Config,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) numbers: Arc<crate::state::State>,
+    /// Of this agent.
+    pub(crate) generation: u64,
+    pub(crate) limits: Arc<store::Limits>,
+    pub(crate) observer: Arc<dyn store::Observer>,
+    /// Gets the sources that stop or begin to answer.
+    pub(crate) outages: mpsc::UnboundedSender<Change>,
+}
+
+/// The scopes of this node, and all that it takes to open one.
+pub(crate) struct ScopeOpener {
+    parts: OpenerParts,
+    scopes: Scopes,
+    /// Of the disk, for all metadata stores.
+    room: Arc<meta::Room>,
+}
+
+impl Deref for ScopeOpener {
+    type Target = OpenerParts;
+
+    fn deref(&self) -> &OpenerParts {
+        &self.parts
+    }
+}
+
+impl ScopeOpener {
+    pub(crate) fn new(parts: OpenerParts) -> Self {
+        let room = Arc::new(meta::Room::new(parts.config.cache.metadata_total.0));
+        Self { parts, scopes: Scopes::default(), room }
+    }
+
+    /// Live scopes only.
+    pub(crate) fn get(&self, id: &ScopeId) -> Option<Arc<Scope>> {
+        self.scopes.get(id)
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Scope>> {
+        self.scopes.all()
+    }
+
+    pub(crate) fn room(&self) -> &meta::Room {
+        &self.room
+    }
+
+    /// No volume opens this scope while the returned value lives. None: a volume uses it, or is about to.
+    pub(crate) fn shut(&self, id: &ScopeId) -> Option<Shut> {
+        self.scopes.shut(id)
+    }
+
+    /// No volume opens or closes it meanwhile.
+    pub(super) async fn enter(&self, id: &ScopeId) -> OwnedMutexGuard<Place> {
+        self.scopes.enter(id).await
+    }
+
+    /// See [`Scopes::close`].
+    pub(super) fn close(&self, id: &ScopeId, used: impl FnOnce() -> bool) {
+        self.scopes.close(id, used);
+    }
+
+    /// See [`Scopes::sweep`].
+    pub(super) fn sweep(&self, used: impl Fn(&ScopeId) -> bool) {
+        self.scopes.sweep(used);
+    }
+
+    /// Returns when a scope was closed.
+    pub(crate) async fn closed(&self) {
+        self.scopes.closed().await;
+    }
+
+    pub(super) fn cached_bytes(&self, id: &ScopeId) -> u64 {
+        self.engine.usage().scopes.iter().find(|scope| scope.scope == *id).map_or(0, |scope| scope.bytes)
+    }
+
     /// The scope; opened if no volume uses it yet, and then checked against its source if `check`.
-    pub(crate) async fn open_scope(
+    pub(crate) async fn open(
         &self,
         id: ScopeId,
         spec: &VolumeSpec,
@@ -44,7 +130,7 @@ impl Volumes {
             return Ok(scope);
         }
         let shown = spec.source.to_string();
-        let health = Arc::new(Health::new(id.clone(), self.context.outages.clone()));
+        let health = Arc::new(Health::new(id.clone(), self.outages.clone()));
         let asked = CredentialedSource::new(
             |access| self.source(spec, access),
             credentials.clone(),
@@ -98,11 +184,7 @@ impl Volumes {
     }
 
     /// What this volume shows.
-    pub(super) fn source(
-        &self,
-        spec: &VolumeSpec,
-        access: Arc<Access>,
-    ) -> Result<Arc<dyn Source>, StoreError> {
+    fn source(&self, spec: &VolumeSpec, access: Arc<Access>) -> Result<Arc<dyn Source>, StoreError> {
         store::open(spec, access, self.limits.clone(), self.observer.clone())
     }
 
@@ -123,17 +205,59 @@ impl Volumes {
         }
     }
 
-    /// Closes the scope when its last mount is gone: an environment that is not open can be evicted as a whole.
-    pub(crate) fn release_scope(&self, id: &ScopeId) {
-        self.scopes.close(id, || self.uses(id));
+    /// With one descriptor per cache root, in order. In place of a root that cannot be opened (its disk fails or hangs: that
+    /// is a miss, not an error) an empty directory, in which nothing is ever found.
+    pub(crate) async fn device(&self, device: OwnedFd, scope: &Scope) -> Result<Device, Refusal> {
+        let all = (0..self.engine.roots()).map(|root| self.engine.scope_dir(root as u8, &scope.id));
+        let opened = futures::future::join_all(all).await;
+        let or_nothing = |(root, opened): (usize, std::io::Result<OwnedFd>)| {
+            opened.or_else(|error| {
+                tracing::warn!(root, %error, "cache root cannot be opened: the volume does without it");
+                let nothing = self.config.agent.state_dir.join("nothing");
+                std::fs::create_dir_all(&nothing)?;
+                Ok(OwnedFd::from(std::fs::File::open(&nothing)?))
+            })
+        };
+        let roots = opened.into_iter().enumerate().map(or_nothing).collect::<std::io::Result<_>>();
+        let roots = roots.map_err(|e| {
+            Refusal::new(RefusalKind::Unavailable, format!("the agent's state directory cannot be used: {e}"))
+        })?;
+        Ok(Device { device, roots })
     }
 
-    /// Scopes that could not be closed when their last mount went are closed now.
-    pub(crate) fn sweep_scopes(&self) {
-        self.scopes.sweep(|id| self.uses(id));
+    /// The volume's own, or the agent's where both the volume and the configuration allow it, or none.
+    pub(crate) fn credentials(
+        &self,
+        secrets: &BTreeMap<String, String>,
+        environment: bool,
+    ) -> Result<Credentials, Refusal> {
+        let environment = environment && self.config.agent.environment_credentials;
+        credentials(secrets, environment, |name| std::env::var(name).ok())
     }
 
-    fn uses(&self, id: &ScopeId) -> bool {
-        self.mounts.uses(id, |entry| &entry.mount.scope.id)
+    /// How a volume is served.
+    pub(super) async fn mode(&self, spec: &VolumeSpec, credentials: &Credentials) -> Result<Mode, Refusal> {
+        let small = match (spec.parameters.profile, spec.parameters.freshness) {
+            (_, Freshness::Strict) | (Profile::Large, _) => false,
+            #[cfg(feature = "next-version")]
+            (Profile::Next, _) => false,
+            (Profile::Small, _) => true,
+            (Profile::Auto, _) => {
+                // Not as the scope asks: another volume may wait for days.
+                let mut brief = spec.clone();
+                brief.parameters.store_timeout =
+                    spec.parameters.store_timeout.min(self.config.agent.source_wait.0);
+                let access = Access::fixed(&brief, credentials.clone());
+                let source = self.source(spec, access).map_err(|e| source_refusal(&e))?;
+                profile::is_small(source.as_ref()).await.map_err(|e| source_refusal(&e))?
+            }
+        };
+        let disabled_features = self.config.disabled_features();
+        Ok(match small {
+            true if disabled_features.no_open => Mode::Kept,
+            true => Mode::NoOpen,
+            false if disabled_features.passthrough => Mode::Kept,
+            false => Mode::Passthrough,
+        })
     }
 }

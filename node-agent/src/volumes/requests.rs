@@ -2,7 +2,7 @@
 
 use super::{Absence, Volumes, lock};
 use crate::handoff::order::Order;
-use crate::supervisor::Phase;
+use crate::supervisor::{self, Phase};
 use link::broker::{AgentAnswer, AgentRequest};
 use link::{Refusal, RefusalKind};
 use std::os::fd::OwnedFd;
@@ -42,7 +42,7 @@ impl crate::broker_client::Serve for Volumes {
             }
             AgentRequest::Renewed { mount, took_us } => {
                 let mount = self.get(mount)?;
-                mount.note_renewal(&self.context.heals, Duration::from_micros(took_us));
+                supervisor::note_renewal(&mount, &self.context.heals, Duration::from_micros(took_us));
                 Ok((AgentAnswer::Done, Vec::new()))
             }
             AgentRequest::Drain => {

@@ -1,20 +1,18 @@
 //! The thread of a mount: performs what the machine of `supervisor::machine` decides, and says what came of it.
 
-use super::heal_probe::PendingHeal;
-use super::{Current, Mount, MountContext, confine};
+use super::confine;
+use super::heal_probe::{PendingHeal, prove};
+use super::mount::{Mount, MountContext};
 use crate::privileged;
-use crate::supervisor::handshake::introduce;
 use crate::supervisor::machine::{Action, Ended, Event, Limits, Machine, State, TICK};
 use crate::supervisor::oom;
 use crate::supervisor::spawn::Worker;
-use inflight::{Blame, Collected, Inflight};
+use inflight::{Blame, Collected};
 use link::broker::{BrokerAnswer, BrokerRequest, Report};
 use link::budget;
 use link::worker::{Assign, FromWorker, ToWorker, recv};
 use link::{MAX_MESSAGE, PacketError, RefusalKind};
-use rustix::event::PollFlags;
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,108 +22,28 @@ const REAP_LIMIT: Duration = budget::REAP.time;
 /// Between two looks at the debug file.
 const SUSPENDED_LOOK: Duration = Duration::from_millis(20);
 
-impl Mount {
-    /// The thread of this mount: returns when it is stopped, has ended or is given up.
-    pub(crate) fn supervise(self: Arc<Self>, context: &Arc<MountContext>) {
-        let limits = Limits {
-            heal_timeout: context.workers.in_time(&self.spec).parameters.heal_timeout,
-            hang_limit: context.hang_limit,
-        };
-        let adopted = self.lock().adopted.take();
-        let (machine, actions) = match adopted {
-            Some((since, cause)) => Machine::adopt(limits, since, cause),
-            None => Machine::publish(limits, Instant::now()),
-        };
-        let supervisor = Supervisor {
-            mount: self,
-            context,
-            machine,
-            events: VecDeque::new(),
-            worker: None,
-            buffer: vec![0; MAX_MESSAGE],
-            last_look: Instant::now(),
-            oom_kills: 0,
-            left: None,
-        };
-        supervisor.run(actions);
-    }
-
-    /// No worker reads the device now: what the dead worker took and did not answer becomes its successor's work.
-    fn collect(
-        &self,
-        context: &MountContext,
-        end: &str,
-        status: Option<ExitStatus>,
-        blame: Blame,
-    ) -> Collected {
-        let collected = self.inflight.collect(self.device.as_fd(), blame).unwrap_or_else(|error| {
-            // The device says nothing sensible: the successor will find out, or fail its self-tests.
-            tracing::error!(mount = %self.id, %error, "what the dead worker left could not be collected");
-            Collected::default()
-        });
-        if blame == Blame::Agent {
-            collected.poisoned.iter().for_each(|request| self.condemn(request));
-        }
-        self.report(context, end, status, &collected);
-        collected
-    }
-
-    /// The workers of an agent that is gone are being killed by the kernel; none of them is our child.
-    fn wait_for_the_last_worker(&self) {
-        let end = Instant::now() + REAP_LIMIT;
-        while Inflight::is_held(self.shared.as_fd()) {
-            if Instant::now() >= end {
-                tracing::warn!(mount = %self.id, "the last worker is stuck in the kernel: its successor goes ahead without it");
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// Hands the connection over and waits for the INIT answer.
-    fn assign(&self, worker: &Worker, takeover: bool) -> Result<(), String> {
-        let assign = Assign { takeover, ..self.assign.clone() };
-        let (init_reply, mode) =
-            introduce(worker, assign, self.device.as_fd(), self.shared.as_fd(), &self.roots)?;
-        // A successor works with the answer that the connection has, or fails.
-        if !takeover {
-            let mut state = self.lock();
-            state.init_reply = init_reply;
-            state.mode = Some(mode);
-        }
-        Ok(())
-    }
-
-    fn requests_wait(&self, context: &MountContext) -> bool {
-        let ask = context.privileged.ask(BrokerRequest::Waiting { mount: self.id }, Vec::new());
-        match context.runtime.block_on(ask) {
-            Ok(BrokerAnswer::Waiting { count }) => count > 0,
-            // Unknown (the broker is away, or sees no fusectl): those that were read stand in the shared table, and
-            // the device is readable while there are others.
-            _ => self.inflight.in_flight() > 0 || self.device_says(PollFlags::IN),
-        }
-    }
-
-    fn tell(&self, context: &MountContext, report: Report) {
-        privileged::report(&context.privileged, &context.runtime, self.id, report);
-    }
-
-    fn report(&self, context: &MountContext, end: &str, status: Option<ExitStatus>, collected: &Collected) {
-        tracing::warn!(
-            mount = %self.id, volume = %self.spec.id, end,
-            status = %status.map(|s| s.to_string()).unwrap_or_else(|| "not known".into()),
-            left = collected.orphans, "worker ended"
-        );
-        for request in &collected.poisoned {
-            tracing::error!(
-                mount = %self.id, volume = %self.spec.id, request = ?request,
-                "a request killed worker after worker, or agents: answered EIO. Please report this with the log above"
-            );
-            context.metrics.poisoned(request.operation());
-            let what = Report::Poisoned { operation: request.operation().into(), deaths: request.deaths };
-            self.tell(context, what);
-        }
-    }
+/// The thread of a mount: returns when it is stopped, has ended or is given up.
+pub(crate) fn supervise(mount: Arc<Mount>, context: &Arc<MountContext>) {
+    let limits = Limits {
+        heal_timeout: context.workers.in_time(&mount.spec).parameters.heal_timeout,
+        hang_limit: context.hang_limit,
+    };
+    let (machine, actions) = match mount.take_adopted() {
+        Some((since, cause)) => Machine::adopt(limits, since, cause),
+        None => Machine::publish(limits, Instant::now()),
+    };
+    let supervisor = Supervisor {
+        mount,
+        context,
+        machine,
+        events: VecDeque::new(),
+        worker: None,
+        buffer: vec![0; MAX_MESSAGE],
+        last_look: Instant::now(),
+        oom_kills: 0,
+        left: None,
+    };
+    supervisor.run(actions);
 }
 
 /// The machine of one mount, and what its actions need.
@@ -182,7 +100,10 @@ impl Supervisor<'_> {
         let (mount, context) = (self.mount.clone(), self.context);
         match action {
             Action::AwaitPredecessor => {
-                mount.wait_for_the_last_worker();
+                // They are being killed by the kernel; none of them is our child.
+                if !mount.connection.wait_until_free(REAP_LIMIT) {
+                    tracing::warn!(mount = %mount.id, "the last worker is stuck in the kernel: its successor goes ahead without it");
+                }
                 failpoint::hit("agent.workers-gone");
                 Some(Event::PredecessorGone)
             }
@@ -192,13 +113,13 @@ impl Supervisor<'_> {
                 let worker = self.worker.as_ref()?;
                 let sent = worker.send(&ToWorker::Go, &[]).is_ok();
                 match sent && worker.socket.set_recv_timeout(Some(TICK)).is_ok() {
-                    true => Some(Event::Heartbeat(mount.inflight.heartbeat())),
+                    true => Some(Event::Heartbeat(mount.connection.heartbeat())),
                     false => Some(Event::Closed),
                 }
             }
-            Action::AskWaiting => Some(Event::Waiting(mount.requests_wait(context))),
+            Action::AskWaiting => Some(Event::Waiting(self.requests_wait())),
             Action::KillAndReap => {
-                let group = mount.set_worker(None).and_then(|worker| worker.group);
+                let group = mount.end_worker();
                 let status = self.worker.take().and_then(|worker| worker.kill_and_reap(REAP_LIMIT));
                 let memory = group.map(|group| confine::release(context, group));
                 self.left = Some((status, memory));
@@ -206,7 +127,7 @@ impl Supervisor<'_> {
             }
             Action::Collect { blame, vacate } => {
                 if vacate {
-                    mount.inflight.vacate();
+                    mount.connection.vacate();
                 }
                 Some(self.collect(blame))
             }
@@ -214,20 +135,20 @@ impl Supervisor<'_> {
                 let (status, memory) = self.left.clone().unwrap_or_default();
                 let pending = PendingHeal::of(cause, replayed, memory).ended(status);
                 if let Some(worker) = &self.worker {
-                    mount.prove(context, worker.pid(), pending, took);
+                    prove(&mount, context, worker.pid(), pending, took);
                 }
                 None
             }
             Action::Confine => {
-                mount.confine(context);
+                confine::confine(&mount, context);
                 None
             }
             Action::ReportDegraded { why } => {
-                mount.tell(context, Report::Degraded { why });
+                self.tell(Report::Degraded { why });
                 None
             }
             Action::ReportRecovered => {
-                mount.tell(context, Report::Recovered);
+                self.tell(Report::Recovered);
                 None
             }
             Action::Drop => {
@@ -260,15 +181,14 @@ impl Supervisor<'_> {
             return Event::Suspended;
         }
         let taken = context.spawner.take().map_err(|e| e.to_string());
-        let introduced = taken.and_then(|worker| mount.assign(&worker, takeover).map(|()| worker));
+        let introduced = taken.and_then(|worker| assign(&mount, &worker, takeover).map(|()| worker));
         let event = match introduced {
             Ok(worker) => {
                 if takeover {
                     failpoint::hit("agent.worker-assigned");
                 }
                 self.oom_kills = oom::kills();
-                let current = Current { pid: worker.pid(), socket: worker.socket.clone(), group: None };
-                mount.set_worker(Some(current));
+                mount.set_worker(&worker);
                 self.worker = Some(worker);
                 Event::Introduced
             }
@@ -288,15 +208,54 @@ impl Supervisor<'_> {
             State::Collecting { ended: Ended::Worker { end, status, .. } } => (format!("{end:?}"), *status),
             _ => ("its agent is gone".to_owned(), None),
         };
-        let collected = mount.collect(context, &end, status, blame);
-        let ended = collected.ended || mount.connection_ended();
+        let collected = mount.connection.collect(blame).unwrap_or_else(|error| {
+            // The device says nothing sensible: the successor will find out, or fail its self-tests.
+            tracing::error!(mount = %mount.id, %error, "what the dead worker left could not be collected");
+            Collected::default()
+        });
+        if blame == Blame::Agent {
+            collected.poisoned.iter().for_each(|request| mount.condemn(request));
+        }
+        self.report(&end, status, &collected);
+        let ended = collected.ended || mount.connection.has_ended();
         if !ended {
-            mount.close_leaked_backings(context);
+            close_leaked_backings(mount, context);
             if is_adopted {
                 failpoint::hit("agent.collected");
             }
         }
         Event::Collected { orphans: collected.orphans as u64, ended }
+    }
+
+    fn requests_wait(&self) -> bool {
+        let ask = self.context.privileged.ask(BrokerRequest::Waiting { mount: self.mount.id }, Vec::new());
+        match self.context.runtime.block_on(ask) {
+            Ok(BrokerAnswer::Waiting { count }) => count > 0,
+            // Unknown: the broker is away, or sees no fusectl.
+            _ => self.mount.connection.requests_wait(),
+        }
+    }
+
+    fn tell(&self, report: Report) {
+        privileged::report(&self.context.privileged, &self.context.runtime, self.mount.id, report);
+    }
+
+    fn report(&self, end: &str, status: Option<ExitStatus>, collected: &Collected) {
+        let mount = &self.mount;
+        tracing::warn!(
+            mount = %mount.id, volume = %mount.spec.id, end,
+            status = %status.map(|s| s.to_string()).unwrap_or_else(|| "not known".into()),
+            left = collected.orphans, "worker ended"
+        );
+        for request in &collected.poisoned {
+            tracing::error!(
+                mount = %mount.id, volume = %mount.spec.id, request = ?request,
+                "a request killed worker after worker, or agents: answered EIO. Please report this with the log above"
+            );
+            self.context.metrics.poisoned(request.operation());
+            let what = Report::Poisoned { operation: request.operation().into(), deaths: request.deaths };
+            self.tell(what);
+        }
     }
 
     /// Until something happens that the machine has to know.
@@ -342,7 +301,37 @@ impl Supervisor<'_> {
             return Event::Tick;
         }
         self.last_look = Instant::now();
-        self.mount.forget_unheard(&worker.socket);
-        Event::Heartbeat(self.mount.inflight.heartbeat())
+        self.mount.flush_forgets(&worker.socket);
+        Event::Heartbeat(self.mount.connection.heartbeat())
     }
+}
+
+/// Hands the connection over and waits for the INIT answer.
+fn assign(mount: &Mount, worker: &Worker, takeover: bool) -> Result<(), String> {
+    let assign = Assign { takeover, ..mount.assign.clone() };
+    let (init_reply, mode) = mount.connection.introduce(worker, assign)?;
+    // A successor works with the answer that the connection has, or fails.
+    if !takeover {
+        mount.set_init_reply(init_reply, mode);
+    }
+    Ok(())
+}
+
+/// The successor does not wait for it: on a disk that hangs each takes as long as a question may.
+fn close_leaked_backings(mount: &Arc<Mount>, context: &MountContext) {
+    let leaked = mount.leaked_backings();
+    // Not the mount itself: see `heal_probe`.
+    let (weak, id, privileged) = (Arc::downgrade(mount), mount.id, context.privileged.clone());
+    context.runtime.spawn(async move {
+        for (closed, leak) in leaked.iter().enumerate() {
+            let ask = privileged.ask(BrokerRequest::BackingClose { mount: id, id: *leak }, Vec::new());
+            if let Err(error) = ask.await {
+                let left = leaked.len() - closed;
+                tracing::warn!(mount = %id, left, %error, "leaked backing ids stay until the next worker, or unmount");
+                return;
+            }
+            let Some(mount) = weak.upgrade() else { return };
+            mount.backing_closed(*leak);
+        }
+    });
 }
