@@ -47,7 +47,7 @@ pub fn run(socket: OwnedFd) -> Result<(), String> {
 
 fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     lockdown::begin()?;
-    tell(socket, &FromWorker::Ready { protocol: link::version::WORKER });
+    tell(socket, &FromWorker::Ready { protocol: version::WORKER });
     let Some(Assigned { assign, device, inflight, roots }) = receive(socket)? else { return Ok(()) };
     failpoint::hit("worker.assigned");
     let inflight = Arc::new(inflight);

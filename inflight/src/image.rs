@@ -3,8 +3,8 @@
 
 use super::*;
 use crate::golden;
-use link::version::STEPS;
 use std::fmt::Write;
+use version::STEPS;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
 

@@ -50,7 +50,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use backing::Backing;
+pub use backing::{BACKINGS, Backing};
 pub use collect::{Blame, Collected, Poisoned, Subject};
 pub use device::{Kernel, Probe, answer_errno, probe, probe_works};
 pub use execution::{Behalf, OnBehalf, carry, carry_job, mark_aborts, on_behalf};
@@ -58,8 +58,6 @@ pub use operations::{Operation, OperationError, Outcome};
 pub use stage::{STAGE_BYTES, STAGES};
 pub use table::{Claim, Interrupted, Orphan, SLOTS, Slot};
 
-use backing::BACKINGS;
-use link::version::{INFLIGHT, neighbours};
 use memory::Memory;
 use rustix::fs::FlockOperation;
 use std::io;
@@ -69,6 +67,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 use table::INLINE_BYTES;
+use version::{INFLIGHT, neighbours};
 
 /// What a map begins with: a mark, and the version of the layout, which only grows where it was empty from one version
 /// to the next. So a map of a neighbour's is used as it is, and one of any other is refused.

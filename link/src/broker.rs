@@ -129,11 +129,11 @@ pub enum Report {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hello {
-    /// [`crate::version::LINK`] of the agent.
+    /// [`version::LINK`] of the agent.
     pub protocol: u32,
     pub agent_version: String,
     pub pid: u32,
-    /// [`crate::version::STATE`] of the agent; 0: it is of a time before hand-overs.
+    /// [`version::STATE`] of the agent; 0: it is of a time before hand-overs.
     #[serde(default)]
     pub state: u32,
     /// Tells this life of the process from others: one that executes itself anew keeps its id.

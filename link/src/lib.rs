@@ -1,7 +1,8 @@
-//! The messages between agent and broker and between agent and worker, and the SEQPACKET socket that carries them.
+//! What the two ends of a connection agree on, agent and broker or agent and worker: the messages, the SEQPACKET socket
+//! that carries them, how long each end waits for the other ([`budget`]) and when it counts as hung ([`Watchdog`]).
 //!
 //! One message is one packet: a bounded body and up to [`MAX_FDS`] file descriptors. No I/O other than on that socket
-//! happens here, and no policy.
+//! happens here; what follows from a message, or from a peer that hangs, each end decides by itself.
 
 mod backing_ids;
 pub mod broker;
@@ -15,7 +16,6 @@ mod mount;
 mod packet;
 #[cfg(test)]
 mod samples;
-pub mod version;
 mod watchdog;
 pub mod worker;
 

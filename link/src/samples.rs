@@ -3,7 +3,6 @@
 
 use crate::broker::*;
 use crate::golden;
-use crate::version::{LINK, STEPS, WORKER};
 use crate::worker::{
     Ask, Assign, Counts, DisabledFeatures, FaultKind, FromWorker, InjectedFault, Mode, Reply, Show, ToWorker,
 };
@@ -15,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fmt::Debug;
 use std::time::Duration;
+use version::{LINK, STEPS, WORKER};
 use volume::{VolumeId, WireSpec};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");

@@ -139,7 +139,7 @@ fn always() -> u32 {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum FromWorker {
     /// Started, warmed up, waiting for `Assign`. The first variant and its first field for ever, so that a worker of
-    /// another build is recognised: `protocol` is its [`crate::version::WORKER`].
+    /// another build is recognised: `protocol` is its [`version::WORKER`].
     Ready { protocol: u32 },
     /// The session exists and its self-tests passed; the INIT reply as recorded in the shared memory, header included.
     Answered { init_reply: Vec<u8>, mode: Mode },

@@ -5,7 +5,6 @@ use link::broker::{
     AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, FromAgent, FromBroker, Hello, MountId, recv,
     send, try_send,
 };
-use link::version;
 use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

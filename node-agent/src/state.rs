@@ -12,7 +12,6 @@
 //! ```
 
 use cache::meta::{FIRST_INO, INO_LIMIT, InodeNumbers, MetaError};
-use link::version;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;

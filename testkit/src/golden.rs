@@ -24,7 +24,7 @@ pub(crate) fn same(directory: &str, name: &str, encoded: &str) -> String {
     let (old, new) = differs.unwrap_or(("(all that is there)", "(more, or less, than that)"));
     panic!(
         "{} is not what this build writes:\n  file:  {old}\n  build: {new}\nBuilds that are out there read and write \
-         what the file says. Leave that as it is and add to it, or raise the version (link/src/version.rs) and name a \
+         what the file says. Leave that as it is and add to it, or raise the version (version/src/lib.rs) and name a \
          new file after it; the old one stays, and must be read. If no release has written it yet: {BLESS}=1 writes it.",
         path.display()
     );

@@ -22,14 +22,14 @@ use super::types::{Attributes, Cached, EPOCH_MAX, Kind, MetaError, NAME_MAX};
 
 /// Raised by every change of this file. Node ids of live mounts are in here: a build reads and writes the stores of its
 /// direct neighbours, so a change adds what the build before can do without, and nothing else.
-pub(super) const FORMAT: u32 = 1 + link::version::STEPS;
+pub(super) const FORMAT: u32 = 1 + version::STEPS;
 
 /// Key in `about`. A build that does not know it compares with the wall clock, which is about the same.
 pub(super) const CLOCK: &[u8] = b"clock";
 
 /// Can this build work with a store of that format?
 pub(super) fn is_known(format: u32) -> bool {
-    format > 0 && link::version::neighbours(format, FORMAT)
+    format > 0 && version::neighbours(format, FORMAT)
 }
 
 /// As it stands in a store.
@@ -380,7 +380,7 @@ mod tests {
         let mut text: String = all.iter().map(encoded).collect();
         text += &crate::golden::to_hex(NameKey::new(1, b"name").unwrap().as_bytes());
         text += &crate::golden::to_hex(&directory.encode());
-        let name = format!("meta-{}.txt", FORMAT - link::version::STEPS);
+        let name = format!("meta-{}.txt", FORMAT - version::STEPS);
         let text = crate::golden::same(crate::GOLDEN, &name, &text);
         let lines: Vec<Vec<u8>> = text.lines().map(crate::golden::from_hex).collect();
         for (bytes, known) in lines.iter().zip(&all) {

@@ -1,9 +1,9 @@
 //! Who may be connected: the agent that serves, and beside it at most one that would take its place.
 
 use super::socket::{Admission, AgentIdentity, AgentLink};
-use link::version::neighbours;
 use link::{Refusal, RefusalKind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use version::neighbours;
 
 #[derive(Debug, Default)]
 pub(super) struct AgentSlots {

@@ -3,7 +3,6 @@
 use link::broker::{
     AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello, MountId,
 };
-use link::version::{self, neighbours};
 use link::{MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use version::neighbours;
 
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
 /// An agent that does not read for so long is as good as gone.

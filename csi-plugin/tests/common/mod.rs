@@ -280,10 +280,10 @@ pub fn source_away(request: &AgentRequest, fds: &[OwnedFd]) -> Option<Answer> {
 /// Of an agent of this build.
 pub fn hello() -> Hello {
     Hello {
-        protocol: link::version::LINK,
+        protocol: version::LINK,
         agent_version: "test".into(),
         pid: std::process::id(),
-        state: link::version::STATE,
+        state: version::STATE,
         life: 1,
         successor: false,
         drained: false,

@@ -13,19 +13,25 @@ use std::process::Command;
 /// Each crate and the crates of ours that it imports. What stands here and is not imported is wrong, too.
 const CRATES: &[(&str, &[&str])] = &[
     ("millpond", &["link", "mounts", "node-agent", "proto", "startup", "volume"]),
-    ("millpond-cache", &["inflight", "link", "volume"]),
+    ("millpond-cache", &["inflight", "version", "volume"]),
     ("millpond-cgroups", &["mounts"]),
-    ("millpond-csi-plugin", &["cgroups", "failpoint", "link", "mounts", "proto", "startup", "volume"]),
+    (
+        "millpond-csi-plugin",
+        &["cgroups", "failpoint", "link", "mounts", "proto", "startup", "version", "volume"],
+    ),
     ("millpond-e2e", &["proto", "testkit", "volume"]),
     ("millpond-failpoint", &[]),
     ("millpond-fuse-abi", &[]),
-    ("millpond-fuse-worker", &["cache", "failpoint", "fuse-abi", "inflight", "link", "startup", "volume"]),
-    ("millpond-inflight", &["fuse-abi", "link"]),
-    ("millpond-link", &["volume"]),
+    (
+        "millpond-fuse-worker",
+        &["cache", "failpoint", "fuse-abi", "inflight", "link", "startup", "version", "volume"],
+    ),
+    ("millpond-inflight", &["fuse-abi", "version"]),
+    ("millpond-link", &["version", "volume"]),
     ("millpond-mounts", &["fuse-abi"]),
     (
         "millpond-node-agent",
-        &["cache", "failpoint", "inflight", "link", "proto", "startup", "store", "volume"],
+        &["cache", "failpoint", "inflight", "link", "proto", "startup", "store", "version", "volume"],
     ),
     ("millpond-proto", &[]),
     ("millpond-proto-generate", &[]),
@@ -33,6 +39,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("millpond-startup", &["failpoint"]),
     ("millpond-store", &["volume"]),
     ("millpond-testkit", &[]),
+    ("millpond-version", &[]),
     ("millpond-volume", &[]),
 ];
 

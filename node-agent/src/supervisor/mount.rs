@@ -245,7 +245,7 @@ impl Mount {
             mode,
             scope: self.scope.id.as_str().to_owned(),
             #[cfg(feature = "next-version")]
-            published_by: Some(link::version::LINK),
+            published_by: Some(version::LINK),
         }
     }
 

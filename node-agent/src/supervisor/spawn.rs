@@ -7,7 +7,7 @@ use super::worker_log;
 use crate::config::Config;
 use link::budget;
 use link::worker::{FromWorker, LINK_FD, ToWorker, recv};
-use link::{MAX_MESSAGE, Packet, PacketError, version};
+use link::{MAX_MESSAGE, Packet, PacketError};
 use procfs::process::Process;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::FdFlags;

@@ -48,8 +48,8 @@ fn a_stores_marker_is_that_of_the_golden_file() {
     let text = fs::read_to_string(bench.dir.path().join("marker")).unwrap();
     assert_eq!(text.len(), 128, "an older one must not show behind it");
     let text = text.replace(boot.trim(), "BOOT").trim_end().to_owned() + "\n";
-    let name = format!("meta-marker-{}.txt", FORMAT - link::version::STEPS);
-    let text = match link::version::STEPS {
+    let name = format!("meta-marker-{}.txt", FORMAT - version::STEPS);
+    let text = match version::STEPS {
         0 => crate::golden::same(crate::GOLDEN, &name, &text),
         _ => crate::golden::read(crate::GOLDEN, &name),
     };

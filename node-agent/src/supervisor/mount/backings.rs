@@ -3,6 +3,9 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard};
 
+/// Those that workers may record, and those that they have not recorded yet: all fit into one message.
+const _: () = assert!(link::BACKING_IDS_MAX == inflight::BACKINGS + 256);
+
 #[derive(Default)]
 pub(super) struct Backings(Mutex<HashSet<u32>>);
 
