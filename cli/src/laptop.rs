@@ -214,7 +214,7 @@ async fn clear(kernel: &Arc<Linux>, target: &Arc<Target>) -> Result<()> {
     };
     let dir = target.path().display();
     anyhow::ensure!(!live, "{dir} is mounted already: `millpond umount {dir}` first");
-    tracing::warn!(directory = %dir, "a mount that nobody serves any more is taken away");
+    tracing::warn!(directory = %dir, "a mount that no worker serves any more is taken away");
     kernel.unmount(target)?;
     Ok(())
 }
@@ -269,7 +269,7 @@ async fn wait_for_end(kernel: &Linux, target: &Target, direct: &Direct, mut stop
                 let dir = target.path().display();
                 anyhow::ensure!(
                     !ended,
-                    "somebody has ended the mount at {dir} (an abort through /sys/fs/fuse/connections, or the kernel's limit fs.fuse.max_request_timeout), or nobody could serve it for healTimeout: `millpond mount` it again"
+                    "somebody has ended the mount at {dir} (an abort through /sys/fs/fuse/connections, or the kernel's limit fs.fuse.max_request_timeout), or no worker could serve it for healTimeout: `millpond mount` it again"
                 );
             }
         }

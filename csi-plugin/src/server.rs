@@ -154,7 +154,7 @@ async fn wait_until_held(broker: &Arc<Broker>) {
             told = true;
         }
         if tokio::time::Instant::now() >= end {
-            tracing::error!("no agent holds the mounts: those that nobody holds end with this process");
+            tracing::error!("no agent holds the mounts: those that no process holds end with this one");
             return;
         }
         tokio::time::sleep(HELD_POLL).await;

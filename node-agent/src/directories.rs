@@ -53,7 +53,7 @@ pub(crate) async fn wait(config: &Config) -> Result<()> {
         let Err(why) = looked else { return Ok(()) };
         anyhow::ensure!(
             begun.elapsed() < limit,
-            "{why}, and nobody has made it so within {limit:?}: is the csi-plugin of this node running, with --own-dir and --memory-tier for it and --agent-uid {}?",
+            "{why}, and csi-plugin has not made it so within {limit:?}: is the csi-plugin of this node running, with --own-dir and --memory-tier for it and --agent-uid {}?",
             rustix::process::getuid().as_raw()
         );
         if !std::mem::replace(&mut told, true) {

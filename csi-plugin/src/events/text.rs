@@ -15,7 +15,7 @@ pub fn healed(volume: &VolumeId, cause: &str, took: Duration, node: &str) -> Str
 
 pub fn degraded(volume: &VolumeId, why: &str, heal_timeout: Duration, node: &str) -> String {
     format!(
-        "Volume {volume}: nobody serves the mount ({why}): calls that need it wait. If nothing helps within {heal_timeout:?} (healTimeout) they fail. Look at the Millpond agent's pod on node {node}."
+        "Volume {volume}: no worker serves the mount ({why}): calls that need it wait. If nothing helps within {heal_timeout:?} (healTimeout) they fail. Look at the Millpond agent's pod on node {node}."
     )
 }
 
@@ -57,7 +57,7 @@ pub fn dead(volume: &str) -> String {
 
 pub fn no_agent(volume: &str) -> String {
     format!(
-        "Volume {volume}: nobody is known to serve the mount: calls that need it wait. Look at the agent's pod."
+        "Volume {volume}: no worker is known to serve the mount: calls that need it wait. Look at the agent's pod."
     )
 }
 

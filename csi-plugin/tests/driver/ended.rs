@@ -396,9 +396,10 @@ async fn the_condition_of_a_volume_is_what_its_events_say() {
 
     // Nobody serves it.
     drop(agent);
-    until("it is told", || messages(&api, "MountDegraded").iter().any(|m| m.contains("nobody serves"))).await;
+    until("it is told", || messages(&api, "MountDegraded").iter().any(|m| m.contains("no worker serves")))
+        .await;
     let orphaned = condition(&driver).await;
-    assert!(orphaned.abnormal && orphaned.message.contains("nobody serves the mount"), "{orphaned:?}");
+    assert!(orphaned.abnormal && orphaned.message.contains("no worker serves the mount"), "{orphaned:?}");
 
     // Somebody ends it, and nobody is there to make it anew.
     let dead = in_a_container(&driver);
@@ -418,7 +419,7 @@ async fn the_condition_of_a_volume_is_what_its_events_say() {
     assert!(dead.abnormal && dead.message.contains("the mount is dead"), "{dead:?}");
     let _agent = driver.agent();
     let end = Instant::now() + LIMIT;
-    while !condition(&driver).await.message.contains("its secret is known to nobody") {
+    while !condition(&driver).await.message.contains("no process of this node knows its secret") {
         assert!(Instant::now() < end, "{:?}", condition(&driver).await);
     }
     driver.node().node_publish_volume(request).await.unwrap();

@@ -207,7 +207,7 @@ async fn a_hundred_that_end_at_once_are_looked_for_once() {
     }
     drop(agent);
     let end = Instant::now() + LIMIT;
-    while !condition(&driver, "v0", "v0").await.message.contains("nobody serves") {
+    while !condition(&driver, "v0", "v0").await.message.contains("no worker serves") {
         assert!(Instant::now() < end, "the agent is still there");
     }
     // `umount -f`; containers have them.

@@ -39,7 +39,7 @@ fn a_volume_with_a_secret_works_again_with_its_republish() -> Result<()> {
     node.kill_both()?;
     node.spawn_agent()?;
     node.start_plugin()?;
-    let told = || node.places().logs().contains("its secret is known to nobody");
+    let told = || node.places().logs().contains("no process of this node knows its secret");
     ensure!(wait_until(PATIENCE, told), "the log does not say that a secret is missing");
     ensure!(is_dead(&mounted.target), "somebody has kept a secret");
     // As kubelet does from time to time (requiresRepublish).

@@ -393,7 +393,7 @@ impl Machine {
         match self.deaths.decide(now, self.limits.heal_timeout) {
             Verdict::GiveUp => {
                 let why = format!(
-                    "nobody could serve this mount for {:?} (healTimeout): {}",
+                    "no worker could serve this mount for {:?} (healTimeout): {}",
                     self.limits.heal_timeout, self.why
                 );
                 self.why.clone_from(&why);

@@ -180,7 +180,7 @@ fn look(volumes: &Volumes, started: &Started, first: bool) {
             Ok(true) => {
                 left -= stores[k].bytes;
                 volumes.context.metrics.store_removed(reason.as_str());
-                tracing::info!(scope = %id, reason = reason.as_str(), "a metadata store that nobody uses was removed");
+                tracing::info!(scope = %id, reason = reason.as_str(), "a metadata store that no volume uses was removed");
             }
             Ok(false) => {}
             Err(error) => tracing::warn!(scope = %id, %error, "an unused metadata store stays"),

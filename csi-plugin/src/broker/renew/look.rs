@@ -222,7 +222,7 @@ impl Renewer {
         let subjects = recipe.spec.subjects.clone();
         let order = recipe.order(candidate.source.options());
         if order.is_none() {
-            self.cannot(candidate, &subjects, "its secret is known to nobody on this node any more");
+            self.cannot(candidate, &subjects, "no process of this node knows its secret any more");
         }
         order
     }
