@@ -156,8 +156,8 @@ pub struct World {
     no_workers: Option<Duration>,
     /// The debug file is there.
     is_suspended: bool,
-    /// When it was last so for longer than `healTimeout`: mounts may be given up.
-    long_outage: Option<Duration>,
+    /// From when to when it was last so.
+    outage: Option<(Duration, Duration)>,
     pub(crate) reasons: BTreeMap<ConnectionId, Reason>,
     summary: Summary,
     /// Every event is printed: MILLPOND_TRACE is set.
@@ -196,7 +196,7 @@ impl World {
             store_is_away: false,
             no_workers: None,
             is_suspended: false,
-            long_outage: None,
+            outage: None,
             reasons: BTreeMap::new(),
             summary: Summary::default(),
             is_traced: std::env::var_os("MILLPOND_TRACE").is_some(),
@@ -518,10 +518,17 @@ impl World {
         }
     }
 
+    /// No worker starts from now on. Two outages are one where no mount may have been served in between.
+    fn lose_workers(&mut self) {
+        let now = self.queue.elapsed();
+        let before = self.outage.filter(|(_, end)| now - *end <= LIMITS.heal_timeout - LONG_OUTAGE);
+        self.no_workers = Some(before.map_or(now, |(since, _)| since));
+    }
+
     fn workers_back(&mut self) {
         let now = self.queue.elapsed();
-        if self.no_workers.take().is_some_and(|since| now - since >= LONG_OUTAGE) {
-            self.long_outage = Some(now);
+        if let Some(since) = self.no_workers.take() {
+            self.outage = Some((since, now));
         }
         self.is_suspended = false;
     }
@@ -530,7 +537,9 @@ impl World {
     fn may_give_up(&self) -> bool {
         let now = self.queue.elapsed();
         self.no_workers.is_some_and(|since| now - since >= LONG_OUTAGE)
-            || self.long_outage.is_some_and(|end| now - end <= LIMITS.heal_timeout - LONG_OUTAGE)
+            || self.outage.is_some_and(|(since, end)| {
+                end - since >= LONG_OUTAGE && now - end <= LIMITS.heal_timeout - LONG_OUTAGE
+            })
     }
 
     fn beat(&mut self, pid: i32, mount: MountId, worker: WorkerId) -> Result<()> {

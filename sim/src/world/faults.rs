@@ -91,17 +91,19 @@ pub(super) fn hurt(world: &mut World) -> Result<()> {
         // It ends by itself, and is not made longer.
         _ if world.no_workers.is_some() => "nothing",
         95..97 => {
-            world.no_workers = Some(world.queue.elapsed());
+            world.lose_workers();
             world.after_ms(500..20_000, Ev::WorkersBack);
             "no worker starts"
         }
         97..99 => {
-            (world.no_workers, world.is_suspended) = (Some(world.queue.elapsed()), true);
+            world.lose_workers();
+            world.is_suspended = true;
             world.after_ms(500..20_000, Ev::WorkersBack);
             "respawn suspended"
         }
         _ => {
-            (world.no_workers, world.is_suspended) = (Some(world.queue.elapsed()), world.chance(50));
+            world.lose_workers();
+            world.is_suspended = world.chance(50);
             world.after_ms(45_000..120_000, Ev::WorkersBack);
             "no worker starts for long"
         }
