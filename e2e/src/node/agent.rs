@@ -176,12 +176,17 @@ impl AgentOptions {
         writeln!(text, "[workers]\nthreads = {}\nstandby = {}", self.threads, self.standby)?;
         writeln!(text, "suspend_respawn_file = {}", path(places.suspend_file()))?;
         let disabled_features: Vec<_> = self.disabled_features.iter().map(|w| format!("{w:?}")).collect();
-        writeln!(text, "disabled_features = {}", list(&disabled_features))?;
+        // Only where they are set: the release before calls them by other names.
+        if !disabled_features.is_empty() {
+            writeln!(text, "disabled_features = {}", list(&disabled_features))?;
+        }
         writeln!(text, "memory = {:?}\nmemory_limit = {:?}", self.worker_memory, self.memory_limit)?;
         let fault =
             |m: &InjectedFault| format!("{{ name = {:?}, do = {:?}, times = {} }}", m.name, m.what, m.times);
         let inject_faults: Vec<_> = self.inject_faults.iter().map(fault).collect();
-        writeln!(text, "inject_faults = {}", list(&inject_faults))?;
+        if !inject_faults.is_empty() {
+            writeln!(text, "inject_faults = {}", list(&inject_faults))?;
+        }
         if let Some(seconds) = self.request_timeout {
             let sysctl = places.root().join("run/fuse-sysctl");
             std::fs::create_dir_all(&sysctl)?;
