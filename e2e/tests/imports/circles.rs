@@ -230,14 +230,8 @@ impl Crate {
 fn no_two_files_import_each_other() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the crate lies in the workspace")?;
     let mut found = BTreeSet::new();
-    for entry in fs::read_dir(root)? {
-        let directory = entry?.path();
-        let source = directory.join("src");
-        if !directory.join("Cargo.toml").is_file() || !source.is_dir() {
-            continue;
-        }
-        let name = directory.file_name().context("a name")?.to_string_lossy().into_owned();
-        for circle in Crate::read(&source)?.circles() {
+    for (name, directory) in super::crates(root)? {
+        for circle in Crate::read(&directory.join("src"))?.circles() {
             found.insert((name.clone(), circle));
         }
     }

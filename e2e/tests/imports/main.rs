@@ -7,7 +7,7 @@ mod surface;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Each crate and the crates of ours that it imports. What stands here and is not imported is wrong, too.
@@ -72,6 +72,19 @@ fn packages() -> Result<BTreeMap<String, BTreeSet<String>>> {
             }
         }
         found.insert(text(&package["name"])?, imports);
+    }
+    Ok(found)
+}
+
+/// Each crate of the tree: its name there, and its directory.
+fn crates(root: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(root)? {
+        let directory = entry?.path();
+        if directory.join("Cargo.toml").is_file() && directory.join("src").is_dir() {
+            let name = directory.file_name().context("a name")?.to_string_lossy().into_owned();
+            found.push((name, directory));
+        }
     }
     Ok(found)
 }

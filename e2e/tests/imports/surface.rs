@@ -110,12 +110,8 @@ fn words(files: &[PathBuf]) -> Result<BTreeSet<String>> {
 fn what_a_crate_shows_is_used_by_another() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the crate lies in the workspace")?;
     let mut crates = BTreeMap::new();
-    for entry in fs::read_dir(root)? {
-        let directory = entry?.path();
-        if directory.join("Cargo.toml").is_file() && directory.join("src").is_dir() {
-            let name = directory.file_name().context("a name")?.to_string_lossy().into_owned();
-            crates.insert(name, split(&directory)?);
-        }
+    for (name, directory) in super::crates(root)? {
+        crates.insert(name, split(&directory)?);
     }
     let mut unused = Vec::new();
     for (name, (inside, programs)) in &crates {
