@@ -19,7 +19,7 @@ use crate::state::State;
 use crate::supervisor::heals::{HealCause, Heals};
 use crate::supervisor::{MountContext, SpawnOptions, Spawner};
 use crate::volumes::collect;
-use crate::volumes::{OpenerParts, ScopeOpener, Volumes};
+use crate::volumes::{ScopeOpener, Volumes};
 use anyhow::{Context, Result};
 use cache::data::{Engine, Event};
 use futures::future::BoxFuture;
@@ -155,7 +155,8 @@ impl App {
             ..store::LimitsConfig::default()
         }));
         let (give_order, orders) = mpsc::unbounded_channel();
-        let scopes = ScopeOpener::new(OpenerParts {
+        let room = Arc::new(cache::meta::Room::new(config.cache.metadata_total.0));
+        let opener = ScopeOpener {
             config: config.clone(),
             engine: engine.clone(),
             numbers,
@@ -163,8 +164,9 @@ impl App {
             limits,
             observer: metrics.clone(),
             outages: tell_outage,
-        });
-        let volumes = Volumes::new(scopes, context, give_order);
+            room,
+        };
+        let volumes = Volumes::new(opener, context, give_order);
         follow_events(engine.clone(), volumes.clone())?;
         // A broker that was restarted does not know the mounts of its predecessor, and cannot tell us of their end.
         let mounted = volumes.clone();

@@ -1,5 +1,6 @@
 //! The agent's end of the connection to the mount broker: questions in both directions, reconnected for ever.
 
+use crate::lock::lock;
 use crate::state::State;
 use link::broker::{
     AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, FromAgent, FromBroker, Hello, MountId, recv,
@@ -341,10 +342,6 @@ impl crate::privileged::Privileged for Broker {
     fn connected(&self) -> bool {
         self.is_connected()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod directories;
 mod golden;
 mod handoff;
 mod heartbeat;
+mod lock;
 mod log_limit;
 #[cfg(test)]
 mod manifests;

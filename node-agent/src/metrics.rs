@@ -3,6 +3,7 @@
 //! Names follow the Prometheus conventions: base units (seconds, bytes), `_total` for counters, one metric family per
 //! question with labels for its parts.
 
+use crate::lock::lock;
 use crate::supervisor::heals::Heal;
 use cache::data::{Observer as CacheObserver, Reason};
 use link::worker::Counts;
@@ -116,7 +117,7 @@ impl Metrics {
             tier_degraded: Family::default(),
         };
         {
-            let mut guard = m.registry.lock().unwrap_or_else(|p| p.into_inner());
+            let mut guard = lock(&m.registry);
             let r = &mut *guard;
             r.register("reads", "READ requests by the path that answered them", m.reads.clone());
             r.register_with_unit("read", "Bytes read by that path", Unit::Bytes, m.read_bytes.clone());
@@ -224,7 +225,7 @@ impl Metrics {
     pub fn page(&self) -> String {
         let mut text = String::new();
         self.log_lost.inner().store(startup::log::lost(), Ordering::Relaxed);
-        let registry = self.registry.lock().unwrap_or_else(|p| p.into_inner());
+        let registry = lock(&self.registry);
         prometheus_client::encoding::text::encode(&mut text, &registry)
             .expect("writing into a String does not fail");
         text

@@ -1,5 +1,6 @@
 //! Single flight: callers that ask for the same thing at the same time share one run of the work.
 
+use crate::lock::lock;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use inflight::carry;
@@ -32,14 +33,14 @@ where
         F: Future<Output = Result<T, Cause>> + Send + 'static,
     {
         let run = {
-            let mut running = self.running.lock().unwrap_or_else(|p| p.into_inner());
+            let mut running = lock(&self.running);
             match running.get(&key) {
                 Some(run) => run.clone(),
                 None => {
                     let (work, table, mine) = (work(), self.running.clone(), key.clone());
                     let task = tokio::spawn(carry(async move {
                         let done = std::panic::AssertUnwindSafe(work).catch_unwind().await;
-                        table.lock().unwrap_or_else(|p| p.into_inner()).remove(&mine);
+                        lock(&table).remove(&mine);
                         done.unwrap_or(Err(Cause::Internal))
                     }));
                     let run = async move { task.await.unwrap_or(Err(Cause::Internal)) }.boxed().shared();

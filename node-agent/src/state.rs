@@ -11,6 +11,7 @@
 //! owner      locked by the agent that works here, see `owner`
 //! ```
 
+use crate::lock::lock;
 use cache::meta::{FIRST_INO, INO_LIMIT, InodeNumbers, MetaError};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -141,7 +142,7 @@ fn scope_key(dir: &Path) -> io::Result<ScopeKey> {
 
 impl InodeNumbers for State {
     fn next(&self) -> Result<u64, MetaError> {
-        let mut numbers = self.numbers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut numbers = lock(&self.numbers);
         if numbers.next >= INO_LIMIT {
             return Err(MetaError::InodesExhausted);
         }

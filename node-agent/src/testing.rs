@@ -171,7 +171,7 @@ impl Scripted {
         let mut question = self.access.get().expect("it has a scope").question();
         loop {
             match self.attempt().await {
-                Err(error @ StoreError::Expired { .. }) => question.renewed(error).await?,
+                Err(error @ StoreError::Expired { .. }) => question.await_renewal(error).await?,
                 answer => {
                     question.answered();
                     return answer;

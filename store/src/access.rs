@@ -25,7 +25,7 @@ pub trait ExpiryObserver: Send + Sync {
     /// A question was answered with this error. It waits.
     fn expired(&self, error: &StoreError);
     /// A question that has waited got its answer.
-    fn renewed(&self);
+    fn works_again(&self);
 }
 
 /// Shared by all who ask one source.
@@ -40,26 +40,30 @@ pub struct Access {
 #[derive(Clone)]
 struct State {
     credentials: Credentials,
-    patience: Duration,
+    /// The longest of all volumes.
+    store_timeout: Duration,
     /// A publish may bring a renewed secret.
     renewable: bool,
 }
 
 impl std::fmt::Debug for Access {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let State { patience, renewable, .. } = *self.state.borrow();
-        f.debug_struct("Access").field("patience", &patience).field("renewable", &renewable).finish()
+        let State { store_timeout, renewable, .. } = *self.state.borrow();
+        f.debug_struct("Access")
+            .field("store_timeout", &store_timeout)
+            .field("renewable", &renewable)
+            .finish()
     }
 }
 
 impl Access {
-    /// `patience`: the first volume's `storeTimeout`.
+    /// `store_timeout`: the first volume's.
     pub fn renewable(
         credentials: Credentials,
-        patience: Duration,
+        store_timeout: Duration,
         observer: Box<dyn ExpiryObserver>,
     ) -> Arc<Self> {
-        Arc::new(Self::new(credentials, patience, Some(observer)))
+        Arc::new(Self::new(credentials, store_timeout, Some(observer)))
     }
 
     /// Of one volume and with these credentials only: an expired token is an error.
@@ -67,8 +71,12 @@ impl Access {
         Arc::new(Self::new(credentials, spec.parameters.store_timeout, None))
     }
 
-    fn new(credentials: Credentials, patience: Duration, observer: Option<Box<dyn ExpiryObserver>>) -> Self {
-        let state = watch::Sender::new(State { credentials, patience, renewable: observer.is_some() });
+    fn new(
+        credentials: Credentials,
+        store_timeout: Duration,
+        observer: Option<Box<dyn ExpiryObserver>>,
+    ) -> Self {
+        let state = watch::Sender::new(State { credentials, store_timeout, renewable: observer.is_some() });
         Self { state, turn: Arc::new(Semaphore::new(1)), again: AGAIN, observer }
     }
 
@@ -80,12 +88,12 @@ impl Access {
         });
     }
 
-    /// A volume waits so long. Questions that are under way go on for it.
-    pub fn wait_for(&self, patience: Duration) {
+    /// A volume with this `storeTimeout` has come. Questions that are under way go on for it.
+    pub fn wait_for(&self, store_timeout: Duration) {
         self.state.send_if_modified(|state| {
             let again = self.observer.is_some() && !std::mem::replace(&mut state.renewable, true);
-            let longer = patience > state.patience;
-            state.patience = state.patience.max(patience);
+            let longer = store_timeout > state.store_timeout;
+            state.store_timeout = state.store_timeout.max(store_timeout);
             again || longer
         });
     }
@@ -95,6 +103,7 @@ impl Access {
         self.state.send_modify(|state| state.renewable = false);
     }
 
+    /// No publish brings a renewed secret: the last volume is gone, or there is just one secret.
     pub fn is_over(&self) -> bool {
         !self.state.borrow().renewable
     }
@@ -120,7 +129,7 @@ impl Access {
     pub async fn give_up(&self, own: Duration, begun: impl Fn() -> Instant) {
         let mut changes = self.state.subscribe();
         loop {
-            let longer = changes.borrow_and_update().patience > own;
+            let longer = changes.borrow_and_update().store_timeout > own;
             let until = begun() + own + GRACE;
             if longer && until <= Instant::now() {
                 return;
@@ -180,11 +189,11 @@ pub struct Question {
 impl Question {
     /// When to give up. It moves while it is waited for: a volume may come that waits longer.
     pub(crate) fn deadline(&self) -> Instant {
-        self.begun + self.paused + self.limit.unwrap_or_else(|| self.patience())
+        self.begun + self.paused + self.limit.unwrap_or_else(|| self.store_timeout())
     }
 
-    fn patience(&self) -> Duration {
-        self.access.state.borrow().patience
+    fn store_timeout(&self) -> Duration {
+        self.access.state.borrow().store_timeout
     }
 
     /// Waits for a slot, until the deadline.
@@ -212,7 +221,7 @@ impl Question {
     }
 
     /// Before each attempt: what is exchanged from now on is a reason for the next one.
-    pub(crate) fn attempt(&mut self) {
+    pub(crate) fn begin_attempt(&mut self) {
         self.changes.mark_unchanged();
     }
 
@@ -223,7 +232,7 @@ impl Question {
 
     /// After an attempt that was answered with `error`, an expired token. Returns when it is time to ask again, or with
     /// the error when no renewed secret came.
-    pub async fn renewed(&mut self, error: StoreError) -> Result<(), StoreError> {
+    pub async fn await_renewal(&mut self, error: StoreError) -> Result<(), StoreError> {
         drop(self.turn.take());
         let (Some(observer), None) = (&self.access.observer, self.limit) else { return Err(error) };
         if self.access.is_over() {
@@ -232,7 +241,7 @@ impl Question {
         observer.expired(&error);
         self.waits = true;
         let begun = Instant::now();
-        let left = self.patience().saturating_sub(self.paused);
+        let left = self.store_timeout().saturating_sub(self.paused);
         let again = async {
             let turn = self.access.turn.clone().acquire_owned().await.ok();
             tokio::time::sleep(self.access.again).await;
@@ -252,7 +261,7 @@ impl Question {
     /// An attempt was answered.
     pub fn answered(&mut self) {
         if std::mem::take(&mut self.waits) {
-            self.access.observer.iter().for_each(|observer| observer.renewed());
+            self.access.observer.iter().for_each(|observer| observer.works_again());
         }
         if self.turn.take().is_some() {
             self.access.state.send_modify(|_| {}); // the others ask, too
@@ -278,7 +287,7 @@ pub(crate) mod tests {
         fn expired(&self, _: &StoreError) {
             self.0.lock().unwrap().push(true);
         }
-        fn renewed(&self) {
+        fn works_again(&self) {
             self.0.lock().unwrap().push(false);
         }
     }
@@ -304,14 +313,14 @@ pub(crate) mod tests {
     ) -> Result<Option<()>, StoreError> {
         let mut question = access.question();
         loop {
-            question.attempt();
+            question.begin_attempt();
             match question.in_time(is_good(access.credentials())).await {
                 None => return Ok(None),
                 Some(true) => {
                     question.answered();
                     return Ok(Some(()));
                 }
-                Some(false) => question.renewed(expired()).await?,
+                Some(false) => question.await_renewal(expired()).await?,
             }
         }
     }
@@ -405,7 +414,7 @@ pub(crate) mod tests {
         let begun = Instant::now();
         assert!(matches!(ask(&fixed(), never).await, Err(StoreError::Expired { .. })));
         let (access, said) = renewable(HOUR);
-        access.probe(HOUR).renewed(expired()).await.unwrap_err();
+        access.probe(HOUR).await_renewal(expired()).await.unwrap_err();
         assert!(begun.elapsed() < LONG && said.0.lock().unwrap().is_empty());
     }
 
@@ -415,7 +424,7 @@ pub(crate) mod tests {
         let access = Arc::new(Access { again: Duration::from_millis(2), ..access });
         let mut question = access.question();
         let body = async {
-            while question.renewed(expired()).await.is_ok() {
+            while question.await_renewal(expired()).await.is_ok() {
                 question.answered(); // and its body breaks at once
             }
         };
@@ -437,6 +446,6 @@ pub(crate) mod tests {
     #[test]
     fn what_is_shown_of_it_has_no_secret() {
         let shown = format!("{:?}", renewable(SHORT).0);
-        assert!(shown.contains("patience") && !shown.contains("old"), "{shown}");
+        assert!(shown.contains("store_timeout") && !shown.contains("old"), "{shown}");
     }
 }

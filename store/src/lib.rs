@@ -83,7 +83,7 @@ pub struct Page {
 /// Chunks of tens to hundreds of kilobytes, in order. After an error the stream ends.
 pub type ByteStream = BoxStream<'static, Result<Bytes, StoreError>>;
 
-/// Where a volume's bytes live. Every call is bounded by the patience of its [`Access`], retries included.
+/// Where a volume's bytes live. Every call is bounded by the `storeTimeout` of its [`Access`], retries included.
 #[async_trait]
 pub trait Source: Send + Sync + std::fmt::Debug {
     /// One page of one directory level. `dir` is "" or "a/b" (no slash at either end); `token` is a page's `next`.
@@ -94,7 +94,7 @@ pub trait Source: Send + Sync + std::fmt::Debug {
     async fn head(&self, path: &[u8]) -> Result<Option<Entry>, StoreError>;
 
     /// Exactly `range` of exactly this version. A broken transfer goes on from where it stopped; a version that is
-    /// gone is `Stale`. The whole transfer is bounded by that patience: ask for parts that fit.
+    /// gone is `Stale`. The whole transfer is bounded by `storeTimeout`: ask for parts that fit.
     async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError>;
 
     /// Do questions to it wait for nothing but their turn on this node, so that its silence says nothing about it?

@@ -28,6 +28,10 @@ impl Fault {
         Self::Retry { cause, detail: detail.into(), after: None }
     }
 
+    pub(crate) fn displaced() -> Self {
+        Self::retry(RetryCause::Displaced, "another source needed the slot")
+    }
+
     /// What it says about the store: did it answer?
     pub(crate) fn tell(&self, slot: &mut Slot) {
         match self {
@@ -41,6 +45,17 @@ impl Fault {
             Self::Fail(_) => slot.answered(),
         }
     }
+}
+
+/// What all attempts of one request have in common.
+pub(crate) struct Request<'a> {
+    /// As messages name it.
+    pub(crate) what: &'a str,
+    pub(crate) op: &'static str,
+    pub(crate) place: &'a Place,
+    pub(crate) lane: Lane,
+    pub(crate) observer: &'a Arc<dyn Observer>,
+    pub(crate) stall_timeout: Duration,
 }
 
 /// The attempts of one request: counts them, spaces them out, ends them.
@@ -85,19 +100,45 @@ impl Attempts {
         }
     }
 
-    /// Waits for the slot of the next attempt.
-    pub(crate) async fn enter(
+    /// Asks until there is an answer, which comes with the slot and the meter of its attempt. The slot is held during
+    /// attempts only, never while backing off. `attempt` gets how long the store may be silent.
+    pub(crate) async fn ask<T, F: Future<Output = Result<T, Fault>>>(
         &mut self,
-        what: &str,
-        place: &Place,
-        lane: Lane,
-        observer: &Arc<dyn Observer>,
-        op: &'static str,
-    ) -> Result<Slot, StoreError> {
+        request: &Request<'_>,
+        attempt: impl Fn(Duration) -> F,
+    ) -> Result<(T, Slot, Meter), StoreError> {
+        loop {
+            let mut slot = self.enter(request).await?;
+            let meter = Meter::start(request.observer, request.op);
+            let answer = attempt(self.patience(request.stall_timeout));
+            let late = || Err(Fault::Fail(self.exhausted(request.what, "the store did not answer")));
+            let answer = tokio::select! {
+                answer = self.question.in_time(answer) => answer.unwrap_or_else(late),
+                () = slot.displaced() => Err(Fault::displaced()),
+            };
+            match answer {
+                Ok(answer) => {
+                    slot.answered();
+                    self.question.answered();
+                    return Ok((answer, slot, meter));
+                }
+                Err(fault) => {
+                    fault.tell(&mut slot);
+                    drop(slot);
+                    meter.end_with(&fault);
+                    self.back_off(request, fault).await?;
+                }
+            }
+        }
+    }
+
+    /// Waits for the slot of the next attempt.
+    async fn enter(&mut self, request: &Request<'_>) -> Result<Slot, StoreError> {
+        let Request { what, place, lane, observer, op, .. } = *request;
         let turn = if self.made == 0 { Turn::First } else { Turn::Again };
         let begun = Instant::now();
         let entered = self.question.enter(place, lane, turn).await;
-        self.question.attempt();
+        self.question.begin_attempt();
         let queued = begun.elapsed();
         self.queued += queued;
         observer.queued(op, queued);
@@ -115,20 +156,6 @@ impl Attempts {
         self.question.deadline()
     }
 
-    /// An attempt, until the deadline.
-    pub(crate) async fn in_time<T>(
-        &self,
-        what: &str,
-        attempt: impl Future<Output = Result<T, Fault>>,
-    ) -> Result<T, Fault> {
-        let late = || Err(Fault::Fail(self.exhausted(what, "the store did not answer")));
-        self.question.in_time(attempt).await.unwrap_or_else(late)
-    }
-
-    pub(crate) fn answered(&mut self) {
-        self.question.answered();
-    }
-
     /// How long the store may be silent in the next attempt.
     pub(crate) fn patience(&self, stall_timeout: Duration) -> Duration {
         let patience = stall_timeout.saturating_mul(1 << self.stalls.min(16));
@@ -142,16 +169,11 @@ impl Attempts {
     }
 
     /// Returns when it is time for the next attempt, or with the error to end with.
-    pub(crate) async fn back_off(
-        &mut self,
-        what: &str,
-        fault: Fault,
-        observer: &Arc<dyn Observer>,
-        op: &'static str,
-    ) -> Result<(), StoreError> {
+    pub(crate) async fn back_off(&mut self, request: &Request<'_>, fault: Fault) -> Result<(), StoreError> {
         if let Fault::Fail(error @ StoreError::Expired { .. }) = fault {
-            return self.question.renewed(error).await;
+            return self.question.await_renewal(error).await;
         }
+        let Request { what, observer, op, .. } = *request;
         if let Fault::Retry { cause: cause @ RetryCause::Displaced, .. } = fault {
             observer.retry(op, cause);
             return Ok(()); // to the end of the queue

@@ -60,24 +60,24 @@ impl Volumes {
         let since = Instant::now().checked_sub(orphaned).unwrap_or_else(Instant::now);
         let spec = volumes::understand(&publish.spec)?;
         self.may_serve(&spec)?;
-        let credentials = self.scopes.credentials(&publish.secrets, publish.spec.environment)?;
-        let rotated = !spec.is_in(&scope, &credentials, self.scopes.numbers.scope_key());
-        let scope = self.scopes.open(scope, &spec, &credentials, false).await?;
+        let credentials = self.opener.credentials(&publish.secrets, publish.spec.environment)?;
+        let rotated = !spec.is_in(&scope, &credentials, self.opener.numbers.scope_key());
+        let scope = self.open_scope(scope, &spec, &credentials, false).await?;
         if rotated {
             // It asks with newer keys than those that it is named after: see `rotate`.
             scope.source.note_rotated();
         }
         let member = scope.join(Wants::of(&self.config().workers.in_time(&spec).parameters));
         failpoint::hit("agent.scope-opened");
-        let device = self.scopes.device(device, &scope).await?;
-        let parts = self.parts(publish, spec, scope, member, mode, &device);
+        let descriptors = self.opener.descriptors(device, &scope).await?;
+        let parts = self.parts(publish, spec, scope, member, mode, &descriptors);
         let cause = match ended {
             AgentEnd::Unknown => HealCause::Agent,
             AgentEnd::Asked => HealCause::Upgrade,
             AgentEnd::Hung => HealCause::AgentHang,
         };
         let left = Left { shared, mode, backing, since, cause };
-        let mount = Mount::adopt(parts, device, left).map_err(|why| {
+        let mount = Mount::adopt(parts, descriptors, left).map_err(|why| {
             Refusal::new(RefusalKind::Conflict, format!("mount {id} cannot be taken over: {why}"))
         })?;
         failpoint::hit("agent.memory-mapped");

@@ -23,6 +23,7 @@
 //!
 //! LIMIT, KNOWN and QUIET are promised (docs/semantics.md, R12), and count from the OPEN.
 
+use crate::lock::lock;
 use crate::supervisor::Mount;
 use cache::data::{File, Progress};
 use link::broker::MountId;
@@ -182,7 +183,7 @@ impl OpenGate {
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.known)
     }
 }
 

@@ -5,6 +5,7 @@
 //! end: so its other files are fetched ahead, in the order of its listing, the more of them the more were missed.
 //! A reader of a few files of a directory pays for a few more.
 
+use crate::lock::lock;
 use crate::volumes::scope::Scope;
 use cache::data::{Engine, ReadOptions};
 use cache::meta::Kind;
@@ -139,7 +140,7 @@ impl SiblingPrefetch {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<(ScopeId, u64), Ledger>> {
-        self.directories.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.directories)
     }
 }
 

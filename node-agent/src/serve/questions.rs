@@ -1,6 +1,7 @@
 //! The open questions of one worker, and the memory that the agent has lent it. Both are bounded: a worker serves
 //! requests of strangers, and may not be ours any more.
 
+use crate::lock::lock;
 use inflight::carry_job;
 use rustix::fs::MemfdFlags;
 use std::collections::HashMap;
@@ -110,7 +111,7 @@ impl Questions {
     }
 
     fn lock(&self) -> MutexGuard<'_, Lent> {
-        self.lent.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.lent)
     }
 
     /// The worker has ended. A descriptor of what it was lent, wherever it is, holds nothing.

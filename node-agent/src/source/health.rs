@@ -1,5 +1,6 @@
 //! Whether a source answers: reported once when it stops and once when it goes on, and known in between.
 
+use crate::lock::lock;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::UnboundedSender;
@@ -40,7 +41,7 @@ impl Health {
         if self.failing.load(Ordering::Relaxed) == failing {
             return;
         }
-        let mut told = self.told.lock().unwrap_or_else(|p| p.into_inner());
+        let mut told = lock(&self.told);
         if self.failing.swap(failing, Ordering::Relaxed) != failing {
             told.why = why();
             let _ = told.to.send((self.scope.clone(), told.why.clone())); // fails only when the agent is shutting down
@@ -49,7 +50,7 @@ impl Health {
 
     /// Why it fails, if it does.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.told.lock().unwrap_or_else(|p| p.into_inner()).why.clone()
+        lock(&self.told).why.clone()
     }
 }
 

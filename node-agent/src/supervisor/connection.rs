@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A FUSE device, and the cache roots from which its mount is served.
-pub(crate) struct Device {
+pub(crate) struct Descriptors {
     pub(crate) device: OwnedFd,
     pub(crate) roots: Vec<OwnedFd>,
 }
@@ -25,8 +25,8 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn create(device: Device, init: &[u8]) -> Result<Self, InflightError> {
-        let Device { device, roots } = device;
+    pub(super) fn create(descriptors: Descriptors, init: &[u8]) -> Result<Self, InflightError> {
+        let Descriptors { device, roots } = descriptors;
         let shared = Inflight::create()?;
         let inflight = Inflight::map(shared.as_fd())?;
         inflight.set_init(init)?;
@@ -34,8 +34,8 @@ impl Connection {
     }
 
     /// Of an agent that is gone. With the INIT reply that the kernel has.
-    pub(super) fn take_over(device: Device, shared: OwnedFd) -> Result<(Self, Vec<u8>), String> {
-        let Device { device, roots } = device;
+    pub(super) fn take_over(descriptors: Descriptors, shared: OwnedFd) -> Result<(Self, Vec<u8>), String> {
+        let Descriptors { device, roots } = descriptors;
         let inflight = Inflight::map(shared.as_fd()).map_err(|e| e.to_string())?;
         let init_reply = inflight.init_reply().ok_or("its shared memory holds no INIT reply")?;
         Ok((Self { device, shared, inflight: Arc::new(inflight), roots }, init_reply))

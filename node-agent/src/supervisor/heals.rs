@@ -1,5 +1,6 @@
 //! The record of heals: what happened to which volume, how long it took. The newest are kept in memory.
 
+use crate::lock::lock;
 use crate::supervisor::End;
 use link::broker::MountId;
 use std::collections::VecDeque;
@@ -99,7 +100,7 @@ impl Heals {
 
     pub fn record(&self, heal: Heal) {
         (self.listener)(&heal);
-        let mut recent = self.recent.lock().unwrap_or_else(|p| p.into_inner());
+        let mut recent = lock(&self.recent);
         if recent.len() == KEPT {
             recent.pop_back();
         }
@@ -108,6 +109,6 @@ impl Heals {
 
     /// Newest first.
     pub fn recent(&self) -> Vec<Heal> {
-        self.recent.lock().unwrap_or_else(|p| p.into_inner()).iter().cloned().collect()
+        lock(&self.recent).iter().cloned().collect()
     }
 }

@@ -25,7 +25,7 @@ mod worker_log;
 mod worker_loop;
 
 pub(crate) use confine::confine;
-pub(crate) use connection::Device;
+pub(crate) use connection::Descriptors;
 pub(crate) use handshake::rehearse;
 pub(crate) use heal_probe::{note_renewal, prove_held};
 pub use machine::Phase;

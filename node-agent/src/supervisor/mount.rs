@@ -10,9 +10,10 @@ mod backings;
 mod condemned;
 mod forgets;
 
-use super::connection::{Connection, Device};
+use super::connection::{Connection, Descriptors};
 use super::machine::Phase;
 use super::spawn::{Spawner, Worker};
+use crate::lock::lock;
 use crate::metrics::Metrics;
 use crate::privileged::Privileged;
 use crate::serve::questions::Questions;
@@ -153,13 +154,17 @@ pub(crate) struct Left {
 }
 
 impl Mount {
-    pub(crate) fn new(parts: Parts, device: Device, init: &[u8]) -> Result<Arc<Self>, InflightError> {
-        Ok(Arc::new(Self::assemble(parts, Connection::create(device, init)?)))
+    pub(crate) fn new(
+        parts: Parts,
+        descriptors: Descriptors,
+        init: &[u8],
+    ) -> Result<Arc<Self>, InflightError> {
+        Ok(Arc::new(Self::assemble(parts, Connection::create(descriptors, init)?)))
     }
 
     /// Takes up what an agent that is gone was serving.
-    pub(crate) fn adopt(parts: Parts, device: Device, left: Left) -> Result<Arc<Self>, String> {
-        let (connection, init_reply) = Connection::take_over(device, left.shared)?;
+    pub(crate) fn adopt(parts: Parts, descriptors: Descriptors, left: Left) -> Result<Arc<Self>, String> {
+        let (connection, init_reply) = Connection::take_over(descriptors, left.shared)?;
         let mut mount = Self::assemble(parts, connection);
         mount.backings = Backings::of(left.backing);
         let state = mount.state.get_mut().unwrap_or_else(|p| p.into_inner());
@@ -226,16 +231,16 @@ impl Mount {
 
     /// In clear, for a broker that has lost them.
     pub fn secrets(&self) -> BTreeMap<String, String> {
-        self.secrets.lock().unwrap_or_else(|p| p.into_inner()).clone()
+        lock(&self.secrets).clone()
     }
 
     pub fn rotated(&self, secrets: &BTreeMap<String, String>) {
-        *self.secrets.lock().unwrap_or_else(|p| p.into_inner()) = secrets.clone();
+        *lock(&self.secrets) = secrets.clone();
     }
 
     /// What this volume wanted of its scope does not bind the scope any more, though a worker may still hold the mount.
     pub(crate) fn leave_scope(&self) {
-        drop(self.member.lock().unwrap_or_else(|p| p.into_inner()).take());
+        drop(lock(&self.member).take());
     }
 
     /// What a successor must not decide anew.
@@ -273,13 +278,13 @@ impl Mount {
             mode: s.mode,
             heals: s.heals,
             worker: s.worker.as_ref().map(|w| WorkerInfo { pid: w.pid }),
-            counts: *self.counts.lock().unwrap_or_else(|p| p.into_inner()),
+            counts: *lock(&self.counts),
         }
     }
 
     /// Adds what a worker counted; the totals are part of [`Self::state`].
     pub fn count(&self, more: &Counts) {
-        add(&mut self.counts.lock().unwrap_or_else(|p| p.into_inner()), more);
+        add(&mut lock(&self.counts), more);
     }
 
     pub(crate) fn questions(&self) -> Arc<Questions> {
@@ -287,7 +292,7 @@ impl Mount {
     }
 
     fn lock_questions(&self) -> std::sync::MutexGuard<'_, Arc<Questions>> {
-        self.questions.lock().unwrap_or_else(|p| p.into_inner())
+        lock(&self.questions)
     }
 
     /// For whom the agent runs that answers a question of this request's.
@@ -388,7 +393,7 @@ impl Mount {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|p| p.into_inner())
+        lock(&self.state)
     }
 
     pub(super) fn enter(&self, phase: Phase, why: &str) {

@@ -5,6 +5,7 @@
 
 use super::worker_log;
 use crate::config::Config;
+use crate::lock::lock;
 use link::budget;
 use link::worker::{FromWorker, LINK_FD, ToWorker, recv};
 use link::{MAX_MESSAGE, Packet, PacketError};
@@ -357,10 +358,6 @@ fn spawn(options: &SpawnOptions) -> io::Result<Worker> {
     let worker = Worker { socket: Arc::new(mine), child: command.spawn()?, reaped: false };
     worker_log::follow(said, worker.pid(), &options.runtime)?;
     Ok(worker)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]

@@ -166,7 +166,7 @@ fn look(volumes: &Volumes, started: &Started, first: bool) {
     };
     let stores: Vec<Store> = found.iter().map(|(_, store)| *store).collect();
     let around = Around {
-        open: volumes.scopes.room().open(),
+        open: volumes.opener.room.open(),
         free: rustix::fs::statvfs(dir).ok().and_then(|disk| free(&disk)),
         now: SystemTime::now(),
     };
@@ -186,7 +186,7 @@ fn look(volumes: &Volumes, started: &Started, first: bool) {
             Err(error) => tracing::warn!(scope = %id, %error, "an unused metadata store stays"),
         }
     }
-    volumes.scopes.room().note_idle(left);
+    volumes.opener.room.note_idle(left);
 }
 
 /// Bytes that the file system has free, and has. None: it does not say (a 9p share, say).

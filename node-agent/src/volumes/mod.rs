@@ -10,14 +10,15 @@ mod scopes;
 
 use crate::config::Config;
 use crate::handoff::order::Order;
-use crate::supervisor::{self, Device, Mount, MountContext, Parts};
+use crate::supervisor::{self, Descriptors, Mount, MountContext, Parts};
 use crate::volumes::scope::{Member, Scope, Wants};
 use arrivals::{Arrival, Mounts, Present, Unsettled};
 use link::broker::{AgentAnswer, MountId, Publish, Resume, Usage};
 use link::budget;
 use link::worker::{Assign, Mode, Show};
 use link::{Cause, MountSpec, Refusal, RefusalKind};
-pub(crate) use open::{OpenerParts, ScopeOpener};
+pub(crate) use open::ScopeOpener;
+use scopes::Scopes;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -39,7 +40,8 @@ struct Absence {
 
 /// The volumes of this node. One writer: the broker's requests.
 pub struct Volumes {
-    pub(crate) scopes: ScopeOpener,
+    pub(crate) opener: ScopeOpener,
+    pub(crate) scopes: Scopes,
     pub context: Arc<MountContext>,
     mounts: Mounts<Entry>,
     /// This agent was asked to stop: the next one takes new mounts.
@@ -64,12 +66,13 @@ pub(crate) type Arriving<'v> = Arrival<'v, Entry>;
 
 impl Volumes {
     pub(crate) fn new(
-        scopes: ScopeOpener,
+        opener: ScopeOpener,
         context: Arc<MountContext>,
         orders: mpsc::UnboundedSender<Order>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            scopes,
+            opener,
+            scopes: Scopes::default(),
             context,
             mounts: Mounts::default(),
             leaving: AtomicBool::new(false),
@@ -104,7 +107,7 @@ impl Volumes {
     }
 
     pub(crate) fn config(&self) -> &Config {
-        &self.scopes.config
+        &self.opener.config
     }
 
     pub async fn publish(
@@ -122,8 +125,8 @@ impl Volumes {
         }
         let spec = understand(&request.spec)?;
         self.may_serve(&spec)?;
-        let credentials = self.scopes.credentials(&request.secrets, request.spec.environment)?;
-        let (id, scope) = (request.mount, spec.scope(&credentials, self.scopes.numbers.scope_key()));
+        let credentials = self.opener.credentials(&request.secrets, request.spec.environment)?;
+        let (id, scope) = (request.mount, spec.scope(&credentials, self.opener.numbers.scope_key()));
         let arrival = match self.arrive(id, &scope, request.spec.namespace())? {
             Some(arrival) => arrival,
             None => {
@@ -147,13 +150,13 @@ impl Volumes {
         device: OwnedFd,
     ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
         let (id, volume, init) = (request.mount, spec.id.clone(), request.init.clone());
-        let scope = self.scopes.open(scope, &spec, credentials, true).await?;
+        let scope = self.open_scope(scope, &spec, credentials, true).await?;
         self.may_join(&scope, request.spec.namespace())?;
         let member = scope.join(Wants::of(&self.config().workers.in_time(&spec).parameters));
-        let mode = self.scopes.mode(&spec, credentials).await?;
-        let device = self.scopes.device(device, &scope).await?;
-        let parts = self.parts(request, spec, scope, member, mode, &device);
-        let mount = Mount::new(parts, device, &init).map_err(|e| {
+        let mode = self.opener.mode(&spec, credentials).await?;
+        let descriptors = self.opener.descriptors(device, &scope).await?;
+        let parts = self.parts(request, spec, scope, member, mode, &descriptors);
+        let mount = Mount::new(parts, descriptors, &init).map_err(|e| {
             Refusal::new(RefusalKind::Internal, format!("no shared memory for the mount: {e}"))
         })?;
         let shared = mount
@@ -299,7 +302,7 @@ impl Volumes {
     pub fn usage(&self, id: MountId) -> Result<Usage, Refusal> {
         let mount = self.get(id)?;
         let known = mount.scope.known();
-        let scope = self.scopes.cached_bytes(&mount.scope.id);
+        let scope = self.opener.cached_bytes(&mount.scope.id);
         Ok(Usage {
             total_bytes: known.bytes.max(scope),
             total_inodes: known.names,
@@ -311,6 +314,18 @@ impl Volumes {
     fn get(&self, id: MountId) -> Result<Arc<Mount>, Refusal> {
         let absent = || Refusal::new(RefusalKind::NotFound, format!("mount {id} is not known to this agent"));
         self.mounts.get(id, |entry| entry.mount.clone()).ok_or_else(absent)
+    }
+
+    /// The scope; opened if no volume uses it yet, and then checked against its source if `check`.
+    pub(crate) async fn open_scope(
+        &self,
+        id: ScopeId,
+        spec: &VolumeSpec,
+        credentials: &Credentials,
+        check: bool,
+    ) -> Result<Arc<Scope>, Refusal> {
+        let place = self.scopes.enter(&id).await;
+        self.opener.open(place, id, spec, credentials, check).await
     }
 
     /// Closes the scope when its last mount is gone: an environment that is not open can be evicted as a whole.
@@ -335,12 +350,12 @@ impl Volumes {
         scope: Arc<Scope>,
         member: Member,
         mode: Mode,
-        device: &Device,
+        descriptors: &Descriptors,
     ) -> Parts {
         let Publish { mount: id, spec: described, secrets, init: _ } = publish;
-        let roots = device.roots.len() as u32;
+        let roots = descriptors.roots.len() as u32;
         let metadata = scope.metadata_dir.clone();
-        let assign = assign(self.config(), &spec, metadata, self.scopes.generation, mode, roots);
+        let assign = assign(self.config(), &spec, metadata, self.opener.generation, mode, roots);
         Parts { id, spec, described, secrets, scope, member, assign }
     }
 }
@@ -428,10 +443,6 @@ fn source_refusal(error: &store::StoreError) -> Refusal {
 /// The broker has taken it away before it was here, or before it was served.
 pub(crate) fn ended_meanwhile(id: MountId) -> Refusal {
     Refusal::new(RefusalKind::NotFound, format!("mount {id} was unpublished meanwhile"))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]

@@ -1,19 +1,18 @@
 //! From a volume's specification to the scope that it uses.
 
-use super::scopes::{Place, Scopes, Shut};
+use super::scopes::Place;
 use super::{credentials, source_refusal};
 use crate::config::Config;
 use crate::source::credentials::CredentialedSource;
 use crate::source::health::{Change, Health};
 use crate::source::profile;
-use crate::supervisor::Device;
+use crate::supervisor::Descriptors;
 use crate::volumes::scope::Scope;
 use cache::data::Engine;
 use cache::meta;
 use link::worker::Mode;
 use link::{Refusal, RefusalKind};
 use std::collections::BTreeMap;
-use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,8 +25,8 @@ use volume::{Credentials, Freshness, Profile, ScopeId, VolumeSpec};
 const CLOSING_LIMIT: Duration = Duration::from_secs(5);
 const CLOSING_LOOK: Duration = Duration::from_millis(20);
 
-/// What scopes are opened with.
-pub(crate) struct OpenerParts {
+/// All that it takes to open a scope.
+pub(crate) struct ScopeOpener {
     pub(crate) config: Config,
     pub(crate) engine: Arc<Engine>,
     pub(crate) numbers: Arc<crate::state::State>,
@@ -37,83 +36,26 @@ pub(crate) struct OpenerParts {
     pub(crate) observer: Arc<dyn store::Observer>,
     /// Gets the sources that stop or begin to answer.
     pub(crate) outages: mpsc::UnboundedSender<Change>,
-}
-
-/// The scopes of this node, and all that it takes to open one.
-pub(crate) struct ScopeOpener {
-    parts: OpenerParts,
-    scopes: Scopes,
     /// Of the disk, for all metadata stores.
-    room: Arc<meta::Room>,
-}
-
-impl Deref for ScopeOpener {
-    type Target = OpenerParts;
-
-    fn deref(&self) -> &OpenerParts {
-        &self.parts
-    }
+    pub(crate) room: Arc<meta::Room>,
 }
 
 impl ScopeOpener {
-    pub(crate) fn new(parts: OpenerParts) -> Self {
-        let room = Arc::new(meta::Room::new(parts.config.cache.metadata_total.0));
-        Self { parts, scopes: Scopes::default(), room }
-    }
-
-    /// Live scopes only.
-    pub(crate) fn get(&self, id: &ScopeId) -> Option<Arc<Scope>> {
-        self.scopes.get(id)
-    }
-
-    pub(crate) fn all(&self) -> Vec<Arc<Scope>> {
-        self.scopes.all()
-    }
-
-    pub(crate) fn room(&self) -> &meta::Room {
-        &self.room
-    }
-
-    /// No volume opens this scope while the returned value lives. None: a volume uses it, or is about to.
-    pub(crate) fn shut(&self, id: &ScopeId) -> Option<Shut> {
-        self.scopes.shut(id)
-    }
-
-    /// No volume opens or closes it meanwhile.
-    pub(super) async fn enter(&self, id: &ScopeId) -> OwnedMutexGuard<Place> {
-        self.scopes.enter(id).await
-    }
-
-    /// See [`Scopes::close`].
-    pub(super) fn close(&self, id: &ScopeId, used: impl FnOnce() -> bool) {
-        self.scopes.close(id, used);
-    }
-
-    /// See [`Scopes::sweep`].
-    pub(super) fn sweep(&self, used: impl Fn(&ScopeId) -> bool) {
-        self.scopes.sweep(used);
-    }
-
-    /// Returns when a scope was closed.
-    pub(crate) async fn closed(&self) {
-        self.scopes.closed().await;
-    }
-
     pub(super) fn cached_bytes(&self, id: &ScopeId) -> u64 {
         self.engine.usage().scopes.iter().find(|scope| scope.scope == *id).map_or(0, |scope| scope.bytes)
     }
 
-    /// The scope; opened if no volume uses it yet, and then checked against its source if `check`.
-    pub(crate) async fn open(
+    /// The scope of this place: see `Volumes::open_scope`.
+    pub(super) async fn open(
         &self,
+        mut place: OwnedMutexGuard<Place>,
         id: ScopeId,
         spec: &VolumeSpec,
         credentials: &Credentials,
         check: bool,
     ) -> Result<Arc<Scope>, Refusal> {
         let spec = &self.config.workers.in_time(spec);
-        let patience = spec.parameters.store_timeout;
-        let mut place = self.scopes.enter(&id).await;
+        let store_timeout = spec.parameters.store_timeout;
         if let Some(scope) = place.again() {
             drop(place); // it stays: a volume that comes here has said that it will use it
             if scope.source.access.has(credentials) {
@@ -134,14 +76,14 @@ impl ScopeOpener {
         let asked = CredentialedSource::new(
             |access| self.source(spec, access),
             credentials.clone(),
-            patience,
+            store_timeout,
             shown.clone(),
             health.clone(),
         )
         .map_err(|e| source_refusal(&e))?;
         if check {
             // Before anything of it is on the disk.
-            self.check(spec, credentials).await?;
+            self.ask_for(spec, &*asked).await?;
         }
         let metadata = self.config.cache.metadata_dir.join(id.as_str());
         let opened = self.open_store(&metadata, check).await?;
@@ -188,10 +130,14 @@ impl ScopeOpener {
         store::open(spec, access, self.limits.clone(), self.observer.clone())
     }
 
-    /// Is it there, and do these credentials open it?
+    /// Is the source there, and do these credentials open it?
     pub(super) async fn check(&self, spec: &VolumeSpec, credentials: &Credentials) -> Result<(), Refusal> {
         let access = Access::fixed(spec, credentials.clone());
         let source = self.source(spec, access).map_err(|e| source_refusal(&e))?;
+        self.ask_for(spec, &*source).await
+    }
+
+    async fn ask_for(&self, spec: &VolumeSpec, source: &dyn Source) -> Result<(), Refusal> {
         let wait = self.config.agent.source_wait.0;
         match tokio::time::timeout(wait, source.check(wait)).await {
             Ok(checked) => checked.map_err(|e| source_refusal(&e)),
@@ -207,7 +153,7 @@ impl ScopeOpener {
 
     /// With one descriptor per cache root, in order. In place of a root that cannot be opened (its disk fails or hangs: that
     /// is a miss, not an error) an empty directory, in which nothing is ever found.
-    pub(crate) async fn device(&self, device: OwnedFd, scope: &Scope) -> Result<Device, Refusal> {
+    pub(crate) async fn descriptors(&self, device: OwnedFd, scope: &Scope) -> Result<Descriptors, Refusal> {
         let all = (0..self.engine.roots()).map(|root| self.engine.scope_dir(root as u8, &scope.id));
         let opened = futures::future::join_all(all).await;
         let or_nothing = |(root, opened): (usize, std::io::Result<OwnedFd>)| {
@@ -222,7 +168,7 @@ impl ScopeOpener {
         let roots = roots.map_err(|e| {
             Refusal::new(RefusalKind::Unavailable, format!("the agent's state directory cannot be used: {e}"))
         })?;
-        Ok(Device { device, roots })
+        Ok(Descriptors { device, roots })
     }
 
     /// The volume's own, or the agent's where both the volume and the configuration allow it, or none.

@@ -1,7 +1,8 @@
 //! What the broker asks, handed to the volumes.
 
-use super::{Absence, Volumes, lock};
+use super::{Absence, Volumes};
 use crate::handoff::order::Order;
+use crate::lock::lock;
 use crate::supervisor::{self, Phase};
 use link::broker::{AgentAnswer, AgentRequest};
 use link::{Refusal, RefusalKind};

@@ -16,11 +16,11 @@ impl Volumes {
         if scope.source.access.has(&fresh) {
             return Ok(());
         }
-        let same_identity = mount.spec.is_in(&scope.id, &fresh, self.scopes.numbers.scope_key());
+        let same_identity = mount.spec.is_in(&scope.id, &fresh, self.opener.numbers.scope_key());
         if !same_identity {
             self.one_namespace(mount.namespace(), &scope.id)?;
         }
-        self.scopes.check(&mount.spec, &fresh).await?;
+        self.opener.check(&mount.spec, &fresh).await?;
         match same_identity {
             true => scope.source.replace(fresh),
             false => {

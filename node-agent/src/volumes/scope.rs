@@ -9,6 +9,7 @@ mod wanted;
 
 pub(crate) use members::{Member, Wants};
 
+use crate::lock::lock;
 use crate::log_limit::Seldom;
 use crate::single_flight::SingleFlight;
 use crate::source::credentials::CredentialedSource;
@@ -767,10 +768,6 @@ pub(crate) fn fresh(freshness: Freshness, seen_ms: u64, now_ms: u64) -> bool {
         }
         Freshness::Strict => false,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]

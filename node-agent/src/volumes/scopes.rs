@@ -10,7 +10,7 @@
 //! for a closing, and who removes a store is sure that nobody opens it meanwhile. Who merely looks for an open scope
 //! does not wait for it: a cache file's end is reported once.
 
-use super::lock;
+use crate::lock::lock;
 use crate::volumes::scope::Scope;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -18,7 +18,7 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 use volume::ScopeId;
 
 #[derive(Clone, Default)]
-pub(super) struct Scopes {
+pub(crate) struct Scopes {
     slots: Arc<Mutex<HashMap<ScopeId, Slot>>>,
     /// Notified when one was closed.
     closed: Arc<Notify>,
@@ -92,12 +92,12 @@ impl Scopes {
     }
 
     /// If it is open.
-    pub(super) fn get(&self, id: &ScopeId) -> Option<Arc<Scope>> {
+    pub(crate) fn get(&self, id: &ScopeId) -> Option<Arc<Scope>> {
         let open = lock(&self.slots).get(id)?.open.clone();
         lock(&open).clone()
     }
 
-    pub(super) fn all(&self) -> Vec<Arc<Scope>> {
+    pub(crate) fn all(&self) -> Vec<Arc<Scope>> {
         let open: Vec<Open> = lock(&self.slots).values().map(|slot| slot.open.clone()).collect();
         open.iter().filter_map(|open| lock(open).clone()).collect()
     }
@@ -139,7 +139,7 @@ impl Scopes {
     }
 
     /// None: it is open, or about to be.
-    pub(super) fn shut(&self, id: &ScopeId) -> Option<Shut> {
+    pub(crate) fn shut(&self, id: &ScopeId) -> Option<Shut> {
         let place = lock(&self.slots).entry(id.clone()).or_default().place.clone();
         let place = place.try_lock_owned().ok()?;
         let in_use = !place.is_empty();
@@ -155,7 +155,7 @@ impl Scopes {
     }
 
     /// Returns when a scope was closed.
-    pub(super) async fn closed(&self) {
+    pub(crate) async fn closed(&self) {
         self.closed.notified().await;
     }
 

@@ -87,36 +87,12 @@ impl Body {
     }
 
     async fn connect(&mut self) -> Result<(), StoreError> {
-        loop {
-            let limits = self.client.limits();
-            let (place, observer) = (self.client.place(), self.client.observer());
-            let mut slot = self.attempts.enter(&self.what, place, Lane::Data, observer, "get").await?;
-            let meter = Meter::start(observer, "get");
-            let patience = self.attempts.patience(limits.config().stall_timeout);
-            let answer = self.client.get(&self.url, &self.what, &self.version, self.rest.clone(), patience);
-            let answer = tokio::select! {
-                answer = self.attempts.in_time(&self.what, answer) => answer,
-                () = slot.displaced() => {
-                    meter.end(Outcome::Abandoned);
-                    observer.retry("get", RetryCause::Displaced);
-                    continue;
-                }
-            };
-            let fault = match answer {
-                Ok(response) => {
-                    slot.answered();
-                    self.attempts.answered();
-                    slot.moves(0);
-                    self.transfer = Some(Transfer { response, meter, slot });
-                    return Ok(());
-                }
-                Err(fault) => fault,
-            };
-            fault.tell(&mut slot);
-            meter.end_with(&fault);
-            drop(slot);
-            self.back_off(fault).await?;
-        }
+        let Self { client, url, what, version, rest, attempts, transfer } = self;
+        let attempt = |patience| client.get(url, what, version, rest.clone(), patience);
+        let (response, slot, meter) = attempts.ask(&client.request("get", Lane::Data, what), attempt).await?;
+        slot.moves(0);
+        *transfer = Some(Transfer { response, meter, slot });
+        Ok(())
     }
 
     async fn receive(&mut self) -> Result<Bytes, Fault> {
@@ -127,7 +103,7 @@ impl Body {
         let piece = tokio::select! {
             piece = timeout_at(deadline, transfer.response.chunk()) => piece,
             () = transfer.slot.displaced() => {
-                return Err(Fault::retry(RetryCause::Displaced, "another source needed the slot"));
+                return Err(Fault::displaced());
             }
         };
         let mut piece = match piece {
@@ -157,7 +133,7 @@ impl Body {
         if let Some(transfer) = self.transfer.take() {
             transfer.meter.end_with(&fault);
         }
-        self.attempts.back_off(&self.what, fault, self.client.observer(), "get").await
+        self.attempts.back_off(&self.client.request("get", Lane::Data, &self.what), fault).await
     }
 
     async fn finish(&mut self) {

@@ -4,11 +4,12 @@ use super::answer::{self, judge};
 use super::field::{quoted, size, unquoted};
 use super::{date, listing};
 use crate::access::Access;
+use crate::dispatch::Lane;
 use crate::egress::Refused;
 use crate::keys::{encode_path, encode_query, show};
 use crate::limits::Limits;
 use crate::observe::{Observer, RetryCause};
-use crate::retry::{Fault, chain};
+use crate::retry::{self, Fault, chain};
 use crate::traffic::Place;
 use crate::{StoreError, Version};
 use bytes::BytesMut;
@@ -20,7 +21,7 @@ use object_store::aws::{AwsAuthorizer, AwsCredential};
 use object_store::client::HttpRequestBody;
 use reqwest::{Response, Url};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::timeout;
 use volume::{Addressing, Credentials, Parameters};
@@ -32,6 +33,9 @@ pub(super) struct Client {
     place: Place,
     observer: Arc<dyn Observer>,
     access: Arc<Access>,
+    /// What the signer needs, of the credentials that it was made from: not made anew for each request, for each copy of
+    /// a secret stays in memory that was given back.
+    signing: Mutex<(Credentials, Option<Arc<AwsCredential>>)>,
     region: String,
     bucket: String,
     /// Scheme, host, port; for messages.
@@ -74,12 +78,13 @@ impl Client {
             return Err(StoreError::Invalid { what: format!("s3://{bucket}"), why });
         }
         let http = limits.client(&endpoint)?;
-        credential(&access.credentials())?;
+        let credentials = access.credentials();
+        let signing = Mutex::new((credentials.clone(), credential(&credentials)?));
         // Where requests really go: a bucket that is a host of its own is an endpoint of its own.
         let host = Url::parse(&base).map(|url| url.origin().ascii_serialization());
         let place = limits.place(host.as_deref().unwrap_or(&endpoint), readers, 1);
         let bucket = bucket.to_owned();
-        Ok(Self { http, limits, place, observer, access, region, bucket, endpoint, base })
+        Ok(Self { http, limits, place, observer, access, signing, region, bucket, endpoint, base })
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -88,8 +93,11 @@ impl Client {
     pub(super) fn place(&self) -> &Place {
         &self.place
     }
-    pub(super) fn observer(&self) -> &Arc<dyn Observer> {
-        &self.observer
+
+    /// What all attempts of one request have in common.
+    pub(super) fn request<'a>(&'a self, op: &'static str, lane: Lane, what: &'a str) -> retry::Request<'a> {
+        let stall_timeout = self.limits.config().stall_timeout;
+        retry::Request { what, op, place: &self.place, lane, observer: &self.observer, stall_timeout }
     }
 
     /// A key as messages name it.
@@ -206,7 +214,7 @@ impl Client {
         *request.method_mut() = method;
         *request.uri_mut() = url.parse().map_err(|e| broken(format!("no URL can be made of it: {e}")))?;
         *request.headers_mut() = headers;
-        let credential = credential(&self.access.credentials()).map_err(Fault::Fail)?;
+        let credential = self.credential().map_err(Fault::Fail)?;
         if let Some(credential) = &credential {
             AwsAuthorizer::new(credential, "s3", &self.region)
                 .try_authorize(&mut request, None)
@@ -232,9 +240,20 @@ impl Client {
         let body = if head { None } else { read_all(response, ERROR_BYTES_MAX, patience).await.ok() };
         let mut said = body.map(|body| answer::parse(&body)).unwrap_or_default();
         said.region = said.region.or(region);
-        said.scrub(&secrets(credential.as_ref()));
+        said.scrub(&secrets(credential.as_deref()));
         let place = answer::Place { what, bucket: &self.bucket, endpoint: &self.endpoint };
         Err(judge(status, &said, retry_after, &place))
+    }
+
+    /// Of the credentials that are in force now.
+    fn credential(&self) -> Result<Option<Arc<AwsCredential>>, StoreError> {
+        let mut signing = self.signing.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !self.access.has(&signing.0) {
+            let credentials = self.access.credentials();
+            let made = credential(&credentials)?;
+            *signing = (credentials, made);
+        }
+        Ok(signing.1.clone())
     }
 
     /// No answer at all: why, and is it worth a retry?
@@ -283,7 +302,7 @@ fn secrets(credential: Option<&AwsCredential>) -> Vec<&str> {
 const LISTING_BYTES_MAX: usize = 8 << 20;
 const ERROR_BYTES_MAX: usize = 64 << 10;
 
-fn credential(credentials: &Credentials) -> Result<Option<AwsCredential>, StoreError> {
+fn credential(credentials: &Credentials) -> Result<Option<Arc<AwsCredential>>, StoreError> {
     if credentials.is_anonymous() {
         return Ok(None);
     }
@@ -298,7 +317,7 @@ fn credential(credentials: &Credentials) -> Result<Option<AwsCredential>, StoreE
             return Err(StoreError::Invalid { what: "credentials".into(), why });
         }
     }
-    Ok(Some(AwsCredential { key_id, secret_key, token }))
+    Ok(Some(Arc::new(AwsCredential { key_id, secret_key, token })))
 }
 
 pub(super) fn stalled(patience: Duration) -> Fault {

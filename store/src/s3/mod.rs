@@ -24,8 +24,8 @@ use crate::access::{Access, Question};
 use crate::dispatch::Lane;
 use crate::keys::{is_path, show};
 use crate::limits::Limits;
-use crate::observe::{Observer, RetryCause};
-use crate::retry::{Attempts, Fault, Meter};
+use crate::observe::Observer;
+use crate::retry::{Attempts, Fault};
 use crate::{ByteStream, Entry, Kind, Page, Source, StoreError, Version};
 use async_trait::async_trait;
 use client::Client;
@@ -76,8 +76,8 @@ impl S3 {
         key
     }
 
-    /// Runs a small request until it is answered. The slot is held during attempts only, never while backing off.
-    async fn retrying<'a, T, F>(
+    /// Runs a small request until it is answered. An attempt's second value is the bytes of its answer.
+    async fn ask<'a, T, F>(
         &'a self,
         op: &'static str,
         what: &'a str,
@@ -87,37 +87,11 @@ impl S3 {
     where
         F: Future<Output = Result<(T, u64), Fault>> + Send + 'a,
     {
-        let limits = self.client.limits();
-        let mut attempts = Attempts::new(question);
-        loop {
-            let observer = self.client.observer();
-            let mut slot = attempts.enter(what, self.client.place(), Lane::Metadata, observer, op).await?;
-            let mut meter = Meter::start(observer, op);
-            let patience = attempts.patience(limits.config().stall_timeout);
-            let answer = attempts.in_time(what, attempt(patience));
-            let result = tokio::select! {
-                result = answer => result,
-                () = slot.displaced() => {
-                    meter.end(crate::Outcome::Abandoned);
-                    observer.retry(op, RetryCause::Displaced);
-                    continue;
-                }
-            };
-            let fault = match result {
-                Ok((answer, bytes)) => {
-                    slot.answered();
-                    attempts.answered();
-                    meter.bytes = bytes;
-                    meter.end(crate::Outcome::Ok);
-                    return Ok(answer);
-                }
-                Err(fault) => fault,
-            };
-            fault.tell(&mut slot);
-            drop(slot);
-            meter.end_with(&fault);
-            attempts.back_off(what, fault, observer, op).await?;
-        }
+        let request = self.client.request(op, Lane::Metadata, what);
+        let ((answer, bytes), _slot, mut meter) = Attempts::new(question).ask(&request, attempt).await?;
+        meter.bytes = bytes;
+        meter.end(crate::Outcome::Ok);
+        Ok(answer)
     }
 
     async fn page(
@@ -131,7 +105,7 @@ impl S3 {
         let what = self.client.what(key);
         let url = self.client.list_url(key, delimiter, token, max);
         let attempt = |patience| self.client.list(&url, &what, patience).boxed();
-        self.retrying("list", &what, question, attempt).await
+        self.ask("list", &what, question, attempt).await
     }
 
     /// The object of exactly this key; None also where a listing would report it as one that cannot be shown.
@@ -139,7 +113,7 @@ impl S3 {
         let what = self.client.what(key);
         let url = self.client.object_url(key);
         let attempt = |patience| self.client.head(&url, &what, patience).boxed();
-        match self.retrying("head", &what, question, attempt).await {
+        match self.ask("head", &what, question, attempt).await {
             Ok(found) => Ok(found),
             Err(StoreError::NotFound { .. }) => Ok(None),
             Err(e) => Err(e),

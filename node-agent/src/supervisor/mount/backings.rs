@@ -1,7 +1,8 @@
 //! Passthrough ids that the broker opened for one mount and that were not closed yet.
 
+use crate::lock::lock;
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 /// Those that workers may record, and those that they have not recorded yet: all fit into one message.
 const _: () = assert!(link::BACKING_IDS_MAX == inflight::BACKINGS + 256);
@@ -15,24 +16,20 @@ impl Backings {
     }
 
     pub(super) fn opened(&self, id: u32) {
-        self.lock().insert(id);
+        lock(&self.0).insert(id);
     }
 
     pub(super) fn closed(&self, id: u32) {
-        self.lock().remove(&id);
+        lock(&self.0).remove(&id);
     }
 
     pub(super) fn all(&self) -> Vec<u32> {
-        self.lock().iter().copied().collect()
+        lock(&self.0).iter().copied().collect()
     }
 
     /// No worker will ever use what none has recorded.
     pub(super) fn leaked(&self, recorded: &HashSet<u32>) -> Vec<u32> {
-        self.lock().difference(recorded).copied().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashSet<u32>> {
-        self.0.lock().unwrap_or_else(|p| p.into_inner())
+        lock(&self.0).difference(recorded).copied().collect()
     }
 }
 

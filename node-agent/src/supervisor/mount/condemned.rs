@@ -1,5 +1,6 @@
 //! What killed agent after agent: not executed again for a while.
 
+use crate::lock::lock;
 use inflight::Subject;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ pub(super) struct Condemned(Mutex<Vec<(Subject, Instant)>>);
 
 impl Condemned {
     pub(super) fn add(&self, subject: Subject, now: Instant) {
-        let mut all = self.lock();
+        let mut all = lock(&self.0);
         if all.len() == CONDEMNED_MAX {
             all.remove(0);
         }
@@ -23,13 +24,9 @@ impl Condemned {
 
     /// `subject` is looked up only if anything is condemned: nearly never.
     pub(super) fn has(&self, subject: impl FnOnce() -> Option<Subject>, now: Instant) -> bool {
-        let mut all = self.lock();
+        let mut all = lock(&self.0);
         all.retain(|(_, since)| now.saturating_duration_since(*since) < CONDEMNED_FOR);
         !all.is_empty() && subject().is_some_and(|asked| all.iter().any(|(subject, _)| *subject == asked))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Subject, Instant)>> {
-        self.0.lock().unwrap_or_else(|p| p.into_inner())
     }
 }
 
@@ -52,7 +49,7 @@ mod tests {
         assert!(!condemned.has(|| Some(subject(8)), now) && !condemned.has(|| None, now));
         assert!(condemned.has(|| Some(subject(7)), now + CONDEMNED_FOR - Duration::from_millis(1)));
         assert!(!condemned.has(|| Some(subject(7)), now + CONDEMNED_FOR));
-        assert!(condemned.lock().is_empty());
+        assert!(lock(&condemned.0).is_empty());
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Cache files that are gone, of which the worker's queue had no room to learn.
 
+use crate::lock::lock;
 use link::Packet;
 use link::worker::{ToWorker, try_send};
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 /// Space of those that are left out is free with the worker, or once it opens others.
 const UNHEARD_MAX: usize = 65_536;
@@ -14,7 +15,7 @@ pub(super) struct Forgets(Mutex<VecDeque<u64>>);
 
 impl Forgets {
     pub(super) fn send(&self, file: u64, worker: &Packet) {
-        let mut unheard = self.lock();
+        let mut unheard = lock(&self.0);
         if unheard.is_empty() && try_send(worker, &ToWorker::Forget { file }, &[]).is_ok() {
             return;
         }
@@ -26,7 +27,7 @@ impl Forgets {
 
     /// As many as the worker has room for.
     pub(super) fn flush(&self, worker: &Packet) {
-        let mut unheard = self.lock();
+        let mut unheard = lock(&self.0);
         while let Some(file) = unheard.front().copied()
             && try_send(worker, &ToWorker::Forget { file }, &[]).is_ok()
         {
@@ -35,11 +36,7 @@ impl Forgets {
     }
 
     pub(super) fn clear(&self) {
-        self.lock().clear();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<u64>> {
-        self.0.lock().unwrap_or_else(|p| p.into_inner())
+        lock(&self.0).clear();
     }
 }
 
@@ -54,7 +51,7 @@ mod tests {
         let (agent, worker) = Packet::pair().unwrap();
         let (forgets, files) = (Forgets::default(), 5000);
         (0..files).for_each(|file| forgets.send(file, &agent));
-        assert!(!forgets.lock().is_empty(), "its queue holds them all: the test shows nothing");
+        assert!(!lock(&forgets.0).is_empty(), "its queue holds them all: the test shows nothing");
         worker.set_recv_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
         let (mut buffer, mut learned) = (vec![0; MAX_MESSAGE], Vec::new());
         while learned.len() < files as usize {
@@ -74,7 +71,7 @@ mod tests {
         let forgets = Forgets::default();
         let files = UNHEARD_MAX as u64 + 5000;
         (0..files).for_each(|file| forgets.send(file, &agent));
-        let unheard = forgets.lock();
+        let unheard = lock(&forgets.0);
         assert_eq!((unheard.len(), unheard.back().copied()), (UNHEARD_MAX, Some(files - 1)));
     }
 }

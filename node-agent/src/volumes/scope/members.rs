@@ -11,7 +11,8 @@
 //! | `allowHttp`, `allowedSources` | checked before a volume is here |
 //! | `sessionToken` | the last one that was seen to open the source |
 
-use super::{Scope, lock};
+use super::Scope;
+use crate::lock::lock;
 use link::Cause;
 use std::collections::BTreeMap;
 use std::sync::Arc;

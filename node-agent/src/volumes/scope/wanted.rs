@@ -3,7 +3,7 @@
 //! Not at once: who was killed, or was impatient, may come back, and finds the listing further or done. A listing that
 //! was begun for the sake of single look-ups has nobody who waits for it; it is wanted as long as there are look-ups.
 
-use super::lock;
+use crate::lock::lock;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
