@@ -152,11 +152,13 @@ pub struct World {
     next: u64,
     faults_left: usize,
     store_is_away: bool,
-    /// Workers cannot be started, since then.
+    /// No worker serves, since then: none can be started, or see `self_test_fails`.
     no_workers: Option<Duration>,
     /// The debug file is there.
     is_suspended: bool,
-    /// From when to when it was last so.
+    /// What starts is no good.
+    self_test_fails: bool,
+    /// From when to when no worker served.
     outage: Option<(Duration, Duration)>,
     pub(crate) reasons: BTreeMap<ConnectionId, Reason>,
     summary: Summary,
@@ -196,6 +198,7 @@ impl World {
             store_is_away: false,
             no_workers: None,
             is_suspended: false,
+            self_test_fails: false,
             outage: None,
             reasons: BTreeMap::new(),
             summary: Summary::default(),
@@ -469,7 +472,7 @@ impl World {
             self.after_ms(20..21, Ev::LookSuspended(pid, mount));
             return Ok(());
         }
-        if self.no_workers.is_some() || self.chance(2) {
+        if (self.no_workers.is_some() && !self.self_test_fails) || self.chance(2) {
             let why = "no worker".to_owned();
             self.after_ms(1..20, Ev::Machine(pid, mount, NOBODY, Event::NotIntroduced { why }));
             return Ok(());
@@ -501,6 +504,7 @@ impl World {
         let said = match self.rng.random_range(0..100) {
             0 => None,
             1 => Some(Event::Failed { why: "its self-test".into() }),
+            _ if self.self_test_fails => Some(Event::Failed { why: "its self-test".into() }),
             _ => Some(Event::Serves),
         };
         match said {
@@ -531,6 +535,7 @@ impl World {
             self.outage = Some((since, now));
         }
         self.is_suspended = false;
+        self.self_test_fails = false;
     }
 
     /// Nobody may have served a mount for `healTimeout` because workers could not start, most of that time.

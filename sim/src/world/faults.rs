@@ -83,19 +83,19 @@ pub(super) fn hurt(world: &mut World) -> Result<()> {
             }
             "connection aborted"
         }
-        90..95 => {
+        90..93 => {
             world.store_is_away = true;
             world.after_ms(500..20_000, Ev::StoreBack);
             "store away"
         }
         // It ends by itself, and is not made longer.
         _ if world.no_workers.is_some() => "nothing",
-        95..97 => {
+        93..95 => {
             world.lose_workers();
             world.after_ms(500..20_000, Ev::WorkersBack);
             "no worker starts"
         }
-        97..99 => {
+        95..98 => {
             world.lose_workers();
             world.is_suspended = true;
             world.after_ms(500..20_000, Ev::WorkersBack);
@@ -103,7 +103,11 @@ pub(super) fn hurt(world: &mut World) -> Result<()> {
         }
         _ => {
             world.lose_workers();
-            world.is_suspended = world.chance(50);
+            match world.rng.random_range(0..4) {
+                0 | 1 => world.is_suspended = true,
+                2 => world.self_test_fails = true,
+                _ => {}
+            }
             world.after_ms(45_000..120_000, Ev::WorkersBack);
             "no worker starts for long"
         }
