@@ -206,7 +206,7 @@ async fn serve(options: MountOptions) -> Result<ExitCode> {
 async fn clear(kernel: &Arc<Linux>, target: &Arc<Target>) -> Result<()> {
     let table = kernel.table()?;
     let Some(top) = stack_at(&table, target.path()).last().and_then(|top| top.ours()) else { return Ok(()) };
-    // The guard alone: somebody has unmounted what lay on it.
+    // The guard alone: another process has unmounted what lay on it.
     let live = matches!(top, Ours::Fuse(_)) && {
         let (kernel, target) = (kernel.clone(), target.clone());
         let look = move || kernel.probe(&target, What::Alive, LIVE_LIMIT);
@@ -253,7 +253,8 @@ async fn publish(
     Ok(())
 }
 
-/// Until a signal comes, or somebody unmounts. An error: somebody has ended the connection and left a dead mount.
+/// Until a signal comes, or another process unmounts. An error: another process has ended the connection and left a
+/// dead mount.
 async fn wait_for_end(kernel: &Linux, target: &Target, direct: &Direct, mut stop: Stop) -> Result<()> {
     loop {
         tokio::select! {
@@ -269,7 +270,7 @@ async fn wait_for_end(kernel: &Linux, target: &Target, direct: &Direct, mut stop
                 let dir = target.path().display();
                 anyhow::ensure!(
                     !ended,
-                    "somebody has ended the mount at {dir} (an abort through /sys/fs/fuse/connections, or the kernel's limit fs.fuse.max_request_timeout), or no worker could serve it for healTimeout: `millpond mount` it again"
+                    "another process has ended the mount at {dir} (an abort through /sys/fs/fuse/connections, or the kernel's limit fs.fuse.max_request_timeout), or no worker could serve it for healTimeout: `millpond mount` it again"
                 );
             }
         }

@@ -16,7 +16,7 @@ pub fn run(config: &CleanupConfig) -> ExitCode {
     match clean(config) {
         Ok(lines) => {
             for line in &lines {
-                let _ = writeln!(io::stdout(), "{line}"); // it is done, whether or not anybody reads of it
+                let _ = writeln!(io::stdout(), "{line}"); // it is done, whether or not the line is read
             }
             ExitCode::SUCCESS
         }

@@ -10,7 +10,7 @@ pub(crate) fn prepare(node: &NodeConfig) -> anyhow::Result<()> {
         own_directory(path, node.agent_uid).context("--own-dir")?;
     }
     if let Some(tier) = &node.memory_tier {
-        // The directory below the tier stays root's: without the tmpfs nobody fills the node's disk in its place.
+        // The directory below the tier stays root's: without the tmpfs no program fills the node's disk in its place.
         own_directory(&tier.path, 0)
             .or_else(|error| match error {
                 // It is mounted already, and what is seen is the tmpfs of the agent.

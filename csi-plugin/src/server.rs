@@ -133,7 +133,7 @@ async fn serve(
     if let Some(broker) = broker {
         broker.stop();
     }
-    // Fails only if somebody removed it already.
+    // Fails only if it is removed already.
     let _ = std::fs::remove_file(&config.endpoint);
     result
 }

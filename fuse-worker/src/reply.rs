@@ -17,7 +17,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     Delivered,
-    /// Somebody answered before, or the caller is gone: no RELEASE and no FORGET will come for what was promised.
+    /// It was answered before, or the caller is gone: no RELEASE and no FORGET will come for what was promised.
     Dropped,
 }
 

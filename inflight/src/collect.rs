@@ -77,7 +77,7 @@ impl Poisoned {
 pub enum Blame {
     /// Whatever it was executing.
     Executing,
-    /// Somebody else ended it.
+    /// Another process ended it.
     Nobody,
     /// It ended with its agent: whatever that one was executing.
     Agent,
@@ -193,7 +193,7 @@ impl Inflight {
         Subject::of(self.note_opcode(slot), self.note_nodeid(slot))
     }
 
-    /// Clears those that are not to blame, before anybody is blamed: a collector that is killed between the two, and
+    /// Clears those that are not to blame, before a request is blamed: a collector that is killed between the two, and
     /// run again, must not find the bystanders alone.
     fn acquit(&self, blame: Blame) {
         let executing = (0..self.high_slot()).filter(|&slot| {

@@ -152,7 +152,7 @@ pub fn mark_aborts() {
             match PREVIOUS.load(Relaxed) {
                 libc::SIG_DFL | libc::SIG_IGN => {
                     // SAFETY: raise(3) is async-signal-safe. The handler is reset already (SA_RESETHAND): the signal
-                    // ends the process when this returns, also one that somebody else has sent.
+                    // ends the process when this returns, also one that another process has sent.
                     unsafe { libc::raise(signal) };
                 }
                 previous => {

@@ -131,7 +131,7 @@ impl Inflight {
         self.claim_unless(unique, &[ANSWERING])
     }
 
-    /// The same for somebody who has nothing to tell but EINTR; None also while an operation is brought about.
+    /// The same for a caller that has nothing to tell but EINTR; None also while an operation is brought about.
     pub fn claim_to_interrupt(&self, unique: u64) -> Option<Claim> {
         self.claim_unless(unique, &[ANSWERING, OPERATING])
     }

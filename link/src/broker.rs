@@ -204,7 +204,7 @@ pub enum AgentRequest {
     Usage { mount: MountId },
     /// The volume's secret has changed: use this one from now on, if it works. `Done`: it is in force.
     Rotate { mount: MountId, secrets: Secrets },
-    /// This mount was made in the place of a dead one, which took so long, and somebody has read through it. For the
+    /// This mount was made in the place of a dead one, which took so long, and a probe has read through it. For the
     /// agent's count of heals. → `Done`
     Renewed { mount: MountId, took_us: u64 },
     /// To a successor: could it serve this mount, which another agent serves now? Attached as for `Adopt`. Tried

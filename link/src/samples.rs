@@ -440,7 +440,7 @@ fn receive<T>(
 }
 
 proptest! {
-    /// A message that came damaged, or from somebody else, is an error of its own or another message.
+    /// A message that came damaged, or from another program, is an error of its own or another message.
     #[test]
     fn damaged_messages_never_end_more_than_themselves(
         which in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(), byte in any::<u8>(), cut in any::<bool>(),

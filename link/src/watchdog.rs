@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// A counter that somebody else raises, looked at now and then.
+/// A counter that another process raises, looked at now and then.
 #[derive(Debug)]
 pub struct Watchdog {
     value: u64,

@@ -127,7 +127,7 @@ pub enum FaultKind {
     Deadlock,
     /// An endless loop.
     Spin,
-    /// Take memory until somebody stops it.
+    /// Take memory until it is stopped.
     Allocate,
 }
 

@@ -1,4 +1,4 @@
-//! The control files of one connection (the kernel's `fs/fuse/control.c`), held: a number is given to somebody else as
+//! The control files of one connection (the kernel's `fs/fuse/control.c`), held: a number is given to another connection as
 //! soon as its connection is gone, a file that was opened in time is this connection's for ever, and without effect
 //! afterwards (`fuse_ctl_remove_conn` clears it).
 
@@ -41,7 +41,7 @@ impl Control {
         }
     }
 
-    /// Somebody pins the superblock, and with it its number, as long as this runs.
+    /// A descriptor pins the superblock, and with it its number, as long as this runs.
     pub(crate) fn open_pinned(fusectl: &Path, connection: Connection) -> Result<Self, KernelError> {
         Ok(Self { connection, files: Some(Files::open(fusectl, connection)?) })
     }

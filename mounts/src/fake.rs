@@ -18,7 +18,7 @@ pub struct FakeState {
     pub aborted: BTreeSet<u32>,
     /// And of those whose last holder is gone.
     pub dead: BTreeSet<u32>,
-    /// And of those that were unmounted. What somebody has elsewhere lives on.
+    /// And of those that were unmounted. What a container has elsewhere lives on.
     pub unmounted: BTreeSet<u32>,
     /// Devices, by the inode of their pipe, and the connections that they serve.
     devices: BTreeMap<u64, u32>,
@@ -40,7 +40,7 @@ pub struct FakeState {
     pub probe: Option<FakeProbe>,
     /// Name of the call that fails next, once.
     pub fail: Option<&'static str>,
-    /// Name of the call during which somebody ends this connection.
+    /// Name of the call during which a third party ends this connection.
     pub ends_in: Option<(&'static str, u32)>,
     /// How often all mount namespaces were looked at.
     pub scans: usize,
@@ -88,7 +88,7 @@ impl FakeState {
         self.dead.extend(fuse.map(|e| e.minor));
     }
 
-    /// Somebody unmounts what is on top at this path; its guard stays.
+    /// A third party unmounts what is on top at this path; its guard stays.
     pub fn unmount_top(&mut self, at: &Path) {
         let Some(top) = stack_at(&self.table, at).last().map(|e| e.id) else { return };
         let minors = self.table.iter().filter(|e| e.id == top).map(|e| e.minor);
@@ -342,7 +342,7 @@ fn inode(device: BorrowedFd<'_>) -> u64 {
     rustix::fs::fstat(device).map_or(0, |stat| stat.st_ino)
 }
 
-/// One that nobody reads from.
+/// One that no server reads from.
 fn descriptor() -> Result<OwnedFd, KernelError> {
     let (read, _write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
         .map_err(|e| KernelError::call("pipe", "", e))?;

@@ -157,7 +157,7 @@ impl Kernel for Linux {
             }
             match rustix::mount::unmount(target.pinned_path(), UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
             {
-                // EINVAL: not a mount point any more; somebody was faster.
+                // EINVAL: not a mount point any more; another process was faster.
                 Ok(()) | Err(Errno::INVAL) => {}
                 Err(e) => return Err(KernelError::call("unmount", target.path().display().to_string(), e)),
             }

@@ -1,6 +1,6 @@
 //! Mounts by descriptor: which mount a descriptor shows, and how one takes another's place.
 //!
-//! Nothing here asks a FUSE worker, and nothing follows a path that somebody could change meanwhile.
+//! Nothing here asks a FUSE worker, and nothing follows a path that another process could change meanwhile.
 
 use crate::Connection;
 use rustix::fs::{AtFlags, StatxFlags};

@@ -28,7 +28,7 @@ const ENTRIES_MAX: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Is anybody serving this mount at all? Asks for statfs, which no cache answers.
+    /// Is this mount served at all? Asks for statfs, which no cache answers.
     Alive,
     /// Serve and prime, profile *large*.
     Large,

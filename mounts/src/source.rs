@@ -67,7 +67,7 @@ fn comparable(one: &str, other: &str) -> bool {
 }
 
 impl Ours {
-    /// None: somebody else's mount. A file system type of another program with our text is not ours.
+    /// None: another program's mount. A file system type of another program with our text is not ours.
     pub(crate) fn recognise(fs_type: &str, source: &str) -> Option<Self> {
         if fs_type == FUSE_TYPE {
             let (volume, digest) = source.strip_prefix(FUSE_SCHEME)?.split_once(':')?;

@@ -43,7 +43,7 @@ pub struct Agent {
     /// How long a first publish waits for its source.
     #[serde(default = "twenty_seconds")]
     pub source_wait: Span,
-    /// How long to wait at start for directories that somebody else makes for us.
+    /// How long to wait at start for directories that another program makes for us.
     #[serde(default = "a_minute")]
     pub directories_wait: Span,
 }

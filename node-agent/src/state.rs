@@ -227,7 +227,7 @@ mod tests {
         assert_ne!(name(there.path()), first, "two nodes have one name for it");
         let key = here.path().join("scope-key");
         assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
-        // Torn, or of somebody else: another one, and the agent starts.
+        // Torn, or another program's: a new one, and the agent starts.
         for text in ["", "12ab", &"zz".repeat(32)] {
             fs::write(&key, text).unwrap();
             let anew = name(here.path());

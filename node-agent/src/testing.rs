@@ -92,7 +92,7 @@ impl Scripted {
         self.version.store(bytes, Ordering::SeqCst);
     }
 
-    /// How often somebody wanted to know whether its questions are queued.
+    /// How often a reader wanted to know whether its questions are queued.
     pub(crate) fn looked_at(&self) -> usize {
         self.looked_at.load(Ordering::SeqCst)
     }

@@ -805,7 +805,7 @@ impl World {
         for mount in broker.table.all() {
             let has_ended = broker.connections.get(&mount.id).is_some_and(|id| self.kernel.has_ended(*id));
             let is_live = |state| matches!(state, State::Serving | State::Orphaned(_) | State::Adopting(_));
-            if has_ended && mount.end_of_others("somebody else has ended its connection", is_live) {
+            if has_ended && mount.end_of_others("another process has ended its connection", is_live) {
                 mount.release();
                 ended.push(mount.target.clone());
             }

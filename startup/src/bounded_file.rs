@@ -36,7 +36,7 @@ fn set_aside(path: &Path) -> io::Result<File> {
     let mut old = path.to_owned().into_os_string();
     old.push(".1");
     match fs::rename(path, old) {
-        // Somebody has taken it away: to be set aside, or for good.
+        // The file was taken away: to be set aside, or for good.
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => open(path),
     }
@@ -56,7 +56,7 @@ impl Write for BoundedFile {
     }
 }
 
-/// For its owner only. A link is not followed: root may log into a directory of somebody else's choice.
+/// For its owner only. A link is not followed: root may log into a directory of another user's choice.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)

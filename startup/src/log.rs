@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  any thread, any library ──► descriptor 2: a pipe, O_NONBLOCK ──► thread "log" ──► what standard error was, or a file
-//!                              full: the line is lost and counted    may block, fail or be slow: nobody waits for it
+//!                              full: the line is lost and counted    may block, fail or be slow: no thread waits for it
 //! ```
 //!
 //! Not a queue in memory, as tracing-appender's: what the runtime, libc or a C library says before it aborts takes the
@@ -167,7 +167,7 @@ pub fn restore() -> io::Result<()> {
     LOG.get().map_or(Ok(()), |log| replace_standard_error(&log.given))
 }
 
-/// For somebody who is about to abort.
+/// For a process that is about to abort.
 pub(crate) fn say_at_last(program: &str, what: &str) {
     match LOG.get() {
         Some(log) => {
@@ -314,7 +314,7 @@ impl Log {
     }
 }
 
-/// Somebody else may have set O_NONBLOCK on what we were given: then it is waited for.
+/// Another process may have set O_NONBLOCK on what we were given: then it is waited for.
 fn write_all(out: &mut dyn Write, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match out.write(bytes) {

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! While it is open no request is refused: requests wait, without a slot, as long as their callers may. It only decides
-//! who goes first, and how many at a time when the store is back. A probe is a request that somebody wants, so a store
+//! who goes first, and how many at a time when the store is back. A probe is a request that a reader wants, so a store
 //! without a reader is not probed. Pure: the time and the dice come in.
 
 use std::time::Duration;
@@ -277,7 +277,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happened: after the longest pause somebody is let through, and an answer reopens the way.
+        /// Whatever happened: after the longest pause one request is let through, and an answer reopens the way.
         #[test]
         fn it_never_stays_shut(
             events in prop::collection::vec((0u64..3000, 0usize..4, 0usize..8), 0..200),

@@ -26,7 +26,7 @@ pub(crate) enum Lane {
     Data,
 }
 
-/// Why somebody waited in vain.
+/// Why a request waited in vain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoSlot {
     /// Others had all slots of this node.
@@ -125,7 +125,7 @@ impl Dispatcher {
         key
     }
 
-    /// Opened once more, by somebody who has it.
+    /// Opened once more, by a source that has it.
     pub(crate) fn again(&mut self, key: Key) {
         if let Some(source) = self.sources.get_mut(&key) {
             source.open += 1;

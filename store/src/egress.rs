@@ -243,7 +243,7 @@ fn v6(address: Ipv6Addr) -> Option<Rule> {
     })
 }
 
-/// IPv4 addresses that an IPv6 address stands for, in whatever way somebody on the path could take it.
+/// IPv4 addresses that an IPv6 address stands for, in whatever way a gateway on the path could take it.
 fn embedded(address: IpAddr) -> Vec<Ipv4Addr> {
     let IpAddr::V6(address) = address else { return Vec::new() };
     let v4 = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));

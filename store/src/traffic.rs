@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-/// Time alone changes something now and then: silence, a breaker's pause, the budget. Looked at while anybody waits.
+/// Time alone changes something now and then: silence, a breaker's pause, the budget. Looked at while a request waits.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ struct State {
     waiting: HashMap<Ticket, oneshot::Sender<Slot>>,
     /// Of granted slots: rung when it is taken back.
     bells: HashMap<Ticket, Arc<Notify>>,
-    /// Somebody looks every so often.
+    /// A timer looks every so often.
     looking: bool,
 }
 
@@ -81,7 +81,7 @@ impl Traffic {
                 }
             }
         }
-        // Not under the lock: the slot of somebody who has just gone is dropped here.
+        // Not under the lock: the slot of a request that has just gone is dropped here.
         for (to, slot) in granted {
             let _ = to.send(slot);
         }
@@ -202,7 +202,7 @@ impl Slot {
         self.place.traffic.lock().dispatcher.lane(self.lane).cannot_be_displaced(self.ticket);
     }
 
-    /// Returns when somebody else needs the slot more: let go of it, and wait for another.
+    /// Returns when another source needs the slot more: let go of it, and wait for another.
     pub(crate) async fn displaced(&self) {
         self.bell.notified().await;
     }

@@ -36,7 +36,7 @@ impl RequestTimeout {
         self.0
     }
 
-    /// One request may wait for both, for somebody to serve it and then for the store: half of the time for each. The
+    /// One request may wait for both, for a worker to serve it and then for the store: half of the time for each. The
     /// one who answers at the end of both waits needs a moment, too, before the kernel loses its patience.
     pub fn cap(self, wait: Duration) -> Duration {
         wait.min((self.0 - MARGIN) / 2)

@@ -61,7 +61,7 @@ pub enum NotUnderstood {
         names.join(", ")
     )]
     Parameters { id: VolumeId, names: Vec<String> },
-    #[error("volume {id} says {name:?} twice: whoever sent it is broken")]
+    #[error("volume {id} says {name:?} twice: its sender is broken")]
     Twice { id: VolumeId, name: String },
     #[error(
         "volume {id} was described by another version: {source}; upgrade the node agent if a later one knows it"
@@ -127,7 +127,7 @@ impl WireSpec {
         Ok(VolumeSpec { id: self.id.clone(), source, parameters })
     }
 
-    /// For those who do not serve it: how long readers wait for somebody who does.
+    /// For those who do not serve it: how long readers wait for a worker that does.
     pub fn heal_timeout(&self) -> Duration {
         let text = self.parameters.get("healTimeout");
         text.and_then(|text| Parameters::heal_timeout_of(text)).unwrap_or(Parameters::default().heal_timeout)

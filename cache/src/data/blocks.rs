@@ -33,7 +33,7 @@ pub(crate) struct Blocks {
 struct Stretch {
     /// May be read.
     present: u64,
-    /// On their way: somebody fetches or verifies them.
+    /// On their way: a reader or a fetch is at work on them.
     claimed: u64,
     /// On disk since an earlier run.
     unverified: u64,
@@ -118,7 +118,7 @@ impl Blocks {
     pub(crate) fn end_of_missing(&self, range: Range<u64>) -> u64 {
         self.first(range.clone(), false, Stretch::taken).unwrap_or(range.end)
     }
-    /// The first block of `range` that somebody has to verify.
+    /// The first block of `range` that is to be verified.
     pub(crate) fn next_unverified(&self, range: Range<u64>) -> Option<u64> {
         self.first(range, false, Stretch::unchecked)
     }
@@ -291,7 +291,7 @@ mod tests {
         Missing,
         Claimed,
         Unverified(u32),
-        /// Unverified, and somebody is at it.
+        /// Unverified, and a reader verifies it.
         Checked(u32),
         Present(u32),
     }

@@ -83,7 +83,7 @@ pub(crate) struct Pressure {
     scope: bool,
 }
 
-/// Somebody keeps house on a root, until this is dropped.
+/// One thread keeps house on a root, until this is dropped.
 struct Keeping(Arc<Root>);
 
 impl Drop for Keeping {
@@ -175,7 +175,7 @@ impl Engine {
         file
     }
 
-    /// The file with this id, if somebody has it open or it is whole. A file that is only partly there and that nobody
+    /// The file with this id, if a process has it open or it is whole. A file that is only partly there and that no mount
     /// holds is None: open it anew by its key, for its bytes need a source.
     pub fn by_id(self: &Arc<Self>, id: u64) -> Option<Arc<File>> {
         let mut index = self.lock_index();

@@ -219,7 +219,7 @@ impl File {
     pub fn is_passed_by(&self) -> bool {
         self.placed().is_some_and(|root| root.hangs())
     }
-    /// Not so for one that was opened by its id and that nobody else had open.
+    /// Not so for one that was opened by its id and that was not open before.
     pub fn has_source(&self) -> bool {
         self.lock().has_source
     }

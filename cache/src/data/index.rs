@@ -234,7 +234,7 @@ impl Index {
         self.known_scopes().filter(unused).map(|s| (s.id.clone(), s.held.clone())).collect()
     }
 
-    /// Forgets a scope, unless somebody has come back to it.
+    /// Forgets a scope, unless a volume has come back to it.
     pub(crate) fn forget_scope(&mut self, scope: &ScopeId) {
         let Some(number) = self.scope_number(scope) else { return };
         let known = &self.scopes[number as usize];

@@ -155,7 +155,7 @@ fn empty(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// As `remove_dir_all`, which nobody could tell from a disk that hangs when there are millions of files.
+/// As `remove_dir_all`, which looks like a disk that hangs when there are millions of files.
 fn remove(path: &Path) -> io::Result<()> {
     call_returned();
     if !path.symlink_metadata()?.is_dir() {

@@ -112,7 +112,7 @@ impl Memory {
                 }
             }
         }
-        // Not under the lock: the share of somebody who has just gone is dropped here.
+        // Not under the lock: the share of a reader that has just gone is dropped here.
         for Waiting { scope, units, sender } in granted {
             let _ = sender.send(self.share(scope, units));
         }

@@ -50,7 +50,7 @@ pub trait Observer: Send + Sync {
     fn fetched(&self, _bytes: u64, _first_byte: Duration, _total: Duration, _failed: Option<&FetchError>) {}
     /// A read found its range in the cache.
     fn hit(&self, _bytes: u64) {}
-    /// A read had to wait for the source (or for somebody else's fetch).
+    /// A read had to wait for the source (or for another reader's fetch).
     fn miss(&self, _bytes: u64) {}
     /// A read was answered from memory, because no disk could take the bytes.
     fn uncached(&self, _bytes: u64) {}

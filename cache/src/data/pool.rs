@@ -6,7 +6,7 @@
 //! who wait for it.
 //!
 //! The queue needs no bound of its own. Every write in it holds its share of `memory_bytes`. Every other job belongs to
-//! somebody who waits for it, or to an errand of which one at a time is under way (the keeper's round, a sweep, a
+//! a task that waits for it, or to an errand of which one at a time is under way (the keeper's round, a sweep, a
 //! probe), or unlinks files that were taken out of the index, a batch of them at once.
 
 use std::cell::RefCell;
@@ -130,7 +130,7 @@ impl Pool {
     fn enqueue(&self, sort: Sort, job: Job) -> bool {
         let mut queue = self.shared.lock();
         if queue.closed || queue.suspended {
-            drop(queue); // before the job, which may tell somebody who submits another
+            drop(queue); // before the job, which may wake a task that submits another
             return false;
         }
         queue.jobs.push_back((sort, Box::new(inflight::carry_job(job))));

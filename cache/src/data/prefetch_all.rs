@@ -50,7 +50,7 @@ impl File {
 
 impl Drop for PrefetchAll {
     fn drop(&mut self) {
-        // What is under way goes on: somebody reads this file.
+        // What is under way goes on: another reader is at this file.
         self.0.lock().prefetch_all -= 1;
     }
 }

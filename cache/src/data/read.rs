@@ -233,7 +233,7 @@ fn missing_runs(blocks: &Blocks, want: &Range<u64>, ahead: u64, part: u64, slots
     runs
 }
 
-/// Counts somebody who needs the file, so that it is not evicted before others.
+/// Counts a user of the file, so that it is not evicted before others.
 pub(crate) struct Busy(Arc<AtomicU32>);
 
 impl Busy {

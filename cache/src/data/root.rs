@@ -49,11 +49,11 @@ pub(crate) struct Root {
     /// How long one call may take.
     pub timeout: Duration,
     hanging: watch::Sender<bool>,
-    /// Somebody is finding out whether the disk answers again.
+    /// A probe finds out whether the disk answers again.
     probing: AtomicBool,
     /// Held while the root reports whether its disk works.
     pub announcing: Mutex<()>,
-    /// Somebody is keeping house here.
+    /// A thread keeps house here.
     pub keeping: AtomicBool,
     /// As last seen.
     space: Mutex<Option<Space>>,
@@ -189,7 +189,7 @@ impl Root {
         self.dir.get().map(|d| d.as_fd()).ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))
     }
 
-    /// Does something on the disk's own threads. None: it was not done, or the disk hangs and nobody knows whether it
+    /// Does something on the disk's own threads. None: it was not done, or the disk hangs and it is unknown whether it
     /// ever will be.
     pub(crate) async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let mut hanging = self.hanging.subscribe();
@@ -456,7 +456,7 @@ impl Root {
         read_probe(&fd)
     }
 
-    /// Reads a little from the disk itself. Passed-through files are read by the kernel, so that nobody of ours sees
+    /// Reads a little from the disk itself. Passed-through files are read by the kernel, so that no process of ours sees
     /// when the disk under them fails. Blocking.
     pub(crate) fn check_reads(&self) {
         {

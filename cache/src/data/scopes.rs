@@ -20,7 +20,7 @@ impl Engine {
         let number = index.scope(scope, ceiling);
         let known = &mut index.scopes[number as usize];
         known.limit = [limit_bytes, ceiling].into_iter().flatten().min();
-        // Before anybody asks for a directory of it: see `Root::remove_scope`.
+        // Before a worker asks for a directory of it: see `Root::remove_scope`.
         known.held.store(true, Ordering::SeqCst);
     }
 

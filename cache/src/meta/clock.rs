@@ -1,7 +1,7 @@
 //! The time that a store writes down and compares with, which no administrator can set.
 //!
 //! All processes that read a store must agree on it, it must go on while the machine sleeps, and it must neither stand
-//! still nor jump when somebody steps the wall clock: then what was seen would look new for as long as the step, and
+//! still nor jump when the wall clock is stepped: then what was seen would look new for as long as the step, and
 //! changes at the source would not be. So it is the time since boot, the same for all processes of a machine, plus a
 //! base that is chosen once in each boot and written into the store: what the wall clock said then, less the time since
 //! boot. That makes it comparable, roughly, with what another boot has left, and with what a build wrote that takes the
@@ -107,7 +107,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Pass(u64),
-        /// Somebody sets the wall clock.
+        /// The wall clock is set.
         Set(u64),
         /// The machine was off for so long.
         Boot(u64),

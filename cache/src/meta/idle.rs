@@ -25,7 +25,7 @@ const BLOCK: u64 = 512;
 pub struct Idle {
     /// Bytes of the disk.
     pub bytes: u64,
-    /// When it was closed, or opened by somebody who has not closed it.
+    /// When it was closed, or opened by a process that has not closed it.
     pub since: SystemTime,
     pub left: Left,
 }
@@ -79,7 +79,7 @@ pub fn look(dir: &Path) -> Result<Option<Idle>, MetaError> {
     Ok(Some(Idle { bytes, since, left }))
 }
 
-/// Its owner was killed, and no mount uses it any more: closes it in its place. False: somebody has it open.
+/// Its owner was killed, and no mount uses it any more: closes it in its place. False: a process has it open.
 pub fn close(dir: &Path) -> Result<bool, MetaError> {
     let home = match Home::take_now(dir) {
         Err(MetaError::InUse(_)) => return Ok(false),
@@ -93,7 +93,7 @@ pub fn close(dir: &Path) -> Result<bool, MetaError> {
     Ok(true)
 }
 
-/// Gives the reserve of a store that cannot be closed any more back to the disk. Unless somebody has it open.
+/// Gives the reserve of a store that cannot be closed any more back to the disk. Unless a process has it open.
 pub fn trim(dir: &Path) -> Result<(), MetaError> {
     match Home::take_now(dir) {
         Err(MetaError::InUse(_)) => Ok(()),
@@ -108,7 +108,7 @@ pub fn touch(dir: &Path) -> Result<(), MetaError> {
     marker.set_modified(SystemTime::now()).map_err(fail)
 }
 
-/// False: somebody has it open, or it is none of ours. A process that is killed in the middle leaves a store that
+/// False: a process has it open, or it is none of ours. A process that is killed in the middle leaves a store that
 /// starts empty.
 pub fn remove(dir: &Path) -> Result<bool, MetaError> {
     let fail = |e: Errno| io_error("cannot remove an idle metadata store")(e.into());

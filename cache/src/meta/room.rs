@@ -13,7 +13,7 @@ pub struct Room {
 struct Taken {
     /// By stores that are open, their reserves included.
     open: u64,
-    /// By all others, when somebody last looked.
+    /// By all others, at the last look.
     idle: u64,
 }
 

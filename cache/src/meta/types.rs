@@ -103,7 +103,7 @@ pub struct Options {
     pub map_bytes: usize,
     /// The file never shrinks. One that has used nine tenths is deleted when it is opened, and started anew.
     pub start_anew: bool,
-    /// Bytes of the disk that are taken ahead for new names, as far as there is room: a disk that somebody else fills
+    /// Bytes of the disk that are taken ahead for new names, as far as there is room: a disk that other programs fill
     /// up does not stop them at once.
     pub reserve_bytes: u64,
     /// Most questions of the writing process at once.
@@ -184,7 +184,7 @@ pub enum MetaError {
     Numbers(String),
     #[error("too many threads of this process read the metadata store at once: raise readers_max")]
     TooManyReaders,
-    /// Again and again. The machine is overloaded, or somebody stops this process.
+    /// Again and again. The machine is overloaded, or another process stops this one.
     #[error("a question to the metadata store took so long that its answer could not be trusted")]
     Overtaken,
     /// Call `Store::distrust`, and open anew.

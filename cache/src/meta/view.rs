@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// How deep a path may be: keys have 1,024 bytes at most, so this is never reached but by damage.
 const DEPTH_MAX: usize = 4096;
 pub(super) const DATABASES: u32 = 4;
-/// A thread that is held up so often in the middle of microseconds is being stopped by somebody.
+/// A thread that is held up so often in the middle of microseconds is being stopped from outside.
 const ATTEMPTS: u32 = 16;
 /// Names that are not shown, of which one is looked at in much less than a microsecond: between two looks at the clock.
 const UNSEEN_AT_ONCE: u32 = 1024;
@@ -118,7 +118,7 @@ impl View {
         Ok(Self { env, tables, base_ms, limit: Some(limit) })
     }
 
-    /// What time it is, on the clock of which `seen_ms` tells everywhere here. Nobody can set it; see `clock`.
+    /// What time it is, on the clock of which `seen_ms` tells everywhere here. No administrator can set it; see `clock`.
     pub fn now_ms(&self) -> u64 {
         self.base_ms.saturating_add(since_boot_ms())
     }

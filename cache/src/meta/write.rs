@@ -397,7 +397,7 @@ impl Origin {
     }
 
     /// Was the name asked for while this listing was under way? Then that answer is at least as new as the page, of
-    /// which nobody knows when the source made it. (A time in the future comes from another boot, whose clock was
+    /// of which it is unknown when the source made it. (A time in the future comes from another boot, whose clock was
     /// wrong.)
     fn is_older_than(self, seen_ms: u64) -> bool {
         matches!(self, Self::Listed { seen_ms: begun, now_ms } if begun < seen_ms && seen_ms <= now_ms)

@@ -161,7 +161,7 @@ impl Comparer {
         match (finding, known) {
             (Finding::Displaced(id), Some(mount)) => tracing::warn!(
                 mount = %id, volume = %mount.volume(), target_path = %mount.target.path().display(),
-                "broker and agent hold a mount that the kernel does not have at its target: somebody has unmounted it there, and somebody else still uses it"
+                "broker and agent hold a mount that the kernel does not have at its target: another process has unmounted it there, and a container still uses it"
             ),
             (Finding::HeldUnknown(id), _) => tracing::warn!(
                 mount = %id,

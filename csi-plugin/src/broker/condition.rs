@@ -65,8 +65,8 @@ mod tests {
         assert_eq!(trouble(&condition), None);
         assert!(condition.note_left_behind(Some("a container")));
         assert!(!condition.note_left_behind(Some("a container")), "which is no news");
-        condition.note(Reason::Degraded, "nobody serves it");
-        assert_eq!(trouble(&condition).as_deref(), Some("nobody serves it"));
+        condition.note(Reason::Degraded, "no worker serves it");
+        assert_eq!(trouble(&condition).as_deref(), Some("no worker serves it"));
         condition.note(Reason::Failed, "it has ended");
         condition.note(Reason::Healed, "healed");
         condition.note(Reason::RequestFailed, "one call");

@@ -1,4 +1,4 @@
-//! Connections that somebody else has ended: `umount -f`, `echo 1 > …/abort`, the kernel's
+//! Connections that another process has ended: `umount -f`, `echo 1 > …/abort`, the kernel's
 //! `fs.fuse.max_request_timeout`, the last unmount of a mount that we hold. The broker notices it within a second,
 //! posts an event and renews the mount (see `renew`).
 //!

@@ -54,7 +54,7 @@ impl Holder {
         }
         let (connection, source) = self.mounted(&target, &publish.spec.volume).inspect_err(|why| {
             // Containers may still have it, so it stays theirs; no other agent can adopt it.
-            tracing::warn!(mount = %id, %why, "an agent serves a mount that somebody has taken from its target");
+            tracing::warn!(mount = %id, %why, "an agent serves a mount that another process has taken from its target");
         })?;
         // The mount at its target may be a later one of the same volume, and this one somewhere else.
         let taken = self
@@ -122,7 +122,7 @@ impl Holder {
         }
         let held = parts(publish, target, (connection, source), credentials, agent, device);
         let mount = self.lifecycle.table.insert(Mount::new(held));
-        mount.end_of_others("somebody else has ended its connection while there was no broker", |_| true);
+        mount.end_of_others("another process has ended its connection while there was no broker", |_| true);
         mount.release();
         self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
         self.lifecycle.tell_of_ends(&[mount]);

@@ -200,7 +200,7 @@ impl Lifecycle {
 
     /// False: it has come to its end otherwise before.
     fn end_noted(&self, mount: &Mount) -> bool {
-        let why = "somebody else has ended its connection";
+        let why = "another process has ended its connection";
         if !mount.end_of_others(why, is_live) {
             return false;
         }

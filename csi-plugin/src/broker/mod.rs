@@ -285,7 +285,7 @@ impl Broker {
         self.publisher.bring_up(order, target)
     }
 
-    /// At `target` is a dead mount of the same volume, or its guard, from which somebody has taken the mount. After an
+    /// At `target` is a dead mount of the same volume, or its guard, from which another process has taken the mount. After an
     /// error that is still there; the caller holds the volume's turn.
     pub fn renew(&self, order: Order, target: Target) -> Result<(), Failure> {
         self.remounter.renew(order, target)

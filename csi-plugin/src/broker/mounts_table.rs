@@ -10,7 +10,7 @@
 //!      │                               │   │ another agent comes            ▼        ▲
 //!      │                               │   └────────────────────────────────┴────────┘
 //!      │
-//!      │   from each of them: abort asked, healTimeout over, connection ended by somebody else
+//!      │   from each of them: abort asked, healTimeout over, connection ended by another process
 //!      ├───────────────────────────────────────────────────────────────────► Dead
 //!      │   from each of them, and from Dead: unpublished, vanished, replaced   │
 //!      └───────────────────────────────────────────────────────────────────► Unpublished ──► (removed)
@@ -96,7 +96,7 @@ struct Changing {
     backing: BTreeSet<u32>,
     /// Of its connection; None where there is no fusectl.
     control: Option<Arc<Control>>,
-    /// Somebody else has ended its connection.
+    /// Another process has ended its connection.
     ended_by_others: bool,
     /// Dead mounts in whose place it shall be, wherever they are found.
     replaces: Vec<Connection>,
@@ -210,7 +210,7 @@ impl Mount {
         true
     }
 
-    /// As [`Self::enter_if`], to Dead, because somebody else has ended its connection.
+    /// As [`Self::enter_if`], to Dead, because another process has ended its connection.
     pub fn end_of_others(&self, why: &str, holds: impl FnOnce(State) -> bool) -> bool {
         let mut changing = self.changing();
         let from = changing.state;
@@ -231,8 +231,8 @@ impl Mount {
         self.changing().control.clone()
     }
 
-    /// This agent is about to be given what nobody serves, or only one whose end nobody has noted, and may speak of it
-    /// from now on. Since when has nobody served it, and who did before? None: it is not to be had.
+    /// This agent is about to be given what no agent serves, or only one whose end no agent has noted, and may speak of it
+    /// from now on. Since when has no agent served it, and which did before? None: it is not to be had.
     pub fn begin_adoption(&self, agent: &AgentIdentity, now: Instant) -> Option<(Instant, AgentIdentity)> {
         let mut changing = self.changing();
         let from = changing.state;

@@ -41,7 +41,7 @@ impl AgentSlots {
     }
 
     /// The successor becomes the agent that serves in place of `before`, whose end may not have been noted yet; false
-    /// if it is gone, or if somebody else has taken that place.
+    /// if it is gone, or if another agent has taken that place.
     pub(super) fn promote(&self, link: &Arc<AgentLink>, before: Option<&Arc<AgentLink>>) -> bool {
         let mut slots = self.lock();
         let here = slots.successor.as_ref().is_some_and(|s| Arc::ptr_eq(s, link));

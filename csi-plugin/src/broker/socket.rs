@@ -59,7 +59,7 @@ pub enum AskError {
     Send(PacketError),
 }
 
-/// Somebody waits for the answer.
+/// A caller waits for the answer.
 #[derive(Debug)]
 struct Waiting {
     /// What is to be published.
@@ -296,7 +296,7 @@ fn greet(packet: Packet, agent_uid: u32, slots: &dyn Admission) -> Result<Arc<Ag
         );
         return Err(refuse(Refusal::new(RefusalKind::Conflict, why)));
     }
-    // Welcome goes out before anybody else can see the link and ask something over it.
+    // Welcome goes out before another thread can see the link and ask something over it.
     let welcome = || {
         let broker_version = env!("CARGO_PKG_VERSION").into();
         link.reply(id, Ok(BrokerAnswer::Welcome { protocol: version::LINK, broker_version }));

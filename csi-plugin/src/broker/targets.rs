@@ -1,5 +1,6 @@
-//! The targets that were mounted in this boot, on disk: after a reboot their directories are left behind and nobody
-//! else knows which are ours, and after the death of all who held a mount nobody else knows what it was made from.
+//! The targets that were mounted in this boot, on disk: after a reboot their directories are left behind and
+//! nothing else says which are ours, and after the death of every process that held a mount nothing else says what it was made
+//! from.
 
 use super::Order;
 use link::MountSpec;
@@ -183,7 +184,7 @@ impl Targets {
         }
     }
 
-    /// Records of an earlier boot, whose mounts went with it: their empty directories are removed, so that nobody
+    /// Records of an earlier boot, whose mounts went with it: their empty directories are removed, so that no pod
     /// takes them for volumes. Kubelet makes them again where it still wants them.
     pub(super) fn clean_previous_boot(&self, kubelet_dirs: &[PathBuf], kernel: &dyn Kernel) {
         let table = match kernel.table() {
@@ -220,7 +221,7 @@ fn remove(kubelet_dirs: &[PathBuf], entry: &Entry) -> bool {
     match Target::resolve(kubelet_dirs, &entry.target).and_then(|target| target.remove()) {
         Ok(()) => true,
         Err(TargetError::NoParent(_)) => false,
-        // Somebody's files, or not a directory: nothing of ours.
+        // Another program's files, or not a directory: nothing of ours.
         Err(error) => {
             tracing::warn!(volume = %entry.volume, %error, "a target of an earlier boot is left alone");
             false

@@ -52,7 +52,7 @@ impl Claims {
         Failure::Unavailable(format!("PersistentVolumeClaim {namespace}/{name} does not exist any more"))
     }
 
-    /// A claim that chooses its source must not do so with the rights of somebody else.
+    /// A claim that chooses its source must not do so with another user's rights.
     pub(crate) fn check_class(
         &self,
         claim: &Claim,

@@ -1,7 +1,7 @@
 //! Which secrets a StorageClass hands to its claims: every pair of parameters that external-provisioner honours.
 //!
 //! The provisioner resolves these pairs itself and strips most of them before CreateVolume, so they are read from the
-//! class. A claim that chooses its source must not choose it with the rights of somebody else, and a secret that is
+//! class. A claim that chooses its source must not choose it with another user's rights, and a secret that is
 //! meant for one call reaches others: the pair without a prefix stands in for each of the other pairs.
 
 use crate::status::Failure;

@@ -2,8 +2,8 @@
 //!
 //! The provisioner repeats a CreateVolume whose answer it did not get, also for a claim that was deleted meanwhile, and
 //! then deletes what it got; so such a record usually goes by itself. It stays if the provisioner was replaced before:
-//! what it was about is in its memory only. Whoever has a volume has a PersistentVolume; whoever may still get one has
-//! a claim. A record that has neither for [`Pace::grace`], without having been touched, is removed.
+//! what it was about is in its memory only. A volume that is used has a PersistentVolume; one that may still be has a
+//! claim. A record that has neither for [`Pace::grace`], without having been touched, is removed.
 //!
 //! Every replica of the controller looks for itself and none has to lead. A removal names the version of the record
 //! that was looked at, and a CreateVolume that hands out an existing record changes that version
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Objects asked for at once.
 const CHUNK: u32 = 500;
 
-/// How often it is looked, and how long a record must have been nobody's.
+/// How often it is looked, and how long a record must have been unclaimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     pub every: Duration,
@@ -55,14 +55,14 @@ struct Entry {
     claim_uid: Option<String>,
 }
 
-/// Since when each record has been nobody's. By a clock that nobody sets: at worst a restart begins anew.
+/// Since when each record has been unclaimed. By a clock that no administrator sets: at worst a restart begins anew.
 #[derive(Debug, Default)]
 struct Unclaimed {
     since: BTreeMap<Version, Instant>,
 }
 
 impl Unclaimed {
-    /// `found`: what is nobody's now. Returns what has been for `grace`.
+    /// `found`: what is unclaimed now. Returns what has been for `grace`.
     fn step(&mut self, now: Instant, found: BTreeSet<Version>, grace: Duration) -> Vec<Version> {
         self.since.retain(|version, _| found.contains(version));
         for version in found {
@@ -106,7 +106,7 @@ async fn remove(cluster: &Cluster, version: &Version) {
                 "a record was removed: no claim and no PersistentVolume has it"
             );
         }
-        // Somebody was first: the other replica, a DeleteVolume, or a CreateVolume that handed it out.
+        // Another call was first: the other replica, a DeleteVolume, or a CreateVolume that handed it out.
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
         Err(error) => {
             let error = crate::status::chain(&error);
@@ -115,7 +115,7 @@ async fn remove(cluster: &Cluster, version: &Version) {
     }
 }
 
-/// What is nobody's at this moment. Records are read first: one that is created meanwhile is not among them, and a
+/// What is unclaimed at this moment. Records are read first: one that is created meanwhile is not among them, and a
 /// volume that its owner gets meanwhile is found.
 async fn look(cluster: &Cluster) -> kube::Result<BTreeSet<Version>> {
     let mut entries = Vec::new();

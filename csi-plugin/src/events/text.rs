@@ -31,13 +31,13 @@ pub fn renewed(volume: &VolumeId) -> String {
 
 pub(crate) fn ended_by_others(volume: &VolumeId, node: &str) -> String {
     format!(
-        "Volume {volume}: somebody on node {node} has ended its mount, and it was not Millpond (umount -f, an abort through /sys/fs/fuse/connections, or the kernel's limit fs.fuse.max_request_timeout). It is made anew by itself, within seconds if the agent's pod runs. Files that were open fail (ENOTCONN) and must be opened again."
+        "Volume {volume}: a process on node {node} that is not Millpond's has ended its mount (umount -f, an abort through /sys/fs/fuse/connections, or the kernel's limit fs.fuse.max_request_timeout). It is made anew by itself, within seconds if the agent's pod runs. Files that were open fail (ENOTCONN) and must be opened again."
     )
 }
 
 pub(crate) fn renewed_after_others(volume: &VolumeId) -> String {
     format!(
-        "Volume {volume}: the mount that somebody else had ended was made anew. Files that were open before fail (ENOTCONN) and must be opened again; paths work."
+        "Volume {volume}: the mount that another process had ended was made anew. Files that were open before fail (ENOTCONN) and must be opened again; paths work."
     )
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn caught_up(volume: &VolumeId) -> String {
 /// At its target, while it lives in a container.
 pub fn unmounted(volume: &str) -> String {
     format!(
-        "Volume {volume}: somebody has unmounted it on its node. Containers that have it still use it; those that start get it with kubelet's next republish, which gives all of them a new mount (what is open fails then with ENOTCONN)."
+        "Volume {volume}: a process that is not Millpond's has unmounted it on its node. Containers that have it still use it; those that start get it with kubelet's next republish, which gives all of them a new mount (what is open fails then with ENOTCONN)."
     )
 }
 
@@ -114,7 +114,7 @@ pub fn ended(volume: &VolumeId, why: &str) -> String {
 
 pub fn vanished(volume: &VolumeId, node: &str) -> String {
     format!(
-        "Volume {volume}: somebody on node {node} has unmounted it, and no container has it any more. Kubelet's next publish, which comes before a container is started, mounts it anew."
+        "Volume {volume}: a process on node {node} that is not Millpond's has unmounted it, and no container has it any more. Kubelet's next publish, which comes before a container is started, mounts it anew."
     )
 }
 

@@ -18,7 +18,7 @@ use volume::{Credentials, Parameters, TemplateValues, VolumeId, VolumeSpec, Wire
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     Nothing,
-    /// Our guard without its FUSE mount, which somebody has unmounted if the broker knows one here, or has it on
+    /// Our guard without its FUSE mount, which another process has unmounted if the broker knows one here, or has it on
     /// record.
     Guard {
         volume: String,

@@ -44,7 +44,7 @@ impl Inner {
         let table = self.broker.kernel.table()?;
         let standing = match self.look(&table, target.path()) {
             Found::Fuse { source, standing } if source.volume == request.volume_id => standing,
-            // Somebody has unmounted it.
+            // Another process has unmounted it.
             Found::Guard { volume, .. } if volume == request.volume_id => Standing::Dead,
             _ => return Err(unknown()),
         };
@@ -78,7 +78,7 @@ impl Inner {
         })
     }
 
-    /// What is wrong with it; None: nothing, as far as anybody knows.
+    /// What is wrong with it; None: nothing, as far as is known.
     fn trouble(&self, volume: &str, target: &Target, standing: Standing) -> Option<String> {
         let told = self.broker.trouble(volume, target);
         match standing {

@@ -51,7 +51,7 @@ impl Inner {
                 tracing::info!(volume = request.volume_id, target_path = %target.path().display(), "unpublished");
                 self.tell_of_holders(request, stack_at(&table, target.path()));
             }
-            // Somebody else unmounted it: the agent still serves it.
+            // Another process unmounted it: the agent still serves it.
             Found::Nothing => self.take_down_known(&target)?,
         }
         self.broker.forget_target(&target);

@@ -120,7 +120,10 @@ async fn an_abort_is_noticed_told_once_and_made_anew() {
         messages(&api, "MountFailed").len() == 1 && messages(&api, "MountRecovered").len() == 1
     })
     .await;
-    assert!(messages(&api, "MountFailed")[0].contains("somebody on node node-1 has ended its mount"));
+    assert!(
+        messages(&api, "MountFailed")[0]
+            .contains("a process on node node-1 that is not Millpond's has ended its mount")
+    );
     assert!(messages(&api, "MountRecovered")[0].contains("somebody else had ended was made anew"));
     assert_eq!((api.events("Pod", "MountFailed")[0]["count"].as_u64(), agent.saw("Publish")), (Some(1), 2));
     until_well(&driver).await;
@@ -149,7 +152,8 @@ async fn a_forced_unmount_is_made_anew_on_the_guard_and_in_the_container() {
     let _ = driver.stop().await;
 }
 
-/// A pod that is being deleted: its containers are gone, kubelet has not come to the volume yet, and somebody unmounts.
+/// A pod that is being deleted: its containers are gone, kubelet has not come to the volume yet, and another process
+/// unmounts.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_unmounted_and_in_no_container_is_not_made_anew() {
     for guard_goes_too in [false, true] {
@@ -221,7 +225,10 @@ async fn a_republish_of_what_lives_in_a_container_only_gives_the_container_the_n
     let old = in_a_container(&driver);
     driver.kernel.state().unmount_top(&driver.target("a"));
     let unmounted = condition(&driver).await;
-    assert!(unmounted.abnormal && unmounted.message.contains("somebody has unmounted it"), "{unmounted:?}");
+    assert!(
+        unmounted.abnormal && unmounted.message.contains("another process has unmounted it"),
+        "{unmounted:?}"
+    );
     driver.node().node_publish_volume(published(&driver)).await.unwrap();
     until_anew(&driver, old).await;
     assert!(driver.kernel.state().aborted.contains(&old) && agent.saw("Publish") == 2);
@@ -394,7 +401,7 @@ async fn the_condition_of_a_volume_is_what_its_events_say() {
     agent.behave(obliging);
     assert!(!condition(&driver).await.abnormal);
 
-    // Nobody serves it.
+    // No worker serves it.
     drop(agent);
     until("it is told", || messages(&api, "MountDegraded").iter().any(|m| m.contains("no worker serves")))
         .await;
@@ -405,7 +412,10 @@ async fn the_condition_of_a_volume_is_what_its_events_say() {
     let dead = in_a_container(&driver);
     umount_f(&driver);
     let ended = condition(&driver).await;
-    assert!(ended.abnormal && ended.message.contains("somebody on node node-1"), "{ended:?}");
+    assert!(
+        ended.abnormal && ended.message.contains("a process on node node-1 that is not Millpond's"),
+        "{ended:?}"
+    );
     until("it is told in the same words", || messages(&api, "MountFailed") == [ended.message.clone()]).await;
     let _agent = next_agent(&driver, 2).await;
     until_anew(&driver, dead).await;

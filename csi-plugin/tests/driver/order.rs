@@ -120,7 +120,7 @@ async fn an_adoption_that_is_done_after_its_time_is_found_and_serves() {
     let agent = while_adopting(&driver, patient(&driver)).await;
     let refused = || async { driver.node().node_publish_volume(patient(&driver)).await.is_err() };
     looks(&agent, 3).await;
-    assert!(refused().await, "nobody serves it yet");
+    assert!(refused().await, "no worker serves it yet");
     agent.answer_late();
     agent.behave(holding(&[1]));
     let end = Instant::now() + LIMIT;
@@ -144,7 +144,7 @@ async fn an_agent_that_is_lost_with_its_last_word_serves_nothing() {
         agent.die();
         let end = Instant::now() + LIMIT;
         while driver.node().node_publish_volume(patient(&driver)).await.is_ok() {
-            assert!(Instant::now() < end, "life {life}: nobody serves it, and a publish succeeds");
+            assert!(Instant::now() < end, "life {life}: no worker serves it, and a publish succeeds");
         }
     }
     let last = next_agent(&driver, 99, obliging).await;

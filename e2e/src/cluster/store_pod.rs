@@ -34,7 +34,7 @@ pub(super) fn start(kubectl: &Kubectl, trees: &[(String, Tree)]) -> Result<Serve
     })?;
     let service = kubectl.get("service", NAMESPACE, "s3")?;
     let address = service["spec"]["clusterIP"].as_str().context("a Service has an address")?.to_owned();
-    // A port that is free now; kubectl says so when somebody was faster.
+    // A port that is free now; kubectl says so when another process was faster.
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let mut command = kubectl.command(&["port-forward", "-n", NAMESPACE, "pod/s3", &format!("{port}:9000")]);
     Server::behind(

@@ -98,7 +98,7 @@ fn the_condition_says_what_is_wrong_until_it_is_mended() -> Result<()> {
     node.finish()
 }
 
-/// Its containers are gone, kubelet has not come to the volume yet, and somebody unmounts.
+/// Its containers are gone, kubelet has not come to the volume yet, and another process unmounts.
 #[test]
 fn what_is_unmounted_while_its_pod_is_deleted_is_not_made_anew() -> Result<()> {
     let (mut node, tree) = node_with("set")?;

@@ -23,7 +23,7 @@ fn a_volume_that_hangs_is_unpublished_in_time_and_its_readers_are_let_go() -> Re
         let mounted = node.volume(hung, "set", &[])?;
         let pod = node.pod(&mounted)?;
         let stopped = match hung {
-            "worker" => worker_of(&node, &mounted.id).context("nobody serves")?,
+            "worker" => worker_of(&node, &mounted.id).context("no worker serves")?,
             _ => node.agent().pid(),
         };
         node.agent().evict_all()?;
@@ -63,7 +63,7 @@ fn a_file_that_is_still_open_holds_up_nobody_and_is_reported() -> Result<()> {
     ensure!(!mounted.target.exists() && superblock.exists(), "the open file keeps the superblock");
     let told = || node.places().logs().contains("processes still have this volume or a file of it");
     ensure!(wait_until(PATIENCE, told), "nobody was told");
-    let error = file.read_at(&mut [0; 16], 0).expect_err("nobody serves it");
+    let error = file.read_at(&mut [0; 16], 0).expect_err("no worker serves it");
     assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN));
     drop(file);
     ensure!(wait_until(PATIENCE, || !superblock.exists()), "the superblock outlived its last file");

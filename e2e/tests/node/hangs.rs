@@ -45,7 +45,7 @@ fn a_worker_that_stands_still_is_replaced_and_no_call_fails() -> Result<()> {
     for profile in ["large", "small"] {
         let mounted = node.volume(profile, "set", &[("profile", profile), ("metadataTtl", "1s")])?;
         let pod = node.pod(&mounted)?;
-        let stopped = worker_of(&node, &mounted.id).context("nobody serves")?;
+        let stopped = worker_of(&node, &mounted.id).context("no worker serves")?;
         signal(stopped, Signal::STOP)?;
         // Everything is cold: all of these wait for the one that stands still.
         let readers: Vec<_> = (0..3).map(|k| pod.start_verify(&tree, 2, k)).collect::<Result<_>>()?;
@@ -89,7 +89,7 @@ fn a_worker_that_is_stuck_in_the_kernel_does_not_hold_up_its_successor() -> Resu
     node.pod(&first)?.verify(&tree, 2)?.ensure_all(&tree)?;
     let pod = node.pod(&second)?;
     disk.set(&DiskFaults { hang: 1, ..DiskFaults::default() })?;
-    let stuck = worker_of(&node, &second.id).context("nobody serves")?;
+    let stuck = worker_of(&node, &second.id).context("no worker serves")?;
     pod.start_verify(&tree, 2, 0)?.finish(PATIENCE)?.ensure_all(&tree)?;
     assert_eq!(causes(&node, &second.id, PATIENCE)?, ["hang"]);
     let is_there = || Path::new(&format!("/proc/{stuck}")).exists();
@@ -138,7 +138,7 @@ fn a_worker_that_comes_while_the_broker_stands_still_serves() -> Result<()> {
     for _ in 0..4 {
         pod.verify(&tree, 2)?.ensure_all(&tree)?;
     }
-    let before = worker_of(&node, &mounted.id).context("nobody serves")?;
+    let before = worker_of(&node, &mounted.id).context("no worker serves")?;
     signal(node.plugin().pid(), Signal::STOP)?;
     node.agent().evict_all()?;
     let held = pinned(&disk)?;

@@ -162,7 +162,7 @@ fn what_a_killed_mount_of_a_laptop_left_is_cleared_by_umount_and_by_the_next_mou
     ensure!(Laptop::is_alive(pid), "the second mount has ended the first");
     laptop.read_all()?;
 
-    // Only the guard is left when somebody has unmounted what lay on it.
+    // Only the guard is left when another process has unmounted what lay on it.
     processes::signal(pid, Signal::KILL)?;
     ensure!(wait_until(PATIENCE, || !Laptop::is_alive(pid)), "it outlives a SIGKILL");
     rustix::mount::unmount(&laptop.dir, rustix::mount::UnmountFlags::DETACH)?;
@@ -212,7 +212,7 @@ fn a_mount_of_a_laptop_that_somebody_aborts_ends_says_so_and_can_be_made_again()
     ensure!(wait_until(PATIENCE, || !Laptop::is_alive(pid)), "it idles under a dead mount");
     laptop.ensure_nothing_left()?;
     let log = fs::read_to_string(laptop.cache.join("mount.log"))?;
-    ensure!(log.contains("somebody has ended the mount"), "{log}");
+    ensure!(log.contains("another process has ended the mount"), "{log}");
     laptop.mounted()?;
     laptop.read_all()?;
     ensure!(laptop.umount()?.status.success());

@@ -26,7 +26,7 @@ fn workers_end_with_their_agent() -> Result<()> {
     let volumes = ["idle", "stopped", "waiting"].map(|name| node.volume(name, "set", &more));
     let [_idle, stopped, waiting] = volumes;
     let (stopped, waiting) = (stopped?, waiting?);
-    signal(worker_of(&node, &stopped.id).context("nobody serves")?, Signal::STOP)?;
+    signal(worker_of(&node, &stopped.id).context("no worker serves")?, Signal::STOP)?;
     node.server.freeze()?;
     let reader = node.pod(&waiting)?.start_verify(&tree, 2, 1)?;
     let asked = || node.server.stats().is_ok_and(|s| s.in_flight > 0);

@@ -35,7 +35,7 @@ struct Table {
 
 enum Node {
     Recorded(usize),
-    /// Somebody is asking for an id.
+    /// A thread asks for an id.
     Opening(Vec<Waiter>),
 }
 
@@ -142,7 +142,7 @@ impl Backings {
         self.close_idle(|_, backing| backing.file == file);
     }
 
-    /// Closes what nobody has open and nobody will open again, though nobody has said that its file is gone: a
+    /// Closes what is not open and will not be opened again, though the agent has not said that its file is gone: a
     /// predecessor may have died before it heard. To be called every second or so.
     pub(super) fn close_superseded(&self) {
         let idle = self.lock().idle.clone();

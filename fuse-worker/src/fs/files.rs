@@ -128,7 +128,7 @@ struct Held {
 
 enum State {
     Open(Arc<OpenFile>),
-    /// Somebody is opening it.
+    /// A thread opens it.
     Opening(Vec<Waiter>),
 }
 
@@ -299,7 +299,7 @@ impl Files {
         };
         let bits = match presence {
             Some(bits) if !whole => {
-                // SAFETY: a memory file of the agent's, which neither shrinks nor is unmapped by anybody else; its bits
+                // SAFETY: a memory file of the agent's, which neither shrinks nor is unmapped by another process; its bits
                 // are read through atomics.
                 let map = unsafe { Mmap::map(&File::from(bits)) };
                 Some(map.map_err(|e| internal(&format!("cannot map a presence bitmap: {e}")))?)
@@ -320,7 +320,7 @@ impl Files {
 }
 
 impl Table {
-    /// Closes the files that were used longest ago; those that somebody is reading live until he is done.
+    /// Closes the files that were used longest ago; those that are being read live until their readers are done.
     fn make_room(&mut self, most: usize) {
         while self.files.len() >= most {
             let open = self.files.iter().filter(|(_, held)| matches!(held.state, State::Open(_)));

@@ -252,7 +252,7 @@ impl Transport {
 
     /// Answers EINTR to a caller that is being killed.
     pub fn give_up(&self, unique: u64) {
-        // Somebody is about to answer it, or to tell what was done: that is as good.
+        // Another thread is about to answer it, or to tell what was done: that is as good.
         let Some(claim) = self.inflight.claim_to_interrupt(unique) else { return };
         let header = OutHeader::new(0, -libc::EINTR, unique).to_bytes();
         if self.deliver(claim, &[IoSlice::new(&header)]) == Ok(Delivery::Delivered) {

@@ -66,7 +66,7 @@ pub(crate) fn everywhere(helper: &Helper, replacement: &Replacement) -> Result<R
     Ok(all)
 }
 
-/// Has anybody a mount of each volume by that number?
+/// Does any mount namespace have a mount of each volume by that number?
 pub(crate) fn are_anywhere(of: &[(Connection, &str)]) -> Result<Vec<bool>, KernelError> {
     let found = RefCell::new(vec![false; of.len()]);
     namespaces::with(|entry| {

@@ -11,7 +11,7 @@ use std::path::Path;
 pub(super) struct Namespace {
     /// Its inode number.
     pub(super) id: u64,
-    /// Somebody in it.
+    /// A process in it.
     pub(super) pid: u32,
     pub(super) handle: OwnedFd,
 }

@@ -1,6 +1,6 @@
 //! The metrics page and the health check, over plain HTTP.
 //!
-//! Anybody in the cluster may reach this port, and answering costs the agent work without a limit: so there are
+//! Every pod of the cluster may reach this port, and answering costs the agent work without a limit: so there are
 //! few connections at once, each ends in time, and a page is rendered once a second for all who ask.
 
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! Small files, fetched before anybody asks for them.
+//! Small files, fetched before a program asks for them.
 //!
 //! A training epoch reads thousands of small files in a random order, and each of them costs a round
 //! trip to the store. What can be foreseen is that a directory of which many files were asked for will be read to its
@@ -40,7 +40,7 @@ struct Ledger {
     owed: u32,
     /// The last name that was looked at, by its inode number.
     after: Option<u64>,
-    /// Somebody is at it.
+    /// A fetch is under way.
     running: bool,
     last: Instant,
 }
@@ -50,7 +50,7 @@ impl Ledger {
         Self { misses: 0, owed: 0, after: None, running: false, last: now }
     }
 
-    /// True: somebody has to begin.
+    /// True: the caller has to begin.
     fn missed(&mut self, now: Instant) -> bool {
         if now.duration_since(self.last) > FORGOTTEN && !self.running {
             *self = Self::new(now);

@@ -106,7 +106,7 @@ impl Server {
         self.engine.by_id_of(&mount.scope.id, id)
     }
 
-    /// A question about names may have no end, and its listing goes on as long as somebody waits.
+    /// A question about names may have no end, and its listing goes on as long as a caller waits.
     async fn answer_who_waits(
         &self,
         mount: &Arc<Mount>,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Bytes past the cache that a worker has and has not given back; at least one READ of the largest size. They count as
-/// the agent's memory for as long as anybody holds them.
+/// the agent's memory for as long as they are held.
 const LENT_MAX: usize = 16 << 20;
 
 /// Of one worker; its successor has its own.

@@ -53,7 +53,7 @@ pub(crate) async fn ask(
         return confirmed(question.await);
     };
     if fresh(Freshness::Ttl(tolerance.ttl), seen_ms, now) {
-        return confirmed(question.await); // which asks nobody
+        return confirmed(question.await); // which asks no source
     }
     let outage = &scope.outage;
     if outage.since().is_some() {

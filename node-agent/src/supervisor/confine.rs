@@ -48,7 +48,7 @@ pub(crate) fn confine(mount: &Arc<Mount>, context: &Arc<MountContext>) {
     });
 }
 
-/// Gives a dead worker's group back, whether anybody waits for the answer or not.
+/// Gives a dead worker's group back, whether a caller waits for the answer or not.
 pub(super) fn release(context: &MountContext, group: String) -> Verdict {
     let privileged = context.privileged.clone();
     let asked = context.runtime.spawn(async move { ask_release(privileged.as_ref(), group).await });

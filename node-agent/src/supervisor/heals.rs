@@ -51,7 +51,7 @@ pub enum HealCause {
 }
 
 impl HealCause {
-    /// `oom`: the kernel has killed somebody for want of memory in this worker's time.
+    /// `oom`: the kernel has killed a process for want of memory in this worker's time.
     pub(crate) fn of(end: &End, status: Option<ExitStatus>, oom: bool) -> Self {
         match (end, status) {
             (End::Hung, _) | (_, None) => Self::Hang,

@@ -14,7 +14,7 @@
 //!        │                          └───────┴───────────┼──► Reaping ─────┘
 //!        │   (a worker that ends, hangs or is stopped)  │        │ stopped
 //!        │                                              ▼        ▼
-//!        └── stopped: Over          nobody served for healTimeout: GivingUp ──► Over: given up
+//!        └── stopped: Over          no worker served for healTimeout: GivingUp ──► Over: given up
 //! ```
 //!
 //! [`TRANSITIONS`] is the same as a table, which a test compares with what the machine does.
@@ -86,7 +86,7 @@ pub enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Stopped,
-    /// Unmounted or aborted, by somebody else.
+    /// Unmounted or aborted, by another process.
     Ended,
     /// No worker served within `healTimeout`.
     GivenUp,
@@ -180,7 +180,7 @@ pub enum Action {
     ReportRecovered,
     /// Its publish was not completed: the mount is not wanted.
     Drop,
-    /// Somebody else has ended the connection: the mount is not wanted.
+    /// Another process has ended the connection: the mount is not wanted.
     NoteEnded,
     /// → `Aborted`
     Abort { why: String },

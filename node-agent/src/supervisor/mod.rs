@@ -6,7 +6,7 @@
 //!      ▲                                                            │ exit, signal, hang
 //!      │ backoff (policy.rs)                                        ▼
 //!      └──────────────── collect what the kernel still waits for ◄─ dead
-//!                                    │ nobody serves within healTimeout
+//!                                    │ no worker serves within healTimeout
 //!                                    ▼
 //!                                 failed: the broker aborts the connection
 //! ```

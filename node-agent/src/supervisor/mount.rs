@@ -62,7 +62,7 @@ pub struct Mount {
     questions: Mutex<Arc<Questions>>,
 }
 
-/// Between two looks whether anybody still waits for an answer.
+/// Between two looks whether a program still waits for an answer.
 const LET_GO: Duration = Duration::from_secs(3);
 
 struct State {

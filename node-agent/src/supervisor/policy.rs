@@ -36,7 +36,7 @@ pub(super) fn blame(end: &End, status: Option<ExitStatus>, oom: bool) -> Blame {
     }
 }
 
-/// What happened since somebody last served.
+/// What happened since a worker last served.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Deaths {
     unserved_since: Option<Instant>,

@@ -277,7 +277,7 @@ impl Spawner {
 fn spawn_loop(options: &SpawnOptions, incoming: &mpsc::Receiver<Request>, standby: &Standby) {
     let mut waiting = VecDeque::new();
     loop {
-        // Somebody who waits goes before the shelf.
+        // A mount that waits goes before the shelf.
         while let Ok(request) = incoming.try_recv() {
             match request {
                 Request::Now(_) => waiting.push_front(request),

@@ -69,9 +69,9 @@ impl crate::broker_client::Serve for Volumes {
                 self.order(Order::Depart);
                 Ok((AgentAnswer::Done, Vec::new()))
             }
-            AgentRequest::Prepare(_) | AgentRequest::Succeed | AgentRequest::Dismiss { .. } => Err(
-                Refusal::new(RefusalKind::Conflict, "this agent is nobody's successor: it serves already"),
-            ),
+            AgentRequest::Prepare(_) | AgentRequest::Succeed | AgentRequest::Dismiss { .. } => {
+                Err(Refusal::new(RefusalKind::Conflict, "this agent is no successor: it serves already"))
+            }
         }
     }
 

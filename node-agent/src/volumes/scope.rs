@@ -218,7 +218,7 @@ impl Scope {
     }
 
     fn arc(&self) -> Arc<Self> {
-        self.me.upgrade().expect("a method runs on a scope that somebody holds")
+        self.me.upgrade().expect("a method runs on a scope that is held")
     }
 
     // ------------------------------------------------------------------ names
@@ -317,7 +317,7 @@ impl Scope {
         let _waiter = self.wanted.wait(dir);
         loop {
             match (self.list_together(dir, one_page).await?, one_page) {
-                // We joined somebody who wanted one page only, or a listing at the moment of its end.
+                // We joined a question for one page only, or a listing at the moment of its end.
                 (Listed::TooLarge, false) | (Listed::GivenUp, _) => {}
                 (listed, _) => return Ok(listed),
             }
@@ -355,7 +355,7 @@ impl Scope {
             if next.is_some() {
                 if !self.wanted.is_wanted(dir) {
                     self.take_back(listing);
-                    tracing::info!(source = %self.shown, directory = dir, "a listing is given up: nobody waits for it");
+                    tracing::info!(source = %self.shown, directory = dir, "a listing is given up: no caller waits for it");
                     return Ok(Listed::GivenUp);
                 }
                 lock(&self.getting_on).insert(dir, Instant::now());

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each scope has a lock of its own, under which it changes its state: a second publish waits for the first, a publish
-//! for a closing, and who removes a store is sure that nobody opens it meanwhile. Who merely looks for an open scope
+//! for a closing, and a collector that removes a store is sure that no volume opens it meanwhile. Who merely looks for an open scope
 //! does not wait for it: a cache file's end is reported once.
 
 use crate::lock::lock;
@@ -102,9 +102,9 @@ impl Scopes {
         open.iter().filter_map(|open| lock(open).clone()).collect()
     }
 
-    /// Closes it unless it is used, or somebody is about to: writes its store out, on a thread that may block.
+    /// Closes it unless it is used, or a volume is about to: writes its store out, on a thread that may block.
     /// `used`: looked at when no volume can open it any more. A later volume says first that it will use it, and then
-    /// waits. Should somebody just look at the place, [`Self::sweep`] closes it.
+    /// waits. Should a metrics scrape just look at the place, [`Self::sweep`] closes it.
     pub(super) fn close(&self, id: &ScopeId, used: impl FnOnce() -> bool) {
         let place = match lock(&self.slots).get(id) {
             // A publish that is under way holds the place, or waits for it.
@@ -147,8 +147,8 @@ impl Scopes {
         (!in_use).then_some(shut)
     }
 
-    /// Closes what nobody uses and could not be closed when its last volume went; forgets what was closed while a
-    /// question still held it, and which nobody has opened since.
+    /// Closes what no volume uses and could not be closed when its last volume went; forgets what was closed while a
+    /// question still held it, and which no volume has opened since.
     pub(super) fn sweep(&self, used: impl Fn(&ScopeId) -> bool) {
         let ids: Vec<ScopeId> = lock(&self.slots).keys().cloned().collect();
         ids.iter().for_each(|id| self.close(id, || used(id)));
@@ -243,7 +243,7 @@ mod tests {
         scopes.close(&id, || true);
         scopes.sweep(|_| true);
         assert!(scopes.get(&id).is_some());
-        // Somebody has its place when its last volume goes.
+        // A look has its place when its last volume goes.
         let looking = scopes.enter(&id).await;
         scopes.close(&id, || false);
         assert!(scopes.get(&id).is_some());

@@ -1,6 +1,6 @@
 //! Compiles every `*.proto` of the folder above with protox (no `protoc` needed) into Rust code, one file a package.
 //!
-//! The code lies in `proto/src/generated`, so that nobody who builds Millpond builds a protobuf compiler; a test of this
+//! The code lies in `proto/src/generated`, so that a build of Millpond needs no protobuf compiler; a test of this
 //! crate holds the files to what it generates.
 
 use anyhow::{Context, Result};

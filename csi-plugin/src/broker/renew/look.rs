@@ -1,11 +1,11 @@
 //! One look at the mount table: which of our mounts are dead, and can they be made anew now?
 //!
-//! | At its target | Somebody has it | |
+//! | At its target | Which process has it | |
 //! |---|---|---|
 //! | the dead mount | – | made anew in its place |
-//! | its guard alone: somebody has unmounted it | a container, a subPath | made anew on the guard |
-//! | its guard alone | nobody | forgotten: kubelet publishes before it starts a container |
-//! | nothing of ours | – | forgotten when nobody has it: somebody takes the pod away |
+//! | its guard alone: another process has unmounted it | a container, a subPath | made anew on the guard |
+//! | its guard alone | no process | forgotten: kubelet publishes before it starts a container |
+//! | nothing of ours | – | forgotten when no process has it: the pod is being taken away |
 
 use super::candidates::{Candidate, candidates, is_fuse, is_guard};
 use super::mount::Remounter;
@@ -36,7 +36,7 @@ const SHOWING_TRIES: usize = 2;
 #[derive(Clone, Debug)]
 enum Task {
     Renew(Candidate),
-    /// A dead mount that somebody has taken from its target.
+    /// A dead mount that another process has taken from its target.
     Settle(Arc<Mount>),
     /// Containers that started while a mount was made anew may have the dead one.
     Replace(Arc<Mount>),
@@ -169,7 +169,7 @@ impl Renewer {
         }
     }
 
-    /// A pod that is being deleted may be unmounted by anybody, and must not get it again. Its containers are gone
+    /// A pod that is being deleted may be unmounted by any process, and must not get it again. Its containers are gone
     /// before its volumes, so what a container still has is wanted. False: it must be looked at again.
     fn settle_unmounted(&self, mount: &Mount) -> bool {
         let (path, volume) = (mount.target.path(), mount.volume());
@@ -183,15 +183,16 @@ impl Renewer {
             return true;
         }
         if !in_use.contains(&true) {
-            tracing::warn!(mount = %mount.id, %volume, target_path = %path.display(), "somebody has unmounted it, and nobody has it any more: forgotten");
-            self.lifecycle.retire(mount, "somebody has unmounted it");
+            tracing::warn!(mount = %mount.id, %volume, target_path = %path.display(), "another process has unmounted it, and no container has it any more: forgotten");
+            self.lifecycle.retire(mount, "another process has unmounted it");
             self.lifecycle.table.remove(mount.id);
             self.targets.remove(path);
             self.renewals.all_told(path);
             return true;
         }
         let why = match is_guard(&table, path, volume.as_str()) {
-            false => "somebody has taken everything from its target, as for a pod that is deleted".to_owned(),
+            false => "another process has taken everything from its target, as for a pod that is deleted"
+                .to_owned(),
             true => match Target::resolve(&self.config.kubelet_dirs, path) {
                 Ok(target) => match self.remounter.renew(mount.order(), target) {
                     Ok(()) => return true,

@@ -23,7 +23,7 @@ use std::time::Instant;
 enum Place {
     /// Of the dead mount.
     Dead,
-    /// On the guard, from which somebody has taken the mount.
+    /// On the guard, from which another process has taken the mount.
     Guard,
 }
 
@@ -50,7 +50,7 @@ impl Remounter {
         leaving
     }
 
-    /// At `target` is a dead mount of the same volume, or its guard, from which somebody has taken the mount. After an
+    /// At `target` is a dead mount of the same volume, or its guard, from which another process has taken the mount. After an
     /// error that is still there; the caller holds the volume's turn.
     pub(in crate::broker) fn renew(&self, order: Order, target: Target) -> Result<(), Failure> {
         let begun = Instant::now();
@@ -86,7 +86,10 @@ impl Remounter {
                 Place::Guard => {
                     // It may live on in a container, which gets the new one.
                     if let Some(it) = &predecessor {
-                        it.enter(State::Dead, "somebody has unmounted it at its target: it is made anew");
+                        it.enter(
+                            State::Dead,
+                            "another process has unmounted it at its target: it is made anew",
+                        );
                         self.lifecycle.abort(it);
                     }
                     self.lifecycle.kernel.put_on_guard(&new, &target, volume.as_str())?;
@@ -140,13 +143,13 @@ impl Remounter {
         }
     }
 
-    /// Somebody may have unmounted it while there was no broker.
+    /// Another process may have unmounted it while there was no broker.
     fn known_or_recorded(&self, target: &Target, volume: &str) -> Option<Connection> {
         let known = self.lifecycle.table.at(target.path()).map(|mount| mount.connection);
         known.or_else(|| self.targets.mounted(target.path(), volume))
     }
 
-    /// False: somebody has a dead mount that could not be replaced.
+    /// False: a container has a dead mount that could not be replaced.
     pub(super) fn replace_elsewhere(&self, mount: &Mount) -> bool {
         let (path, volume) = (mount.target.path(), mount.volume());
         let replacement = Replacement {

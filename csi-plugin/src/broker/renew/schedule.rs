@@ -49,13 +49,13 @@ pub struct Schedule {
 /// What is to be done at one target.
 #[derive(Debug)]
 struct Work {
-    /// Somebody is at it, since then.
+    /// A renewal is under way, since then.
     begun: Option<Instant>,
     /// How often it was tried since something has changed there.
     tries: usize,
     /// Not before.
     due: Instant,
-    /// Something has changed while somebody is at it.
+    /// Something has changed while a renewal is under way.
     changed: bool,
 }
 
@@ -285,7 +285,7 @@ mod tests {
         renewals.wake_for(Path::new("a"));
         assert!(renewals.wait(), "a look is due");
         assert_eq!(renewals.begin(&paths(&["b", "a"])), [(PathBuf::from("a"), 0)]);
-        // And if it changes while somebody is at it, once more after that.
+        // And if it changes while a renewal is under way, once more after that.
         renewals.wake_for_all();
         renewals.finish(Path::new("a"), true);
         assert!(renewals.wait());

@@ -87,7 +87,7 @@ pub trait Records: Send + Sync + std::fmt::Debug + 'static {
     fn get(&self, id: &VolumeId) -> Result<Option<Record>, RecordError>;
     /// Records a new volume; false if its id is taken, and then nothing changes. Durable when it returns.
     fn insert(&self, record: &Record) -> Result<bool, RecordError>;
-    /// The record is given to somebody once more: who wants to remove it as nobody's finds that it has changed. False:
+    /// The record is handed out once more: a replica that wants to remove it as unclaimed finds that it has changed. False:
     /// it is gone already.
     fn hand_out_again(&self, record: &Record) -> Result<bool, RecordError>;
     /// A missing record is a success.

@@ -1,7 +1,7 @@
 //! Which listings readers wait for. A source may have names without end: a listing without a waiting reader ends.
 //!
 //! Not at once: who was killed, or was impatient, may come back, and finds the listing further or done. A listing that
-//! was begun for the sake of single look-ups has nobody who waits for it; it is wanted as long as there are look-ups.
+//! was begun for the sake of single look-ups has no caller that waits for it; it is wanted as long as there are look-ups.
 
 use crate::lock::lock;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ const LINGER: Duration = if cfg!(test) { Duration::from_millis(200) } else { Dur
 #[derive(Debug, Default)]
 pub(super) struct Wanted(Mutex<HashMap<u64, Want>>);
 
-/// Of one directory. There is one while somebody waits, or a listing is under way.
+/// Of one directory. There is one while a caller waits, or a listing is under way.
 #[derive(Debug)]
 struct Want {
     waiters: usize,
@@ -24,13 +24,13 @@ struct Want {
 }
 
 impl Wanted {
-    /// Somebody waits for the listing of this directory, until the answer is dropped.
+    /// A caller waits for the listing of this directory, until the answer is dropped.
     pub(super) fn wait(&self, dir: u64) -> Waiter<'_> {
         lock(&self.0).entry(dir).or_insert_with(Want::new).waiters += 1;
         Waiter { wanted: self, dir }
     }
 
-    /// Somebody has asked for a name in it.
+    /// A look-up has asked for a name in it.
     pub(super) fn touch(&self, dir: u64) {
         if let Some(want) = lock(&self.0).get_mut(&dir) {
             want.last = Instant::now();
@@ -90,7 +90,7 @@ mod tests {
     const TTL: Freshness = Freshness::Ttl(Duration::from_secs(60));
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// Is the source asked nothing for as long as nobody would miss?
+    /// Is the source asked nothing for so long that no reader misses it?
     async fn falls_silent(source: &Scripted) -> bool {
         let (begun, mut last, mut since) = (Instant::now(), source.asked(), Instant::now());
         while begun.elapsed() < LIMIT {
