@@ -124,7 +124,7 @@ async fn an_abort_is_noticed_told_once_and_made_anew() {
         messages(&api, "MountFailed")[0]
             .contains("a process on node node-1 that is not Millpond's has ended its mount")
     );
-    assert!(messages(&api, "MountRecovered")[0].contains("somebody else had ended was made anew"));
+    assert!(messages(&api, "MountRecovered")[0].contains("another process had ended was made anew"));
     assert_eq!((api.events("Pod", "MountFailed")[0]["count"].as_u64(), agent.saw("Publish")), (Some(1), 2));
     until_well(&driver).await;
     driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
@@ -226,7 +226,7 @@ async fn a_republish_of_what_lives_in_a_container_only_gives_the_container_the_n
     driver.kernel.state().unmount_top(&driver.target("a"));
     let unmounted = condition(&driver).await;
     assert!(
-        unmounted.abnormal && unmounted.message.contains("another process has unmounted it"),
+        unmounted.abnormal && unmounted.message.contains("a process that is not Millpond's has unmounted it"),
         "{unmounted:?}"
     );
     driver.node().node_publish_volume(published(&driver)).await.unwrap();

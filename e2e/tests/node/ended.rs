@@ -107,7 +107,7 @@ fn what_is_unmounted_while_its_pod_is_deleted_is_not_made_anew() -> Result<()> {
     pod.verify(&tree, 1)?.ensure_all(&tree)?;
     pod.end()?;
     end(&node, &mounted, Ending::ForcedUnmount)?;
-    let forgotten = || node.places().logs().contains("nobody has it any more: forgotten");
+    let forgotten = || node.places().logs().contains("no container has it any more: forgotten");
     ensure!(wait_until(PATIENCE, forgotten), "it is not forgotten");
     ensure!(number(&mounted.target).is_err(), "it was made anew");
     let condition = condition(&node, &mounted)?;
