@@ -123,7 +123,7 @@ impl Machine {
                 AgentAnswer::Prepared {
                     init_reply,
                     read_ahead_kb: 1024,
-                    resume: Resume { mode: link::worker::Mode::Passthrough, scope: String::new() },
+                    resume: Resume::new(link::worker::Mode::Passthrough, String::new()),
                 },
                 vec![inflight],
             )))

@@ -75,7 +75,7 @@ impl Offer {
         };
         let mut flags = WISHED;
         // For tests: the next version wishes for something else.
-        flags.set(InitFlags::FUSE_CACHE_SYMLINKS, !cfg!(feature = "next-version"));
+        flags.set(InitFlags::FUSE_CACHE_SYMLINKS, !version::IS_LATER);
         flags.set(InitFlags::FUSE_DO_READDIRPLUS, !disabled_features.readdirplus);
         flags.set(InitFlags::FUSE_PASSTHROUGH, mode == Mode::Passthrough);
         Self { mode, flags: flags & offered }

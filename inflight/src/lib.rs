@@ -87,8 +87,7 @@ const ORPHANS_AT: usize = 196;
 const BEGUN_ORPHANS_AT: usize = 200;
 const SUSPECT_AT: usize = 208;
 const HIGH_BACKING_AT: usize = 256;
-#[cfg(feature = "next-version")]
-const CREATED_BY_AT: usize = 320; // what only the next version writes; a build before it leaves it empty
+const CREATED_BY_AT: usize = 320; // for tests: what only a later version writes; this one leaves it empty
 const COUNTERS_AT: usize = 512;
 const INIT_AT: usize = 1024;
 const REPLY_AT: usize = INIT_AT + INIT_BYTES;
@@ -150,8 +149,9 @@ impl Inflight {
     pub fn create() -> io::Result<OwnedFd> {
         let fd = memory::create(BYTES)?;
         let memory = Memory::map(&fd, BYTES)?;
-        #[cfg(feature = "next-version")]
-        memory.u64(CREATED_BY_AT).store(u64::from(INFLIGHT), Relaxed);
+        if version::IS_LATER {
+            memory.u64(CREATED_BY_AT).store(u64::from(INFLIGHT), Relaxed);
+        }
         memory.u64(FORMAT_AT).store(MARK | u64::from(INFLIGHT), Release);
         Ok(fd)
     }

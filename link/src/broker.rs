@@ -10,6 +10,7 @@
 //!
 //! The broker listens; the agent connects, says [`Hello`] and both sides may then ask and answer at any time.
 
+use crate::later::Later;
 use crate::worker::Mode;
 use crate::{MountSpec, Packet, PacketError, Refusal, RefusalKind};
 use serde::{Deserialize, Serialize};
@@ -274,10 +275,15 @@ pub struct Resume {
     /// The agent's name of the names and files that this connection's node ids speak of: derived from the credentials
     /// of the publish, which may have been rotated since.
     pub scope: String,
-    /// What only the next version says of a mount, and does without when a build before it has passed it on.
-    #[cfg(feature = "next-version")]
-    #[serde(default)]
-    pub published_by: Option<u32>,
+    /// Nothing, but in builds for tests.
+    #[serde(flatten)]
+    pub later: Later,
+}
+
+impl Resume {
+    pub fn new(mode: Mode, scope: String) -> Self {
+        Self { mode, scope, later: Later::default() }
+    }
 }
 
 /// Keys and values in clear, for the one message that carries them.

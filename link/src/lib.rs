@@ -12,6 +12,11 @@ mod errors;
 #[allow(dead_code, reason = "each crate uses some of it")]
 #[path = "../../testkit/src/golden.rs"]
 mod golden;
+#[cfg(not(feature = "next-version"))]
+mod later;
+#[cfg(feature = "next-version")]
+#[path = "next_version.rs"]
+mod later;
 mod mount;
 mod packet;
 #[cfg(test)]
@@ -21,6 +26,7 @@ pub mod worker;
 
 pub use backing_ids::BACKING_IDS_MAX;
 pub use errors::{Refusal, RefusalKind};
+pub use later::Later;
 pub use mount::{Access, Claim, MountSpec, Pod, SourceAt, Subjects};
 pub use packet::{MAX_FDS, MAX_MESSAGE, Packet, PacketError, PeerIdentity};
 pub use volume::Cause;

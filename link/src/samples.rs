@@ -85,12 +85,7 @@ fn publish() -> Publish {
 }
 
 fn resume(mode: Mode) -> Resume {
-    Resume {
-        mode,
-        scope: "0a".repeat(16),
-        #[cfg(feature = "next-version")]
-        published_by: None,
-    }
+    Resume::new(mode, "0a".repeat(16))
 }
 
 fn adopt(mode: Mode, ended: AgentEnd) -> Box<Adopt> {

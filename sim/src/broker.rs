@@ -92,7 +92,7 @@ impl Broker {
 
     /// An agent has answered its publish.
     pub fn prepared(mount: &Mount) -> Result<()> {
-        mount.keep_prepared(nothing()?, Resume { mode: Mode::Kept, scope: "0".repeat(32) });
+        mount.keep_prepared(nothing()?, Resume::new(Mode::Kept, "0".repeat(32)));
         Ok(())
     }
 

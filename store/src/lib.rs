@@ -133,10 +133,5 @@ pub fn open(
             let source = directory::Directory::new(path.clone(), access, readers.as_str(), &limits, observer);
             Ok(Arc::new(source))
         }
-        #[cfg(feature = "next-version")]
-        SourceUrl::Next { path } => {
-            let source = directory::Directory::new(path.clone(), access, readers.as_str(), &limits, observer);
-            Ok(Arc::new(source))
-        }
     }
 }

@@ -17,6 +17,9 @@ pub const STEPS: u32 = if cfg!(feature = "far-version") {
     0
 };
 
+/// For tests: does this build say what a later version does?
+pub const IS_LATER: bool = STEPS != 0;
+
 /// Messages between agent and broker.
 pub const LINK: u32 = 1 + STEPS;
 /// Messages between agent and worker. Both are of one build, and make sure of it.

@@ -50,8 +50,6 @@ impl AllowList {
                 true => Ok(()),
                 false => Err(NotAllowed::Root(path.display().to_string())),
             },
-            #[cfg(feature = "next-version")]
-            SourceUrl::Next { path } => self.check(&SourceUrl::Dir { path: path.clone() }, parameters),
         }
     }
 }

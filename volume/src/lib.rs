@@ -13,6 +13,11 @@ mod endpoint;
 #[path = "../../testkit/src/golden.rs"]
 mod golden;
 mod id;
+#[cfg(not(feature = "next-version"))]
+mod later;
+#[cfg(feature = "next-version")]
+#[path = "next_version.rs"]
+mod later;
 mod parameters;
 mod request_timeout;
 mod source;
@@ -25,6 +30,7 @@ pub use cause::Cause;
 pub use credentials::{Credentials, CredentialsError, ScopeId, ScopeKey};
 pub use endpoint::{BadPattern, EndpointPattern};
 pub use id::{BadVolumeId, VolumeId};
+pub use later::Later;
 pub use parameters::{Addressing, Freshness, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS};
 pub use request_timeout::{FUSE_SYSCTL, RequestTimeout, within};
 pub use source::{SourceError, SourceUrl};

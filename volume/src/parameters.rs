@@ -1,6 +1,7 @@
 //! StorageClass parameters: parsed once, unknown names refused with the nearest known one.
 
 use crate::allowed::AllowedSources;
+use crate::later::{self, Later};
 use crate::template::{TemplateError, TemplateValues, claim_chooses, expand, expand_path};
 use crate::{SourceError, SourceUrl, parse_bytes, parse_duration};
 use std::time::Duration;
@@ -35,9 +36,6 @@ pub enum Profile {
     Large,
     /// No-open, long TTLs.
     Small,
-    /// For tests: what only the next version knows. Served as `Large`.
-    #[cfg(feature = "next-version")]
-    Next,
 }
 
 /// Everything about a volume but its id, source and credentials. Field docs are the user's docs: keep
@@ -64,12 +62,8 @@ pub struct Parameters {
     pub dir_mode: u32,
     pub heal_timeout: Duration,
     pub store_timeout: Duration,
-    /// For tests: what only the next version knows, and a build before it may ignore.
-    #[cfg(feature = "next-version")]
-    pub next_hint: Option<String>,
-    /// For tests: what only the next version knows, and must be understood.
-    #[cfg(feature = "next-version")]
-    pub next_rule: Option<String>,
+    /// Nothing, but in builds for tests.
+    pub later: Later,
 }
 
 /// What a volume that does not say otherwise has had since the first version that had it: a default never changes,
@@ -92,10 +86,7 @@ impl Default for Parameters {
             dir_mode: 0o555,
             heal_timeout: Duration::from_secs(60),
             store_timeout: Duration::from_secs(300),
-            #[cfg(feature = "next-version")]
-            next_hint: None,
-            #[cfg(feature = "next-version")]
-            next_rule: None,
+            later: Later::default(),
         }
     }
 }
@@ -107,7 +98,7 @@ fn an_hour() -> Duration {
 }
 
 /// In the order of `docs/configuration.md`.
-pub(crate) const KNOWN_PARAMETERS: &[&str] = &[
+const KNOWN_PARAMETERS: &[&str] = &[
     "source",
     "endpoint",
     "region",
@@ -127,11 +118,15 @@ pub(crate) const KNOWN_PARAMETERS: &[&str] = &[
     "healTimeout",
     "storeTimeout",
     "allowedSources",
-    #[cfg(feature = "next-version")]
-    "nextHint",
-    #[cfg(feature = "next-version")]
-    "nextRule",
 ];
+
+fn known() -> impl Iterator<Item = &'static str> {
+    KNOWN_PARAMETERS.iter().chain(later::PARAMETERS).copied()
+}
+
+pub(crate) fn is_known(name: &str) -> bool {
+    known().any(|known| known == name)
+}
 
 /// Parameters in which templates are filled in: what the owner of a claim may reasonably choose, and nothing that
 /// decides where requests go or how much of the node is used.
@@ -152,7 +147,7 @@ pub const TEMPLATED_PARAMETERS: &[&str] = &[
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ParameterError {
-    #[error("unknown parameter {name:?}{}", .nearest.map(|n| format!(": did you mean {n:?}?")).unwrap_or_else(|| format!("; known: {}", KNOWN_PARAMETERS.join(", "))))]
+    #[error("unknown parameter {name:?}{}", .nearest.map(|n| format!(": did you mean {n:?}?")).unwrap_or_else(|| format!("; known: {}", known().collect::<Vec<_>>().join(", "))))]
     Unknown { name: String, nearest: Option<&'static str> },
     #[error("parameter \"source\" is missing: set it to s3://bucket/prefix or file:///directory")]
     NoSource,
@@ -208,7 +203,7 @@ impl Parameters {
                 ("path", _) | (_, false) => value,
                 _ => {
                     // An unknown name is the worse mistake: it is reported below.
-                    let known = KNOWN_PARAMETERS.iter().find(|known| **known == name);
+                    let known = known().find(|known| *known == name);
                     if let Some(name) = known.filter(|name| !TEMPLATED_PARAMETERS.contains(name)) {
                         return Err(ParameterError::NotTemplated { name });
                     }
@@ -220,8 +215,9 @@ impl Parameters {
                 }
             };
             let bad = |name, expected| ParameterError::Value { name, value: value.to_owned(), expected };
+            let Some(value) = p.later.value(name, value) else { continue };
             match name {
-                "source" => source = Some(SourceUrl::parse(value)?),
+                "source" => source = Some(SourceUrl::parse(&p.later.source(value))?),
                 "allowedSources" => {
                     let parsed = AllowedSources::parse(value).map_err(|expected| ParameterError::Value {
                         name: "allowedSources",
@@ -296,8 +292,6 @@ impl Parameters {
                         "auto" => Profile::Auto,
                         "large" => Profile::Large,
                         "small" => Profile::Small,
-                        #[cfg(feature = "next-version")]
-                        "next" => Profile::Next,
                         _ => return Err(bad("profile", "use \"auto\", \"large\" or \"small\"")),
                     }
                 }
@@ -330,10 +324,6 @@ impl Parameters {
                     p.store_timeout =
                         parsed.ok_or_else(|| bad("storeTimeout", "write a duration from 1s to 24h"))?;
                 }
-                #[cfg(feature = "next-version")]
-                "nextHint" => p.next_hint = Some(value.to_owned()),
-                #[cfg(feature = "next-version")]
-                "nextRule" => p.next_rule = Some(value.to_owned()),
                 other => return Err(unknown(other)),
             }
         }
@@ -409,10 +399,7 @@ impl Parameters {
             dir_mode,
             heal_timeout,
             store_timeout,
-            #[cfg(feature = "next-version")]
-            next_hint,
-            #[cfg(feature = "next-version")]
-            next_rule,
+            later,
         } = self;
         let default = Self::default();
         let word = |chosen: bool, text: &str| chosen.then(|| text.to_owned());
@@ -442,8 +429,6 @@ impl Parameters {
                     Profile::Auto => None,
                     Profile::Large => Some("large".to_owned()),
                     Profile::Small => Some("small".to_owned()),
-                    #[cfg(feature = "next-version")]
-                    Profile::Next => Some("next".to_owned()),
                 },
             ),
             ("readahead", readahead.map(|bytes| bytes.to_string())),
@@ -457,12 +442,8 @@ impl Parameters {
                 "storeTimeout",
                 (*store_timeout != default.store_timeout).then(|| duration_text(*store_timeout)),
             ),
-            #[cfg(feature = "next-version")]
-            ("nextHint", next_hint.clone()),
-            #[cfg(feature = "next-version")]
-            ("nextRule", next_rule.clone()),
         ];
-        all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+        later.say(all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect())
     }
 }
 
@@ -476,8 +457,8 @@ fn duration_text(duration: Duration) -> String {
 }
 
 fn unknown(name: &str) -> ParameterError {
-    let distance = |known: &&&str| strsim::damerau_levenshtein(&known.to_lowercase(), &name.to_lowercase());
-    let nearest = KNOWN_PARAMETERS.iter().min_by_key(distance).filter(|known| distance(known) <= 3).copied();
+    let distance = |known: &&str| strsim::damerau_levenshtein(&known.to_lowercase(), &name.to_lowercase());
+    let nearest = known().min_by_key(distance).filter(|known| distance(known) <= 3);
     ParameterError::Unknown { name: name.chars().take(80).collect(), nearest }
 }
 

@@ -9,9 +9,6 @@ pub enum SourceUrl {
     S3 { bucket: String, prefix: String },
     /// `file:///dir`, an absolute, normalised path.
     Dir { path: PathBuf },
-    /// For tests: `next:///dir`, which only the next version knows. Served as a directory.
-    #[cfg(feature = "next-version")]
-    Next { path: PathBuf },
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -45,8 +42,6 @@ impl SourceUrl {
                 Self::parse_s3(text, rest)
             }
             "file" => Ok(Self::Dir { path: directory(text, rest)? }),
-            #[cfg(feature = "next-version")]
-            "next" => Ok(Self::Next { path: directory(text, rest)? }),
             other => Err(SourceError::Scheme(other.chars().take(80).collect())),
         }
     }
@@ -77,8 +72,6 @@ impl SourceUrl {
         match self {
             Self::S3 { bucket, .. } => format!("s3://{bucket}"),
             Self::Dir { .. } => "file:///".to_owned(),
-            #[cfg(feature = "next-version")]
-            Self::Next { .. } => "next:///".to_owned(),
         }
     }
 
@@ -90,10 +83,6 @@ impl SourceUrl {
                 bucket == other && prefix.starts_with(above.as_str())
             }
             (Self::Dir { path }, Self::Dir { path: above }) => path.starts_with(above),
-            #[cfg(feature = "next-version")]
-            (Self::Next { path }, Self::Next { path: above }) => path.starts_with(above),
-            #[cfg(feature = "next-version")]
-            (Self::Next { .. }, _) => false,
             (Self::S3 { .. } | Self::Dir { .. }, _) => false,
         }
     }
@@ -109,8 +98,6 @@ impl SourceUrl {
                 Self::S3 { bucket: bucket.clone(), prefix: format!("{prefix}{below}") }
             }
             Self::Dir { path } => Self::Dir { path: path.join(below.trim_end_matches('/')) },
-            #[cfg(feature = "next-version")]
-            Self::Next { path } => Self::Next { path: path.join(below.trim_end_matches('/')) },
         })
     }
 }
@@ -150,8 +137,6 @@ impl std::fmt::Display for SourceUrl {
         match self {
             Self::S3 { bucket, prefix } => write!(f, "s3://{bucket}/{prefix}"),
             Self::Dir { path } => write!(f, "file://{}", path.display()),
-            #[cfg(feature = "next-version")]
-            Self::Next { path } => write!(f, "next://{}", path.display()),
         }
     }
 }

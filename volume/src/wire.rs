@@ -21,7 +21,8 @@
 mod first;
 
 use crate::ParameterError;
-use crate::parameters::KNOWN_PARAMETERS;
+use crate::later::{self, Later};
+use crate::parameters::is_known;
 use crate::{Parameters, SourceError, SourceUrl, TemplateValues, VolumeId, VolumeSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -30,8 +31,6 @@ use std::time::Duration;
 /// Parameters that a build which does not know them may ignore.
 pub(crate) const HINTS: &[&str] = &[
     "staleIfError", // a build before it waits for the store, as it always has
-    #[cfg(feature = "next-version")]
-    "nextHint",
 ];
 
 /// They have done their work when a volume is described: its source is the whole one, and allowed.
@@ -77,10 +76,10 @@ impl From<&VolumeSpec> for WireSpec {
     fn from(spec: &VolumeSpec) -> Self {
         let named = |(name, value): (&str, String)| (name.to_owned(), value);
         let (hints, parameters): (Vec<_>, Vec<_>) =
-            spec.parameters.chosen().into_iter().partition(|(name, _)| HINTS.contains(name));
+            spec.parameters.chosen().into_iter().partition(|(name, _)| is_hint(name));
         Self {
             id: spec.id.clone(),
-            source: spec.source.to_string(),
+            source: spec.parameters.later.shown(spec.source.to_string()),
             parameters: parameters.into_iter().map(named).collect(),
             hints: hints.into_iter().map(named).collect(),
         }
@@ -97,10 +96,11 @@ impl WireSpec {
     /// What it takes to serve the volume; an error concerns this volume alone.
     pub fn understand(&self) -> Result<VolumeSpec, NotUnderstood> {
         let id = || self.id.clone();
-        let source = SourceUrl::parse_shown(&self.source)
+        let mut later = Later::default();
+        let source = SourceUrl::parse_shown(&later.source(&self.source))
             .map_err(|source| NotUnderstood::Source { id: id(), source })?;
-        let is_known = |name: &str| KNOWN_PARAMETERS.contains(&name) && !NOT_ON_THE_WIRE.contains(&name);
-        let unknown = self.parameters.keys().filter(|name| !is_known(name));
+        let is_expected = |name: &str| is_known(name) && !NOT_ON_THE_WIRE.contains(&name);
+        let unknown = self.parameters.keys().filter(|name| !is_expected(name));
         let names: Vec<String> = unknown.map(|name| format!("{:?}", shortened(name))).collect();
         if !names.is_empty() {
             return Err(NotUnderstood::Parameters { id: id(), names });
@@ -108,7 +108,7 @@ impl WireSpec {
         if let Some(name) = self.hints.keys().find(|name| self.parameters.contains_key(*name)) {
             return Err(NotUnderstood::Twice { id: id(), name: shortened(name) });
         }
-        let top = source.top();
+        let top = later.shown(source.top());
         let top = ("source", top.as_str());
         fn pairs(all: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)> {
             all.iter().map(|(name, value)| (name.as_str(), value.as_str()))
@@ -119,7 +119,7 @@ impl WireSpec {
         };
         let must: Vec<_> = std::iter::once(top).chain(pairs(&self.parameters)).collect();
         // A value that this build does not know is ignored like a name that it does not know.
-        let is_usable = |hint: &(&str, &str)| is_known(hint.0) && parse(&[top, *hint]).is_ok();
+        let is_usable = |hint: &(&str, &str)| is_expected(hint.0) && parse(&[top, *hint]).is_ok();
         let all: Vec<_> = must.iter().copied().chain(pairs(&self.hints).filter(is_usable)).collect();
         let parameters = parse(&all)
             .or_else(|_| parse(&must))
@@ -157,6 +157,10 @@ impl WireSpec {
         }
         format!("v1-{}", hex::encode(&digest.finalize()[..16]))
     }
+}
+
+fn is_hint(name: &str) -> bool {
+    HINTS.contains(&name) || later::HINTS.contains(&name)
 }
 
 fn shortened(text: &str) -> String {

@@ -235,7 +235,7 @@ pub fn obliging(request: &AgentRequest, _fds: &[OwnedFd]) -> Option<Answer> {
             AgentAnswer::Prepared {
                 init_reply: vec![7; 80],
                 read_ahead_kb: 4096,
-                resume: Resume { mode: link::worker::Mode::Passthrough, scope: String::new() },
+                resume: Resume::new(link::worker::Mode::Passthrough, String::new()),
             },
             vec![tempfile::tempfile().unwrap().into()],
         ),

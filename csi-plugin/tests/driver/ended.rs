@@ -308,7 +308,7 @@ async fn what_is_ended_while_there_is_no_broker_is_made_anew_with_the_secret_tha
         let receive = watch_publishes(&agent);
         let hold = Hold {
             publish: serde_json::from_value::<Publish>(publish).unwrap(),
-            resume: Resume { mode: Mode::Passthrough, scope: "0".repeat(32) },
+            resume: Resume::new(Mode::Passthrough, "0".repeat(32)),
             backing: Vec::new(),
         };
         let shared = tempfile::tempfile().unwrap();

@@ -183,7 +183,7 @@ fn published(agent: &Agent) -> mpsc::Receiver<(serde_json::Value, OwnedFd)> {
 fn show(agent: &Agent, publish: &serde_json::Value, device: &OwnedFd) -> Result<BrokerAnswer, Refusal> {
     let hold = Hold {
         publish: serde_json::from_value::<Publish>(publish.clone()).unwrap(),
-        resume: Resume { mode: Mode::Passthrough, scope: "0".repeat(32) },
+        resume: Resume::new(Mode::Passthrough, "0".repeat(32)),
         backing: Vec::new(),
     };
     let shared = tempfile::tempfile().unwrap();

@@ -175,7 +175,7 @@ async fn what_cannot_be_replaced_is_told_and_left_to_the_next_broker() {
         secrets: Default::default(),
         init: Vec::new(),
     };
-    let resume = Resume { mode: Mode::Passthrough, scope: String::new() };
+    let resume = Resume::new(Mode::Passthrough, String::new());
     let hold = Hold { publish, resume, backing: Vec::new() };
     let (device, inflight) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
     let held = agent.ask(BrokerRequest::Hold(Box::new(hold)), &[device.as_fd(), inflight.as_fd()]);

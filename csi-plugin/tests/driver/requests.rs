@@ -68,7 +68,7 @@ async fn a_mount_with_options_is_taken_back_by_the_next_broker() {
     let agent = driver.agent();
     let hold = Hold {
         publish: serde_json::from_value(publish).unwrap(),
-        resume: Resume { mode: ServedMode::Passthrough, scope: "0".repeat(32) },
+        resume: Resume::new(ServedMode::Passthrough, "0".repeat(32)),
         backing: Vec::new(),
     };
     let (device, shared) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());

@@ -41,7 +41,7 @@ async fn start_over(driver: Driver, agent: Agent, digest: &str) -> Driver {
 fn show(agent: &Agent, publish: &Value, device: &OwnedFd) -> Result<BrokerAnswer, Refusal> {
     let hold = Hold {
         publish: serde_json::from_value::<Publish>(publish.clone()).unwrap(),
-        resume: Resume { mode: Mode::Passthrough, scope: "0".repeat(32) },
+        resume: Resume::new(Mode::Passthrough, "0".repeat(32)),
         backing: Vec::new(),
     };
     let shared = tempfile::tempfile().unwrap();

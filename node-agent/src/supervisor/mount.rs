@@ -246,12 +246,7 @@ impl Mount {
     /// What a successor must not decide anew.
     pub fn resume(&self) -> Resume {
         let mode = self.lock().mode.unwrap_or(self.assign.mode);
-        Resume {
-            mode,
-            scope: self.scope.id.as_str().to_owned(),
-            #[cfg(feature = "next-version")]
-            published_by: Some(version::LINK),
-        }
+        Resume { mode, scope: self.scope.id.as_str().to_owned(), later: link::Later::here() }
     }
 
     /// The kernel has its INIT reply, and requests come or may come: before that a publish is still under way.

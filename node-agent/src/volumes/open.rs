@@ -185,8 +185,6 @@ impl ScopeOpener {
     pub(super) async fn mode(&self, spec: &VolumeSpec, credentials: &Credentials) -> Result<Mode, Refusal> {
         let small = match (spec.parameters.profile, spec.parameters.freshness) {
             (_, Freshness::Strict) | (Profile::Large, _) => false,
-            #[cfg(feature = "next-version")]
-            (Profile::Next, _) => false,
             (Profile::Small, _) => true,
             (Profile::Auto, _) => {
                 // Not as the scope asks: another volume may wait for days.
