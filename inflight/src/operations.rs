@@ -61,7 +61,7 @@ pub enum OperationError {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Known {
+enum Recorded {
     Nothing,
     Intended(Vec<u8>),
     Concluded(Outcome),
@@ -72,10 +72,10 @@ impl Inflight {
     /// recorded when this returns. To be called once for each time that the request is taken up.
     pub fn once(&self, unique: u64, operation: &mut dyn Operation) -> Result<Outcome, OperationError> {
         let slot = self.begin_operation(unique).ok_or(OperationError::Answered)?.0;
-        let happened = match self.known(slot, unique) {
-            Known::Concluded(outcome) => return Ok(outcome),
-            Known::Intended(intent) => operation.resolve(&intent),
-            Known::Nothing => {
+        let happened = match self.recorded(slot, unique) {
+            Recorded::Concluded(outcome) => return Ok(outcome),
+            Recorded::Intended(intent) => operation.resolve(&intent),
+            Recorded::Nothing => {
                 self.intend(slot, unique, &operation.intend())?;
                 None
             }
@@ -88,16 +88,16 @@ impl Inflight {
         Ok(outcome)
     }
 
-    fn known(&self, slot: usize, unique: u64) -> Known {
+    fn recorded(&self, slot: usize, unique: u64) -> Recorded {
         let word = self.operation64(slot, KNOWN).load(Acquire);
         if word >> 1 != unique {
-            return Known::Nothing; // of an earlier request in this slot
+            return Recorded::Nothing; // of an earlier request in this slot
         }
         if word & 1 == 0 {
-            return Known::Intended(self.bytes(slot, INTENT, INTENT_LEN, INTENT_BYTES));
+            return Recorded::Intended(self.bytes(slot, INTENT, INTENT_LEN, INTENT_BYTES));
         }
         let errno = self.operation32(slot, ERRNO).load(Relaxed) as i32;
-        Known::Concluded(Outcome { errno, body: self.bytes(slot, OUTCOME, OUTCOME_LEN, OUTCOME_BYTES) })
+        Recorded::Concluded(Outcome { errno, body: self.bytes(slot, OUTCOME, OUTCOME_LEN, OUTCOME_BYTES) })
     }
 
     fn intend(&self, slot: usize, unique: u64, intent: &[u8]) -> Result<(), OperationError> {

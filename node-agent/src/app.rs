@@ -7,7 +7,7 @@ use crate::config::{Config, TierKind};
 use crate::directories;
 use crate::handoff::order::Order;
 use crate::handoff::owner::Owner;
-use crate::handoff::standby::{Entry, Prepared};
+use crate::handoff::standby::{Prepared, Start};
 use crate::memory;
 use crate::metrics::{Metrics, TierLabel};
 use crate::prefetch::open_gate::OpenGate;
@@ -15,7 +15,7 @@ use crate::prefetch::siblings::SiblingPrefetch;
 use crate::privileged::{self, Privileged};
 use crate::serve::Server;
 use crate::source::outage::Tolerance;
-use crate::state::State;
+use crate::state::StateDir;
 use crate::supervisor::heals::{HealCause, Heals};
 use crate::supervisor::{MountContext, SpawnOptions, Spawner};
 use crate::volumes::collect;
@@ -63,7 +63,7 @@ impl App {
             match Owner::try_take(state_dir)
                 .with_context(|| format!("state directory {}", state_dir.display()))?
             {
-                Some(owner) => Self::launch(config, privileged, Entry { owner, prepared: None }).await,
+                Some(owner) => Self::launch(config, privileged, Start { owner, prepared: None }).await,
                 None => anyhow::bail!("another agent works in {}: stop it first", state_dir.display()),
             }
         })
@@ -81,13 +81,13 @@ impl App {
     pub(crate) async fn launch(
         config: Config,
         privileged: Option<Arc<dyn Privileged>>,
-        entry: Entry,
+        entry: Start,
     ) -> Result<Self> {
-        let Entry { owner, prepared } = entry;
+        let Start { owner, prepared } = entry;
         let runtime = tokio::runtime::Handle::current();
         let metrics = Metrics::new();
-        let numbers = Arc::new(State::open(&config.agent.state_dir)?);
-        let generation = State::generation();
+        let numbers = Arc::new(StateDir::open(&config.agent.state_dir)?);
+        let generation = StateDir::generation();
         std::fs::create_dir_all(&config.cache.metadata_dir).with_context(|| {
             format!(
                 "metadata directory {}: it must be writable by the agent",

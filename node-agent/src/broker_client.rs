@@ -1,7 +1,7 @@
 //! The agent's end of the connection to the mount broker: questions in both directions, reconnected for ever.
 
 use crate::lock::lock;
-use crate::state::State;
+use crate::state::StateDir;
 use link::broker::{
     AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, FromAgent, FromBroker, Hello, MountId, recv,
     send, try_send,
@@ -178,7 +178,7 @@ fn absent() -> Refusal {
 
 impl Broker {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { connection: RwLock::new(None), life: State::generation() })
+        Arc::new(Self { connection: RwLock::new(None), life: StateDir::generation() })
     }
 
     pub(crate) fn is_connected(&self) -> bool {

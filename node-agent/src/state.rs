@@ -25,7 +25,7 @@ const MARK: &str = "millpond-state";
 /// How many inode numbers one write of the file reserves.
 const RESERVE: u64 = 1 << 20;
 
-pub(crate) struct State {
+pub(crate) struct StateDir {
     dir: PathBuf,
     key: ScopeKey,
     numbers: Mutex<Numbers>,
@@ -51,7 +51,7 @@ pub(crate) enum StateError {
     Version { dir: PathBuf, found: u32 },
 }
 
-impl State {
+impl StateDir {
     pub(crate) fn open(dir: &Path) -> Result<Self, StateError> {
         let failed = |source| StateError::Directory { dir: dir.to_owned(), source };
         fs::create_dir_all(dir).map_err(failed)?;
@@ -139,7 +139,7 @@ fn scope_key(dir: &Path) -> io::Result<ScopeKey> {
     Ok(ScopeKey::new(bytes))
 }
 
-impl InodeNumbers for State {
+impl InodeNumbers for StateDir {
     fn next(&self) -> Result<u64, MetaError> {
         let mut numbers = lock(&self.numbers);
         if numbers.next >= INO_LIMIT {
@@ -162,11 +162,11 @@ mod tests {
     #[test]
     fn numbers_are_never_given_out_twice_across_restarts() {
         let dir = tempfile::tempdir().unwrap();
-        let first = State::open(dir.path()).unwrap();
+        let first = StateDir::open(dir.path()).unwrap();
         let given: Vec<u64> = (0..3).map(|_| first.next().unwrap()).collect();
         assert_eq!(given, [FIRST_INO, FIRST_INO + 1, FIRST_INO + 2]);
         drop(first); // as by kill -9: nothing is written at the end
-        let again = State::open(dir.path()).unwrap().next().unwrap();
+        let again = StateDir::open(dir.path()).unwrap().next().unwrap();
         assert!(again > given[2], "{again}");
     }
 
@@ -175,16 +175,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let says =
             |number: u32| fs::write(dir.path().join("version"), format!("{MARK} {number} more\n")).unwrap();
-        drop(State::open(dir.path()).unwrap());
-        assert_eq!(State::check_version(dir.path()).unwrap(), Some(version::STATE));
+        drop(StateDir::open(dir.path()).unwrap());
+        assert_eq!(StateDir::check_version(dir.path()).unwrap(), Some(version::STATE));
         for neighbour in [version::STATE - 1, version::STATE + 1] {
             says(neighbour);
             fs::write(dir.path().join("inodes"), "4711 added by a later version\n").unwrap();
-            assert_eq!(State::open(dir.path()).unwrap().next().unwrap(), 4711);
-            assert_eq!(State::check_version(dir.path()).unwrap(), Some(version::STATE));
+            assert_eq!(StateDir::open(dir.path()).unwrap().next().unwrap(), 4711);
+            assert_eq!(StateDir::check_version(dir.path()).unwrap(), Some(version::STATE));
         }
         says(version::STATE + 2);
-        let far = State::open(dir.path()).err().unwrap().to_string();
+        let far = StateDir::open(dir.path()).err().unwrap().to_string();
         assert!(far.contains("install a version between"), "{far}");
         let left = fs::read_to_string(dir.path().join("version")).unwrap();
         assert!(left.ends_with("more\n"), "{left}");
@@ -194,7 +194,7 @@ mod tests {
     fn state_is_that_of_the_golden_file() {
         const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
         let dir = tempfile::tempdir().unwrap();
-        State::open(dir.path()).unwrap().next().unwrap();
+        StateDir::open(dir.path()).unwrap().next().unwrap();
         let written = ["version", "inodes"].map(|name| fs::read_to_string(dir.path().join(name)).unwrap());
         let name = format!("state-{}.txt", version::STATE - version::STEPS);
         let text = match version::STEPS {
@@ -205,7 +205,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("version"), version).unwrap();
         fs::write(dir.path().join("inodes"), inodes).unwrap();
-        assert_eq!(State::open(dir.path()).unwrap().next().unwrap(), FIRST_INO + RESERVE);
+        assert_eq!(StateDir::open(dir.path()).unwrap().next().unwrap(), FIRST_INO + RESERVE);
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
             parameters: volume::Parameters::default(),
         };
         let name = |dir: &Path| {
-            let state = State::open(dir).unwrap();
+            let state = StateDir::open(dir).unwrap();
             spec.scope(&volume::Credentials::anonymous(), state.scope_key())
         };
         let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -239,6 +239,6 @@ mod tests {
     fn a_corrupt_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("inodes"), "x").unwrap();
-        assert!(matches!(State::open(dir.path()), Err(StateError::Corrupt { .. })));
+        assert!(matches!(StateDir::open(dir.path()), Err(StateError::Corrupt { .. })));
     }
 }

@@ -4,7 +4,7 @@
 use crate::handoff::Handoff;
 use crate::kernel::ConnectionId;
 use anyhow::Result;
-use csi_plugin::broker::compare::{Finding, Known, Owner, Place, Snapshot, compare};
+use csi_plugin::broker::compare::{Finding, MountView, Owner, Place, Snapshot, compare};
 use csi_plugin::broker::expiry;
 use csi_plugin::broker::mounts_table::{Mount, Parts, Table};
 use csi_plugin::broker::renew::schedule::Schedule;
@@ -121,7 +121,7 @@ impl Broker {
         held: Option<BTreeSet<MountId>>,
         mounted: impl Fn(ConnectionId) -> bool,
     ) -> Vec<Finding> {
-        let known = self.table.all().into_iter().map(|mount| Known {
+        let known = self.table.all().into_iter().map(|mount| MountView {
             id: mount.id,
             state: mount.state(),
             owner: match mount.agent() {

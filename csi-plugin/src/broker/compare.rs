@@ -24,7 +24,7 @@ pub enum Owner {
 
 /// One mount, as the broker and the kernel have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct MountView {
     pub id: MountId,
     pub state: State,
     pub owner: Owner,
@@ -33,7 +33,7 @@ pub struct Known {
 
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    pub known: Vec<Known>,
+    pub known: Vec<MountView>,
     /// What the current agent holds everything of; None: there is none, or it does not say.
     pub held: Option<BTreeSet<MountId>>,
     /// Those of them that this broker has taken away.
@@ -90,7 +90,7 @@ pub fn compare(seen: &Snapshot) -> BTreeSet<Finding> {
     differing.chain(unknown).chain(strays).collect()
 }
 
-fn judge(mount: &Known, held: Option<&BTreeSet<MountId>>) -> Option<Finding> {
+fn judge(mount: &MountView, held: Option<&BTreeSet<MountId>>) -> Option<Finding> {
     let id = mount.id;
     let is_held = held.map(|held| held.contains(&id));
     match (mount.state, mount.owner) {
@@ -116,11 +116,11 @@ mod tests {
 
     const ID: MountId = MountId(7);
 
-    fn known(state: State) -> Known {
-        Known { id: ID, state, owner: Owner::Current, place: Place::Target }
+    fn known(state: State) -> MountView {
+        MountView { id: ID, state, owner: Owner::Current, place: Place::Target }
     }
 
-    fn found(known: Known, held: Option<&[u64]>) -> Vec<Finding> {
+    fn found(known: MountView, held: Option<&[u64]>) -> Vec<Finding> {
         let held = held.map(|ids| ids.iter().copied().map(MountId).collect());
         compare(&Snapshot { known: vec![known], held, ..Snapshot::default() }).into_iter().collect()
     }
@@ -146,7 +146,7 @@ mod tests {
         for state in [State::Preparing, State::Adopting(Instant::now())] {
             for place in [Place::Target, Place::Elsewhere, Place::Nowhere] {
                 for held in [&[][..], &[7][..]] {
-                    let under_way = Known { place, ..known(state) };
+                    let under_way = MountView { place, ..known(state) };
                     assert_eq!(found(under_way, Some(held)), [], "{under_way:?}");
                 }
             }
@@ -178,15 +178,18 @@ mod tests {
         for (owner, expected) in
             [(Owner::Connected, vec![]), (Owner::Gone, vec![Finding::ServedByNobody(ID)])]
         {
-            assert_eq!(found(Known { owner, ..known(State::Serving) }, Some(&[])), expected, "{owner:?}");
-            assert_eq!(found(Known { owner, ..known(orphaned) }, Some(&[7])), [], "{owner:?}");
+            assert_eq!(found(MountView { owner, ..known(State::Serving) }, Some(&[])), expected, "{owner:?}");
+            assert_eq!(found(MountView { owner, ..known(orphaned) }, Some(&[7])), [], "{owner:?}");
         }
     }
 
     #[test]
     fn a_mount_that_lives_elsewhere_is_reported_and_not_ended() {
         for place in [Place::Elsewhere, Place::Nowhere] {
-            assert_eq!(found(Known { place, ..known(State::Serving) }, Some(&[7])), [Finding::Displaced(ID)]);
+            assert_eq!(
+                found(MountView { place, ..known(State::Serving) }, Some(&[7])),
+                [Finding::Displaced(ID)]
+            );
         }
         assert!(Finding::Displaced(ID).is_report() && Finding::HeldUnknown(ID).is_report());
         let strays = Snapshot { strays: [(0, 9)].into(), ..Snapshot::default() };

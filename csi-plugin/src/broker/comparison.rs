@@ -12,7 +12,7 @@
 
 use super::adoption::Adopter;
 use super::agents::{Agents, GOODBYE_LIMIT};
-use super::compare::{Finding, Known, Owner, Place, Snapshot, compare};
+use super::compare::{Finding, MountView, Owner, Place, Snapshot, compare};
 use super::confine::Groups;
 use super::lifecycle::Lifecycle;
 use super::mounts_table::{Mount, State};
@@ -135,14 +135,14 @@ impl Comparer {
         (!self.agents.is_switching() && !self.adopter.is_giving()).then_some(seen)
     }
 
-    fn look_at(&self, mount: &Mount, current: Option<&AgentLink>, table: &[MountEntry]) -> Known {
+    fn look_at(&self, mount: &Mount, current: Option<&AgentLink>, table: &[MountEntry]) -> MountView {
         let agent = mount.agent();
         let owner = match current {
             Some(current) if *current.identity() == agent => Owner::Current,
             _ if self.agents.slots.has(&agent) => Owner::Connected,
             _ => Owner::Gone,
         };
-        Known { id: mount.id, state: mount.state(), owner, place: place(table, mount) }
+        MountView { id: mount.id, state: mount.state(), owner, place: place(table, mount) }
     }
 
     fn held_by(&self, agent: &AgentLink) -> Option<BTreeSet<MountId>> {

@@ -13,10 +13,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The groups of the agents' workers. Locked while one is made and while those that exist are looked at: two agents may
 /// have theirs in the same place, and a group without a process yet looks like one that was left.
 #[derive(Debug, Default)]
-pub(super) struct Groups(Mutex<Known>);
+pub(super) struct Groups(Mutex<Inner>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct Inner {
     /// Where each agent's are.
     bases: HashMap<AgentIdentity, PathBuf>,
     /// Could not be removed yet: the disk that a killed worker waits for keeps its process.
@@ -24,7 +24,7 @@ struct Known {
 }
 
 impl Groups {
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -74,7 +74,7 @@ impl Groups {
     }
 }
 
-impl Known {
+impl Inner {
     fn sweep(&mut self) {
         self.left.retain(|group| cgroups::remove(group).is_err());
     }
@@ -103,9 +103,9 @@ mod tests {
         let [dead, stuck] = ["dead", "stuck"].map(|name| base.path().join(name));
         std::fs::create_dir(&dead)?;
         std::fs::create_dir_all(stuck.join("process"))?;
-        let mut groups = Known {
+        let mut groups = Inner {
             left: [dead.clone(), stuck.clone(), base.path().join("gone")].into(),
-            ..Known::default()
+            ..Inner::default()
         };
         groups.sweep();
         assert_eq!(groups.left, [stuck.clone()].into());

@@ -36,7 +36,7 @@ pub(super) struct Recipe {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Entry {
+struct TargetRecord {
     format: u32,
     boot: String,
     volume: VolumeId,
@@ -84,17 +84,17 @@ impl Targets {
         self.directory.join(hex::encode(&digest[..16])).with_extension("json")
     }
 
-    fn read(&self, target: &Path) -> Option<Entry> {
+    fn read(&self, target: &Path) -> Option<TargetRecord> {
         let entry = read(&self.file(target))?;
         (entry.boot == self.boot && entry.target == target).then_some(entry)
     }
 
     /// A record that cannot be written costs a directory that stays behind after a reboot and a mount that waits for
     /// its republish, not a publish.
-    fn change(&self, target: &Path, volume: &VolumeId, change: impl FnOnce(&mut Entry)) {
+    fn change(&self, target: &Path, volume: &VolumeId, change: impl FnOnce(&mut TargetRecord)) {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.read(target);
-        let mut entry = before.clone().unwrap_or_else(|| Entry {
+        let mut entry = before.clone().unwrap_or_else(|| TargetRecord {
             format: FORMAT,
             boot: self.boot.clone(),
             volume: volume.clone(),
@@ -212,12 +212,12 @@ impl Targets {
     }
 }
 
-fn read(file: &Path) -> Option<Entry> {
-    let entry: Entry = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
+fn read(file: &Path) -> Option<TargetRecord> {
+    let entry: TargetRecord = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
     (entry.format == FORMAT).then_some(entry)
 }
 
-fn remove(kubelet_dirs: &[PathBuf], entry: &Entry) -> bool {
+fn remove(kubelet_dirs: &[PathBuf], entry: &TargetRecord) -> bool {
     match Target::resolve(kubelet_dirs, &entry.target).and_then(|target| target.remove()) {
         Ok(()) => true,
         Err(TargetError::NoParent(_)) => false,

@@ -47,7 +47,7 @@ struct Version {
 
 /// What a record says about its owner.
 #[derive(Debug)]
-struct Entry {
+struct Owned {
     version: Version,
     id: String,
     claim_namespace: String,
@@ -161,11 +161,11 @@ where
 }
 
 /// None: a record of which it cannot be said whose it is, which stays.
-fn entry(record: MillpondVolume) -> Option<Entry> {
+fn entry(record: MillpondVolume) -> Option<Owned> {
     let version =
         Version { name: record.name_any(), uid: record.uid()?, resource_version: record.resource_version()? };
     let mut context = record.spec.context;
-    Some(Entry {
+    Some(Owned {
         version,
         id: record.spec.id.to_string(),
         claim_namespace: context.remove(PVC_NAMESPACE)?,

@@ -165,7 +165,7 @@ fn an_agent_that_crashes_while_it_steps_back_is_succeeded() -> Result<()> {
     let mounted = volumes(&mut node)?;
     let running = applications(&mut node, &tree, &mounted)?;
     // Twice in a row at each.
-    for step in ["old.called", "old.called", "old.stepped-back", "old.stepped-back"] {
+    for step in ["old.called", "old.called", "old.drained", "old.drained"] {
         node.hand_over(&crashing(step, Version::This))?;
         node.start_candidate(&of(Version::Next))?;
         let outcome = node.decide().context(step)?;
@@ -221,8 +221,7 @@ fn a_broker_that_crashes_in_the_middle_of_a_hand_over_leaves_one_agent_that_serv
     for k in 0..12 {
         node.volume(&format!("more-{k}"), "set", &[])?;
     }
-    let steps =
-        ["succession.prepared", "succession.stepped-back", "succession.succeeded", "broker.adopted-one"];
+    let steps = ["handoff.prepared", "handoff.drained", "handoff.succeeded", "broker.adopted-one"];
     for step in steps {
         node.stop_plugin()?;
         node.options().failpoints.plugin = Some(step);

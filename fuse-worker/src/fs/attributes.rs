@@ -1,7 +1,7 @@
 //! Attributes, plain and extended; symlinks; the size of the volume.
 
 use super::metadata::Metadata;
-use super::node::{Known, version_of};
+use super::node::{OldContents, version_of};
 use super::shown::Shown;
 use super::{freshness, ino_of};
 use crate::client::Link;
@@ -23,7 +23,7 @@ const HIDDEN_KEYS: &[u8] = b"user.millpond.hidden_keys";
 pub(super) struct Inodes {
     pub(super) metadata: Metadata,
     pub(super) shown: Shown,
-    pub(super) known: Arc<Known>,
+    pub(super) known: Arc<OldContents>,
     pub(super) link: Arc<dyn Link>,
     /// Of the volume, as a user sees it.
     pub(super) source: String,

@@ -36,7 +36,7 @@ use inflight::Inflight;
 use link::worker::{InjectedFault, Mode, Show};
 use metadata::Metadata;
 use names::Names;
-use node::{Known, Switched};
+use node::{OldContents, Switched};
 use open::Opens;
 use read::Reads;
 use shown::Shown;
@@ -98,7 +98,7 @@ impl Fs {
         clock: Clock,
     ) -> Arc<Self> {
         let counters = Arc::new(Counters::default());
-        let known = Arc::new(Known::default());
+        let known = Arc::new(OldContents::default());
         let switched = Arc::new(Switched::new(settings.successor.then(|| clock())));
         let shown = Shown::new(&settings, clock);
         let metadata = Metadata::new(view.clone(), link.clone(), counters.clone());

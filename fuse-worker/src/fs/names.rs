@@ -3,7 +3,7 @@
 use super::counters::Counters;
 use super::fault_injection::FaultInjection;
 use super::metadata::Metadata;
-use super::node::{Known, Switched};
+use super::node::{OldContents, Switched};
 use super::shown::Shown;
 use super::{ino_of, internal};
 use crate::errno::Failure;
@@ -34,7 +34,7 @@ pub struct Batch {
 pub(super) struct Names {
     pub(super) metadata: Metadata,
     pub(super) shown: Shown,
-    pub(super) known: Arc<Known>,
+    pub(super) known: Arc<OldContents>,
     pub(super) switched: Arc<Switched>,
     pub(super) faults: FaultInjection,
     pub(super) counters: Arc<Counters>,

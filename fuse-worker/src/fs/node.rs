@@ -66,7 +66,7 @@ pub(super) struct Opened {
 /// The contents of node ids that are still open although the source has another by now. A help, not state: without it
 /// fstat and a reopen of such a file are ESTALE, and reads within it go on (the handle tells the version).
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct OldContents {
     opened: Mutex<HashMap<u64, Opened>>,
     /// Node ids of which a read found that their content is gone from the source.
     stale: Mutex<HashSet<u64>>,
@@ -74,7 +74,7 @@ pub(super) struct Known {
     some_stale: AtomicBool,
 }
 
-impl Known {
+impl OldContents {
     pub(super) fn note(&self, nodeid: u64, attributes: &Attributes) {
         let mut map = self.lock();
         if map.len() >= KNOWN_MAX && !map.contains_key(&nodeid) {
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn what_is_known_of_open_files_is_bounded() {
-        let known = Known::default();
+        let known = OldContents::default();
         for nodeid in 0..3 * KNOWN_MAX as u64 {
             known.note(nodeid, &attributes(1, 0));
         }

@@ -4,7 +4,7 @@ use super::backing::{Acquired, Backings};
 use super::counters::Counters;
 use super::files::{Files, Key};
 use super::metadata::Metadata;
-use super::node::{Known, Switched, ino_of, is_passthrough, version_of};
+use super::node::{OldContents, Switched, ino_of, is_passthrough, version_of};
 use super::shown::Shown;
 use crate::client::Link;
 use crate::errno::Failure;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub(super) struct Opens {
     pub(super) metadata: Metadata,
     pub(super) shown: Shown,
-    pub(super) known: Arc<Known>,
+    pub(super) known: Arc<OldContents>,
     pub(super) switched: Arc<Switched>,
     pub(super) files: Arc<Files>,
     pub(super) backings: Arc<Backings>,

@@ -11,7 +11,7 @@
 use super::counters::Counters;
 use super::fault_injection::FaultInjection;
 use super::files::{Files, Key, OpenFile};
-use super::node::{Known, version_of};
+use super::node::{OldContents, version_of};
 use super::shown::Shown;
 use super::space::Buffers;
 use super::{ino_of, internal};
@@ -43,7 +43,7 @@ struct Range {
 pub(super) struct Reads {
     pub(super) view: View,
     pub(super) shown: Shown,
-    pub(super) known: Arc<Known>,
+    pub(super) known: Arc<OldContents>,
     pub(super) files: Arc<Files>,
     pub(super) buffers: Buffers,
     pub(super) faults: FaultInjection,

@@ -35,7 +35,7 @@ pub(crate) async fn follow(app: &mut App, state_dir: &Path) -> io::Result<End> {
             Order::Drain(done) => {
                 failpoint::hit("old.called");
                 app.drain().await;
-                failpoint::hit("old.stepped-back");
+                failpoint::hit("old.drained");
                 let _ = done.send(()); // the connection is gone: the next broker will be shown the mounts
             }
             Order::Resume if drained => return Ok(End::Again),

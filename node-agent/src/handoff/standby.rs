@@ -17,7 +17,7 @@
 use crate::broker_client::{Broker, Serve};
 use crate::config::Config;
 use crate::handoff::owner::Owner;
-use crate::state::State;
+use crate::state::StateDir;
 use crate::supervisor::{self, Spawner};
 use crate::volumes::{self, Volumes};
 use anyhow::{Context, Result, bail};
@@ -41,7 +41,7 @@ const UP_LIMIT: Duration = budget::SUCCESSOR_UP.time;
 const STANDBY_LIMIT: Duration = budget::STANDBY_WORKERS.time;
 
 /// What an agent begins with.
-pub(crate) struct Entry {
+pub(crate) struct Start {
     pub(crate) owner: Owner,
     /// Of an agent that was a standby first.
     pub(crate) prepared: Option<Prepared>,
@@ -64,11 +64,11 @@ impl Prepared {
 }
 
 /// Returns when cache and state are ours.
-pub(crate) async fn enter(config: &Config) -> Result<Entry> {
+pub(crate) async fn enter(config: &Config) -> Result<Start> {
     let state_dir = &config.agent.state_dir;
     let failed = || format!("state directory {}", state_dir.display());
     if let Some(owner) = Owner::take_within(state_dir, DYING).await.with_context(failed)? {
-        return Ok(Entry { owner, prepared: None });
+        return Ok(Start { owner, prepared: None });
     }
     let Some(path) = config.agent.broker_socket.clone() else {
         bail!(
@@ -77,7 +77,7 @@ pub(crate) async fn enter(config: &Config) -> Result<Entry> {
         )
     };
     tracing::info!("another agent serves this node: preparing to take over from it");
-    State::check_version(state_dir)?;
+    StateDir::check_version(state_dir)?;
     let spawner = Spawner::start(supervisor::SpawnOptions::of(config)?)
         .context("the worker supervisor cannot start")?;
     let (tell, mut told) = mpsc::unbounded_channel();
@@ -127,7 +127,7 @@ pub(crate) async fn enter(config: &Config) -> Result<Entry> {
     standby.owns.store(true, Ordering::SeqCst);
     failpoint::hit("standby.owns");
     tracing::info!("this agent takes over");
-    Ok(Entry { owner, prepared: Some(Prepared { broker, spawner, standby }) })
+    Ok(Start { owner, prepared: Some(Prepared { broker, spawner, standby }) })
 }
 
 /// What the broker has decided.

@@ -53,18 +53,18 @@ const FILES_MAX: usize = 1024;
 
 #[derive(Default)]
 pub(crate) struct OpenGate {
-    known: Mutex<Known>,
+    known: Mutex<Openers>,
 }
 
 #[derive(Default)]
-struct Known {
+struct Openers {
     /// By cache file: which mounts have opened it lately and read while it is fetched.
     opened: HashMap<u64, Vec<(MountId, Instant)>>,
     /// Where a wait was in vain, and when.
     quiet: HashMap<ScopeId, Instant>,
 }
 
-impl Known {
+impl Openers {
     /// Another mount reads this file, or is about to. If none does, this one is noted as the first.
     fn has_company(
         &mut self,
@@ -182,7 +182,7 @@ impl OpenGate {
         self.lock().goes_on(scope, mount.id, file.id(), Instant::now(), file.is_whole());
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, Openers> {
         lock(&self.known)
     }
 }
@@ -267,7 +267,7 @@ mod tests {
     fn a_wait_that_brought_nothing_is_not_repeated_for_ten_seconds() {
         let id = |digit: &str| ScopeId::parse(&digit.repeat(32)).expect("32 hexadecimal digits are a scope");
         let (scope, other) = (id("a"), id("b"));
-        let (start, mut known) = (Instant::now(), Known::default());
+        let (start, mut known) = (Instant::now(), Openers::default());
         let mut opens = |scope: &ScopeId, file: u64, mount: u64, at: u64| {
             known.has_company(scope, MountId(mount), file, start + ms(at), || true)
         };

@@ -43,7 +43,7 @@ pub struct Volumes {
     pub(crate) opener: ScopeOpener,
     pub(crate) scopes: Scopes,
     pub context: Arc<MountContext>,
-    mounts: Mounts<Entry>,
+    mounts: Mounts<Mounted>,
     /// This agent was asked to stop: the next one takes new mounts.
     leaving: AtomicBool,
     /// No mount has a worker any more.
@@ -56,13 +56,13 @@ pub struct Volumes {
     orders: mpsc::UnboundedSender<Order>,
 }
 
-pub(crate) struct Entry {
+pub(crate) struct Mounted {
     mount: Arc<Mount>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 /// A mount on its way here.
-pub(crate) type Arriving<'v> = Arrival<'v, Entry>;
+pub(crate) type Arriving<'v> = Arrival<'v, Mounted>;
 
 impl Volumes {
     pub(crate) fn new(
@@ -218,7 +218,7 @@ impl Volumes {
                     Refusal::new(RefusalKind::Unavailable, format!("no thread for the mount: {e}"))
                 })?;
             failpoint::hit("agent.mount-listed");
-            Ok(Entry { mount: mount.clone(), thread: Some(thread) })
+            Ok(Mounted { mount: mount.clone(), thread: Some(thread) })
         });
         settled.map_err(|unsettled| match unsettled {
             Unsettled::Refused(refusal) => refusal,

@@ -29,7 +29,7 @@ const CLOSING_LOOK: Duration = Duration::from_millis(20);
 pub(crate) struct ScopeOpener {
     pub(crate) config: Config,
     pub(crate) engine: Arc<Engine>,
-    pub(crate) numbers: Arc<crate::state::State>,
+    pub(crate) numbers: Arc<crate::state::StateDir>,
     /// Of this agent.
     pub(crate) generation: u64,
     pub(crate) limits: Arc<store::Limits>,

@@ -93,7 +93,7 @@ pub struct Scope {
 
 /// How much of the source is known so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Known {
+pub struct KnownSize {
     /// At least.
     pub bytes: u64,
     pub names: u64,
@@ -211,10 +211,10 @@ impl Scope {
         self.metadata.release();
     }
 
-    pub fn known(&self) -> Known {
+    pub fn known(&self) -> KnownSize {
         let names = self.metadata.stats().map(|s| s.inodes).unwrap_or_default();
         let bytes = lock(&self.listed_bytes).values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-        Known { bytes, names }
+        KnownSize { bytes, names }
     }
 
     fn arc(&self) -> Arc<Self> {

@@ -175,7 +175,7 @@ impl Running<'_> {
             }
             Action::Prepare => return Some(Event::Prepared { refused: handoff.prepare(successor) }),
             Action::StopPublishes => {
-                failpoint::hit("succession.prepared");
+                failpoint::hit("handoff.prepared");
                 self.quiet = Some(handoff.agents.stop_publishes());
             }
             Action::AwaitPublishes => {
@@ -191,7 +191,7 @@ impl Running<'_> {
             Action::KillOld => self.with_old(|old| old.identity().kill()),
             Action::SeeOffOld => self.with_old(|old| old.identity().see_off()),
             Action::Promote => {
-                failpoint::hit("succession.stepped-back");
+                failpoint::hit("handoff.drained");
                 return Some(Event::Promoted(handoff.agents.slots.promote(successor, self.old.as_ref())));
             }
             Action::Succeed => {
@@ -255,7 +255,7 @@ impl Running<'_> {
     }
 
     fn adopt(&mut self) -> Event {
-        failpoint::hit("succession.succeeded");
+        failpoint::hit("handoff.succeeded");
         let spare = self.drained.as_ref();
         let Given { taken, refused } = self.handoff.adopter.hand_all_over(self.successor, spare);
         self.taken = taken;
