@@ -379,6 +379,11 @@ impl Parameters {
         limit(value, Duration::from_secs(1), Duration::from_secs(3600))
     }
 
+    /// The text of a source that was parsed beside these parameters.
+    pub fn shown(&self, source: &SourceUrl) -> String {
+        self.later.shown(source.to_string())
+    }
+
     /// What differs from the default: name and value as [`Parameters::parse`] reads them, each value in the one spelling
     /// that it always has, for the identity of mounts hangs on it.
     pub(crate) fn chosen(&self) -> Vec<(&'static str, String)> {

@@ -79,7 +79,7 @@ impl From<&VolumeSpec> for WireSpec {
             spec.parameters.chosen().into_iter().partition(|(name, _)| is_hint(name));
         Self {
             id: spec.id.clone(),
-            source: spec.parameters.later.shown(spec.source.to_string()),
+            source: spec.parameters.shown(&spec.source),
             parameters: parameters.into_iter().map(named).collect(),
             hints: hints.into_iter().map(named).collect(),
         }

@@ -72,16 +72,14 @@ impl Holder {
             }
         };
         let held = parts(publish, target, (connection, source), credentials, agent, device);
-        let mount = self.lifecycle.table.insert(Mount::new(Parts {
-            control,
-            limit: request_timeout(&*self.lifecycle.kernel),
-            ..held
-        }));
-        failpoint::hit("broker.noted");
+        let mount = Mount::new(Parts { control, limit: request_timeout(&*self.lifecycle.kernel), ..held });
         mount.keep_prepared(inflight, resume);
         failpoint::hit("broker.prepared");
         backing.into_iter().for_each(|id| mount.record_backing(id));
+        // Before it is in the table: a publish takes one there that nobody prepares for one that failed, and ends it.
         mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
+        let mount = self.lifecycle.table.insert(mount);
+        failpoint::hit("broker.noted");
         // It ended between our look and our note. From our note on an unpublish finds it in the table, and
         // the watcher of ended connections finds it, too.
         let ended = || mount.device().is_none_or(|device| self.lifecycle.kernel.has_ended(device.as_fd()));
@@ -121,9 +119,10 @@ impl Holder {
             return;
         }
         let held = parts(publish, target, (connection, source), credentials, agent, device);
-        let mount = self.lifecycle.table.insert(Mount::new(held));
+        let mount = Mount::new(held);
         mount.end_of_others("another process has ended its connection while there was no broker", |_| true);
         mount.release();
+        let mount = self.lifecycle.table.insert(mount);
         self.targets.add(mount.target.path(), Recipe::of(&mount.order()));
         self.lifecycle.tell_of_ends(&[mount]);
     }

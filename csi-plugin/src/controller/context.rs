@@ -85,7 +85,7 @@ impl Inner {
             };
             context.insert(name.to_owned(), filled);
         }
-        context.insert("source".into(), source.to_string());
+        context.insert("source".into(), parsed.shown(&source));
         // A value may fit into a path and still not into a URL ('#', '?'): find that out here, not on a node.
         match Parameters::parse(&context, &TemplateValues::default()) {
             Ok(again) if again == (source, parsed) => {}

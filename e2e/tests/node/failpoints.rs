@@ -36,7 +36,7 @@ pub(crate) const AGENT_STEPS: &[&str] = &[
     "agent.worker-serving",
     "agent.adopted",
 ];
-const BROKER_STEPS: &[&str] = &["broker.hold", "broker.noted", "broker.prepared", "broker.held"];
+const BROKER_STEPS: &[&str] = &["broker.hold", "broker.prepared", "broker.noted", "broker.held"];
 
 /// Of a volume that is published; and who dies there.
 const PUBLISH_STEPS: &[(&str, Who)] = &[
@@ -189,6 +189,34 @@ fn brokers_that_die_while_they_take_mounts_back_are_not_noticed() -> Result<()> 
         node.options().failpoints.plugin = None;
         node.start_plugin()?;
         node.wait_whole(PATIENCE).context(*step)?;
+    }
+    finish(node, running)
+}
+
+/// Kubelet repeats its publishes while a new broker is being shown the mounts.
+#[test]
+fn a_publish_while_a_broker_takes_a_mount_back_is_not_noticed() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let volume = node.create("v", "set", &[("profile", "large")])?;
+    let mounted = node.publish(&volume, "pod")?;
+    let pod = node.pod(&mounted)?;
+    let running = vec![pod.oracle(&tree, &["--alarm"])?];
+    let mounts = |node: &Node| -> Result<Vec<String>> {
+        Ok(node.agent().volumes()?.into_iter().map(|volume| volume.mount).collect())
+    };
+    let before = mounts(&node)?;
+    for step in BROKER_STEPS {
+        let go_on = node.places().root().join(format!("{step}.go-on"));
+        node.kill_plugin()?;
+        node.options().failpoints.plugin = Some(format!("{step}=until:{}", go_on.display()).leak());
+        node.start_plugin()?;
+        node.options().failpoints.plugin = None;
+        let waits = format!("failpoint: waits at {step}");
+        ensure!(wait_until(PATIENCE, || says(&node, "csi-plugin", &waits) == 1), "{step}: nobody waits there");
+        node.publish(&volume, "pod").context(*step)?;
+        std::fs::write(&go_on, "")?;
+        node.wait_whole(PATIENCE).context(*step)?;
+        ensure!(mounts(&node)? == before, "{step}: it was mounted anew");
     }
     finish(node, running)
 }
