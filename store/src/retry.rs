@@ -51,6 +51,7 @@ impl Fault {
 pub(crate) struct Request<'a> {
     /// As messages name it.
     pub(crate) what: &'a str,
+    pub(crate) endpoint: &'a str,
     pub(crate) op: &'static str,
     pub(crate) place: &'a Place,
     pub(crate) lane: Lane,
@@ -111,7 +112,9 @@ impl Attempts {
             let mut slot = self.enter(request).await?;
             let meter = Meter::start(request.observer, request.op);
             let answer = attempt(self.patience(request.stall_timeout));
-            let late = || Err(Fault::Fail(self.exhausted(request.what, "the store did not answer")));
+            // Why the attempts before it failed says more than that this one was cut off.
+            let last = || self.last.clone().unwrap_or_else(|| format!("{} did not answer", request.endpoint));
+            let late = || Err(Fault::Fail(self.exhausted(request.what, last())));
             let answer = tokio::select! {
                 answer = self.question.in_time(answer) => answer.unwrap_or_else(late),
                 () = slot.displaced() => Err(Fault::displaced()),

@@ -212,7 +212,10 @@ fn a_publish_while_a_broker_takes_a_mount_back_is_not_noticed() -> Result<()> {
         node.start_plugin()?;
         node.options().failpoints.plugin = None;
         let waits = format!("failpoint: waits at {step}");
-        ensure!(wait_until(PATIENCE, || says(&node, "csi-plugin", &waits) == 1), "{step}: nobody waits there");
+        ensure!(
+            wait_until(PATIENCE, || says(&node, "csi-plugin", &waits) == 1),
+            "{step}: nobody waits there"
+        );
         node.publish(&volume, "pod").context(*step)?;
         std::fs::write(&go_on, "")?;
         node.wait_whole(PATIENCE).context(*step)?;

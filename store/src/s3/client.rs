@@ -97,7 +97,8 @@ impl Client {
     /// What all attempts of one request have in common.
     pub(super) fn request<'a>(&'a self, op: &'static str, lane: Lane, what: &'a str) -> retry::Request<'a> {
         let stall_timeout = self.limits.config().stall_timeout;
-        retry::Request { what, op, place: &self.place, lane, observer: &self.observer, stall_timeout }
+        let (endpoint, place) = (&*self.endpoint, &self.place);
+        retry::Request { what, endpoint, op, place, lane, observer: &self.observer, stall_timeout }
     }
 
     /// A key as messages name it.
@@ -226,7 +227,14 @@ impl Client {
         *request.headers_mut() = parts.headers;
 
         let response = match timeout(patience, self.http.execute(request)).await {
-            Err(_) => return Err(stalled(patience)),
+            // Not even its name server may have answered.
+            Err(_) => {
+                let (endpoint, seconds) = (&self.endpoint, patience.as_secs_f64());
+                let why = format!(
+                    "{endpoint} sent nothing for {seconds:.1} s; check 'endpoint', and the network of this node"
+                );
+                return Err(Fault::retry(RetryCause::Stalled, why));
+            }
             Ok(Err(e)) => return Err(self.unreachable(what, e)),
             Ok(Ok(response)) => response,
         };

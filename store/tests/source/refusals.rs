@@ -113,6 +113,13 @@ async fn an_endpoint_that_is_down_or_unknown_or_speaks_no_tls_says_so() {
         "{text}"
     );
 
+    // As where a name server does not answer.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    spec.parameters.endpoint = Some(format!("http://{address}").parse().unwrap());
+    let (error, text) = refused(&spec, &good).await;
+    assert!(matches!(error, StoreError::Unavailable { .. }) && text.contains(&address), "{text}");
+
     // The bucket becomes part of a host's name, which an address has none of.
     spec.parameters.addressing = volume::Addressing::Virtual;
     spec.parameters.endpoint = Some(format!("http://{}", server.address()).parse().unwrap());
