@@ -462,6 +462,45 @@ async fn nothing_is_handed_over_before_the_broker_knows_every_mount() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_handed_over_while_a_publish_is_under_way() {
+    let driver = Driver::start().await;
+    let socket = driver.dir.path().join("broker.sock");
+    let old = Agent::introduce(&socket, hello()).unwrap();
+    let started = Arc::new(AtomicBool::new(false));
+    let (has_started, (send, drains)) = (started.clone(), mpsc::channel());
+    old.behave(move |request, fds| match request {
+        AgentRequest::Start { .. } => None,
+        AgentRequest::Publish(publish) if publish.spec.volume.id.as_str() == "w" => {
+            Some(Err(Refusal::new(RefusalKind::Unavailable, "not now")))
+        }
+        AgentRequest::Drain => {
+            send.send(has_started.load(Ordering::SeqCst)).unwrap();
+            obliging(request, fds)
+        }
+        _ => obliging(request, fds),
+    });
+    let (mut node, request) = (driver.node(), driver.publish("v", "a"));
+    let publishing = tokio::spawn(async move { node.node_publish_volume(request).await });
+    until("it is about to be served", || old.saw("Start") == 1).await;
+
+    let next = Agent::introduce(&socket, Hello { successor: true, life: 2, ..hello() }).unwrap();
+    let mut refused = 0;
+    // More than once: the broker has the time for what it must not do.
+    while refused < 20 {
+        let status = driver.node().node_publish_volume(driver.publish("w", "b")).await.unwrap_err();
+        refused += usize::from(status.message().contains("taking over"));
+        assert!(!publishing.is_finished(), "{status}");
+    }
+    assert!(drains.try_recv().is_err(), "it was asked to drain");
+    started.store(true, Ordering::SeqCst);
+    old.answer_late();
+    publishing.await.unwrap().unwrap();
+    until("the new one has taken over", || next.saw("Adopt") == 1).await;
+    assert_eq!(drains.recv_timeout(LIMIT), Ok(true));
+    let _ = driver.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn passthrough_ids_beyond_what_a_message_can_carry_are_refused_and_all_of_them_reach_the_next_agent() {
     let driver = Driver::start().await;
     let agent = driver.agent();
