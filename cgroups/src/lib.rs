@@ -201,6 +201,14 @@ pub fn remove(group: &Path) -> io::Result<()> {
     }
 }
 
+/// Whether no process lives in a group, as far as can be seen.
+pub fn is_empty(group: &Path) -> bool {
+    match fs::read(group.join("cgroup.procs")) {
+        Ok(pids) => pids.is_empty(),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
+}
+
 /// `id parent major:minor root mount_point options [optional…] - fs_type source super_options`
 fn parse_mount(line: &[u8]) -> Option<Cgroups> {
     let mut fields = line.split(|b| *b == b' ');

@@ -21,6 +21,8 @@ struct Inner {
     bases: HashMap<AgentIdentity, PathBuf>,
     /// Could not be removed yet: the disk that a killed worker waits for keeps its process.
     left: BTreeSet<PathBuf>,
+    /// No process lived in them at the last sweep: just made, about to be released, or forgotten by their agent.
+    empty: BTreeSet<PathBuf>,
 }
 
 impl Groups {
@@ -75,7 +77,14 @@ impl Groups {
 }
 
 impl Inner {
+    /// An agent that waits no longer for its answer never learns that its worker has a group, and one whose broker starts
+    /// anew gives none back. So a group that is empty at two looks is removed; by then a living agent has asked for the
+    /// deaths that are counted in it.
     fn sweep(&mut self) {
+        let all = self.bases.values().flat_map(|base| Cgroups::workers_below(base));
+        let empty: BTreeSet<_> = all.filter(|group| cgroups::is_empty(group)).collect();
+        self.left.extend(empty.intersection(&self.empty).cloned());
+        self.empty = empty;
         self.left.retain(|group| cgroups::remove(group).is_err());
     }
 }
@@ -113,6 +122,27 @@ mod tests {
         std::fs::remove_dir(stuck.join("process"))?;
         groups.sweep();
         assert!(groups.left.is_empty() && !stuck.exists());
+        Ok(())
+    }
+
+    #[test]
+    fn a_group_that_its_agent_never_learnt_of_is_removed_once_it_is_empty_twice() -> std::io::Result<()> {
+        let base = tempfile::tempdir()?;
+        let group = base.path().join("millpond-worker-7");
+        std::fs::create_dir(&group)?;
+        std::fs::write(group.join("cgroup.procs"), "7\n")?;
+        let agent = AgentIdentity { pid: 1, started: None, life: 0 };
+        let mut groups = Inner { bases: [(agent, base.path().to_owned())].into(), ..Inner::default() };
+        groups.sweep();
+        groups.sweep();
+        assert!(groups.empty.is_empty() && groups.left.is_empty(), "its worker lives");
+        std::fs::remove_file(group.join("cgroup.procs"))?;
+        groups.sweep();
+        assert!(group.exists(), "its agent may be about to ask what is counted in it");
+        groups.sweep();
+        assert!(!group.exists() && groups.left.is_empty());
+        groups.sweep();
+        assert!(groups.empty.is_empty());
         Ok(())
     }
 }

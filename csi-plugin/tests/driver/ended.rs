@@ -5,6 +5,7 @@ use crate::common::api::Api;
 use crate::common::{Agent, Driver, LIMIT, Setup, context, hello, obliging, source_away, until, waiting};
 use link::broker::{AgentRequest, BrokerAnswer, BrokerRequest, Hello, Hold, Publish, Report, Resume};
 use link::worker::Mode;
+use link::{Refusal, RefusalKind};
 use mounts::{FUSE_TYPE, FakeState, stack_at};
 use proto::csi::v1::{NodeGetVolumeStatsRequest, NodePublishVolumeRequest, VolumeCondition};
 use std::os::fd::{AsFd, OwnedFd};
@@ -232,6 +233,27 @@ async fn a_republish_of_what_lives_in_a_container_only_gives_the_container_the_n
     driver.node().node_publish_volume(published(&driver)).await.unwrap();
     until_anew(&driver, old).await;
     assert!(driver.kernel.state().aborted.contains(&old) && agent.saw("Publish") == 2);
+    let _ = driver.stop().await;
+}
+
+/// The container goes on reading what it has until there is another one for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_lives_in_a_container_only_is_not_ended_by_a_republish_that_fails() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    driver.node().node_publish_volume(published(&driver)).await.unwrap();
+    let old = in_a_container(&driver);
+    driver.kernel.state().unmount_top(&driver.target("a"));
+    agent.behave(|request, fds| match request {
+        AgentRequest::Publish(_) => Some(Err(Refusal::new(RefusalKind::Unavailable, "no worker comes up"))),
+        _ => obliging(request, fds),
+    });
+    let status = driver.node().node_publish_volume(published(&driver)).await.unwrap_err();
+    assert_eq!(status.message(), "no worker comes up");
+    assert!(!driver.kernel.state().aborted.contains(&old), "its readers get ENOTCONN");
+    agent.behave(obliging);
+    driver.node().node_publish_volume(published(&driver)).await.unwrap();
+    until_anew(&driver, old).await;
     let _ = driver.stop().await;
 }
 

@@ -187,10 +187,13 @@ pub fn run(node: &mut Node, time: Duration) -> Result<AwayReport> {
             let refused = fs::metadata(&file).err().and_then(|e| e.raw_os_error());
             ensure!(refused == Some(libc::EIO), "{how:?}: strict gave {refused:?}, not EIO");
             for volume in &volumes {
-                let stale = node.agent().volumes()?.into_iter();
-                let stale =
-                    stale.filter(|v| v.volume_id == volume.mounted.id && v.stale_since_ms > 0).count();
-                ensure!(stale == 1, "{how:?}: no word of {:?} being stale", volume.mounted);
+                // Its names run out, and a question of each must have waited for the store.
+                ensure!(
+                    wait_until(PATIENCE, || is_stale(node, volume)),
+                    "{how:?}: no word of {:?} being stale: {:?}",
+                    volume.mounted,
+                    node.agent().volumes()
+                );
                 let shown = read(volume, CHANGED).with_context(|| format!("{how:?}"))?;
                 ensure!(shown == old, "{how:?}: {shown:?}");
                 let absent = fs::metadata(volume.path(&format!("{ADDED}{number}")));
@@ -238,6 +241,11 @@ pub fn run(node: &mut Node, time: Duration) -> Result<AwayReport> {
     }
     node.unpublish(&strict)?;
     Ok(AwayReport { time, outages })
+}
+
+fn is_stale(node: &Node, volume: &Volume) -> bool {
+    let known = node.agent().volumes().unwrap_or_default();
+    known.iter().any(|v| v.volume_id == volume.mounted.id && v.stale_since_ms > 0)
 }
 
 /// How long after `from` this holds. A thread of its own: a call may wait for the store.

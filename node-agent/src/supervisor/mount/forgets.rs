@@ -66,6 +66,20 @@ mod tests {
     }
 
     #[test]
+    fn a_successor_is_told_of_no_file_that_only_its_predecessor_knew() {
+        let (agent, predecessor) = Packet::pair().unwrap();
+        let forgets = Forgets::default();
+        (0..5000).for_each(|file| forgets.send(file, &agent));
+        drop(predecessor);
+        forgets.clear();
+        let (agent, successor) = Packet::pair().unwrap();
+        forgets.send(7000, &agent);
+        forgets.flush(&agent);
+        let (first, _) = recv(&successor, &mut vec![0; MAX_MESSAGE]).unwrap();
+        assert!(matches!(first, ToWorker::Forget { file: 7000 }), "{first:?}");
+    }
+
+    #[test]
     fn a_worker_that_reads_nothing_takes_no_more_than_its_room() {
         let (agent, _worker) = Packet::pair().unwrap();
         let forgets = Forgets::default();

@@ -116,6 +116,46 @@ async fn workers_forget_every_file_of_a_disk_that_hangs_though_the_store_of_name
     assert!(scope.disk_fails(files[0].root()));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_open_whole_files_of_a_disk_by_themselves_while_it_works() {
+    let source = Scripted::new(0);
+    source.resize(3);
+    let scope = source.scope();
+    let file = whole(&scope).await;
+    let ino = scope.names.resolve(b"f").unwrap().unwrap();
+    let cached = || scope.names.last_attributes(ino).unwrap().unwrap().cached;
+    scope.disk(file.root(), true);
+    assert_eq!(cached().map(|cached| (cached.root, cached.file)), Some((file.root(), file.id())));
+    assert_eq!((scope.disk(file.root() + 1, false), cached().is_some()), (Vec::new(), true), "another disk");
+    scope.disk(file.root(), false);
+    assert_eq!(cached(), None);
+    // Of a version of which nothing has arrived yet.
+    source.resize(5);
+    scope.head(ROOT, b"f").await.unwrap();
+    let Lookup::Found { attributes, .. } = scope.names.lookup(ROOT, b"f").unwrap() else { panic!("no file") };
+    let partial = scope.current(&attributes, ReadOptions::default()).unwrap();
+    assert!(scope.disk(partial.root(), true).contains(&partial.id()) && !partial.is_whole());
+    assert_eq!(cached(), None, "its worker would read holes");
+}
+
+#[tokio::test]
+async fn attributes_are_asked_for_when_they_are_out_of_date_or_must_be_sure() {
+    let source = Scripted::new(0);
+    source.resize(3);
+    let scope = source.scope();
+    scope.head(ROOT, b"f").await.unwrap();
+    let ino = scope.names.resolve(b"f").unwrap().unwrap();
+    let size = || scope.names.last_attributes(ino).unwrap().unwrap().size;
+    source.resize(5);
+    scope.attributes(ino, TTL, false).await.unwrap();
+    assert_eq!(size(), 3, "fresh enough");
+    scope.attributes(ino, TTL, true).await.unwrap();
+    assert_eq!(size(), 5, "fresh, and its file was seen to have changed");
+    source.resize(7);
+    scope.attributes(ino, Freshness::Strict, false).await.unwrap();
+    assert_eq!(size(), 7);
+}
+
 #[test]
 fn of_directories_without_end_only_so_many_are_counted() {
     let mut listed = std::collections::HashMap::new();
