@@ -193,6 +193,28 @@ fn brokers_that_die_while_they_take_mounts_back_are_not_noticed() -> Result<()> 
     finish(node, running)
 }
 
+/// As on a node whose disk hangs just as csi-plugin starts.
+#[test]
+fn a_broker_that_had_no_time_for_its_mounts_is_shown_them_again() -> Result<()> {
+    let (mut node, tree) = node_with("set")?;
+    let mut pods = Vec::new();
+    for volume in ["a", "b", "c"] {
+        let mounted = node.volume(volume, "set", &[("profile", "large")])?;
+        pods.push(node.pod(&mounted)?);
+    }
+    let running = pods.iter().map(|p| p.oracle(&tree, &["--alarm"])).collect::<Result<Vec<_>>>()?;
+    let go_on = node.places().root().join("go-on");
+    node.kill_plugin()?;
+    node.options().failpoints.plugin = Some(format!("broker.hold=until:{}", go_on.display()).leak());
+    node.start_plugin()?;
+    node.options().failpoints.plugin = None;
+    let refused = || says(&node, "node-agent", "the broker has no time to take every mount back") == 1;
+    ensure!(wait_until(PATIENCE, refused), "the agent waits for ever for a broker that stands still");
+    std::fs::write(&go_on, "")?;
+    node.wait_whole(PATIENCE)?;
+    finish(node, running)
+}
+
 /// Kubelet repeats its publishes while a new broker is being shown the mounts.
 #[test]
 fn a_publish_while_a_broker_takes_a_mount_back_is_not_noticed() -> Result<()> {

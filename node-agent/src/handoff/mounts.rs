@@ -11,6 +11,7 @@ use link::{Refusal, RefusalKind};
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use volume::ScopeId;
 
@@ -19,6 +20,9 @@ const SERVING_LIMIT: Duration = budget::ADOPTED.time;
 /// How long an agent that was asked to stop waits for a broker that holds its mounts. The pod's grace period is longer.
 const LEAVE_LIMIT: Duration = budget::AGENT_LEAVES.time;
 const LEAVE_POLL: Duration = Duration::from_millis(20);
+/// Before a mount is shown again to a broker that had no time for it; later ones wait longer.
+const SHOW_PAUSE: Duration = Duration::from_millis(250);
+const SHOW_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 impl Volumes {
     /// Serves a mount whose agent is gone. Needs nothing of the source: what is cached must be readable at once.
@@ -101,9 +105,37 @@ impl Volumes {
         self.mounts().iter().filter(|m| m.is_live()).map(|m| m.id).collect()
     }
 
-    /// Shows every mount to a broker that may be new. `away`: when the one before was lost.
+    /// Shows every mount to a broker that may be new. `away`: when the one before was lost. Returns when each was shown
+    /// once; those for which the broker had no time are shown again until it has, or its connection ends.
     pub(crate) async fn show_to_broker(self: Arc<Self>, away: Option<Instant>) {
-        for mount in self.mounts().into_iter().filter(|m| m.is_live()) {
+        let turn = self.shows.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut left = self.show(self.holding(), away).await;
+        if left.is_empty() || !self.context.privileged.connected() {
+            return;
+        }
+        tracing::warn!(
+            mounts = left.len(),
+            "the broker has no time to take every mount back: they are shown again"
+        );
+        let (me, mut pause) = (self.clone(), SHOW_PAUSE);
+        self.context.runtime.spawn(async move {
+            while !left.is_empty() {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(SHOW_PAUSE_MAX);
+                // With the next connection all are shown anew.
+                if me.shows.load(Ordering::SeqCst) != turn || !me.context.privileged.connected() {
+                    return;
+                }
+                left = me.show(left, away).await;
+            }
+            tracing::info!("the broker has been shown every mount");
+        });
+    }
+
+    /// Returns those for which the broker had no time.
+    async fn show(&self, mounts: Vec<MountId>, away: Option<Instant>) -> Vec<MountId> {
+        let mut left = Vec::new();
+        for mount in mounts.into_iter().filter_map(|id| self.get(id).ok()).filter(|mount| mount.is_live()) {
             supervisor::confine(&mount, &self.context);
             let shown = async {
                 let fds = vec![mount.device()?, mount.shared()?];
@@ -115,6 +147,10 @@ impl Volumes {
                         supervisor::prove_held(&mount, &self.context, away.elapsed());
                     }
                 }
+                Ok(Err(refusal)) if refusal.kind == RefusalKind::Unavailable => {
+                    tracing::debug!(mount = %mount.id, volume = %mount.spec.id, %refusal, "the broker does not take this mount back yet");
+                    left.push(mount.id);
+                }
                 Ok(Err(refusal)) => {
                     tracing::warn!(mount = %mount.id, volume = %mount.spec.id, %refusal, "the broker does not take this mount back");
                 }
@@ -123,6 +159,7 @@ impl Volumes {
                 }
             }
         }
+        left
     }
 
     /// Is every mount where a successor gets it from?

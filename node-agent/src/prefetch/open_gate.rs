@@ -115,6 +115,8 @@ fn note(opened: &mut Vec<(MountId, Instant)>, mount: MountId, now: Instant) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Judgement {
     Wait,
+    /// Wait, and fetch what nobody has asked for yet.
+    Fetch,
     /// Now, whatever else: it is whole, or time is up.
     Go,
     /// It was not worth waiting.
@@ -135,16 +137,17 @@ fn judge(now: &Progress, waited: Duration, seen: &mut Option<Seen>) -> Judgement
         }
         if now.fetching && now.in_sequence >= IN_SEQUENCE {
             *seen = Some((waited, now.present));
+            return Judgement::Fetch;
         }
         return Judgement::Wait;
     };
     if waited < KNOWN {
-        return Judgement::Wait;
+        return Judgement::Fetch;
     }
     let hope = if waited < SURE { 2.0 } else { 1.0 };
     let rate = now.present.saturating_sub(before) as f64 / (waited - since).as_secs_f64();
     let needed = now.size.saturating_sub(now.present) as f64 / rate.max(1.0);
-    if needed <= hope * (LIMIT - waited).as_secs_f64() { Judgement::Wait } else { Judgement::InVain }
+    if needed <= hope * (LIMIT - waited).as_secs_f64() { Judgement::Fetch } else { Judgement::InVain }
 }
 
 impl OpenGate {
@@ -168,13 +171,15 @@ impl OpenGate {
         loop {
             let (now, waited) = (file.progress(), begun.elapsed());
             let judgement = judge(&now, waited, &mut seen);
-            if judgement != Judgement::Wait {
+            if matches!(judgement, Judgement::Go | Judgement::InVain) {
                 tracing::debug!(mount = %mount.id, file = file.id(), ?judgement, ?waited, ?now, "an open that waited");
             }
             match judgement {
                 Judgement::Go if now.whole && waited < LIMIT && !noted() => {}
                 Judgement::Go | Judgement::InVain => break,
-                Judgement::Wait if seen.is_some() && all.is_none() => all = Some(file.prefetch_all()),
+                Judgement::Fetch => {
+                    all.get_or_insert_with(|| file.prefetch_all());
+                }
                 Judgement::Wait => {}
             }
             tokio::time::sleep(LOOK).await;
@@ -205,7 +210,7 @@ mod tests {
     fn a_file_that_arrives_fast_is_waited_for_until_it_is_whole() {
         let mut seen = None;
         for t in (0..2000).step_by(10) {
-            assert_eq!(judge(&at(t * GIB / 1000), ms(t), &mut seen), Judgement::Wait, "at {t} ms");
+            assert_eq!(judge(&at(t * GIB / 1000), ms(t), &mut seen), Judgement::Fetch, "at {t} ms");
         }
         let whole = Progress { whole: true, fetching: false, ..at(2 * GIB) };
         assert_eq!(judge(&whole, ms(2000), &mut seen), Judgement::Go);
@@ -215,12 +220,16 @@ mod tests {
     fn one_that_would_take_too_long_is_given_up_as_soon_as_that_is_known() {
         let mut seen = None;
         let slow = |t: u64, per_s: u64| at(t * per_s / 1000);
-        assert_eq!(judge(&slow(0, GIB / 20), ms(0), &mut seen), Judgement::Wait);
-        assert_eq!(judge(&slow(290, GIB / 20), ms(290), &mut seen), Judgement::Wait);
+        assert_eq!(judge(&slow(0, GIB / 20), ms(0), &mut seen), Judgement::Fetch);
+        assert_eq!(judge(&slow(290, GIB / 20), ms(290), &mut seen), Judgement::Fetch);
         assert_eq!(judge(&slow(300, GIB / 20), ms(300), &mut seen), Judgement::InVain, "40 s");
-        assert_eq!(judge(&slow(990, GIB / 4), ms(990), &mut seen), Judgement::Wait, "8 s, it may get faster");
+        assert_eq!(
+            judge(&slow(990, GIB / 4), ms(990), &mut seen),
+            Judgement::Fetch,
+            "8 s, it may get faster"
+        );
         assert_eq!(judge(&slow(1000, GIB / 4), ms(1000), &mut seen), Judgement::InVain, "it did not");
-        assert_eq!(judge(&slow(1000, GIB / 2), ms(1000), &mut seen), Judgement::Wait, "4 s");
+        assert_eq!(judge(&slow(1000, GIB / 2), ms(1000), &mut seen), Judgement::Fetch, "4 s");
     }
 
     #[test]
@@ -247,13 +256,14 @@ mod tests {
                     first.get_or_insert((waited, present));
                 }
                 // Twice the rate that was seen must bring the rest in time, or it is known that it does not.
-                if waited >= until_known && judgement == Judgement::Wait {
+                let waits = matches!(judgement, Judgement::Wait | Judgement::Fetch);
+                if waited >= until_known && waits {
                     let (since, before) = first.expect("a wait beyond that has a reader");
                     let rate = (present - before) as f64 / (waited - since).as_secs_f64();
                     let rest = (2 * GIB - present) as f64;
                     prop_assert!(rest <= 2.0 * rate * (promised - waited).as_secs_f64() + 1.0, "{waited:?}");
                 }
-                if judgement != Judgement::Wait {
+                if !waits {
                     return Ok(());
                 }
                 prop_assert!(waited < promised);

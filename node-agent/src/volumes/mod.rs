@@ -22,7 +22,7 @@ use scopes::Scopes;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -50,6 +50,8 @@ pub struct Volumes {
     drained: AtomicBool,
     /// While there is no broker.
     absence: Mutex<Option<Absence>>,
+    /// How many connections to a broker there were: each is shown the mounts.
+    pub(crate) shows: AtomicU64,
     /// Unused metadata stores are tidied up and removed.
     pub(crate) collecting: Arc<collect::Leave>,
     /// What concerns the agent as a whole.
@@ -78,6 +80,7 @@ impl Volumes {
             leaving: AtomicBool::new(false),
             drained: AtomicBool::new(false),
             absence: Mutex::default(),
+            shows: AtomicU64::new(0),
             collecting: Arc::default(),
             orders,
         })
@@ -311,7 +314,7 @@ impl Volumes {
         })
     }
 
-    fn get(&self, id: MountId) -> Result<Arc<Mount>, Refusal> {
+    pub(crate) fn get(&self, id: MountId) -> Result<Arc<Mount>, Refusal> {
         let absent = || Refusal::new(RefusalKind::NotFound, format!("mount {id} is not known to this agent"));
         self.mounts.get(id, |entry| entry.mount.clone()).ok_or_else(absent)
     }
