@@ -179,6 +179,20 @@ mod tests {
         scripted.sent() / SMALL_BYTES
     }
 
+    #[test]
+    fn what_readers_have_earned_is_forgotten_after_a_pause() {
+        let start = Instant::now();
+        let mut ledger = Ledger::new(start);
+        let mut owed = |misses: u32, at: Instant| {
+            let _begun = (0..misses).filter(|_| ledger.missed(at)).count();
+            ledger.running = false;
+            ledger.owed
+        };
+        assert_eq!(owed(PATIENCE, start), 0);
+        assert!(owed(1, start + FORGOTTEN) > 0, "the pause is not longer yet");
+        assert_eq!(owed(PATIENCE, start + 2 * FORGOTTEN + Duration::from_nanos(1)), 0);
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn what_is_owed_to_a_directory_is_fetched_and_no_more() {
         let scripted = Scripted::with_files(2, 200);
