@@ -100,6 +100,19 @@ pub(crate) enum Body {
     Whole,
 }
 
+impl Body {
+    /// Once nothing is missing, the body is whole; gives what was kept of its blocks. Under the lock that shows readers
+    /// the last block: one that waited for all of the file finds it whole.
+    pub(crate) fn complete(&mut self) -> Option<Box<Blocks>> {
+        let Self::Partial(blocks) = &*self else { return None };
+        if !blocks.is_whole() {
+            return None;
+        }
+        let Self::Partial(blocks) = std::mem::replace(self, Self::Whole) else { return None };
+        Some(blocks)
+    }
+}
+
 /// A reader that waits for blocks.
 pub(crate) struct Waiter {
     pub blocks: Range<u64>,

@@ -15,21 +15,11 @@ const COMPACT_AT: u64 = 10_000;
 impl File {
     /// The last block is there: from now on the file needs no bookkeeping. Called once, by the fetch that brought that
     /// block.
-    pub(crate) fn complete(&self, root: &Root) {
-        let blocks = {
-            let mut state = self.lock();
-            match std::mem::replace(&mut state.body, Body::Whole) {
-                Body::Partial(blocks) => blocks,
-                other => {
-                    state.body = other;
-                    return;
-                }
-            }
-        };
+    pub(crate) fn completed(&self, root: &Root, blocks: &Blocks) {
         if blocks.unsaved > 0 && !self.is_gone() {
             let saved = if self.is_large() {
                 let _one = lock_of_ours(&self.saving);
-                root.write_sidecar(self.key(), self.id(), &sidecar::encode(&self.image(&blocks)))
+                root.write_sidecar(self.key(), self.id(), &sidecar::encode(&self.image(blocks)))
             } else {
                 let record = Record {
                     id: self.id(),

@@ -172,7 +172,7 @@ impl File {
     }
 
     fn verified(&self, root: &Root, k: u64, sound: bool) {
-        let (woken, whole) = {
+        let (woken, completed) = {
             let mut state = self.lock();
             let Body::Partial(blocks) = &mut state.body else { return };
             if sound {
@@ -182,12 +182,12 @@ impl File {
                 // The sidecar must not promise it again.
                 blocks.unsaved += 1;
             }
-            let whole = blocks.is_whole();
-            (state.wake(&(k..k + 1), (!sound).then_some(&Woken::Look)), whole)
+            let completed = state.body.complete();
+            (state.wake(&(k..k + 1), (!sound).then_some(&Woken::Look)), completed)
         };
         send_all(woken);
-        if whole {
-            self.complete(root);
+        if let Some(blocks) = completed {
+            self.completed(root, &blocks);
         }
     }
 

@@ -106,19 +106,19 @@ impl File {
         let range = first..first + crcs.len() as u64;
         // Charged before anyone knows: the next file is placed by what this one took.
         let pressure = self.engine.charge(self.id(), root, bytes);
-        let (woken, whole) = {
+        let (woken, completed) = {
             let mut state = self.lock();
             let Body::Partial(blocks) = &mut state.body else { return };
             for (k, &crc) in range.clone().zip(crcs) {
                 blocks.written(k, crc);
             }
             blocks.unsaved += bytes;
-            let whole = blocks.is_whole();
-            (state.wake(&range, None), whole)
+            let completed = state.body.complete();
+            (state.wake(&range, None), completed)
         };
         send_all(woken);
-        if whole {
-            self.complete(root);
+        if let Some(blocks) = completed {
+            self.completed(root, &blocks);
         }
         self.engine.ease(root, pressure);
     }

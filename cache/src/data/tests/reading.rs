@@ -37,12 +37,42 @@ async fn a_small_file_is_one_request_however_it_is_read() {
     assert_eq!(get(&file, offset, 100).await.unwrap(), object.content(offset..offset + 100));
     check_all(&file, &object, 1000).await;
     assert_eq!((object.requests(), object.fetched()), (1, object.size));
-    until("the file is whole", || file.is_whole()).await;
+    assert!(file.is_whole());
     let Some(Event::Whole { file: id, root: 0, key }) = events.recv().await else { panic!("no Whole event") };
     assert_eq!((id, &*key), (file.id(), &**file.key()));
     let path = dir.path().join(scope(1).as_str()).join(file_name(id));
     assert_eq!(std::fs::read(path).unwrap(), object.content(0..object.size));
     assert!(file.descriptors().await.unwrap().presence.is_none());
+}
+
+/// Looks at a file in the moment in which a reader of it is woken.
+struct Looks {
+    file: Arc<File>,
+    woken: AtomicBool,
+    too_early: AtomicBool,
+}
+impl std::task::Wake for Looks {
+    fn wake(self: Arc<Self>) {
+        let progress = self.file.progress();
+        self.too_early.fetch_or(progress.present == progress.size && !progress.whole, SeqCst);
+        self.woken.store(true, SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn who_waits_for_all_of_a_file_is_woken_when_it_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (engine, _, _) = open(&config(vec![tier(&[dir.path()])]));
+    for (name, size) in [("small", 3), ("large", 3 * MIB)] {
+        let file = file(&engine, name, &Object::new(10, size));
+        let looks = Arc::new(Looks { file: file.clone(), woken: false.into(), too_early: false.into() });
+        let waker = std::task::Waker::from(looks.clone());
+        let mut reader = std::pin::pin!(file.read(0, size as u32));
+        while reader.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending() {
+            until("the reader is woken", || looks.woken.swap(false, SeqCst)).await;
+        }
+        assert!(file.is_whole() && !looks.too_early.load(SeqCst), "{name}");
+    }
 }
 
 #[tokio::test]
