@@ -28,7 +28,7 @@ use link::broker::{AgentAnswer, AgentRequest, Report};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -209,7 +209,7 @@ impl App {
             memory_budget: config.cache.memory.0,
             tiers: config.cache.tiers.iter().map(|t| (t.name.clone(), t.kind.name())).collect(),
         };
-        let listener = listen(&config.agent.api_socket)?;
+        let listener = listen(&config.agent.api_socket).await?;
         let service = proto::agent::v1::agent_server::AgentServer::new(api);
         let serving = tokio::spawn(async move {
             let incoming = UnixListenerStream::new(listener);
@@ -223,7 +223,11 @@ impl App {
         let metrics_address = match config.agent.metrics {
             None => None,
             Some(address) => {
-                let listener = tokio::net::TcpListener::bind(address)
+                let bound = || tokio::net::TcpListener::bind(address);
+                let is_free = |bound: &std::io::Result<_>| {
+                    !bound.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::AddrInUse)
+                };
+                let listener = once_free(bound, is_free)
                     .await
                     .with_context(|| format!("metrics address {address} cannot be bound"))?;
                 let bound = listener.local_addr()?;
@@ -388,13 +392,31 @@ fn gauges(
     })
 }
 
+/// What the agent before has closed may be open for a moment: in a child that it was starting, which executes its program
+/// next.
+const CLOSING: Duration = Duration::from_secs(2);
+const CLOSING_LOOK: Duration = Duration::from_millis(10);
+
+/// Tries again for [`CLOSING`], and gives what the last attempt gave.
+async fn once_free<T, F: Future<Output = T>>(attempt: impl Fn() -> F, is_free: impl Fn(&T) -> bool) -> T {
+    let end = Instant::now() + CLOSING;
+    loop {
+        let got = attempt().await;
+        if is_free(&got) || Instant::now() >= end {
+            return got;
+        }
+        tokio::time::sleep(CLOSING_LOOK).await;
+    }
+}
+
 /// A socket that only our user (and root) may use; a stale file of an earlier run is replaced.
-fn listen(path: &Path) -> Result<UnixListener> {
+async fn listen(path: &Path) -> Result<UnixListener> {
     use std::os::unix::fs::PermissionsExt;
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).with_context(|| format!("directory {}", dir.display()))?;
     }
-    if std::os::unix::net::UnixStream::connect(path).is_ok() {
+    let served = once_free(|| tokio::net::UnixStream::connect(path), std::io::Result::is_err).await;
+    if served.is_ok() {
         anyhow::bail!(
             "another agent serves {}: stop it first, or configure another api_socket",
             path.display()

@@ -31,6 +31,8 @@ mod state;
 pub mod supervisor;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 pub mod volumes;
 
 pub use app::App;

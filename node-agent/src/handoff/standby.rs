@@ -161,15 +161,15 @@ impl Standby {
         let metadata = self.config.cache.metadata_dir.join(scope.as_str());
         let assign = volumes::assign(&self.config, &spec, metadata, 0, resume.mode, 0);
         let (spawner, count) = (self.spawner.clone(), self.prepared.fetch_add(1, Ordering::SeqCst) + 1);
-        let rehearsed = tokio::task::spawn_blocking(move || {
-            supervisor::rehearse(&spawner, assign, device.as_fd(), shared.as_fd())?;
+        let tried = tokio::task::spawn_blocking(move || {
+            supervisor::dry_run(&spawner, assign, device.as_fd(), shared.as_fd())?;
             match spawner.expect(count, STANDBY_LIMIT) {
                 true => Ok(()),
                 false => Err(format!("{count} workers are not ready within {STANDBY_LIMIT:?}")),
             }
         });
-        let rehearsed = rehearsed.await.unwrap_or_else(|e| Err(e.to_string()));
-        rehearsed.map_err(|why| Refusal::new(RefusalKind::Conflict, why))
+        let tried = tried.await.unwrap_or_else(|e| Err(e.to_string()));
+        tried.map_err(|why| Refusal::new(RefusalKind::Conflict, why))
     }
 
     async fn succeed(&self) -> Result<(), Refusal> {

@@ -39,7 +39,7 @@ pub(super) fn introduce(
 
 /// Could a worker of this build take this connection up? One of them goes as far as it can without reading a request: it
 /// reads the metadata store, tests the device, and answers INIT, in shared memory of its own. Then it is killed.
-pub(crate) fn rehearse(
+pub(crate) fn dry_run(
     spawner: &Spawner,
     assign: Assign,
     device: BorrowedFd<'_>,

@@ -26,7 +26,7 @@ mod worker_loop;
 
 pub(crate) use confine::confine;
 pub(crate) use connection::Descriptors;
-pub(crate) use handshake::rehearse;
+pub(crate) use handshake::dry_run;
 pub(crate) use heal_probe::{note_renewal, prove_held};
 pub use machine::Phase;
 pub(crate) use mount::{Answer, Left, Mount, MountContext, MountState, Parts};

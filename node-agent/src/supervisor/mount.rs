@@ -455,7 +455,7 @@ impl Mount {
     }
 
     /// The worker that is here, unless it has a memory group.
-    pub(super) fn worker_without_group(&self) -> Option<u32> {
+    pub(crate) fn worker_without_group(&self) -> Option<u32> {
         self.lock().worker.as_ref().filter(|w| w.group.is_none()).map(|w| w.pid)
     }
 
