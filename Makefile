@@ -89,10 +89,10 @@ handovers: release ## ROUNDS=50 hand-overs between agents of two versions under 
 memory: release ## TIMES=20 workers that take more memory than they may.
 	scripts/long-run memory $(RELEASE)/node-suite memory --times $(TIMES)
 
-frozen: release ## TIME=60s in which the store does not answer: nobody is taken for hung.
+frozen: release ## TIME=60s in which the store does not answer: no process is taken for hung.
 	scripts/long-run frozen $(RELEASE)/node-suite frozen --time $(TIME)
 
-away: release ## The store is away for TIME=60s, twice, under warm epochs: no call fails, it is told once.
+away: release ## The store is away for TIME=60s, twice, under warm epochs: no call fails, it is reported once.
 	scripts/long-run away $(RELEASE)/node-suite away --time $(TIME)
 
 noisy: release ## Fifteen volumes beside five that mean harm (ROUNDS=5 SEED=): throughput, failed calls, memory.

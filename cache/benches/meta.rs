@@ -146,12 +146,12 @@ fn worker(dir: &Path) {
     let mut page = || {
         let mut room = 100;
         timed(|| {
-            let told = view.read_dir(ROOT, last, &mut |_, attributes| {
+            let listed = view.read_dir(ROOT, last, &mut |_, attributes| {
                 last = Some(attributes.ino);
                 room -= 1;
                 room > 0
             });
-            assert!(matches!(told, Ok(Some(()))));
+            assert!(matches!(listed, Ok(Some(()))));
         })
     };
     report("100 entries of readdir", (0..(names() / 100).min(10_000)).map(|_| page()));

@@ -139,7 +139,7 @@ impl Cgroups {
     pub fn base(&self, agent: u32) -> Result<PathBuf, CgroupError> {
         let file = PathBuf::from(format!("/proc/{agent}/cgroup"));
         let text = fs::read_to_string(&file).map_err(io_error("read", &file))?;
-        // The kernel shows who is about to end in the root group: looked at after the group was read.
+        // The kernel shows a process that is about to end in the root group: looked at after the group was read.
         if is_exiting(agent) {
             return Err(io_error("read", &file)(io::ErrorKind::NotFound.into()));
         }

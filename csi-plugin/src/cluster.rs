@@ -41,8 +41,8 @@ pub enum ClusterError {
 }
 
 impl Cluster {
-    /// By the address (tests, `kubectl proxy`), or as everybody does: KUBECONFIG, else from inside the cluster. Asks
-    /// nobody yet.
+    /// By the address (tests, `kubectl proxy`), or as every client does: KUBECONFIG, else from inside the cluster. Asks
+    /// no server yet.
     pub async fn configure(address: Option<&str>) -> anyhow::Result<Self> {
         let mut config = match address {
             Some(address) => Config::new(address.parse()?),

@@ -52,7 +52,7 @@ pub fn run_until_signal(config: Config, kernel: Arc<dyn Kernel>) -> anyhow::Resu
     Ok(())
 }
 
-/// Serves until `stop` resolves. Records and broker are opened before the socket, so that a caller who can connect
+/// Serves until `stop` resolves. Records and broker are opened before the socket, so that a caller that can connect
 /// can be served.
 pub fn run(
     config: Config,
@@ -142,16 +142,16 @@ async fn serve(
 /// stays, and serves. At a shutdown of the node kubelet's own, shorter limit applies.
 async fn wait_until_held(broker: &Arc<Broker>) {
     let end = tokio::time::Instant::now() + broker.config.handover_wait;
-    let mut told = false;
+    let mut logged = false;
     loop {
         let asked = broker.clone();
         let held = tokio::task::spawn_blocking(move || asked.may_go()).await.unwrap_or(false);
         if held {
             return;
         }
-        if !told {
+        if !logged {
             tracing::info!(limit = ?broker.config.handover_wait, "waiting for an agent that holds every mount");
-            told = true;
+            logged = true;
         }
         if tokio::time::Instant::now() >= end {
             tracing::error!("no agent holds the mounts: those that no process holds end with this one");

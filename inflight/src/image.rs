@@ -34,7 +34,7 @@ impl Operation for Create {
         b"intent".to_vec()
     }
     fn resolve(&mut self, _: &[u8]) -> Option<Outcome> {
-        panic!("nobody died")
+        panic!("no worker died")
     }
     fn execute(&mut self) -> Outcome {
         Outcome { errno: 17, body: b"outcome".to_vec() }

@@ -1,6 +1,6 @@
-//! How long one process waits for another. Who waits has more time than what it waits for may take, so that the one
-//! which knows the reason gives up first and can say it. Limits that depend on each other stand here, with the relation
-//! between them; a limit that concerns one process alone stands beside its use.
+//! How long one process waits for another. The one that waits has more time than what it waits for may take, so that
+//! the one which knows the reason gives up first and can say it. Limits that depend on each other stand here, with the
+//! relation between them; a limit that concerns one process alone stands beside its use.
 
 use std::time::Duration;
 

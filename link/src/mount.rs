@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use volume::{NotUnderstood, VolumeSpec, WireSpec};
 
-/// One mount, but for its secret and its descriptors. Who passes it on keeps all of it.
+/// One mount, but for its secret and its descriptors. A process that passes it on keeps all of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MountSpec {

@@ -67,8 +67,8 @@ pub(crate) fn has_ended(device: BorrowedFd<'_>) -> bool {
 
 /// The minor device number of its connection, where the kernel tells (`fuse_dev_show_fdinfo`).
 pub(crate) fn number(device: BorrowedFd<'_>) -> Option<u32> {
-    let told = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_raw_fd())).ok()?;
-    told.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?.trim().parse().ok()
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_raw_fd())).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?.trim().parse().ok()
 }
 
 /// Looks, and does not wait: a thread that waits at a device is woken by each of its requests, whatever it waits for

@@ -82,7 +82,7 @@ impl Fake {
 }
 
 impl FakeState {
-    /// Everybody who holds a connection is killed at once.
+    /// Every process that holds a connection is killed at once.
     pub fn kill_all_holders(&mut self) {
         let fuse = self.table.iter().filter(|e| e.fs_type == FUSE_TYPE);
         self.dead.extend(fuse.map(|e| e.minor));
@@ -102,8 +102,8 @@ impl FakeState {
     }
 
     fn has_ended(&self, minor: u32) -> bool {
-        let nobody_has_it = self.unmounted.contains(&minor) && !self.elsewhere.contains(&minor);
-        self.aborted.contains(&minor) || self.dead.contains(&minor) || nobody_has_it
+        let is_unheld = self.unmounted.contains(&minor) && !self.elsewhere.contains(&minor);
+        self.aborted.contains(&minor) || self.dead.contains(&minor) || is_unheld
     }
 
     fn push(&mut self, at: &Path, source: &MountSource) -> Connection {

@@ -108,7 +108,7 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
     fn backing_close(&self, device: BorrowedFd<'_>, id: u32) -> Result<(), KernelError>;
 
     /// The control of the connection of this device, which lives. `connection` is its number, as the mount table has
-    /// told the broker since the device was mounted.
+    /// shown it to the broker since the device was mounted.
     fn control(&self, connection: Connection, device: BorrowedFd<'_>) -> Result<Control, KernelError>;
     /// Unanswered requests.
     fn waiting(&self, control: &Control) -> Result<u64, KernelError>;

@@ -17,7 +17,7 @@ pub(crate) struct Shown {
 
 /// Which mount does this descriptor (of any file in it, `O_PATH` too) belong to?
 pub(crate) fn shown(file: impl AsFd) -> Result<Shown> {
-    // The kernel's own knowledge: without DONT_SYNC it would ask the worker, whom a dead mount does not have.
+    // The kernel's own knowledge: without DONT_SYNC it would ask the worker, which a dead mount does not have.
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = rustix::fs::statx(file, "", flags, StatxFlags::MNT_ID)?;
     let device = Connection { major: stat.stx_dev_major, minor: stat.stx_dev_minor };

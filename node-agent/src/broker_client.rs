@@ -86,7 +86,7 @@ impl Connection {
         lock(&self.waiting).clear();
     }
 
-    /// Waits for room without a thread: a broker that stands still reads nothing, and the runtime serves everybody.
+    /// Waits for room without a thread: a broker that stands still reads nothing, and the runtime serves all mounts.
     async fn send(&self, message: &FromAgent, fds: &[OwnedFd]) -> Result<(), PacketError> {
         loop {
             let mut room = self.socket.writable().await?;
@@ -108,8 +108,8 @@ impl Connection {
             return Err(unavailable("the mount broker stands still".into()));
         }
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let (tell, mut told) = oneshot::channel();
-        lock(&self.waiting).insert(id, Waiter::Asker(tell));
+        let (sender, mut receiver) = oneshot::channel();
+        lock(&self.waiting).insert(id, Waiter::Asker(sender));
         let begun = Instant::now();
         let message = FromAgent::Ask { id, body };
         match tokio::time::timeout(ANSWER_LIMIT, self.send(&message, &fds)).await {
@@ -125,7 +125,7 @@ impl Connection {
             }
         }
         drop(fds); // the broker has its own
-        match tokio::time::timeout_at((begun + ANSWER_LIMIT).into(), &mut told).await {
+        match tokio::time::timeout_at((begun + ANSWER_LIMIT).into(), &mut receiver).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(absent()),
             Err(_) => {
@@ -135,7 +135,7 @@ impl Connection {
                     (Some(_), Some(mount)) => drop(waiting.insert(id, Waiter::Gone(mount))),
                     (Some(_), None) => {}
                     // Answered just now, or the connection has ended.
-                    (None, _) => return told.try_recv().unwrap_or_else(|_| Err(absent())),
+                    (None, _) => return receiver.try_recv().unwrap_or_else(|_| Err(absent())),
                 }
                 Err(unavailable("the mount broker did not answer in time".into()))
             }
@@ -197,12 +197,12 @@ impl Broker {
     /// Connects, serves, reconnects; never returns. A thread of its own: it blocks on the socket.
     pub(crate) fn run(self: &Arc<Self>, path: PathBuf, server: Arc<dyn Serve>, runtime: Handle) {
         let mut pause = FIRST_PAUSE;
-        let mut told = false;
+        let mut logged = false;
         let mut longest;
         loop {
             match Packet::connect(&path) {
                 Ok(socket) => {
-                    told = false;
+                    logged = false;
                     longest = LONGEST_PAUSE;
                     let begun = Instant::now();
                     let was_successor = server.is_successor();
@@ -221,9 +221,9 @@ impl Broker {
                 }
                 Err(error) => {
                     longest = LONGEST_ABSENCE;
-                    if !told {
+                    if !logged {
                         tracing::warn!(path = %path.display(), %error, "mount broker not reachable, trying on");
-                        told = true;
+                        logged = true;
                     }
                 }
             }
@@ -348,10 +348,10 @@ impl crate::privileged::Privileged for Broker {
 mod tests {
     use super::*;
 
-    struct Nobody(std::sync::mpsc::Sender<()>);
+    struct ServesNothing(std::sync::mpsc::Sender<()>);
 
     #[async_trait::async_trait]
-    impl Serve for Nobody {
+    impl Serve for ServesNothing {
         async fn serve(
             &self,
             _: AgentRequest,
@@ -370,10 +370,10 @@ mod tests {
         let path = dir.join("broker.sock");
         let listener = Packet::listen(&path).unwrap();
         let broker = Broker::new();
-        let (tell, connected) = std::sync::mpsc::channel();
+        let (sender, connected) = std::sync::mpsc::channel();
         let (client, handle) = (broker.clone(), runtime.handle().clone());
         // Never returns: it ends with the test.
-        std::thread::spawn(move || client.run(path, Arc::new(Nobody(tell)), handle));
+        std::thread::spawn(move || client.run(path, Arc::new(ServesNothing(sender)), handle));
         let peer = Packet::accept(listener.as_fd()).unwrap();
         let mut buffer = vec![0; MAX_MESSAGE];
         let (hello, _) = recv::<FromAgent>(&peer, &mut buffer).unwrap();
@@ -419,9 +419,9 @@ mod tests {
                 runtime.spawn(async move { broker.ask_within(BrokerRequest::Beat, Vec::new()).await })
             })
             .collect();
-        let (tell, told) = std::sync::mpsc::channel();
-        runtime.spawn(async move { tell.send(()) });
-        told.recv_timeout(Duration::from_secs(20)).expect("the runtime is held up");
+        let (sender, receiver) = std::sync::mpsc::channel();
+        runtime.spawn(async move { sender.send(()) });
+        receiver.recv_timeout(Duration::from_secs(20)).expect("the runtime is held up");
         for answer in asking {
             let answer = runtime.block_on(answer).unwrap();
             assert!(matches!(answer, Err(Refusal { kind: RefusalKind::Unavailable, .. })), "{answer:?}");
@@ -429,7 +429,7 @@ mod tests {
         assert!(lock(&broker.current().unwrap().waiting).is_empty());
     }
 
-    /// Readers may wait for what is asked: who asks next is refused at once, until the broker says something.
+    /// Readers may wait for what is asked: the next question is refused at once, until the broker says something.
     #[test]
     fn a_broker_that_stands_still_is_waited_for_once() {
         let (dir, runtime) = (tempfile::tempdir().unwrap(), tokio::runtime::Runtime::new().unwrap());

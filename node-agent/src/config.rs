@@ -247,7 +247,7 @@ impl Cache {
 const HANG_LIMIT_MIN: Duration = budget::HANG_LIMIT_LEAST.time;
 const HANG_LIMIT_MAX: Duration = Duration::from_secs(600);
 
-/// Shorter, and a busy disk looks like one that hangs; longer, and those who read from it might as well hang.
+/// Shorter, and a busy disk looks like one that hangs; longer, and those that read from it might as well hang.
 const DISK_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 const DISK_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 

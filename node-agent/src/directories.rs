@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Between two looks. (Who makes them cannot tell us: it may not run yet.)
+/// Between two looks. (The plugin, which makes them, cannot tell us: it may not run yet.)
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// A disk that does not answer within that is asked again, and given its time, when the cache is opened: while an agent
 /// starts, calls wait. Memory has the whole time: it is not looked at again.
@@ -32,7 +32,7 @@ enum NotReady {
 pub(crate) async fn wait(config: &Config) -> Result<()> {
     let limit = config.agent.directories_wait.0;
     let begun = Instant::now();
-    let mut told = false;
+    let mut logged = false;
     let mut hanging = HashSet::new();
     loop {
         let mut looked = ready(config);
@@ -56,7 +56,7 @@ pub(crate) async fn wait(config: &Config) -> Result<()> {
             "{why}, and csi-plugin has not made it so within {limit:?}: is the csi-plugin of this node running, with --own-dir and --memory-tier for it and --agent-uid {}?",
             rustix::process::getuid().as_raw()
         );
-        if !std::mem::replace(&mut told, true) {
+        if !std::mem::replace(&mut logged, true) {
             tracing::info!(%why, "waiting for directories");
         }
         tokio::time::sleep(LOOK_EVERY).await;
@@ -76,17 +76,17 @@ async fn look_within(
     kind: TierKind,
 ) -> Vec<(PathBuf, Option<Result<(), NotReady>>)> {
     let looks = paths.into_iter().map(|path| async move {
-        let (tell, told) = tokio::sync::oneshot::channel();
+        let (sender, receiver) = tokio::sync::oneshot::channel();
         let at = path.clone();
         let thread = std::thread::Builder::new().name("look".into()).spawn(move || {
             let found = look(&at).and_then(|()| match kind == TierKind::Memory && !is_tmpfs(&at) {
                 true => Err(NotReady::NotInMemory(at)),
                 false => Ok(()),
             });
-            let _ = tell.send(found); // the waiter has gone
+            let _ = sender.send(found); // the waiter has gone
         });
         let found = match thread {
-            Ok(_) => tokio::time::timeout(limit, told).await.ok().and_then(Result::ok),
+            Ok(_) => tokio::time::timeout(limit, receiver).await.ok().and_then(Result::ok),
             Err(_) => None,
         };
         (path, found)

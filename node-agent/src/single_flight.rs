@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 type Run<T> = Shared<BoxFuture<'static, Result<T, Cause>>>;
 
-/// `T` is what a run yields; a failed run fails all who joined it, and the next caller starts anew.
+/// `T` is what a run yields; a failed run fails all that joined it, and the next caller starts anew.
 pub(crate) struct SingleFlight<K, T: Clone> {
     running: Arc<Mutex<HashMap<K, Run<T>>>>,
 }

@@ -118,7 +118,7 @@ impl Scripted {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), wait).await.expect("nobody asks for more");
+        tokio::time::timeout(Duration::from_secs(20), wait).await.expect("no question for more");
     }
 
     pub(crate) fn scope(self: &Arc<Self>) -> Arc<Scope> {
@@ -128,8 +128,8 @@ impl Scripted {
     pub(crate) fn scope_and_changes(self: &Arc<Self>) -> (Arc<Scope>, mpsc::UnboundedReceiver<Change>) {
         let dir = self.dir.path();
         let id = ScopeId::parse(&format!("{:032x}", Arc::as_ptr(self) as usize)).unwrap();
-        let (tell, told) = mpsc::unbounded_channel();
-        let health = Arc::new(Health::new(id.clone(), tell));
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let health = Arc::new(Health::new(id.clone(), sender));
         let patience = Duration::from_secs(60);
         let open = |access| -> Result<Arc<dyn Source>, StoreError> {
             let _ = self.access.set(access); // of its first scope
@@ -163,7 +163,7 @@ impl Scripted {
         let (engine, _) = Engine::open(config, Arc::new(()), tokio::runtime::Handle::current()).unwrap();
         let shown = "scripted".to_owned();
         let names = Arc::new(names.unwrap());
-        (Scope::new(id, shown, names, metadata, engine, asked, health, 1), told)
+        (Scope::new(id, shown, names, metadata, engine, asked, health, 1), receiver)
     }
 
     /// Does what it is to do instead of an answer. As every source does, it waits for a renewed token.
@@ -189,15 +189,15 @@ impl Scripted {
             .await
             .expect("we hold the sender");
         match now {
-            Does::Denies => Err(StoreError::Denied { what, why: "so it was told".into() }),
+            Does::Denies => Err(StoreError::Denied { what, why: "the test wants it so".into() }),
             Does::IsFull => Err(StoreError::Busy { what, waited: Duration::ZERO }),
-            Does::Expires => Err(StoreError::Expired { what, why: "so it was told".into() }),
+            Does::Expires => Err(StoreError::Expired { what, why: "the test wants it so".into() }),
             Does::Refuses => Err(StoreError::Unavailable {
                 what,
                 waited: Duration::ZERO,
                 queued: Duration::ZERO,
                 attempts: 1,
-                cause: "so it was told".into(),
+                cause: "the test wants it so".into(),
             }),
             _ => Ok(()),
         }

@@ -192,7 +192,7 @@ fn can_write_within(fd: BorrowedFd<'_>, limit: Duration) -> bool {
     nix::poll::ppoll(&mut [fd], Some(limit.into()), None) == Ok(1)
 }
 
-/// Once a process is being aborted, by whomever.
+/// Once a process is being aborted, from inside or outside.
 fn wait_for_last_words() {
     extern "C" fn aborted(_: c_int) {
         wait_for_what_is_said();
@@ -274,10 +274,10 @@ impl Log {
     /// The thread. Ends when the pipe's other end is closed: never, or with [`restore`].
     fn copy(&self, mut out: Box<dyn Write + Send>) {
         let mut buffer = vec![0; PIPE_BYTES];
-        let (mut told, mut midline) = (0, false);
+        let (mut reported, mut midline) = (0, false);
         loop {
             let _ = poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], None); // the read tells
-            // Before it is read: who sees an empty pipe must see this.
+            // Before it is read: a thread that sees an empty pipe must see this.
             self.writing.store(true, SeqCst);
             let text = match rustix::io::read(&self.pipe, &mut buffer) {
                 Ok(0) => return self.writing.store(false, SeqCst),
@@ -289,8 +289,8 @@ impl Log {
                 Ok(()) => {
                     midline = text.last().map_or(midline, |byte| *byte != b'\n');
                     let lost = lost();
-                    if lost != told && !midline && self.tell(&mut out, lost - told).is_ok() {
-                        told = lost;
+                    if lost != reported && !midline && self.tell(&mut out, lost - reported).is_ok() {
+                        reported = lost;
                     }
                 }
                 Err(_) => {

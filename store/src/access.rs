@@ -17,7 +17,7 @@ use volume::{Credentials, VolumeSpec};
 
 /// Longer than the volume's own `storeTimeout`: should the question end at that very moment, its error says more.
 const GRACE: Duration = Duration::from_secs(1);
-/// A token may be good again without a renewed secret (a clock was set right): one of all who wait asks, so often.
+/// A token may be good again without a renewed secret (a clock was set right): one of all that wait asks, so often.
 const AGAIN: Duration = Duration::from_secs(10);
 
 /// Hears that questions wait for a renewed secret.
@@ -28,10 +28,10 @@ pub trait ExpiryObserver: Send + Sync {
     fn works_again(&self);
 }
 
-/// Shared by all who ask one source.
+/// Shared by all that ask one source.
 pub struct Access {
     state: watch::Sender<State>,
-    /// Of those who wait for a renewed secret, the one who asks again without.
+    /// Of those that wait for a renewed secret, the one that asks again without.
     turn: Arc<Semaphore>,
     again: Duration,
     observer: Option<Box<dyn ExpiryObserver>>,
@@ -398,7 +398,7 @@ pub(crate) mod tests {
         let all = futures::future::join_all((0..WAITING).map(|_| ask(&access, wavering)));
         let all = tokio::time::timeout(LONG, all).await.expect("one asks again");
         assert!(all.into_iter().all(|answer| answer.unwrap().is_some()));
-        // Each asked, then one at a time, and in the end each of those who had not yet had an answer.
+        // Each asked, then one at a time, and in the end each of those that had not yet had an answer.
         assert_eq!(asked.load(Ordering::SeqCst), 50 + WAITING);
         assert_eq!(said.0.lock().unwrap().iter().filter(|waits| !**waits).count(), WAITING as usize);
     }

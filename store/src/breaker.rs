@@ -251,7 +251,7 @@ mod tests {
         let hung = [breaker.begin(now), breaker.begin(now)];
         assert!(!breaker.admits(now + PROBE_MAX / 2));
         let later = now + PROBE_MAX;
-        assert!(breaker.admits(later), "two that hang keep everybody out");
+        assert!(breaker.admits(later), "two that hang keep all others out");
         let next = breaker.begin(later);
         assert!(!breaker.admits(later), "one more, not as many as like");
         // Its answer counts as any other, and so do theirs, should they come after all.

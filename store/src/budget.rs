@@ -1,7 +1,7 @@
 //! How many retries a store is sent: a share of what it answers, and a few a second whatever it answers.
 //!
 //! A thousand requests that wait for one store would otherwise return to it a thousand times each, and a store that is
-//! about to recover would be kept down by those who wait for it. The numbers are those of finagle and linkerd. Theirs
+//! about to recover would be kept down by those that wait for it. The numbers are those of finagle and linkerd. Theirs
 //! (and tower's `TpsBudget`) fail a retry that is not covered; ours waits for its turn, for a reader's call may wait
 //! for `storeTimeout`, so the budget must tell when.
 

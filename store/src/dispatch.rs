@@ -6,7 +6,7 @@
 //! of these.
 //!
 //! **Two breakers.** No connection at all (refused, unreachable, unknown host) cannot be a tenant's doing: it counts
-//! for the endpoint, scheme, host and port, and so for all who use it. A connection without a proper answer (silence,
+//! for the endpoint, scheme, host and port, and so for all that use it. A connection without a proper answer (silence,
 //! 5xx) may be about this bucket or these keys, so it counts for this source at this endpoint: no tenant can make a
 //! store look away that answers others. 4xx is an answer.
 //!

@@ -82,7 +82,7 @@ impl Limits {
         (self.traffic.free(Lane::Metadata), self.traffic.free(Lane::Data))
     }
 
-    /// Those who share what they bring in share what they may ask for, too.
+    /// Readers that share what they bring in share what they may ask for, too.
     pub(crate) fn readers(&self, spec: &VolumeSpec, credentials: &Credentials) -> ScopeId {
         spec.scope(credentials, &self.key)
     }

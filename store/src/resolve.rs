@@ -1,8 +1,8 @@
 //! Names of hosts become addresses: each name looked up once at a time, and not too many of them at once.
 //!
 //! A look-up is a call of the C library's in a thread that cannot be cancelled, and where the name server does not
-//! answer it takes far longer than a question waits for it. So those who ask for one name share one thread, however often
-//! they give up and ask again, and all look-ups together leave most of the runtime's threads to others.
+//! answer it takes far longer than a question waits for it. So those that ask for one name share one thread, however
+//! often they give up and ask again, and all look-ups together leave most of the runtime's threads to others.
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};

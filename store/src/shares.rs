@@ -253,7 +253,7 @@ impl Shares {
                 blocked.push((rank, key));
                 continue;
             }
-            // Who came first. Where only one of them is admitted, that one.
+            // The one that came first. Where only one of them is admitted, that one.
             let mut turns = [Turn::First, Turn::Again];
             if let (Some(first), Some(again)) = (load.first.front(), load.again.front())
                 && again < first

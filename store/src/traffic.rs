@@ -121,7 +121,7 @@ impl State {
                 None
             }
             Order::Grant(ticket, key, passes) => {
-                let sender = self.waiting.remove(&ticket).expect("who waits has a sender");
+                let sender = self.waiting.remove(&ticket).expect("each waiter has a sender");
                 self.dispatcher.again(key);
                 let place = Place { traffic: traffic.clone(), key };
                 let bell = self.bells.entry(ticket).or_default().clone();
@@ -142,7 +142,7 @@ impl Place {
             state.waiting.insert(ticket, sender);
             ticket
         };
-        // Dropped on any way out: who does not wait any more keeps no place in the queue.
+        // Dropped on any way out: a caller that does not wait any more keeps no place in the queue.
         let _waiting = Waiting { place: self, lane, ticket };
         self.traffic.dispatch();
         if let Ok(slot) = receiver.try_recv() {
@@ -328,7 +328,10 @@ mod tests {
         assert!(mine.others_move());
         slot.waits();
         let later = Instant::now() + crate::shares::SILENCE;
-        assert!(!traffic.lock().dispatcher.others_move(mine.key, later), "a frozen store slows nobody down");
+        assert!(
+            !traffic.lock().dispatcher.others_move(mine.key, later),
+            "a frozen store slows no other down"
+        );
         slot.moves(1);
         assert!(traffic.lock().dispatcher.others_move(mine.key, later));
         drop((own, slot));

@@ -1,4 +1,4 @@
-//! Credentials of a volume: kept in memory, never shown, told apart by a digest.
+//! Credentials of a volume: kept in memory, never shown, distinguished by a digest.
 
 use crate::{Addressing, Parameters, SourceUrl};
 use secrecy::{ExposeSecret, SecretBox, SecretString};
@@ -110,8 +110,8 @@ impl Credentials {
     }
 }
 
-/// Makes the names of scopes those of one node: who sees one cannot test guesses of a secret against it, and learns
-/// nothing from the names of another node.
+/// Makes the names of scopes those of one node: a reader of one cannot test guesses of a secret against it, and
+/// learns nothing from the names of another node.
 pub struct ScopeKey(SecretBox<[u8; ScopeKey::BYTES]>);
 
 impl ScopeKey {
@@ -201,8 +201,8 @@ fn identity(
             field(k.secret_access_key.expose_secret().as_bytes());
         }
     }
-    // Another host: what it answers need not be what the endpoint does, and one that cannot be reached is nobody else's
-    // trouble.
+    // Another host: what it answers need not be what the endpoint does, and one that cannot be reached is no other
+    // source's trouble.
     if parameters.addressing == Addressing::Virtual {
         field(b"virtual");
     }

@@ -1,4 +1,4 @@
-//! `allow.endpoints`: patterns of the addresses that a node may be told to ask.
+//! `allow.endpoints`: patterns of the addresses that a volume may have a node ask.
 //!
 //! `SCHEME://HOST[:PORT]`. HOST is a name or an address; `*.example.com`, every name below that domain; or `*`, all.
 //! PORT is a number, `*`, or left out: the scheme's own, and for the host `*` all. Nothing else matches anything else:

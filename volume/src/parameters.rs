@@ -91,8 +91,8 @@ impl Default for Parameters {
     }
 }
 
-/// An outage that is mended by people who are awake. Longer, and a program would go on for a night with what somebody
-/// may have withdrawn.
+/// An outage that is mended by people who are awake. Longer, and a program would go on for a night with what its
+/// owner may have withdrawn.
 fn an_hour() -> Duration {
     Duration::from_secs(3600)
 }

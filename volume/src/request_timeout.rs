@@ -37,7 +37,7 @@ impl RequestTimeout {
     }
 
     /// One request may wait for both, for a worker to serve it and then for the store: half of the time for each. The
-    /// one who answers at the end of both waits needs a moment, too, before the kernel loses its patience.
+    /// one that answers at the end of both waits needs a moment, too, before the kernel loses its patience.
     pub fn cap(self, wait: Duration) -> Duration {
         wait.min((self.0 - MARGIN) / 2)
     }
@@ -49,7 +49,7 @@ impl RequestTimeout {
     }
 }
 
-/// A volume whose waits end before the kernel ends its connection. For those who wait: what the volume is called by,
+/// A volume whose waits end before the kernel ends its connection. For those that wait: what the volume is called by,
 /// and what others see of it, is as published.
 pub fn within(spec: &VolumeSpec, limit: Option<RequestTimeout>) -> VolumeSpec {
     let mut spec = spec.clone();

@@ -12,8 +12,8 @@
 //! - **`parameters` must be understood** by the agent that serves the volume: a name, a value or a scheme that it does not know
 //!   is refused, for this volume alone. **`hints` may be ignored**: without them the volume is served as the version
 //!   before them did ([`HINTS`] says which they are).
-//! - **Who passes a volume on keeps all of it.** The broker understands nothing here but `healTimeout`; an agent keeps
-//!   the text beside what it understood of it. What only a later version knows comes back to it unchanged.
+//! - **A process that passes a volume on keeps all of it.** The broker understands nothing here but `healTimeout`; an
+//!   agent keeps the text beside what it understood of it. What only a later version knows comes back to it unchanged.
 //! - **Identity** is a digest of source, parameters and hints: see [`WireSpec::digest`].
 //!
 //! `tests/golden` holds volumes as each version wrote them, with their digests; every later build must agree.
@@ -127,7 +127,7 @@ impl WireSpec {
         Ok(VolumeSpec { id: self.id.clone(), source, parameters })
     }
 
-    /// For those who do not serve it: how long readers wait for a worker that does.
+    /// For those that do not serve it: how long readers wait for a worker that does.
     pub fn heal_timeout(&self) -> Duration {
         let text = self.parameters.get("healTimeout");
         text.and_then(|text| Parameters::heal_timeout_of(text)).unwrap_or(Parameters::default().heal_timeout)

@@ -1,6 +1,6 @@
 //! Reads that bypass the disks: no cache directory can take the file, or its disk has just failed.
 //!
-//! A sequential reader gets chunks of 1 MiB, of which a few are kept for it and for others who read alongside, so that
+//! A sequential reader gets chunks of 1 MiB, of which a few are kept for it and for others that read alongside, so that
 //! a full disk does not turn every 128 KiB into a request.
 
 use super::fetch::FetchError;
@@ -60,7 +60,7 @@ impl File {
         Ok(all.freeze())
     }
 
-    /// Fetched once for all who want it at the same time.
+    /// Fetched once for all that want it at the same time.
     async fn chunk(self: &Arc<Self>, range: Range<u64>) -> Result<Bytes, FetchError> {
         let chunk = {
             let mut bypass = self.bypass.lock().unwrap_or_else(PoisonError::into_inner);

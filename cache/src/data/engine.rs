@@ -134,7 +134,7 @@ impl Engine {
     }
 
     /// The file of `key`: the instance that others read, one from the disk, or a new one. `fetch` replaces the one
-    /// given before (new credentials), and the readahead is that of readers who do not say theirs. Makes no system
+    /// given before (new credentials), and the readahead is that of readers that do not say theirs. Makes no system
     /// call.
     pub fn file(self: &Arc<Self>, key: FileKey, fetch: Arc<dyn Fetch>, options: ReadOptions) -> Arc<File> {
         self.reclaim();
@@ -192,7 +192,7 @@ impl Engine {
         Some(file)
     }
 
-    /// As [`Self::by_id`], for those who may see this scope alone.
+    /// As [`Self::by_id`], for callers that may see this scope alone.
     pub fn by_id_of(self: &Arc<Self>, scope: &ScopeId, id: u64) -> Option<Arc<File>> {
         // A whole file gets an instance by being looked for: not before its scope is known.
         let is_theirs = self.lock_index().is_of(scope, id);
@@ -342,15 +342,15 @@ impl Engine {
         };
         drained.await;
         // The next thread must not find it locked; and on a file system of the network this, too, may wait.
-        let (tell, told) = tokio::sync::oneshot::channel();
+        let (sender, receiver) = tokio::sync::oneshot::channel();
         let unlocked = root.clone();
         let unlock = std::thread::Builder::new().name("cache-unlock".into()).spawn(move || {
             unlocked.unlock();
-            let _ = tell.send(());
+            let _ = sender.send(());
         });
         if unlock.is_ok() {
             let limit = if root.hangs() { Duration::from_secs(1) } else { root.timeout };
-            let _ = tokio::time::timeout(limit, told).await;
+            let _ = tokio::time::timeout(limit, receiver).await;
         }
     }
 

@@ -76,7 +76,7 @@ impl Memory {
         share
     }
 
-    /// Somebody waits, or less than a quarter is free.
+    /// A call waits, or less than a quarter is free.
     pub(crate) fn is_short(&self) -> bool {
         let state = self.lock();
         state.free < self.all / 4 || state.waiting.iter().any(|w| !w.sender.is_closed())
@@ -91,7 +91,7 @@ impl Memory {
         Share { memory: self.clone(), scope, units }
     }
 
-    /// Gives those who wait what they may have.
+    /// Gives those that wait what they may have.
     fn dispatch(self: &Arc<Self>) {
         let mut granted = Vec::new();
         {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken and given: never more than there is, and when all is given back all is free and nobody
+        /// Whatever is taken and given: never more than there is, and when all is given back all is free and no call
         /// waits.
         #[test]
         fn it_is_never_more_than_there_is_and_comes_back(
@@ -255,7 +255,7 @@ mod tests {
                 });
                 let sum: u64 = held.iter().map(|share| share.units).sum();
                 prop_assert!(sum <= all);
-                prop_assert!(waiting.is_empty() || !held.is_empty(), "somebody waits although all is free");
+                prop_assert!(waiting.is_empty() || !held.is_empty(), "a call waits although all is free");
             }
             while !waiting.is_empty() {
                 prop_assert!(held.pop_front().is_some(), "{} starve", waiting.len());

@@ -3,7 +3,7 @@
 //! A call that the disk does not answer keeps its thread, for ever if need be: nothing can end a thread that waits in
 //! the kernel. So the number of threads is the number of calls that can hang, and the watcher of the pool closes it to
 //! new work ([`Pool::suspend`]) once a call has taken too long; what waited in the queue is dropped, which tells those
-//! who wait for it.
+//! that wait for it.
 //!
 //! The queue needs no bound of its own. Every write in it holds its share of `memory_bytes`. Every other job belongs to
 //! a task that waits for it, or to an errand of which one at a time is under way (the keeper's round, a sweep, a
@@ -290,8 +290,8 @@ mod tests {
         assert!(futures::poll!(waiting.as_mut()).is_pending());
         assert!(pool.longest_call().unwrap() >= begun);
         pool.suspend();
-        assert_eq!(tokio::time::timeout(LIMIT, waiting).await.unwrap(), None, "whoever waits is told");
-        assert_eq!(pool.run(|| ()).await, None, "and whoever comes");
+        assert_eq!(tokio::time::timeout(LIMIT, waiting).await.unwrap(), None, "a call that waits learns it");
+        assert_eq!(pool.run(|| ()).await, None, "and so does the next");
         let (read, write) = rustix::pipe::pipe().unwrap();
         pool.close_file(write);
         drop(release);
@@ -322,22 +322,22 @@ mod tests {
     #[test]
     fn a_job_of_many_calls_has_a_time_for_each() {
         let pool = Pool::start("test", 1).unwrap();
-        let ((tell, told), (go_on, may_go)) = (channel(), channel::<()>());
+        let ((sender, receiver), (go_on, may_go)) = (channel(), channel::<()>());
         pool.submit(move || {
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
             may_go.recv().unwrap();
             call_returned();
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
             let _ = may_go.recv();
         });
-        told.recv_timeout(LIMIT).unwrap();
+        receiver.recv_timeout(LIMIT).unwrap();
         let since = || match pool.shared.lock().doing[0] {
             Doing::Call(since) => since,
             other => panic!("{other:?}"),
         };
         let first = since();
         go_on.send(()).unwrap();
-        told.recv_timeout(LIMIT).unwrap();
+        receiver.recv_timeout(LIMIT).unwrap();
         assert!(since() > first);
     }
 

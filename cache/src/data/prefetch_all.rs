@@ -1,4 +1,4 @@
-//! How far a file has come, and fetching all of it for those who wait until it is whole.
+//! How far a file has come, and fetching all of it for those that wait until it is whole.
 
 use super::file::{Body, File};
 use std::sync::Arc;

@@ -157,11 +157,11 @@ pub(crate) fn recover(
     Ok((roots, index, recovery))
 }
 
-/// What a root's thread tells when it has opened its directory; None: its disk hangs, from this moment on.
-fn wait_for<T>(root: &Root, told: &Receiver<T>) -> Option<T> {
+/// What a root's thread reports when it has opened its directory; None: its disk hangs, from this moment on.
+fn wait_for<T>(root: &Root, receiver: &Receiver<T>) -> Option<T> {
     loop {
-        match told.recv_timeout(LOOK_EVERY) {
-            Ok(told) => return Some(told),
+        match receiver.recv_timeout(LOOK_EVERY) {
+            Ok(report) => return Some(report),
             Err(RecvTimeoutError::Timeout) if root.begins_to_hang(Instant::now()) => return None,
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return None,

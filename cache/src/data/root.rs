@@ -234,7 +234,7 @@ impl Root {
     }
 
     /// Removes the empty directories of a scope without volumes, unless a volume has `held` it meanwhile: a volume that
-    /// holds a scope says so before he asks for its directory, and asks for it under this lock. What the disk does not
+    /// holds a scope says so before it asks for its directory, and asks for it under this lock. What the disk does not
     /// let go of is found again at the next start. Blocking.
     pub(crate) fn remove_scope(&self, scope: &ScopeId, held: &AtomicBool) {
         let Ok(root) = self.dir() else { return };

@@ -1,7 +1,7 @@
 //! Keeps the pages that readers in other processes may be looking at.
 //!
 //! Readers of other processes leave no trace: they open the store without LMDB's lock file, for a process that may
-//! write its reader table holds the agent's memory and its locks in his hands, and a worker serves requests of
+//! write its reader table holds the agent's memory and its locks in its hands, and a worker serves requests of
 //! strangers. Instead the writer keeps snapshots of its own, and with them every page that has been in use within the
 //! last [`KEPT`]; a reader whose question took longer than [`READER_LIMIT`] throws its answer away and asks again
 //! (`view`).
@@ -61,7 +61,7 @@ impl<S> Fence<S> {
         {
             self.held.push_back((now, snapshot()?));
         }
-        // The second one does for all who began after it was taken.
+        // The second one does for all that began after it was taken.
         while self.held.get(1).is_some_and(|(taken, _)| now.saturating_duration_since(*taken) > self.kept) {
             self.held.pop_front();
         }

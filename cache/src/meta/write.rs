@@ -454,11 +454,11 @@ impl Attributes {
         if self.cached == cached {
             return;
         }
-        if let (Some(known), Some(told)) = (&self.cached, &cached)
-            && (known.root, known.file) == (told.root, told.file)
+        if let (Some(known), Some(reported)) = (&self.cached, &cached)
+            && (known.root, known.file) == (reported.root, reported.file)
         {
             // The same file, vouched for by the agent's successor: nothing that an open could see has changed, and a
-            // new epoch would send everybody who opens it back to look it up.
+            // new epoch would send every worker that opens it back to look it up.
             self.cached = cached;
             return;
         }
@@ -473,8 +473,8 @@ impl Attributes {
 const SECOND_NS: i64 = 1_000_000_000;
 
 /// HTTP dates have whole seconds, listings have milliseconds. Of two times that may be the same one, the finer.
-fn finer_mtime(known: i64, told: i64) -> i64 {
-    if is_refined(told, known) { known } else { told }
+fn finer_mtime(known: i64, reported: i64) -> i64 {
+    if is_refined(reported, known) { known } else { reported }
 }
 
 /// Is `coarse` the time `fine` without its fraction?

@@ -52,7 +52,7 @@ pub(super) struct Adopter {
     pub(super) agents: Arc<Agents>,
     /// How long an agent may take for one mount.
     pub(super) limit: Duration,
-    /// Held while mounts are given to an agent: two who do that would give it one mount twice.
+    /// Held while mounts are given to an agent: two threads that do that would give it one mount twice.
     pub(super) giving: Mutex<()>,
 }
 
@@ -144,7 +144,7 @@ impl Adopter {
             // Unpublished, or ended, while the agent was asked: the agent may have adopted it after the order to let
             // go.
             over if over.is_over() => {
-                tracing::info!(mount = %mount.id, volume = %mount.volume(), "a mount ended while it was handed over: the agent is told to let go of it");
+                tracing::info!(mount = %mount.id, volume = %mount.volume(), "a mount ended while it was handed over: the agent is asked to let go of it");
                 agent.relieve(mount.id, "it ended while it was handed over");
                 return Ok(false);
             }

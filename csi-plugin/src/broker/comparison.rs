@@ -7,7 +7,7 @@
 //!
 //! Everything that publishes, unpublishes, adopts or shows a mount keeps the order by itself (see `mounts_table`). Here
 //! is found what gets lost all the same: an answer that did not come, a word that did not arrive, an unmount by
-//! somebody else. Nothing that is merely under way may be mended, so a look that sees agents come and go counts for
+//! another process. Nothing that is merely under way may be mended, so a look that sees agents come and go counts for
 //! nothing. Connections that have ended are not found here: see `ended`.
 
 use super::adoption::Adopter;
@@ -56,7 +56,7 @@ struct Comparison {
     /// Found once.
     before: BTreeSet<Finding>,
     /// Reported, and still so.
-    told: BTreeSet<Finding>,
+    reported: BTreeSet<Finding>,
 }
 
 /// Runs until the broker is dropped or stopped.
@@ -81,13 +81,13 @@ impl Comparison {
             return;
         };
         let found = compare(&seen);
-        self.told.retain(|finding| found.contains(finding));
+        self.reported.retain(|finding| found.contains(finding));
         let twice: Vec<Finding> = found.intersection(&self.before).copied().collect();
         self.before = found;
         let mut to_give = false;
         for finding in twice {
             match finding.is_report() {
-                true if !self.told.insert(finding) => {}
+                true if !self.reported.insert(finding) => {}
                 true => comparer.report(finding),
                 false => to_give |= comparer.mend(finding),
             }
@@ -191,7 +191,7 @@ impl Comparer {
         match (finding, known) {
             (Finding::HeldThoughOver(_), known) => {
                 let state = known.map(|mount| mount.state());
-                tracing::warn!(mount = %id, broker = ?state, "the agent holds a mount that the broker has ended: it is told to let go");
+                tracing::warn!(mount = %id, broker = ?state, "the agent holds a mount that the broker has ended: it is asked to let go");
                 if let Some(agent) = self.agents.slots.current() {
                     agent.relieve(id, "the broker has ended it");
                 }

@@ -3,12 +3,12 @@
 //! posts an event and renews the mount (see `renew`).
 //!
 //! ```text
-//!  every 250 ms: all devices ──► ended, and not by us ──► Dead, its descriptors let go of ──► told ──► look for dead mounts
+//!  every 250 ms: all devices ──► ended, and not by us ──► Dead, its descriptors let go of ──► posted ──► look for dead mounts
 //!  and whenever a mount is about to be called served
 //! ```
 //!
 //! Nothing has to be found twice here, and no turn is waited for: a connection that has ended stays so, and whatever
-//! we end ourselves has its terminal state before its connection ends. Who unpublishes meanwhile comes first or second,
+//! we end ourselves has its terminal state before its connection ends. An unpublish meanwhile comes first or second,
 //! as the mount's own lock says.
 
 use super::lifecycle::Lifecycle;

@@ -1,4 +1,4 @@
-//! How agents came to their ends, as far as the broker has a part in it: for the reports of those who take over.
+//! How agents came to their ends, as far as the broker has a part in it: for the reports of those that take over.
 
 use super::socket::AgentIdentity;
 use link::broker::AgentEnd;

@@ -76,7 +76,7 @@ impl Holder {
         mount.keep_prepared(inflight, resume);
         failpoint::hit("broker.prepared");
         backing.into_iter().for_each(|id| mount.record_backing(id));
-        // Before it is in the table: a publish takes one there that nobody prepares for one that failed, and ends it.
+        // Before it is in the table: there, a publish takes one that no thread prepares for a failed one, and ends it.
         mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
         let mount = self.lifecycle.table.insert(mount);
         failpoint::hit("broker.noted");
@@ -102,7 +102,7 @@ impl Holder {
         Ok(BrokerAnswer::Done)
     }
 
-    /// Somebody has ended its connection while there was no broker. What is known of it now (its secret is on no disk)
+    /// Its connection has ended while there was no broker. What is known of it now (its secret is on no disk)
     /// is what it is made anew from.
     fn hold_dead(
         &self,
@@ -167,11 +167,11 @@ impl Holder {
         Ok(BrokerAnswer::Done)
     }
 
-    /// A mount that came to nothing (its broker died while it made it), was unpublished, or taken away by somebody
-    /// else: what is at its target now is another one.
+    /// A mount that came to nothing (its broker died while it made it), was unpublished, or taken away by another
+    /// process: what is at its target now is another one.
     fn relieve_of_ended(&self, agent: &AgentIdentity, id: MountId) -> Refusal {
         if let Some(link) = self.agents.slots.current().filter(|link| link.identity() == agent) {
-            tracing::info!(mount = %id, "an agent shows a mount that has ended, and is told to let go of it");
+            tracing::info!(mount = %id, "an agent shows a mount that has ended, and is asked to let go of it");
             link.relieve(id, "its connection has ended");
         }
         Refusal::new(RefusalKind::NotFound, format!("the connection of mount {id} has ended"))

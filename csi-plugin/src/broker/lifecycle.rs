@@ -33,7 +33,7 @@ pub(crate) struct Lifecycle {
     pub(super) expiry: OnceLock<Thread>,
 }
 
-/// Has somebody else ended its connection, if that is noted now?
+/// Has another process ended its connection, if that is noted now?
 fn is_live(state: State) -> bool {
     // A publish that is under way fails by itself.
     matches!(state, State::Serving | State::Orphaned(_) | State::Adopting(_))
@@ -75,7 +75,7 @@ impl Lifecycle {
             return false;
         }
         let entered = mount.enter_if(to, why, holds);
-        // Who stops hangs up first: nothing has happened to the mount.
+        // A broker that stops hangs up first: nothing has happened to the mount.
         if entered && !self.stopped() {
             self.notices.tell_of(mount, to, why);
         }
@@ -188,7 +188,7 @@ impl Lifecycle {
         self.tell_of_ends(&ended);
     }
 
-    /// Has somebody else ended its connection? Then that is noted first.
+    /// Has another process ended its connection? Then that is noted first.
     pub(crate) fn note_if_ended(&self, mount: &Mount) -> bool {
         let ended = mount.device().is_some_and(|device| self.kernel.has_ended(device.as_fd()));
         let noted = ended && is_live(mount.state()) && self.end_noted(mount);
@@ -210,7 +210,7 @@ impl Lifecycle {
 
     /// Their owners hear of it, and they are made anew.
     pub(super) fn tell_of_ends(&self, ended: &[impl Deref<Target = Mount>]) {
-        // Who stops hangs up first. Its successor finds the same.
+        // A broker that stops hangs up first. Its successor finds the same.
         if ended.is_empty() || self.stopped() {
             return;
         }

@@ -271,7 +271,7 @@ impl Broker {
         &self.lifecycle.notices.events
     }
 
-    /// Has somebody else ended its connection? Then that is noted first.
+    /// Has another process ended its connection? Then that is noted first.
     pub(crate) fn note_if_ended(&self, mount: &Mount) -> bool {
         self.lifecycle.note_if_ended(mount)
     }

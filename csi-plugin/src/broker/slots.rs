@@ -27,7 +27,7 @@ impl AgentSlots {
         self.lock().current.clone()
     }
 
-    /// Everybody who is connected.
+    /// Every agent that is connected.
     pub(super) fn all(&self) -> Vec<Arc<AgentLink>> {
         let slots = self.lock();
         slots.current.iter().chain(&slots.successor).cloned().collect()

@@ -182,8 +182,8 @@ impl AgentLink {
         result
     }
 
-    /// The thread that waits for the agent to publish this mount waits no longer. It is over already: who asks later
-    /// sees that.
+    /// The thread that waits for the agent to publish this mount waits no longer. It is over already: a later
+    /// caller sees that.
     pub(super) fn withdraw(&self, mount: MountId) {
         if let Some(pending) = self.pending().as_mut() {
             pending.retain(|_, waiting| waiting.publish != Some(mount));
@@ -220,8 +220,9 @@ pub fn serve(packet: Packet, agent_uid: u32, slots: &dyn Admission, handler: &Ar
     let Hello { agent_version, successor, .. } = &link.hello;
     tracing::info!(pid = link.identity.pid, agent_version, successor, "the node agent is connected");
     handler.connected(&link);
-    let (newcomer, told) = (link.clone(), handler.clone());
-    let greeter = std::thread::Builder::new().name("agent-new".into()).spawn(move || told.succeed(&newcomer));
+    let (newcomer, for_greeter) = (link.clone(), handler.clone());
+    let greeter =
+        std::thread::Builder::new().name("agent-new".into()).spawn(move || for_greeter.succeed(&newcomer));
     if let Err(error) = greeter {
         tracing::error!(%error, "no thread to give the new agent its predecessor's mounts: it is sent away");
         link.close();
@@ -367,7 +368,7 @@ fn receive(link: &Arc<AgentLink>, handler: &Arc<dyn Handler>, slow: &SyncSender<
 /// How a question is answered without holding up the others.
 enum Pace {
     AtOnce,
-    /// Cache files may lie on a disk that hangs: that must not hold up who is dying.
+    /// Cache files may lie on a disk that hangs: that must not hold up a reader that is dying.
     InOrder,
     /// On a thread of its own: it waits for a mount. Few at once.
     Apart,

@@ -47,7 +47,7 @@ struct TargetRecord {
     /// Device numbers of dead mounts of this target that containers may still have.
     #[serde(default)]
     dead: Vec<(u32, u32)>,
-    /// That of the mount. When somebody takes it from its target, a container may still have it. None: it was not
+    /// That of the mount. When it is taken from its target, a container may still have it. None: it was not
     /// mounted, or by a version that did not write it down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mounted: Option<(u32, u32)>,

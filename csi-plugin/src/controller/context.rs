@@ -119,16 +119,16 @@ pub(super) fn digest(request: &CreateVolumeRequest) -> String {
 /// Is this the request that `record` was made for? Templates may become something else by now: the claim's annotations
 /// counted when the volume was created. The record says what they were.
 pub(super) fn asks_again(record: &Record, request: &CreateVolumeRequest, digest: &str) -> bool {
-    let told = |key: &str| {
+    let of_request = |key: &str| {
         let value = request.parameters.get(&format!("csi.storage.k8s.io/pvc/{key}")).map(String::as_str);
         value.filter(|value| !value.is_empty())
     };
     let of_record = |key: &str| record.context.get(key).map(String::as_str);
-    let uid = told("uid").map(str::to_owned).or_else(|| uid_in(&request.name));
+    let uid = of_request("uid").map(str::to_owned).or_else(|| uid_in(&request.name));
     record.name == request.name
         && record.request.as_deref() == Some(digest)
-        && of_record(PVC_NAME) == told("name")
-        && of_record(PVC_NAMESPACE) == told("namespace")
+        && of_record(PVC_NAME) == of_request("name")
+        && of_record(PVC_NAMESPACE) == of_request("namespace")
         && uid.is_none_or(|uid| of_record(PVC_UID).is_none_or(|known| known == uid))
 }
 

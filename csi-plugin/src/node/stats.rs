@@ -80,19 +80,19 @@ impl Inner {
 
     /// What is wrong with it; None: nothing, as far as is known.
     fn trouble(&self, volume: &str, target: &Target, standing: Standing) -> Option<String> {
-        let told = self.broker.trouble(volume, target);
+        let trouble = self.broker.trouble(volume, target);
         match standing {
-            Standing::Serving => told,
-            Standing::Orphaned => told.or_else(|| Some(text::no_agent(volume))),
-            Standing::Dead => told.or_else(|| {
+            Standing::Serving => trouble,
+            Standing::Orphaned => trouble.or_else(|| Some(text::no_agent(volume))),
+            Standing::Dead => trouble.or_else(|| {
                 let lives = self.broker.table.at(target.path()).is_some_and(|it| !it.state().is_over());
                 Some(if lives { text::unmounted(volume) } else { text::dead(volume) })
             }),
             // Its agent shows it to this broker any moment, unless it is dead.
             Standing::Unknown => match self.broker.kernel.probe(target, probe::What::Alive, ALIVE_LIMIT) {
                 Ok(probe::Outcome::Primed | probe::Outcome::Serving) => None,
-                Ok(probe::Outcome::Dead) => told.or_else(|| Some(text::dead(volume))),
-                Err(_) => told.or_else(|| Some(text::no_agent(volume))),
+                Ok(probe::Outcome::Dead) => trouble.or_else(|| Some(text::dead(volume))),
+                Err(_) => trouble.or_else(|| Some(text::no_agent(volume))),
             },
         }
     }

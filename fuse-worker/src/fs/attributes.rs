@@ -9,7 +9,7 @@ use crate::errno::Failure;
 use crate::reply::Reply;
 use cache::meta::{Attributes, Kind};
 use link::Cause;
-use link::worker::{Ask, Reply as Told};
+use link::worker::{Ask, Reply as AgentReply};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,7 +96,9 @@ impl Inodes {
         self.link.ask(
             Ask::Space,
             Box::new(move |answer| match answer {
-                Ok((Told::Space { total_bytes, total_inodes }, _)) => reply.statfs(total_bytes, total_inodes),
+                Ok((AgentReply::Space { total_bytes, total_inodes }, _)) => {
+                    reply.statfs(total_bytes, total_inodes)
+                }
                 Ok(_) => reply.fail(Cause::Internal),
                 Err(cause) => reply.fail(cause),
             }),
@@ -161,7 +163,7 @@ impl Inodes {
         self.link.ask(
             Ask::Cached { ino: attributes.ino, version: attributes.version },
             Box::new(move |answer| match answer {
-                Ok((Told::Cached { bytes }, _)) => reply.xattr(size, bytes.to_string().as_bytes()),
+                Ok((AgentReply::Cached { bytes }, _)) => reply.xattr(size, bytes.to_string().as_bytes()),
                 Ok(_) => reply.fail(Cause::Internal),
                 Err(cause) => reply.fail(cause),
             }),

@@ -6,7 +6,7 @@ use crate::errno::Failure;
 use crate::transport::{current, set_current};
 use cache::meta::{Attributes, Cached, View};
 use link::Cause;
-use link::worker::{Ask, FromWorker, Reply as Told};
+use link::worker::{Ask, FromWorker, Reply as AgentReply};
 use memmap2::Mmap;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use std::collections::HashMap;
@@ -219,7 +219,9 @@ impl Files {
                 let file = match answer {
                     // A cache file that cannot be opened is dropped by the agent: the next one is new.
                     Err(Cause::Internal) if may_repeat => return files.ask_for_file(key, false),
-                    Ok((Told::File { file, size, whole }, fds)) => files.received(file, size, whole, fds),
+                    Ok((AgentReply::File { file, size, whole }, fds)) => {
+                        files.received(file, size, whole, fds)
+                    }
                     Ok(_) => Err(internal("the agent answered a question for a file with something else")),
                     Err(cause) => Err(cause.into()),
                 };

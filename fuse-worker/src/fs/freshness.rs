@@ -22,7 +22,7 @@ mod tests {
         assert_eq!(remaining(ttl, 1000, 4000), Some(Duration::from_secs(7)));
         assert_eq!(remaining(ttl, 1000, 11_000), None);
         assert_eq!(remaining(ttl, 1000, 99_000), None);
-        assert_eq!(remaining(ttl, 5001, 5000), None, "nobody knows how old it is");
+        assert_eq!(remaining(ttl, 5001, 5000), None, "its age is not known");
         assert_eq!(remaining(ttl, cache::meta::ALWAYS_MS, 5), ttl);
         assert_eq!(remaining(None, 0, u64::MAX), Some(FOR_EVER));
         assert_eq!(remaining(Some(Duration::ZERO), 5, 5), None);

@@ -13,7 +13,7 @@ use cache::meta::{Attributes, Kind};
 use fuse_abi::open::{FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH};
 use inflight::Inflight;
 use link::Cause;
-use link::worker::{ANNOUNCED_FROM, Ask, Mode, Reply as Told};
+use link::worker::{ANNOUNCED_FROM, Ask, Mode, Reply as AgentReply};
 use std::sync::Arc;
 
 /// OPEN and RELEASE.
@@ -83,8 +83,8 @@ impl Opens {
             self.known.note(nodeid, &before);
             return self.open_kept(before.version, reply);
         }
-        // As in `open_superseded`; but each of those who waited is in the first try of its open, so each may be sent to
-        // look the name up again.
+        // As in `open_superseded`; but each of those that waited is in the first try of its open, so each may be sent
+        // to look the name up again.
         self.inflight.give_estale(nodeid);
         self.switched.note(before.ino, self.shown.now_ms());
         self.counters.opens_estale.add(1);
@@ -159,7 +159,7 @@ impl Opens {
         self.link.ask(
             Ask::BackingOpen { file },
             Box::new(move |answer| match answer {
-                Ok((Told::Backing { id }, _)) => backings.opened(nodeid, id, file),
+                Ok((AgentReply::Backing { id }, _)) => backings.opened(nodeid, id, file),
                 // Refused, or not possible now: an ordinary open is slower, and right.
                 _ => backings.opened(nodeid, 0, file),
             }),

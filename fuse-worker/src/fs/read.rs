@@ -20,7 +20,7 @@ use crate::errno::Failure;
 use crate::reply::Reply;
 use cache::meta::View;
 use link::Cause;
-use link::worker::{Ask, FromWorker, Mode, READ_MAX, Reply as Told};
+use link::worker::{Ask, FromWorker, Mode, READ_MAX, Reply as AgentReply};
 use rustix::io::Errno;
 use startup::log::say;
 use std::os::fd::OwnedFd;
@@ -145,15 +145,15 @@ impl Reads {
         self.link.ask(
             Ask::Read { file: file.id, offset: range.offset, len: range.len },
             Box::new(move |answer| match answer {
-                Ok((Told::Present { mark }, _)) => {
+                Ok((AgentReply::Present { mark }, _)) => {
                     file.set_mark(range.offset + u64::from(range.len), mark);
                     reads.send_bytes(&file, range, reply);
                 }
-                Ok((Told::Uncached { len, number }, fds)) => {
+                Ok((AgentReply::Uncached { len, number }, fds)) => {
                     reads.send_uncached(len, fds, range, reply);
                     reads.link.tell(FromWorker::GivenBack { number });
                 }
-                Ok((Told::Gone, _)) => reads.once_more(&file, range, reply),
+                Ok((AgentReply::Gone, _)) => reads.once_more(&file, range, reply),
                 Ok(_) => reply.fail(internal("the agent answered a question for bytes with something else")),
                 Err(cause) => reads.refuse(range.nodeid, cause.into(), reply),
             }),
@@ -199,7 +199,7 @@ impl Reads {
         self.link.ask(
             Ask::Direct { ino, version, offset: range.offset, len: range.len },
             Box::new(move |answer| match answer {
-                Ok((Told::Uncached { len, number }, fds)) => {
+                Ok((AgentReply::Uncached { len, number }, fds)) => {
                     reads.send_uncached(len, fds, range, reply);
                     reads.link.tell(FromWorker::GivenBack { number });
                 }

@@ -165,7 +165,7 @@ fn put(clone: &OwnedFd, entry: &MountEntry, table: &[MountEntry]) -> Result<bool
     if shown(&old).map_err(call("look"))?.mount_id != entry.id {
         return Err("something else is mounted over it".into());
     }
-    // In the end the kernel says who is dead.
+    // In the end the kernel says which mount is dead.
     match rustix::fs::fstatfs(&old) {
         Err(e) if is_death(e.raw_os_error()) => {}
         Ok(_) => return Ok(false),

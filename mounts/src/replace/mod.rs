@@ -1,12 +1,12 @@
 //! Puts a living mount in the place of dead ones of the same volume, in every mount namespace that has them.
 //!
 //! A container has a mount namespace of its own, and what is mounted outside it later does not reach it. So each one
-//! is entered: by a helper process (who changes its mount namespace has another root for all it does), one for each, so
-//! that one in which a path hangs holds up no other.
+//! is entered: by a helper process (one that changes its mount namespace has another root for all it does), one for
+//! each, so that one in which a path hangs holds up no other.
 //!
 //! ```text
-//!  namespaces: who has a dead mount? ──► helper: enter, look ─► leave, clone the living mount ─► enter, put in place
-//!    (/proc/*/ns/mnt, mountinfo)                                 (the same directory of it)       (same attributes)
+//!  namespaces: any with a dead mount? ──► helper: enter, look ─► leave, clone the living mount ─► enter, put in place
+//!    (/proc/*/ns/mnt, mountinfo)                                   (the same directory of it)       (same attributes)
 //! ```
 
 mod helper;

@@ -1,7 +1,7 @@
 //! The metrics page and the health check, over plain HTTP.
 //!
 //! Every pod of the cluster may reach this port, and answering costs the agent work without a limit: so there are
-//! few connections at once, each ends in time, and a page is rendered once a second for all who ask.
+//! few connections at once, each ends in time, and a page is rendered once a second for all that ask.
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -39,7 +39,7 @@ const PAGE_AGE: Duration = Duration::from_secs(1);
 /// Read ahead of a request, at most.
 const BUFFER: usize = 16 << 10;
 
-/// The metrics page: rendered for one who asks, kept for those who ask soon after.
+/// The metrics page: rendered for one client, kept for those that ask soon after.
 pub(crate) struct Page {
     render: Arc<dyn Fn() -> String + Send + Sync>,
     /// The thread that renders holds it, and the others wait for what comes of it. That is the thread, not the

@@ -208,9 +208,9 @@ impl Agent for Api {
         if paths.is_empty() {
             return Err(Status::invalid_argument("give at least one path"));
         }
-        let (tell, told) = tokio::sync::mpsc::channel(16);
+        let (sender, receiver) = tokio::sync::mpsc::channel(16);
         let volumes = self.volumes.clone();
-        tokio::spawn(async move { crate::prefetch::warm::warm(&volumes, &paths, tell).await });
-        Ok(Response::new(ReceiverStream::new(told)))
+        tokio::spawn(async move { crate::prefetch::warm::warm(&volumes, &paths, sender).await });
+        Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }

@@ -178,7 +178,7 @@ impl Volumes {
     pub(crate) async fn leave(&self) {
         self.stop_taking();
         let end = Instant::now() + LEAVE_LIMIT;
-        let mut told = false;
+        let mut logged = false;
         loop {
             if self.is_held().await {
                 tracing::info!("the broker holds every mount for the next agent");
@@ -188,9 +188,9 @@ impl Volumes {
                 tracing::error!("no broker holds the mounts: they end with this process");
                 return;
             }
-            if !told {
+            if !logged {
                 tracing::warn!(limit = ?LEAVE_LIMIT, "waiting for a broker that holds every mount");
-                told = true;
+                logged = true;
             }
             tokio::time::sleep(LEAVE_POLL).await;
         }

@@ -6,7 +6,7 @@
 //! end.
 //!
 //! ```text
-//!  OPEN ─► whole? small? nobody else? ──────────────────────────────────────────► go on
+//!  OPEN ─► whole? small? no other pod? ─────────────────────────────────────────► go on
 //!            │ another pod opened it just now, or it is being fetched
 //!            ▼
 //!          WATCHED: read in sequence by now? ── no ─► go on, and no wait in this scope for QUIET
@@ -111,11 +111,11 @@ fn note(opened: &mut Vec<(MountId, Instant)>, mount: MountId, now: Instant) {
     opened.push((mount, now));
 }
 
-/// What one look at a file says about those who wait for it.
+/// What one look at a file says about those that wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Judgement {
     Wait,
-    /// Wait, and fetch what nobody has asked for yet.
+    /// Wait, and fetch what no reader has asked for yet.
     Fetch,
     /// Now, whatever else: it is whole, or time is up.
     Go,

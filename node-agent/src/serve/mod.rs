@@ -148,7 +148,7 @@ impl Server {
             Ask::Attributes { ino, force } => {
                 let known = |names: &View| stale::of_attributes(names, ino);
                 let question = scope.within(own, None, scope.attributes(ino, freshness, force));
-                // Who insists knows that what is known is not so any more.
+                // A worker that insists knows that what is known is not so any more.
                 self.named(stale::ask(scope, tolerance.filter(|_| !force), known, question).await)
             }
             Ask::File { ino, version } => {
@@ -249,11 +249,11 @@ impl Server {
 }
 
 impl Server {
-    fn named(&self, told: Result<Told, Cause>) -> Answered {
-        if told == Ok(Told::Stale) {
+    fn named(&self, answer: Result<Told, Cause>) -> Answered {
+        if answer == Ok(Told::Stale) {
             self.metrics.stale_answer();
         }
-        stored(told.map(|_| ()))
+        stored(answer.map(|_| ()))
     }
 
     /// The broker looks at the file, one after the other: a disk that has just begun to hang may keep it. Then this
@@ -263,7 +263,7 @@ impl Server {
             return Err(Cause::Stale);
         }
         let (privileged, mount, waits) = (self.privileged.clone(), mount.clone(), self.backing_waits.clone());
-        let (tell, told) = tokio::sync::oneshot::channel();
+        let (sender, receiver) = tokio::sync::oneshot::channel();
         self.runtime.spawn(async move {
             let asked = privileged.ask(BrokerRequest::BackingOpen { mount: mount.id }, vec![data]);
             tokio::pin!(asked);
@@ -271,11 +271,11 @@ impl Server {
                 if let Ok(BrokerAnswer::Backing { id }) = answer {
                     mount.backing_opened(id);
                 }
-                let _ = tell.send(answer); // its asker is gone only with the runtime
+                let _ = sender.send(answer); // its asker is gone only with the runtime
                 return;
             }
             waits.fetch_add(1, Ordering::AcqRel);
-            drop(tell);
+            drop(sender);
             tracing::warn!("the broker keeps a file: others are opened through their workers meanwhile");
             let answer = asked.await;
             waits.fetch_sub(1, Ordering::AcqRel);
@@ -284,7 +284,7 @@ impl Server {
                 let _ = privileged.ask(close, Vec::new()).await; // the broker closes what it has with the mount
             }
         });
-        match told.await {
+        match receiver.await {
             Ok(Ok(BrokerAnswer::Backing { id })) => Ok((Reply::Backing { id }, Vec::new())),
             Ok(other) => Err(refused("backing open", other)),
             Err(_) => Err(Cause::Stale),
@@ -390,18 +390,18 @@ mod tests {
         scope.head(ROOT, b"f").await.unwrap();
         let Ok(Lookup::Found { attributes, .. }) = scope.names.lookup(ROOT, b"f") else { panic!("no file") };
         let questions = Arc::new(Questions::default());
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
         for _ in 0..8 {
-            let (scope, questions, tell) = (scope.clone(), questions.clone(), tell.clone());
+            let (scope, questions, sender) = (scope.clone(), questions.clone(), sender.clone());
             let (ino, version) = (attributes.ino, attributes.version);
             tokio::spawn(async move {
                 let direct = scope.direct(ino, version, 0, READ_MAX);
                 let answered = lend_uncached(&questions, OWN, READ_MAX, direct).await;
-                tell.send(answered.map(|(reply, _)| reply)).unwrap();
+                sender.send(answered.map(|(reply, _)| reply)).unwrap();
             });
         }
         for answered in 1..=8 {
-            let reply = told.recv().await.unwrap().unwrap();
+            let reply = receiver.recv().await.unwrap().unwrap();
             let Reply::Uncached { len, number } = reply else { panic!("{reply:?}") };
             assert_eq!(len, READ_MAX);
             assert_eq!(source.sent(), answered * u64::from(READ_MAX), "nothing was given back");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use store::{Access, ExpiryObserver, Source, StoreError};
 use volume::Credentials;
 
-/// Shared by all who read from the scope.
+/// Shared by all that read from the scope.
 pub(crate) struct CredentialedSource {
     source: Arc<dyn Source>,
     pub(crate) access: Arc<Access>,

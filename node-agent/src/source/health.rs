@@ -12,10 +12,10 @@ pub(crate) type Change = (ScopeId, Option<String>);
 pub(crate) struct Health {
     scope: ScopeId,
     failing: AtomicBool,
-    told: Mutex<Told>,
+    reports: Mutex<Reports>,
 }
 
-struct Told {
+struct Reports {
     /// Changes are reported in their order.
     to: UnboundedSender<Change>,
     /// The last of them.
@@ -23,8 +23,8 @@ struct Told {
 }
 
 impl Health {
-    pub(crate) fn new(scope: ScopeId, tell: UnboundedSender<Change>) -> Self {
-        Self { scope, failing: AtomicBool::new(false), told: Mutex::new(Told { to: tell, why: None }) }
+    pub(crate) fn new(scope: ScopeId, to: UnboundedSender<Change>) -> Self {
+        Self { scope, failing: AtomicBool::new(false), reports: Mutex::new(Reports { to, why: None }) }
     }
 
     /// After all retries: readers get EIO.
@@ -41,16 +41,16 @@ impl Health {
         if self.failing.load(Ordering::Relaxed) == failing {
             return;
         }
-        let mut told = lock(&self.told);
+        let mut reports = lock(&self.reports);
         if self.failing.swap(failing, Ordering::Relaxed) != failing {
-            told.why = why();
-            let _ = told.to.send((self.scope.clone(), told.why.clone())); // fails only when the agent is shutting down
+            reports.why = why();
+            let _ = reports.to.send((self.scope.clone(), reports.why.clone())); // fails only when the agent is shutting down
         }
     }
 
     /// Why it fails, if it does.
     pub(crate) fn trouble(&self) -> Option<String> {
-        lock(&self.told).why.clone()
+        lock(&self.reports).why.clone()
     }
 }
 
@@ -60,22 +60,22 @@ mod tests {
 
     #[test]
     fn only_changes_are_told() {
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
         let id = ScopeId::parse(&"0".repeat(32)).unwrap();
-        let health = Health::new(id, tell);
+        let health = Health::new(id, sender);
         for _ in 0..3 {
             health.works();
         }
         assert_eq!(health.trouble(), None);
         for why in ["a", "b"] {
             health.fails(why);
-            assert_eq!(health.trouble().as_deref(), Some("a"), "as it was told");
+            assert_eq!(health.trouble().as_deref(), Some("a"), "as it was reported");
         }
         health.works();
         assert_eq!(health.trouble(), None);
         health.works();
         drop(health);
-        let all: Vec<_> = std::iter::from_fn(|| told.blocking_recv()).map(|(_, why)| why).collect();
+        let all: Vec<_> = std::iter::from_fn(|| receiver.blocking_recv()).map(|(_, why)| why).collect();
         assert_eq!(all, [Some("a".to_owned()), None]);
     }
 }

@@ -105,7 +105,7 @@ impl Outage {
         !std::mem::replace(&mut state.probed, true)
     }
 
-    /// Shall it be probed again? If not, the next one who wants it begins anew.
+    /// Shall it be probed again? If not, the next one that wants it begins anew.
     pub(super) fn probe_again(&self, now: Instant) -> bool {
         let mut state = self.lock();
         let wanted = state.wanted.is_some_and(|at| now.saturating_duration_since(at) < WANTED);
@@ -185,7 +185,7 @@ mod tests {
         assert!(outage.want(now) && !outage.want(now));
         assert!(outage.probe_again(now + WANTED / 2));
         assert!(!outage.probe_again(now + WANTED));
-        assert!(outage.want(now + WANTED), "whoever comes begins anew");
+        assert!(outage.want(now + WANTED), "the next one begins anew");
         outage.answered();
         assert!(!outage.probe_again(now + WANTED));
     }

@@ -13,9 +13,9 @@
 //! again. Absent names are known, too: a name that the last answer lacks stays absent.
 //!
 //! Only for silence and failures of the store, and for session tokens that have expired: a question that waits for the
-//! next one waits as for a store that is away. A refusal (403), an absence (404) and a change are answers. What nobody
-//! has asked for before waits as ever; so do bytes that are not in the cache, and what waits in this node's own queue:
-//! of that the store knows nothing.
+//! next one waits as for a store that is away. A refusal (403), an absence (404) and a change are answers. What was
+//! never asked for before waits as ever; so do bytes that are not in the cache, and what waits in this node's own
+//! queue: of that the store knows nothing.
 
 use super::outage::Tolerance;
 use crate::volumes::scope::{Scope, fresh};
@@ -186,9 +186,9 @@ mod tests {
             tokio::time::timeout(Duration::from_secs(20), back).await.expect("its return is not noticed");
             assert_eq!(size(&scope), 2);
             // Said once that it is away, and once that it is back.
-            let told: Vec<_> =
+            let reported: Vec<_> =
                 std::iter::from_fn(|| changes.try_recv().ok()).map(|c| c.1.is_some()).collect();
-            assert_eq!(told, [true, false], "{silence:?}");
+            assert_eq!(reported, [true, false], "{silence:?}");
         }
     }
 
@@ -247,7 +247,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), probed).await.expect("nobody probes");
+        tokio::time::timeout(Duration::from_secs(60), probed).await.expect("no probe comes");
         assert_eq!(scope.outage.since(), since, "it began anew");
         source.does(Does::Answers);
         scope.source.replace(volume::Credentials::anonymous()); // the renewed one
@@ -257,8 +257,9 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(20), back).await.expect("its return is not noticed");
-        let told: Vec<_> = std::iter::from_fn(|| changes.try_recv().ok()).map(|c| c.1.is_some()).collect();
-        assert_eq!(told, [true, false]);
+        let reported: Vec<_> =
+            std::iter::from_fn(|| changes.try_recv().ok()).map(|c| c.1.is_some()).collect();
+        assert_eq!(reported, [true, false]);
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -279,7 +280,7 @@ mod tests {
         };
         tokio::time::timeout(Duration::from_secs(20), patient)
             .await
-            .expect("nobody asks whether it is queued");
+            .expect("no look at whether it is queued");
         assert!(!asking.is_finished() && scope.outage.since().is_none());
         source.does(Does::IsFull);
         assert_eq!(asking.await.unwrap(), Err(Cause::Unavailable));

@@ -46,7 +46,7 @@ pub enum HealCause {
     AgentHang,
     /// The broker was away; it is back, or another one is there, and holds the mount.
     Broker,
-    /// The mount's connection had ended, mostly with all who held it: the broker has mounted anew.
+    /// The mount's connection had ended, mostly with all that held it: the broker has mounted anew.
     Ended,
 }
 

@@ -92,7 +92,7 @@ pub enum Outcome {
     GivenUp,
 }
 
-/// Who was there before.
+/// The process that was there before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
     Worker { end: End, status: Option<ExitStatus>, cause: HealCause },
@@ -347,7 +347,7 @@ impl Machine {
             (State::Starting { .. } | State::Serving, Event::Failed { why }) => {
                 self.reap(End::Failed(why), now)
             }
-            // One that dies before it may read is noticed when it is told to: its INIT reply is with the broker
+            // One that dies before it may read is noticed when it gets the word to: its INIT reply is with the broker
             // already.
             (State::Starting { .. } | State::Serving, Event::Closed) => self.reap(End::Closed, now),
             (State::Reaping { .. }, Event::Reaped { status, oom }) => self.reaped(status, oom),

@@ -224,12 +224,12 @@ impl Spawner {
                 return Ok(worker);
             }
         }
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let gone = |_| io::Error::other("the spawning thread is gone");
         self.requests
-            .send(Request::Now(tell))
+            .send(Request::Now(sender))
             .map_err(|_| io::Error::other("the spawning thread is gone"))?;
-        let worker = told.recv().map_err(gone)??;
+        let worker = receiver.recv().map_err(gone)??;
         worker.wait_ready()?;
         Ok(worker)
     }
@@ -247,7 +247,7 @@ impl Spawner {
         self.wait_standby(expected, limit)
     }
 
-    /// The moment is there: those who are taken now are not replaced beyond what is usual.
+    /// The moment is there: those that are taken now are not replaced beyond what is usual.
     pub(crate) fn expect_no_more(&self) {
         self.standby.expected.store(0, Ordering::SeqCst);
     }
@@ -292,8 +292,8 @@ fn spawn_loop(options: &SpawnOptions, incoming: &mpsc::Receiver<Request>, standb
             },
         };
         match request {
-            Request::Now(tell) => {
-                let _ = tell.send(spawn(options)); // the asker gave up: the worker is dropped and killed
+            Request::Now(sender) => {
+                let _ = sender.send(spawn(options)); // the asker gave up: the worker is dropped and killed
             }
             Request::Refill => {
                 let wanted = || options.standby.max(standby.expected.load(Ordering::SeqCst));

@@ -1,7 +1,7 @@
 //! What workers say on their standard error, as lines of the agent's log.
 //!
 //! Each worker has a pipe of its own that does not block: whatever becomes of the agent's log, a worker's words neither
-//! wait nor fail, and what somebody who has taken a worker over makes it say is marked as its own, and limited.
+//! wait nor fail, and what an attacker who has taken a worker over makes it say is marked as its own, and limited.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -41,7 +41,7 @@ pub(super) fn follow(said: OwnedFd, pid: u32, runtime: &Handle) -> io::Result<()
 #[derive(Default)]
 struct Lines {
     line: Vec<u8>,
-    told: usize,
+    logged: usize,
     /// Of this line nothing more is kept.
     cut: bool,
 }
@@ -58,9 +58,9 @@ impl Lines {
     }
 
     fn end(&mut self, mut tell: impl FnMut(&str)) {
-        if !self.line.is_empty() && self.told <= LINES_MAX {
-            self.told += 1;
-            match self.told > LINES_MAX {
+        if !self.line.is_empty() && self.logged <= LINES_MAX {
+            self.logged += 1;
+            match self.logged > LINES_MAX {
                 true => tell("it says more than is logged of one worker"),
                 false => tell(&readable(&self.line, self.cut)),
             }
@@ -84,28 +84,28 @@ fn readable(line: &[u8], cut: bool) -> String {
 mod tests {
     use super::*;
 
-    fn told(chunks: &[&[u8]]) -> Vec<String> {
-        let (mut lines, mut told) = (Lines::default(), Vec::new());
+    fn logged(chunks: &[&[u8]]) -> Vec<String> {
+        let (mut lines, mut all) = (Lines::default(), Vec::new());
         for chunk in chunks {
-            lines.take(chunk, |line| told.push(line.to_owned()));
+            lines.take(chunk, |line| all.push(line.to_owned()));
         }
-        lines.end(|line| told.push(line.to_owned()));
-        told
+        lines.end(|line| all.push(line.to_owned()));
+        all
     }
 
     #[test]
     fn lines_are_put_together_and_what_controls_a_terminal_is_taken_out() {
         let said: [&[u8]; 3] = [b"first\nsec", b"ond\n\n", b"\x1b[31mred\rlast \xff"];
-        assert_eq!(told(&said), ["first", "second", " [31mred last \u{fffd}"]);
+        assert_eq!(logged(&said), ["first", "second", " [31mred last \u{fffd}"]);
     }
 
     #[test]
     fn a_worker_that_says_too_much_is_cut_short_and_told_so_once() {
         let long = vec![b'x'; 10 << 20];
-        let one = told(&[&long]);
+        let one = logged(&[&long]);
         assert_eq!(one.len(), 1);
         assert!(one[0].len() < LINE_BYTES_MAX + 8 && one[0].ends_with('…'), "{}", one[0].len());
-        let many = told(&[&b"word\n".repeat(100_000)]);
+        let many = logged(&[&b"word\n".repeat(100_000)]);
         assert_eq!(many.len(), LINES_MAX + 1);
         assert_eq!(many[LINES_MAX], "it says more than is logged of one worker");
     }

@@ -141,8 +141,8 @@ impl<E> Mounts<E> {
 }
 
 impl<E> Arrival<'_, E> {
-    /// It is here from now on, unless it was taken away. `make` is called under the lock: who ends all that are here
-    /// ends this one, too.
+    /// It is here from now on, unless it was taken away. `make` is called under the lock: a thread that ends all that
+    /// are here ends this one, too.
     pub(super) fn settle<R>(self, make: impl FnOnce() -> Result<E, R>) -> Result<(), Unsettled<R>> {
         let mut slots = self.mounts.lock();
         let result = match slots.get(&self.id) {

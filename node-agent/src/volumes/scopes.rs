@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Each scope has a lock of its own, under which it changes its state: a second publish waits for the first, a publish
-//! for a closing, and a collector that removes a store is sure that no volume opens it meanwhile. Who merely looks for an open scope
-//! does not wait for it: a cache file's end is reported once.
+//! for a closing, and a collector that removes a store is sure that no volume opens it meanwhile. A look for
+//! an open scope does not wait for it: a cache file's end is reported once.
 
 use crate::lock::lock;
 use crate::volumes::scope::Scope;
@@ -30,7 +30,7 @@ struct Slot {
     place: Arc<tokio::sync::Mutex<Place>>,
 }
 
-/// Written by who holds the place, read by all. Its lock is held for no longer than that.
+/// Written by the holder of the place, read by all. Its lock is held for no longer than that.
 type Open = Arc<Mutex<Option<Arc<Scope>>>>;
 
 pub(super) struct Place {
@@ -124,7 +124,7 @@ impl Scopes {
         place.closing = Arc::downgrade(&scope);
         let (me, id) = (self.clone(), id.clone());
         let close = move || {
-            // Who holds it for a question that is under way is the last then.
+            // A question under way that holds it is the last one then.
             if let Ok(scope) = Arc::try_unwrap(scope) {
                 scope.close();
             }

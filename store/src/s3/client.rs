@@ -189,7 +189,7 @@ impl Client {
                 "the answer covers another range than was asked for",
             ));
         }
-        if response.content_length().is_some_and(|told| told != length) {
+        if response.content_length().is_some_and(|claimed| claimed != length) {
             return Err(Fault::retry(RetryCause::Malformed, "the answer has another length than its range"));
         }
         // A store that ignores If-Match must not slip another version under the reader.

@@ -227,7 +227,7 @@ impl Running<'_> {
             Action::Resume => self.with_old(|old| {
                 if let Err(error) = old.ask(AgentRequest::Resume, &[], WORD_LIMIT) {
                     // It starts anew, and its connection ends with that: the answer may be lost.
-                    tracing::info!(%error, "the old agent was told to serve again");
+                    tracing::info!(%error, "the old agent was asked to serve again");
                 }
             }),
             Action::Complain { why } => tracing::error!(pid, why, "a hand-off does not go as it should"),

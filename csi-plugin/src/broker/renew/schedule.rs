@@ -31,7 +31,7 @@ pub(in crate::broker) struct Renewals {
     schedule: Mutex<Schedule>,
     changed: Condvar,
     /// Why the mount of a target is not made anew, as it was said last: so that it is said once.
-    told: Mutex<BTreeMap<PathBuf, String>>,
+    reasons: Mutex<BTreeMap<PathBuf, String>>,
     pub(super) wanted: Wanted,
 }
 
@@ -217,25 +217,25 @@ impl Renewals {
 
     /// True if this is news.
     pub(super) fn tell(&self, target: &Path, what: &str) -> bool {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.insert(target.to_owned(), what.to_owned()).is_none_or(|before| before != what)
+        let mut reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
+        reasons.insert(target.to_owned(), what.to_owned()).is_none_or(|before| before != what)
     }
 
     /// Why a target's mount is not made anew, if that was said.
     pub(in crate::broker) fn told_of(&self, target: &Path) -> Option<String> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).get(target).cloned()
+        self.reasons.lock().unwrap_or_else(PoisonError::into_inner).get(target).cloned()
     }
 
     /// Those that have failed before may fail again: they come last.
     pub(super) fn order(&self, targets: &mut [PathBuf]) {
         // Locked until the end: an order that changes while it is made is a panic.
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        targets.sort_by_key(|path| told.contains_key(path));
+        let reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
+        targets.sort_by_key(|path| reasons.contains_key(path));
     }
 
     /// It is well, or gone.
     pub(in crate::broker) fn all_told(&self, target: &Path) {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(target);
+        self.reasons.lock().unwrap_or_else(PoisonError::into_inner).remove(target);
     }
 }
 
@@ -329,8 +329,8 @@ mod tests {
     #[test]
     fn the_same_is_told_once() {
         let (renewals, at) = (Renewals::default(), Path::new("/t"));
-        let told: Vec<bool> = ["a", "a", "b", "a"].map(|what| renewals.tell(at, what)).into();
-        assert_eq!(told, [true, false, true, true]);
+        let news: Vec<bool> = ["a", "a", "b", "a"].map(|what| renewals.tell(at, what)).into();
+        assert_eq!(news, [true, false, true, true]);
         renewals.all_told(at);
         assert!(renewals.tell(at, "a"));
     }

@@ -116,18 +116,18 @@ fn workers_that_do_not_come_up_are_started_ever_more_rarely_until_the_mount_is_g
     bench.on(killed());
     bench.on(left(0));
     let begun = bench.now;
-    let (mut told, mut tries) = (0, 0);
+    let (mut reported, mut tries) = (0, 0);
     let why = loop {
         tries += 1;
         let actions = bench.on(Event::NotIntroduced { why: "no".into() });
-        told += actions.iter().filter(|a| matches!(a, Action::ReportDegraded { .. })).count();
+        reported += actions.iter().filter(|a| matches!(a, Action::ReportDegraded { .. })).count();
         match actions.last() {
             Some(Action::Abort { why }) => break why.clone(),
             Some(Action::Introduce { .. }) => {}
             _ => drop(bench.tick()),
         }
     };
-    assert_eq!(told, 1, "the owner is told once");
+    assert_eq!(reported, 1, "the owner gets one report");
     assert!(bench.now - begun >= LIMITS.heal_timeout && bench.now - begun < LIMITS.heal_timeout * 2);
     assert!((10..60).contains(&tries), "{tries}");
     assert!(why.contains("healTimeout") && why.contains("no"), "{why}");
@@ -313,7 +313,7 @@ impl Walk {
                 _ => {}
             }
         }
-        assert!((0..=1).contains(&self.degraded), "told once, and taken back once");
+        assert!((0..=1).contains(&self.degraded), "reported once, and taken back once");
         let mut asks = actions.into_iter().filter(|a| {
             !matches!(
                 a,

@@ -65,7 +65,7 @@ async fn a_listing_ends_with_the_last_volume_of_its_scope() {
         let weak = Arc::downgrade(&scope);
         let listing = tokio::spawn(async move { scope.list(ROOT, TTL).await });
         source.asked_for_more(1).await;
-        // As when its last mount goes, and nobody waits for the answer any more.
+        // As when its last mount goes, and no reader waits for the answer any more.
         weak.upgrade().unwrap().source.access.end();
         listing.abort();
         let gone = async {

@@ -1,7 +1,8 @@
 //! Which listings readers wait for. A source may have names without end: a listing without a waiting reader ends.
 //!
-//! Not at once: who was killed, or was impatient, may come back, and finds the listing further or done. A listing that
-//! was begun for the sake of single look-ups has no caller that waits for it; it is wanted as long as there are look-ups.
+//! Not at once: a reader that was killed, or was impatient, may come back, and finds the listing further or done. A
+//! listing that was begun for the sake of single look-ups has no caller that waits for it; it is wanted as long as
+//! there are look-ups.
 
 use crate::lock::lock;
 use std::collections::HashMap;
@@ -9,7 +10,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// For so long a listing goes on after the last one who wanted it.
+/// For so long a listing goes on after the last one that wanted it.
 const LINGER: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(30) };
 
 #[derive(Debug, Default)]
@@ -126,14 +127,14 @@ mod tests {
         };
         let first = listing(&scope);
         goes_on(&source).await;
-        // Who comes back finds it under way, and waits for it as long as he likes.
+        // A reader that comes back finds it under way, and waits for it as long as it likes.
         first.abort();
         let second = listing(&scope);
         tokio::time::sleep(3 * LINGER).await;
         goes_on(&source).await;
         assert_eq!(source.begun(), 1, "it began anew");
         second.abort();
-        assert!(falls_silent(&source).await, "{} pages, and nobody waits", source.asked());
+        assert!(falls_silent(&source).await, "{} pages, and no reader waits", source.asked());
         assert!(lock(&scope.wanted.0).is_empty());
         // The next question is answered.
         source.does(Does::Answers);
@@ -151,7 +152,7 @@ mod tests {
             scope.lookup(ROOT, format!("absent{n}").as_bytes(), TTL).await.unwrap();
         }
         goes_on(&source).await;
-        assert!(falls_silent(&source).await, "{} pages, and nobody looks up", source.asked());
+        assert!(falls_silent(&source).await, "{} pages, and no look-up waits", source.asked());
         assert!(lock(&scope.wanted.0).is_empty());
     }
 
@@ -166,8 +167,8 @@ mod tests {
         };
         goes_on(&source).await;
         scope.source.access.end();
-        let told = tokio::time::timeout(LIMIT, waits).await.expect("it goes on for a volume that is gone");
-        assert_eq!(told.unwrap(), Err(Cause::Unavailable));
+        let answer = tokio::time::timeout(LIMIT, waits).await.expect("it goes on for a volume that is gone");
+        assert_eq!(answer.unwrap(), Err(Cause::Unavailable));
         assert!(falls_silent(&source).await);
     }
 }
