@@ -98,7 +98,7 @@ fn a_killed_caller_gets_out_while_its_read_is_never_answered() {
         let mut killed = Instant::now();
         application.kill();
         if noted_by_the_dead {
-            // The kernel tells of a signal once. The mark must survive the worker that was told, and has not acted on it.
+            // The kernel tells of a signal once. The mark must survive the worker that got it, and has not acted on it.
             wait_for("mark", || !mount.inflight.interrupted().is_empty());
             mount.kill();
             assert!(!application.has_ended(), "it was let go by a worker that should not have been able to");
@@ -232,7 +232,7 @@ fn a_cut_cache_file_is_fetched_again_without_an_error() {
 }
 
 /// The pages of a buffer must be there before the kernel copies into it: else it fails the request when the worker dies
-/// meanwhile, and nobody can take it over.
+/// meanwhile, and no other can take it over.
 #[test]
 fn a_worker_that_dies_while_the_kernel_copies_a_request_loses_it_only_where_pages_are_missing() {
     let bare = killed_in_the_copy(false);

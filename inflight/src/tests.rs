@@ -26,7 +26,7 @@ impl Kernel for Model {
         Ok(if self.waiting.contains_key(&unique) { Probe::Waiting } else { Probe::Gone })
     }
     fn fail(&mut self, unique: u64) {
-        assert!(self.waiting.remove(&unique).is_some(), "failed a request nobody waits for");
+        assert!(self.waiting.remove(&unique).is_some(), "failed a request without a caller");
         self.failed.insert(unique);
     }
 }
@@ -88,7 +88,7 @@ fn successor_finishes(inflight: &Inflight, model: &mut Model) {
         assert!(seen.insert(header.unique), "replayed twice");
         assert_eq!(&buffer[..header.len as usize], &model.waiting[&header.unique][..]);
     }
-    assert_eq!(seen, model.waiting.keys().copied().collect(), "the kernel waits for what nobody replays");
+    assert_eq!(seen, model.waiting.keys().copied().collect(), "the kernel waits for what no worker replays");
     for unique in seen {
         reply(inflight, model, unique);
     }
@@ -481,7 +481,7 @@ fn far_versions_other_sizes_and_unsealed_files_are_refused() {
     for other in [MARK | (version + 2), version, u64::MAX] {
         assert!(matches!(says(other), Err(InflightError::Format { found }) if found == other));
     }
-    assert!(rustix::fs::ftruncate(&fd, 4096).is_err(), "nobody may shrink it under the agent");
+    assert!(rustix::fs::ftruncate(&fd, 4096).is_err(), "no worker may shrink it under the agent");
     let other = tempfile::tempfile().unwrap();
     other.set_len(BYTES as u64).unwrap();
     assert!(matches!(Inflight::map(&other), Err(InflightError::Map(_))));

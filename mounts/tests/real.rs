@@ -232,7 +232,7 @@ fn a_served_mount_is_probed_and_an_aborted_one_is_dead() {
     stop.store(true, Ordering::Relaxed);
     server.join().unwrap();
 
-    // Nobody serves: the probe gives up in time, and the abort frees its child.
+    // No process serves: the probe gives up in time, and the abort frees its child.
     let started = Instant::now();
     let result = bench.kernel.probe(&target, probe::What::Alive, Duration::from_millis(300));
     assert!(matches!(result, Err(KernelError::ProbeTimedOut { .. })), "{result:?}");
@@ -259,7 +259,7 @@ fn a_served_mount_is_probed_and_an_aborted_one_is_dead() {
     assert_eq!(bench.kernel.waiting(&control).unwrap(), 0);
 }
 
-/// Numbers are given out anew at once: the mount that has one now is somebody else's.
+/// Numbers are given out anew at once: the mount that has one now is another volume's.
 #[test]
 fn what_is_held_of_a_connection_reaches_no_other_that_has_its_number_by_now() {
     let bench = Bench::new();
@@ -276,7 +276,7 @@ fn what_is_held_of_a_connection_reaches_no_other_that_has_its_number_by_now() {
             // A device of another mount is no proof, where the kernel tells.
             let mixed = bench.kernel.control(connection, bench.mount(&bench.target("pod/third")).0.as_fd());
             assert!(matches!(mixed, Err(KernelError::OtherConnection)) || !tells(&other), "{mixed:?}");
-            // Who has nothing but the device of one that has ended gets nothing by its number.
+            // A caller with nothing but the device of one that has ended gets nothing by its number.
             assert!(matches!(bench.kernel.control(gone, device.as_fd()), Err(KernelError::Ended)));
             // And what is at a target is looked at while it is held.
             assert!(matches!(bench.kernel.abort_at(&first, gone), Err(KernelError::Vanished(_))));
@@ -304,8 +304,8 @@ fn many_devices_are_looked_at_at_once() {
 /// Does this kernel say which connection a device serves?
 fn tells(device: &OwnedFd) -> bool {
     use std::os::fd::AsRawFd;
-    let told = fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_raw_fd())).unwrap();
-    told.contains("fuse_connection:")
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_raw_fd())).unwrap();
+    text.contains("fuse_connection:")
 }
 
 /// As after `umount -f`: the guard is open, and a mount that is nowhere yet is put on it.

@@ -1,5 +1,5 @@
-//! Whatever becomes of standard error, nobody waits for it, and nothing dies silently. Processes of their own: what they do
-//! is in `main`'s roles, and this very program is run again for each.
+//! Whatever becomes of standard error, no thread waits for it, and nothing dies silently. Processes of their own: what
+//! they do is in `main`'s roles, and this very program is run again for each.
 
 #![allow(clippy::unwrap_used)]
 
@@ -40,7 +40,7 @@ fn role() {
             }
             say(&format!("said {LINES}, lost {}", startup::log::lost()));
             if role != "talk" {
-                let _ = std::io::stdin().read(&mut [0]); // until the test has seen what is told now
+                let _ = std::io::stdin().read(&mut [0]); // until the test has seen what is said now
             }
         }
         "panic" | "panic without a log" => {
@@ -49,7 +49,7 @@ fn role() {
             let _ = thread.spawn(|| panic!("on purpose")).unwrap().join();
         }
         "panic in a task" => {
-            let caught = std::panic::catch_unwind(|| panic!("caught by whoever runs tasks"));
+            let caught = std::panic::catch_unwind(|| panic!("caught by what runs tasks"));
             say(&format!("survived: {}", caught.is_err()));
         }
         "allocate" => std::alloc::handle_alloc_error(std::alloc::Layout::new::<[u8; 4096]>()),
@@ -123,7 +123,7 @@ fn lost(answer: &str) -> u64 {
     answer.rsplit(' ').next().unwrap().parse().unwrap_or_else(|_| panic!("{answer}"))
 }
 
-/// A pipe that is full and that nobody reads.
+/// A pipe that is full and that nothing reads.
 fn full() -> (OwnedFd, OwnedFd) {
     let (reader, writer) = pipe().unwrap();
     let size = fcntl_setpipe_size(&writer, 4096).unwrap();
@@ -179,13 +179,13 @@ fn a_log_that_is_read_has_every_line_in_order() {
     let numbers: Vec<u64> =
         text.lines().filter_map(|line| line.rsplit_once("n=").map(|(_, n)| n.parse().unwrap())).collect();
     assert!(numbers.is_sorted(), "lines change places");
-    // Who writes faster than its reader reads loses lines, and is told how many.
-    let told: u64 = text
+    // A program that writes faster than its reader reads loses lines, and the log says how many.
+    let reported: u64 = text
         .lines()
         .filter_map(|line| line.split_once("lines of this log were lost")?.1.rsplit_once("lines="))
         .map(|(_, n)| n.parse::<u64>().unwrap())
         .sum();
-    assert_eq!(numbers.len() as u64 + told, LINES, "{answer}");
+    assert_eq!(numbers.len() as u64 + reported, LINES, "{answer}");
 }
 
 #[test]
@@ -202,12 +202,12 @@ fn what_was_lost_is_told_when_the_log_flows_again() {
         let lost = lost(line.trim());
         assert!(lost > 0, "{line}");
         let mut reader = std::io::BufReader::new(File::from(reader));
-        let (mut told, mut seen) = (0, 0);
-        while told < lost {
+        let (mut reported, mut seen) = (0, 0);
+        while reported < lost {
             line.clear();
             assert!(
                 std::io::BufRead::read_line(&mut reader, &mut line).unwrap() > 0,
-                "{told} of {lost} told"
+                "{reported} of {lost} reported"
             );
             let text = line.trim_start_matches('-');
             let Some((_, rest)) = text.split_once("lines of this log were lost") else {
@@ -216,14 +216,14 @@ fn what_was_lost_is_told_when_the_log_flows_again() {
             };
             if role.starts_with("json") {
                 let parsed: serde_json::Value = serde_json::from_str(text).unwrap();
-                told += parsed["fields"]["lines"].as_u64().unwrap();
+                reported += parsed["fields"]["lines"].as_u64().unwrap();
             } else {
-                told += rest.trim().rsplit_once("lines=").unwrap().1.parse::<u64>().unwrap();
+                reported += rest.trim().rsplit_once("lines=").unwrap().1.parse::<u64>().unwrap();
             }
         }
         drop(child.stdin.take());
         assert!(end(&mut child).success());
-        assert!(seen > 0 && told + seen <= LINES, "{seen} lines and {told} lost");
+        assert!(seen > 0 && reported + seen <= LINES, "{seen} lines and {reported} lost");
     }
 }
 
@@ -232,7 +232,7 @@ fn a_panic_in_any_thread_is_the_death_of_the_process_with_its_message_in_the_log
     for (role, what) in [
         ("panic", "thread \"doomed\" panicked at startup/tests/log.rs"),
         ("panic without a log", "role: thread \"doomed\" panicked at startup/tests/log.rs"),
-        ("panic in a task", "caught by whoever runs tasks"),
+        ("panic in a task", "caught by what runs tasks"),
         ("json panic", "thread \\\"doomed\\\" panicked at startup/tests/log.rs"),
         ("allocate", "memory allocation of 4096 bytes failed"),
         ("overflow", "has overflowed its stack"),

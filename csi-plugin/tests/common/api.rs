@@ -19,7 +19,7 @@ pub struct State {
     pub fail: Option<u16>,
     /// The next continuation token has expired.
     pub expire: bool,
-    /// Before the next DELETE somebody else writes the object.
+    /// Before the next DELETE another client writes the object.
     pub touch_before_delete: bool,
     /// Versions of objects given out.
     version: u64,

@@ -48,7 +48,7 @@ pub struct Setup {
     pub records: Option<String>,
     /// None: nothing is compared.
     pub pace: Option<Pace>,
-    /// None: no record is looked for that nobody has a volume of.
+    /// None: records without a volume are not looked for.
     pub unclaimed: Option<unclaimed::Pace>,
     /// How long the agent may wait for a source; None: 1 s.
     pub source_wait: Option<Duration>,
@@ -296,7 +296,7 @@ impl Agent {
         Self::introduce(socket, hello()).unwrap()
     }
 
-    /// As whoever it says it is.
+    /// As the agent that it says it is.
     pub fn introduce(socket: &Path, hello: Hello) -> Result<Self, Refusal> {
         Self::introduce_with(socket, hello, obliging)
     }

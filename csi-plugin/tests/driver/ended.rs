@@ -1,4 +1,4 @@
-//! Connections that somebody else ends, over a pretended kernel: an abort, `umount -f`, an unmount; beside everything
+//! Connections that another process ends, over a pretended kernel: an abort, `umount -f`, an unmount; beside everything
 //! else that happens to a mount. Nothing is compared here: they are noticed by themselves.
 
 use crate::common::api::Api;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 const SECRET: [(&str, &str); 2] = [("accessKeyId", "AKIA"), ("secretAccessKey", "hunter2")];
 
-/// Of a pod, and nobody's time is over but by what the tests do.
+/// Of a pod, and no mount's time is over but by what the tests do.
 fn published(driver: &Driver) -> NodePublishVolumeRequest {
     let mut request = driver.publish("v", "a");
     request.volume_context.extend(context(&[
@@ -117,7 +117,7 @@ async fn an_abort_is_noticed_told_once_and_made_anew() {
     assert!(!condition(&driver).await.abnormal);
     driver.kernel.state().aborted.insert(dead);
     until_anew(&driver, dead).await;
-    until("both is told", || {
+    until("both are posted", || {
         messages(&api, "MountFailed").len() == 1 && messages(&api, "MountRecovered").len() == 1
     })
     .await;
@@ -144,8 +144,8 @@ async fn a_forced_unmount_is_made_anew_on_the_guard_and_in_the_container() {
         until_anew(&driver, dead).await;
         assert_eq!(agent.saw("Publish"), 1 + round);
     }
-    until("it is told", || messages(&api, "MountRecovered").len() == 1).await;
-    // As published, whoever asks.
+    until("it is posted", || messages(&api, "MountRecovered").len() == 1).await;
+    // As published, for every caller.
     driver.node().node_publish_volume(published(&driver)).await.unwrap();
     assert_eq!(agent.saw("Publish"), 4);
     driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
@@ -166,7 +166,7 @@ async fn what_is_unmounted_and_in_no_container_is_not_made_anew() {
             driver.kernel.state().table.clear();
         }
         until("it is forgotten", || records(&driver) == 0).await;
-        until("and told", || messages(&api, "MountFailed").len() == 1).await;
+        until("and posted", || messages(&api, "MountFailed").len() == 1).await;
         assert!(messages(&api, "MountFailed")[0].contains("no container has it any more"));
         // Neither another agent nor anything else brings it back.
         drop(agent);
@@ -190,7 +190,7 @@ async fn where_the_guard_is_gone_nothing_is_made_anew() {
     in_a_container(&driver);
     umount_f(&driver);
     driver.kernel.state().table.clear();
-    until("the reason is told", || messages(&api, "MountDegraded").len() == 1).await;
+    until("the reason is posted", || messages(&api, "MountDegraded").len() == 1).await;
     assert!(messages(&api, "MountDegraded")[0].contains("has taken everything from its target"));
     assert_eq!((agent.saw("Publish"), driver.mounts()), (1, 0));
     driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
@@ -268,7 +268,7 @@ async fn nobody_is_said_to_serve_what_has_ended() {
     drop(agent);
     let agent = next_agent(&driver, 2).await;
     until_anew(&driver, dead).await;
-    until("it is told", || !messages(&api, "MountRecovered").is_empty()).await;
+    until("it is posted", || !messages(&api, "MountRecovered").is_empty()).await;
     let of_the_dead = |message: &String| message.contains("is served again");
     assert!(
         !messages(&api, "MountRecovered").iter().any(of_the_dead),
@@ -285,7 +285,7 @@ async fn nobody_is_said_to_serve_what_has_ended() {
         let _ = agent.ask(BrokerRequest::Report { mount: id, report }, &[]); // it may be let go of already
     }
     until_anew(&driver, dead).await;
-    until("it is told", || api.events("Pod", "MountRecovered")[0]["count"].as_u64() == Some(2)).await;
+    until("it is posted", || api.events("Pod", "MountRecovered")[0]["count"].as_u64() == Some(2)).await;
     assert!(messages(&api, "MountHealed").is_empty());
     assert!(
         !messages(&api, "MountRecovered").iter().any(of_the_dead),
@@ -371,7 +371,7 @@ async fn what_is_unmounted_while_there_is_no_broker_is_made_anew_in_its_containe
     let _ = driver.stop().await;
 }
 
-/// Somebody ends the new mount, too, before it serves: what is known of the first is still known.
+/// Another process ends the new mount, too, before it serves: what is known of the first is still known.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_ends_while_it_is_made_anew_is_made_anew_again_with_its_secret() {
     let driver = Driver::start().await;
@@ -418,19 +418,20 @@ async fn the_condition_of_a_volume_is_what_its_events_say() {
     assert!(matches!(tell(Report::SourceAway { why: "503".into(), stale: false }), BrokerAnswer::Done));
     agent.behave(source_away);
     let away = condition(&driver).await;
-    until("it is told in the same words", || messages(&api, "MountDegraded") == [away.message.clone()]).await;
+    until("it is posted in the same words", || messages(&api, "MountDegraded") == [away.message.clone()])
+        .await;
     assert!(away.abnormal && away.message.contains("its source does not answer (503)"), "{away:?}");
     agent.behave(obliging);
     assert!(!condition(&driver).await.abnormal);
 
     // No worker serves it.
     drop(agent);
-    until("it is told", || messages(&api, "MountDegraded").iter().any(|m| m.contains("no worker serves")))
+    until("it is posted", || messages(&api, "MountDegraded").iter().any(|m| m.contains("no worker serves")))
         .await;
     let orphaned = condition(&driver).await;
     assert!(orphaned.abnormal && orphaned.message.contains("no worker serves the mount"), "{orphaned:?}");
 
-    // Somebody ends it, and nobody is there to make it anew.
+    // Another process ends it, and no agent is there to make it anew.
     let dead = in_a_container(&driver);
     umount_f(&driver);
     let ended = condition(&driver).await;
@@ -438,12 +439,13 @@ async fn the_condition_of_a_volume_is_what_its_events_say() {
         ended.abnormal && ended.message.contains("a process on node node-1 that is not Millpond's"),
         "{ended:?}"
     );
-    until("it is told in the same words", || messages(&api, "MountFailed") == [ended.message.clone()]).await;
+    until("it is posted in the same words", || messages(&api, "MountFailed") == [ended.message.clone()])
+        .await;
     let _agent = next_agent(&driver, 2).await;
     until_anew(&driver, dead).await;
     until_well(&driver).await;
 
-    // Another broker, which nobody shows anything, and a dead mount whose secret is on no disk.
+    // Another broker, to which no agent shows anything, and a dead mount whose secret is on no disk.
     let (dir, kernel) = driver.stop().await;
     kernel.state().kill_all_holders();
     let driver = Driver::start_over(dir, kernel).await;
@@ -459,7 +461,7 @@ async fn the_condition_of_a_volume_is_what_its_events_say() {
     let _ = driver.stop().await;
 }
 
-/// `fs.fuse.max_request_timeout`: what would end the mount again and again is told, and our own waits end before it.
+/// `fs.fuse.max_request_timeout`: what would end the mount again and again is posted, and our own waits end before it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_timeout_of_the_kernel_is_told_once_and_shortens_the_wait_for_an_agent() {
     let (api, driver) = with_events().await;
@@ -468,7 +470,7 @@ async fn a_request_timeout_of_the_kernel_is_told_once_and_shortens_the_wait_for_
     for _ in 0..3 {
         driver.node().node_publish_volume(published(&driver)).await.unwrap();
     }
-    until("it is told", || messages(&api, "MountDegraded").len() == 1).await;
+    until("it is posted", || messages(&api, "MountDegraded").len() == 1).await;
     let message = messages(&api, "MountDegraded").remove(0);
     assert!(message.contains("takes longer than 15s") && message.contains("after 6s"), "{message}");
     assert_eq!(api.events("Pod", "MountDegraded")[0]["count"].as_u64(), Some(1));
@@ -535,7 +537,7 @@ async fn no_order_of_ends_publishes_agents_and_brokers_leaves_anything_dead_or_b
             let step = next(8);
             story.push(step);
             match step {
-                // Somebody ends it, in one way or another, while a container has it or none.
+                // Another process ends it, in one way or another, while a container has it or none.
                 0..=2 => {
                     if let Some(minor) = top(&driver) {
                         driver.kernel.state().elsewhere = if next(3) > 0 { vec![minor] } else { vec![] };
@@ -581,7 +583,7 @@ async fn no_order_of_ends_publishes_agents_and_brokers_leaves_anything_dead_or_b
         if let Some(minor) = top(&driver) {
             driver.kernel.state().aborted.insert(minor);
         }
-        let told = |what: &str| format!("MILLPOND_SEED={seed} round {round}, {story:?}: {what}");
+        let at_round = |what: &str| format!("MILLPOND_SEED={seed} round {round}, {story:?}: {what}");
         // Published once more it lives, whatever was there.
         let end = Instant::now() + LIMIT;
         loop {
@@ -592,20 +594,22 @@ async fn no_order_of_ends_publishes_agents_and_brokers_leaves_anything_dead_or_b
             };
             match published {
                 Ok(_) if top(&driver).is_some_and(alive) => break,
-                other => assert!(Instant::now() < end, "{}", told(&format!("{other:?}, {:?}", top(&driver)))),
+                other => {
+                    assert!(Instant::now() < end, "{}", at_round(&format!("{other:?}, {:?}", top(&driver))))
+                }
             }
         }
-        assert_eq!(driver.mounts(), 2, "{}", told("mounts are stacked"));
+        assert_eq!(driver.mounts(), 2, "{}", at_round("mounts are stacked"));
         // A container of an end may be left behind by a broker that was stopped meanwhile, never a target.
         while let Err(status) = driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await {
-            assert!(Instant::now() < end, "{}", told(&format!("{status}")));
+            assert!(Instant::now() < end, "{}", at_round(&format!("{status}")));
         }
-        assert_eq!((driver.mounts(), records(&driver)), (0, 0), "{}", told("left behind"));
+        assert_eq!((driver.mounts(), records(&driver)), (0, 0), "{}", at_round("left behind"));
         drop(agent);
         let _agent = next_agent(&driver, life + 1).await;
         driver.node().node_publish_volume(driver.publish("w", "b")).await.unwrap();
         driver.node().node_unpublish_volume(driver.unpublish("w", "b")).await.unwrap();
-        assert_eq!(driver.mounts(), 0, "{}", told("made anew after its unpublish"));
+        assert_eq!(driver.mounts(), 0, "{}", at_round("made anew after its unpublish"));
         let _ = driver.stop().await;
     }
 }

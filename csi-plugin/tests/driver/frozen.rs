@@ -1,5 +1,5 @@
 //! Stores that do not answer while mounts are made anew: what belongs to another store, or is not wanted any more, does
-//! not wait for them. The agent's wait for a source has no end here, so whoever waits for one fails.
+//! not wait for them. The agent's wait for a source has no end here, so a caller that waits for one fails.
 
 use crate::common::api::Api;
 use crate::common::{Agent, Driver, LIMIT, Setup, context, hello, obliging, source_away, until, waiting};
@@ -36,7 +36,7 @@ fn top(driver: &Driver, target: &str) -> Option<u32> {
     stack_at(&state.table, &driver.target(target)).last().filter(|e| e.fs_type == FUSE_TYPE).map(|e| e.minor)
 }
 
-/// Somebody else ends its connection.
+/// Another process ends its connection.
 fn abort(driver: &Driver, target: &str) -> u32 {
     let minor = top(driver, target).unwrap();
     driver.kernel.state().aborted.insert(minor);
@@ -162,7 +162,7 @@ async fn the_condition_of_a_source_is_what_the_agent_that_serves_says_now() {
     for report in [Report::SourceBack, away.clone()] {
         agent.ask(BrokerRequest::Report { mount: MountId(1), report }, &[]).unwrap();
     }
-    until("it is told", || !api.events("Pod", "MountDegraded").is_empty()).await;
+    until("it is posted", || !api.events("Pod", "MountDegraded").is_empty()).await;
     let now = condition(&driver, "v", "a").await;
     assert!(!now.abnormal, "its agent says nothing of it: {now:?}");
     // The store comes back while no agent is there, and the next one never knew that it was away.
@@ -183,7 +183,7 @@ async fn the_condition_of_a_source_is_what_the_agent_that_serves_says_now() {
         }
         assert!(Instant::now() < end, "still abnormal: {now:?}");
     }
-    // Nothing is reported to anybody of a second volume of a store that has been failing, nor to another broker.
+    // Nothing is reported of a second volume of a store that has been failing, nor to another broker.
     let agent = next.expect("it is there");
     agent.behave(source_away);
     driver.node().node_publish_volume(published(&driver, "w", "b", "s3://bucket/x")).await.unwrap();
@@ -196,7 +196,7 @@ async fn the_condition_of_a_source_is_what_the_agent_that_serves_says_now() {
     let _ = driver.stop().await;
 }
 
-/// Without an agent nothing is made anew, and who has them is looked for in order to tell it, alone.
+/// Without an agent nothing is made anew, and the containers that have them are looked for to report it, alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_that_end_at_once_are_looked_for_once() {
     let driver = Driver::start().await;
@@ -225,7 +225,7 @@ async fn a_hundred_that_end_at_once_are_looked_for_once() {
             .message
             .contains("a process on node node-1 that is not Millpond's")
         {
-            assert!(Instant::now() < end, "{name} is not told");
+            assert!(Instant::now() < end, "{name} is not reported");
         }
     }
     let scans = driver.kernel.state().scans;
@@ -233,7 +233,7 @@ async fn a_hundred_that_end_at_once_are_looked_for_once() {
     let _ = driver.stop().await;
 }
 
-/// Its owner is told when it is over, and until then what is wrong is said as it is.
+/// Its owner learns when it is over, and until then what is wrong is said as it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_was_left_behind_gets_the_mount_when_it_can_and_the_condition_says_both() {
     for container_goes in [false, true] {
@@ -248,7 +248,7 @@ async fn a_container_that_was_left_behind_gets_the_mount_when_it_can_and_the_con
             state.stuck.insert(old);
             state.aborted.insert(old);
         }
-        until("it is told", || {
+        until("it is posted", || {
             let events = api.events("Pod", "MountDegraded");
             events
                 .iter()
@@ -273,7 +273,7 @@ async fn a_container_that_was_left_behind_gets_the_mount_when_it_can_and_the_con
         let has = if container_goes { vec![] } else { vec![top(&driver, "a").unwrap()] };
         assert_eq!(driver.kernel.state().elsewhere, has);
         let recovered = || api.events("Pod", "MountRecovered");
-        until("its owner is told", || {
+        until("its owner learns it", || {
             recovered()
                 .iter()
                 .any(|e| e["message"].as_str().unwrap().contains("no container has the dead one"))

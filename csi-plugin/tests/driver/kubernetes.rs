@@ -330,7 +330,7 @@ async fn what_happens_to_a_mount_is_told_on_its_pod_and_its_claim() {
     request.secrets = context(&[("accessKeyId", "AKIA"), ("secretAccessKey", "hunter2")]);
     node.node_publish_volume(request.clone()).await.unwrap_err();
     for (kind, uid) in [("Pod", Some("uid-pod")), ("PersistentVolumeClaim", None)] {
-        until("the failed publish is told", || api.events(kind, "MountFailed").len() == 1).await;
+        until("the failed publish is posted", || api.events(kind, "MountFailed").len() == 1).await;
         let event = &api.events(kind, "MountFailed")[0];
         assert_eq!(event["involvedObject"]["uid"].as_str(), uid, "{event}");
         assert_eq!((&event["type"], &event["count"]), (&"Warning".into(), &1.into()), "{event}");
@@ -344,7 +344,7 @@ async fn what_happens_to_a_mount_is_told_on_its_pod_and_its_claim() {
     for _ in 0..100 {
         agent.ask(BrokerRequest::Report { mount: MountId(1), report: healed() }, &[]).unwrap();
     }
-    until("the heals are told", || api.events("Pod", "MountHealed").len() == 1).await;
+    until("the heals are posted", || api.events("Pod", "MountHealed").len() == 1).await;
     let message = api.events("Pod", "MountHealed")[0]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("no call failed") && message.contains("node-1"), "{message}");
     let why = "no worker comes up".to_owned();
@@ -413,7 +413,7 @@ async fn inline_volumes_tell_their_pod_only_and_believe_nobody_about_a_claim() {
     let mut request = publish(&driver);
     request.volume_context.insert("csi.storage.k8s.io/ephemeral".into(), "true".into());
     refused(driver.node().node_publish_volume(request.clone()).await, Code::InvalidArgument, &["internal."]);
-    until("the pod is told", || api.events("Pod", "MountFailed").len() == 1).await;
+    until("the pod gets an Event", || api.events("Pod", "MountFailed").len() == 1).await;
     request.volume_context.retain(|key, _| !key.starts_with("internal."));
     request.volume_context.insert("freshnes".into(), "ttl".into());
     refused(

@@ -43,7 +43,7 @@ async fn a_lost_answer_is_given_again_whatever_became_of_the_claim() {
     api.state().objects.remove(CLAIM);
     assert_eq!(client.create_volume(claimed(&class)).await.unwrap().into_inner(), first);
 
-    // A class that was made anew with somebody else's secret is no better for an answer that was lost; nor one that
+    // A class that was made anew with another claim's secret is no better for an answer that was lost; nor one that
     // cannot be looked at.
     claim(&api, &[(SOURCE, "s3://bucket/team/second")]);
     let foreign = ("csi.storage.k8s.io/node-publish-secret-namespace", "kube-system");
@@ -97,7 +97,7 @@ async fn a_record_without_claim_and_volume_is_removed_and_no_other() {
     api.class("choose", &class);
     let maker = controller(&api).await;
     let mut client = maker.controller();
-    // Nobody's in the end; one with a claim, one with a volume, and one with a volume of another name.
+    // One without an owner; one with a claim, one with a volume, and one with a volume of another name.
     let names: [u8; 4] = [0, 1, 2, 3];
     let name = |n: u8| format!("pvc-{n}{}", &UID[1..]);
     for n in names {
@@ -117,7 +117,7 @@ async fn a_record_without_claim_and_volume_is_removed_and_no_other() {
     api.claim("team", "claim-0", "choose", &[(SOURCE, "s3://bucket/team/x")]);
     api.persistent_volume(&name(2), &name(2));
     api.persistent_volume("restored", &name(3));
-    // Not of a claim: nobody can say whose it is.
+    // Not of a claim: nothing says whose it is.
     client.create_volume(create("by-hand", &[("source", "s3://bucket/a")])).await.unwrap();
     let there = |n: u8| api.state().objects.contains_key(&format!("{VOLUMES}/{}", name(n)));
     let seen = || api.state().seen.iter().filter(|s| s.starts_with("GET") && s.ends_with(VOLUMES)).count();
@@ -138,7 +138,7 @@ async fn a_record_without_claim_and_volume_is_removed_and_no_other() {
     let _ = (one.stop().await, two.stop().await, maker.stop().await);
 }
 
-/// A record that is handed out again at that moment is not taken away from whoever just got it.
+/// A record that is handed out again at that moment is not taken away from the caller that just got it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_that_is_handed_out_again_is_another_version_of_it() {
     let api = Api::start().await;
@@ -155,7 +155,7 @@ async fn a_record_that_is_handed_out_again_is_another_version_of_it() {
     assert_ne!(first, second);
     assert_eq!(api.state().objects[&record()]["spec"]["name"], format!("pvc-{UID}"), "and nothing else");
 
-    // Nobody's now; and while a replica removes it, the other one hands it out.
+    // Without an owner now; and while a replica removes it, the other one hands it out.
     api.state().objects.remove(CLAIM);
     api.state().touch_before_delete = true;
     let pace = Pace { every: Duration::from_millis(10), grace: Duration::from_millis(50) };

@@ -108,7 +108,7 @@ async fn no_failure_of_a_publish_leaves_a_mount() {
     let _ = driver.stop().await;
 }
 
-/// What lies at a target is told from what is asked for it.
+/// What lies at a target is distinguished from what is asked for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_request_for_the_guard_of_another_volume_is_wrong_and_not_unavailable() {
     let driver = Driver::start().await;
@@ -274,7 +274,7 @@ async fn after_a_restart_mounts_are_known_from_the_mount_table() {
     assert_eq!(node.node_publish_volume(request.clone()).await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(driver.mounts(), 2);
     let agent = driver.agent();
-    // The broker makes it anew by itself, too, and a republish meanwhile is told to come again.
+    // The broker makes it anew by itself, too, and a republish meanwhile has to come again.
     let deadline = Instant::now() + LIMIT;
     while let Err(status) = node.node_publish_volume(request.clone()).await {
         assert!(status.code() == Code::Aborted && Instant::now() < deadline, "{status}");
@@ -399,7 +399,7 @@ async fn a_successor_is_of_a_neighbouring_version_and_its_place_is_free_when_it_
     let successor = || Hello { successor: true, life: 2, ..hello() };
     let refusal = |hello: Hello| introduce(hello).err().expect("it is refused");
 
-    assert_eq!(refusal(successor()).kind, RefusalKind::Unavailable, "there is nobody to succeed");
+    assert_eq!(refusal(successor()).kind, RefusalKind::Unavailable, "there is no agent to succeed");
     let far = Hello { protocol: hello().protocol + 2, ..hello() };
     assert!(refusal(far).message.contains("in steps"));
     let old = introduce(hello()).unwrap();
@@ -421,7 +421,7 @@ async fn a_successor_is_of_a_neighbouring_version_and_its_place_is_free_when_it_
         })
         .await;
         let next = next.unwrap();
-        until("its mount was tried, and it was told that nothing comes of it", || {
+        until("its mount was tried, and it has learnt that nothing comes of it", || {
             next.saw("Prepare") == 1 && next.saw("Dismiss") == 1
         })
         .await;

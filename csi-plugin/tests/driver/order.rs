@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// Nobody comes to its end in these tests but by what they do.
+/// No mount comes to its end in these tests but by what they do.
 fn patient(driver: &Driver) -> NodePublishVolumeRequest {
     let mut request = driver.publish("v", "a");
     request.volume_context.insert("healTimeout".into(), "1h".into());
@@ -94,7 +94,7 @@ async fn an_agent_that_adopts_what_was_unpublished_meanwhile_is_told_to_let_go()
     driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
     assert_eq!((driver.mounts(), agent.saw("Unpublish")), (0, 1));
     agent.answer_late();
-    until("it is told after its answer, too", || agent.saw("Unpublish") == 2).await;
+    until("it gets the order after its answer, too", || agent.saw("Unpublish") == 2).await;
     // The next one is another mount.
     driver.node().node_publish_volume(patient(&driver)).await.unwrap();
     assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 1));
@@ -107,7 +107,8 @@ async fn an_agent_that_does_not_answer_before_its_mount_is_unpublished_is_told_t
     let driver = Driver::with(Setup { pace: Some(pace), ..Setup::default() }).await;
     let agent = while_adopting(&driver, patient(&driver)).await;
     driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
-    until("it is told when nobody waits for its answer any more", || agent.saw("Unpublish") == 2).await;
+    until("it gets the order when no caller waits for its answer any more", || agent.saw("Unpublish") == 2)
+        .await;
     agent.answer_late();
     assert_eq!(driver.mounts(), 0);
     let _ = driver.stop().await;
@@ -160,7 +161,7 @@ async fn a_mount_whose_time_is_over_while_it_is_adopted_ends_and_the_agent_lets_
     assert_eq!(agent.saw("Unpublish"), 0);
     agent.answer_late();
     // Then it is made anew, as any dead mount.
-    until("it is told, and another is in its place", || agent.saw("Start") == 1).await;
+    until("it gets the order, and another is in its place", || agent.saw("Start") == 1).await;
     let seen = agent.seen.lock().unwrap().clone();
     let first = |what: &str| seen.iter().position(|s| s.starts_with(what)).unwrap();
     assert!(first("Unpublish") < first("Publish"), "{seen:?}");
@@ -218,7 +219,7 @@ async fn an_agent_that_shows_what_was_unpublished_is_told_to_let_go() {
     let _ = driver.stop().await;
 }
 
-/// Whatever comes first: afterwards the broker has nothing, and the agent was told.
+/// Whatever comes first: afterwards the broker has nothing, and the agent has the order.
 #[tokio::test(flavor = "multi_thread")]
 async fn unpublish_and_the_showing_of_a_mount_come_in_any_order() {
     let driver = Driver::start().await;
@@ -295,13 +296,13 @@ async fn what_the_agent_alone_holds_is_ended() {
     driver.node().node_publish_volume(patient(&driver)).await.unwrap();
     looks(&agent, 4).await;
     assert_eq!(agent.saw("Unpublish"), 0);
-    // It does not let go when it is told.
+    // It does not let go when it gets the order.
     driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
-    until("it is told again", || agent.saw("Unpublish") >= 3).await;
+    until("it gets the order again", || agent.saw("Unpublish") >= 3).await;
     agent.behave(obliging);
-    let told = agent.saw("Unpublish");
+    let before = agent.saw("Unpublish");
     looks(&agent, 2).await;
-    assert!(agent.saw("Unpublish") <= told + 1);
+    assert!(agent.saw("Unpublish") <= before + 1);
     let _ = driver.stop().await;
 }
 
@@ -381,10 +382,10 @@ async fn what_was_unmounted_by_somebody_else_is_let_go_of_and_its_owner_is_told(
     driver.kernel.state().unmount_top(&driver.target("a"));
     looks(&agent, 6).await;
     assert_eq!((agent.saw("Unpublish"), driver.kernel.state().aborted.len()), (0, 0));
-    // And now nobody has.
+    // And now no container has it.
     driver.kernel.state().elsewhere.clear();
-    until("the agent is told", || agent.saw("Unpublish") >= 1).await;
-    until("the owner is told", || api.events("Pod", "MountFailed").len() == 1).await;
+    until("the agent gets the order", || agent.saw("Unpublish") >= 1).await;
+    until("the owner learns it", || api.events("Pod", "MountFailed").len() == 1).await;
     until("its record is gone", || records(&driver) == 0).await;
     assert_eq!(driver.kernel.state().aborted.len(), 0);
     agent.behave(holding(&[2]));

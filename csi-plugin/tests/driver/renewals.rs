@@ -1,4 +1,4 @@
-//! All who held a mount have died: it is made anew over a pretended kernel, here and in pretended containers.
+//! All that held a mount have died: it is made anew over a pretended kernel, here and in pretended containers.
 
 use crate::common::api::Api;
 use crate::common::{Driver, Setup, context, obliging, until};
@@ -35,7 +35,7 @@ async fn after_the_death_of_both(
     let driver = Driver::with(setup.clone()).await;
     let agent = driver.agent();
     driver.node().node_publish_volume(request(&driver)).await.unwrap();
-    // The broker first: it must not live to tell anybody that the agent is gone.
+    // The broker first: it must not live to report that the agent is gone.
     let (dir, kernel) = driver.stop().await;
     drop(agent);
     let container = minor(&kernel);
@@ -69,7 +69,7 @@ async fn a_dead_mount_is_made_anew_when_an_agent_comes() {
     let agent = driver.agent();
     until_replaced(&driver.kernel, dead).await;
     assert_eq!((driver.mounts(), guard(&driver.kernel)), (2, guard_before), "the guard never moved");
-    // Nothing else is left to be done, whoever asks.
+    // Nothing else is left to be done for a republish.
     driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
     assert_eq!((driver.mounts(), agent.saw("Publish"), agent.saw("Start")), (2, 1, 1));
     driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
@@ -87,7 +87,7 @@ async fn a_mount_whose_secret_is_not_known_waits_for_its_republish() {
     let driver = after_the_death_of_both(setup, with_secret).await;
     let dead = minor(&driver.kernel);
     let agent = driver.agent();
-    until("its owner is told", || api.events("Pod", "MountDegraded").len() == 1).await;
+    until("its owner learns it", || api.events("Pod", "MountDegraded").len() == 1).await;
     let message = api.events("Pod", "MountDegraded")[0]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("secret") && message.contains("republish"), "{message}");
     assert_eq!((agent.saw("Publish"), minor(&driver.kernel)), (0, dead));
@@ -95,7 +95,7 @@ async fn a_mount_whose_secret_is_not_known_waits_for_its_republish() {
     driver.node().node_publish_volume(with_secret(&driver)).await.unwrap();
     assert_eq!((driver.mounts(), agent.saw("Publish")), (2, 1));
     until_replaced(&driver.kernel, dead).await;
-    until("its owner is told", || api.events("Pod", "MountRecovered").len() == 1).await;
+    until("its owner learns it", || api.events("Pod", "MountRecovered").len() == 1).await;
     assert!(!format!("{:?}", api.state().objects).contains("hunter2"));
     let _ = driver.stop().await;
 }
@@ -152,7 +152,7 @@ async fn what_cannot_be_replaced_is_told_and_left_to_the_next_broker() {
     let dead = minor(&driver.kernel);
     driver.kernel.state().stuck.insert(dead);
     let agent = driver.agent();
-    until("its owner is told", || api.events("Pod", "MountDegraded").len() == 1).await;
+    until("its owner learns it", || api.events("Pod", "MountDegraded").len() == 1).await;
     let message = api.events("Pod", "MountDegraded")[0]["message"].as_str().unwrap().to_owned();
     assert!(message.contains(&format!("{dead} is stuck")) && message.contains("restart"), "{message}");
     let new = minor(&driver.kernel);

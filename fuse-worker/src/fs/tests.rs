@@ -6,7 +6,7 @@ use crate::reply::{Delivery, Sink};
 use cache::meta::{Attributes, Cached, Clock, Incoming, InodeNumbers, Kind, MetaError, Options, ROOT, Store};
 use fuse_abi::open::{FOPEN_KEEP_CACHE, FOPEN_PASSTHROUGH};
 use link::Cause;
-use link::worker::{ANNOUNCED_FROM, Ask, FromWorker, Reply as Told};
+use link::worker::{ANNOUNCED_FROM, Ask, FromWorker, Reply as AgentReply};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{IoSlice, Write};
@@ -20,7 +20,7 @@ const GENERATION: u64 = 5;
 #[derive(Default)]
 struct FakeLink {
     asked: Mutex<VecDeque<(Ask, Then)>>,
-    told: Mutex<Vec<FromWorker>>,
+    messages: Mutex<Vec<FromWorker>>,
 }
 
 impl Link for FakeLink {
@@ -28,7 +28,7 @@ impl Link for FakeLink {
         self.asked.lock().unwrap().push_back((question, then));
     }
     fn tell(&self, message: FromWorker) {
-        self.told.lock().unwrap().push(message);
+        self.messages.lock().unwrap().push(message);
     }
 }
 
@@ -125,7 +125,7 @@ impl Bench {
     }
 
     /// The oldest open question, answered.
-    fn agent(&self, answer: Result<(Told, Vec<OwnedFd>), Cause>) -> String {
+    fn agent(&self, answer: Result<(AgentReply, Vec<OwnedFd>), Cause>) -> String {
         let (question, then) = self.link.asked.lock().unwrap().pop_front().expect("an open question");
         then(answer);
         format!("{question:?}")
@@ -191,7 +191,7 @@ fn a_stale_name_is_asked_again_and_an_unknown_one_once() {
     bench.fs.lookup(ROOT, b"f", bench.reply());
     assert!(bench.answered().is_empty());
     bench.file("f", "b", 6);
-    assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("Lookup"));
+    assert!(bench.agent(Ok((AgentReply::Stored, vec![]))).contains("Lookup"));
     assert_eq!(u64_at(&bench.only().1, 48), 6, "the new size");
     bench.fs.lookup(ROOT, b"g", bench.reply());
     bench.agent(Err(Cause::Denied));
@@ -249,7 +249,7 @@ fn a_whole_file_is_read_without_asking_anyone() {
     assert_eq!(bench.only(), (0, b"data".to_vec()));
     bench.fs.report_touched();
     assert!(
-        matches!(&bench.link.told.lock().unwrap()[..], [FromWorker::Touched { files }] if files == &[0x77])
+        matches!(&bench.link.messages.lock().unwrap()[..], [FromWorker::Touched { files }] if files == &[0x77])
     );
 }
 
@@ -261,13 +261,13 @@ fn a_location_of_another_agent_is_not_believed() {
     let cached = Cached { generation: GENERATION - 1, root: 0, file: 0x77 };
     bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap().unwrap();
     bench.fs.read(node_id(Mode::Kept, &file), 0, 0, 9, bench.reply());
-    let told = Told::File { file: 0x77, size: 9, whole: true };
-    assert!(bench.agent(Ok((told, vec![data.into()]))).contains("File"));
+    let reply = AgentReply::File { file: 0x77, size: 9, whole: true };
+    assert!(bench.agent(Ok((reply, vec![data.into()]))).contains("File"));
     assert_eq!(bench.only(), (0, b"some data".to_vec()));
 }
 
 /// A file of two blocks, of which the agent sends descriptors when asked.
-fn partial(bench: &Bench) -> (Attributes, File, Told, Vec<OwnedFd>, memmap2::MmapMut) {
+fn partial(bench: &Bench) -> (Attributes, File, AgentReply, Vec<OwnedFd>, memmap2::MmapMut) {
     let file = bench.file("f", "a", 8192);
     let data = bench.cached_file(0x88, &[1; 8192]);
     let bits = rustix::fs::memfd_create("bits", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -275,29 +275,29 @@ fn partial(bench: &Bench) -> (Attributes, File, Told, Vec<OwnedFd>, memmap2::Mma
     // SAFETY: a memory file of our own.
     let map = unsafe { memmap2::MmapMut::map_mut(&bits) }.unwrap();
     let fds = vec![data.try_clone().unwrap().into(), bits];
-    (file, data, Told::File { file: 0x88, size: 8192, whole: false }, fds, map)
+    (file, data, AgentReply::File { file: 0x88, size: 8192, whole: false }, fds, map)
 }
 
 #[test]
 fn readers_of_one_content_share_one_question_for_its_file_and_each_asks_for_missing_bytes() {
     let bench = Bench::new(Mode::Kept, None);
-    let (file, data, told, fds, mut bits) = partial(&bench);
+    let (file, data, reply, fds, mut bits) = partial(&bench);
     let nodeid = node_id(Mode::Kept, &file);
     bench.fs.read(nodeid, 0, 0, 4096, bench.reply());
     bench.fs.read(nodeid, 0, 4096, 4096, bench.reply());
     assert_eq!(bench.open_questions(), 1);
     bits[0] = 1; // the first block
-    bench.agent(Ok((told, fds)));
+    bench.agent(Ok((reply, fds)));
     assert_eq!(bench.only(), (0, vec![1; 4096]), "present: answered at once");
     data.write_all_at(&[2; 4096], 4096).unwrap();
     assert!(
         bench
-            .agent(Ok((Told::Present { mark: Some(8100) }, vec![])))
+            .agent(Ok((AgentReply::Present { mark: Some(8100) }, vec![])))
             .contains("Read { file: 136, offset: 4096")
     );
     assert_eq!(bench.only(), (0, vec![2; 4096]));
     assert!(matches!(
-        bench.link.told.lock().unwrap()[..],
+        bench.link.messages.lock().unwrap()[..],
         [FromWorker::Advance { file: 0x88, offset: 8192 }]
     ));
 }
@@ -305,13 +305,13 @@ fn readers_of_one_content_share_one_question_for_its_file_and_each_asks_for_miss
 #[test]
 fn bytes_that_the_cache_cannot_take_come_along_and_failures_become_errnos() {
     let bench = Bench::new(Mode::Kept, None);
-    let (file, _, told, fds, _bits) = partial(&bench);
+    let (file, _, reply, fds, _bits) = partial(&bench);
     let nodeid = node_id(Mode::Kept, &file);
     bench.fs.read(nodeid, 0, 0, 5, bench.reply());
-    bench.agent(Ok((told, fds)));
+    bench.agent(Ok((reply, fds)));
     let bytes = tempfile::tempfile().unwrap();
     bytes.write_all_at(b"hello", 0).unwrap();
-    bench.agent(Ok((Told::Uncached { len: 5, number: 9 }, vec![bytes.into()])));
+    bench.agent(Ok((AgentReply::Uncached { len: 5, number: 9 }, vec![bytes.into()])));
     assert_eq!(bench.only(), (0, b"hello".to_vec()));
     for (cause, errno) in [
         (Cause::Unavailable, libc::EIO),
@@ -331,10 +331,10 @@ fn a_file_that_turns_out_short_or_gone_is_fetched_anew_and_the_reader_sees_bytes
     let file = bench.file("f", "a", 9);
     let short = bench.cached_file(0x77, b"some");
     bench.fs.read(node_id(Mode::Kept, &file), 0, 0, 9, bench.reply());
-    bench.agent(Ok((Told::File { file: 0x77, size: 9, whole: true }, vec![short.into()])));
-    assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("Damaged { file: 119 }"));
+    bench.agent(Ok((AgentReply::File { file: 0x77, size: 9, whole: true }, vec![short.into()])));
+    assert!(bench.agent(Ok((AgentReply::Stored, vec![]))).contains("Damaged { file: 119 }"));
     let right = bench.cached_file(0x78, b"some data");
-    bench.agent(Ok((Told::File { file: 0x78, size: 9, whole: true }, vec![right.into()])));
+    bench.agent(Ok((AgentReply::File { file: 0x78, size: 9, whole: true }, vec![right.into()])));
     assert_eq!(bench.only(), (0, b"some data".to_vec()));
     bench.fs.forget_file(0x78);
     bench.fs.read(node_id(Mode::Kept, &file), 0, 0, 9, bench.reply());
@@ -345,23 +345,23 @@ fn a_file_that_turns_out_short_or_gone_is_fetched_anew_and_the_reader_sees_bytes
 #[test]
 fn a_sound_file_whose_disk_was_hanging_is_asked_for_again_and_not_called_damaged() {
     let bench = Bench::new(Mode::Kept, None);
-    let (file, data, told, fds, _bits) = partial(&bench);
+    let (file, data, reply, fds, _bits) = partial(&bench);
     data.write_all_at(&[1; 4096], 0).unwrap();
-    let id = |told: &Told| match told {
-        Told::File { file, size, .. } => (*file, *size),
+    let id = |reply: &AgentReply| match reply {
+        AgentReply::File { file, size, .. } => (*file, *size),
         other => panic!("{other:?}"),
     };
-    let (known, size) = id(&told);
+    let (known, size) = id(&reply);
     bench.fs.read(node_id(Mode::Kept, &file), 0, 0, 4096, bench.reply());
     // What the agent sends while the disk does not answer: nothing, of which nothing is present.
     let bits = tempfile::tempfile().unwrap();
     bits.set_len(4096).unwrap();
     let nothing = vec![tempfile::tempfile().unwrap().into(), bits.into()];
-    bench.agent(Ok((Told::File { file: known, size, whole: false }, nothing)));
+    bench.agent(Ok((AgentReply::File { file: known, size, whole: false }, nothing)));
     // It answers again.
-    assert!(bench.agent(Ok((Told::Present { mark: None }, vec![]))).contains("Read {"));
-    assert!(bench.agent(Ok((told, fds))).contains("File {"), "the file itself, and no complaint of it");
-    bench.agent(Ok((Told::Present { mark: None }, vec![])));
+    assert!(bench.agent(Ok((AgentReply::Present { mark: None }, vec![]))).contains("Read {"));
+    assert!(bench.agent(Ok((reply, fds))).contains("File {"), "the file itself, and no complaint of it");
+    bench.agent(Ok((AgentReply::Present { mark: None }, vec![])));
     assert_eq!(bench.only(), (0, vec![1; 4096]));
 }
 
@@ -429,7 +429,7 @@ fn passthrough_ids_are_recorded_before_the_reply_counted_once_and_closed_when_su
     let nodeid = node_id(Mode::Passthrough, &file);
     bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
     bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
-    assert!(bench.agent(Ok((Told::Backing { id: 3 }, vec![]))).contains("BackingOpen { file: 119 }"));
+    assert!(bench.agent(Ok((AgentReply::Backing { id: 3 }, vec![]))).contains("BackingOpen { file: 119 }"));
     for (error, opened) in bench.answered() {
         assert_eq!((error, u32_at(&opened, 12)), (0, 3));
         assert_ne!(u32_at(&opened, 8) & FOPEN_PASSTHROUGH, 0);
@@ -443,7 +443,7 @@ fn passthrough_ids_are_recorded_before_the_reply_counted_once_and_closed_when_su
     assert_eq!((bench.inflight.backings().len(), bench.open_questions()), (1, 0));
     bench.fs.release(nodeid, bench.reply());
     assert!(bench.inflight.backings().is_empty());
-    assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("BackingClose { id: 3 }"));
+    assert!(bench.agent(Ok((AgentReply::Stored, vec![]))).contains("BackingClose { id: 3 }"));
 }
 
 /// The agent says it once, perhaps to a worker that dies before it listens.
@@ -455,7 +455,7 @@ fn a_passthrough_id_of_a_file_that_is_gone_is_closed_without_a_word_of_the_agent
     let file = bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap().unwrap();
     let nodeid = node_id(Mode::Passthrough, &file);
     bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
-    bench.agent(Ok((Told::Backing { id: 3 }, vec![])));
+    bench.agent(Ok((AgentReply::Backing { id: 3 }, vec![])));
     bench.store.set_cached(file.ino, file.version, None).unwrap();
     bench.fs.trim();
     assert_eq!(bench.inflight.backings().len(), 1, "closed while it is open");
@@ -465,7 +465,7 @@ fn a_passthrough_id_of_a_file_that_is_gone_is_closed_without_a_word_of_the_agent
     let file = bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap().unwrap();
     let nodeid = node_id(Mode::Passthrough, &file);
     bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
-    bench.agent(Ok((Told::Backing { id: 4 }, vec![])));
+    bench.agent(Ok((AgentReply::Backing { id: 4 }, vec![])));
     bench.fs.release(nodeid, bench.reply());
     bench.fs.trim();
     assert_eq!(bench.inflight.backings().len(), 2, "closed while it may be opened again");
@@ -474,7 +474,7 @@ fn a_passthrough_id_of_a_file_that_is_gone_is_closed_without_a_word_of_the_agent
     bench.fs.trim();
     let left: Vec<u32> = bench.inflight.backings().iter().map(|(_, backing)| backing.id).collect();
     assert_eq!(left, [3]);
-    assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("BackingClose { id: 4 }"));
+    assert!(bench.agent(Ok((AgentReply::Stored, vec![]))).contains("BackingClose { id: 4 }"));
 }
 
 #[test]
@@ -518,7 +518,7 @@ fn a_successor_knows_what_was_open_and_sends_nobody_to_look_again_a_second_time(
     bench.fs.open(node_id(Mode::Passthrough, &whole), libc::O_RDONLY, bench.reply());
     let (error, opened) = bench.only();
     assert_eq!((error, u64_at(&opened, 0)), (0, 1), "a second ESTALE would reach the application");
-    // Later it is as with any worker. A content that the source has replaced is known to whoever opened it only.
+    // Later it is as with any worker. A content that the source has replaced is known to its opener only.
     bench.now.fetch_add(10_000, SeqCst);
     let again = bench.store.set_cached(first.ino, first.version, Some(cached)).unwrap().unwrap();
     bench.store.set_cached(first.ino, first.version, None).unwrap();
@@ -540,7 +540,7 @@ fn those_who_waited_until_a_file_was_whole_are_sent_to_its_new_node_id_and_who_c
     let nodeid = node_id(Mode::Passthrough, &file);
     let open = || bench.fs.open(nodeid, libc::O_RDONLY, bench.reply());
     open();
-    bench.agent(Ok((Told::Stored, vec![])));
+    bench.agent(Ok((AgentReply::Stored, vec![])));
     let (error, opened) = bench.only();
     assert_eq!(
         (error, u32_at(&opened, 8) & FOPEN_KEEP_CACHE),
@@ -553,7 +553,7 @@ fn those_who_waited_until_a_file_was_whole_are_sent_to_its_new_node_id_and_who_c
     let cached = Cached { generation: GENERATION, root: 0, file: 0x77 };
     bench.store.set_cached(file.ino, file.version, Some(cached)).unwrap().unwrap();
     for _ in 0..2 {
-        assert!(bench.agent(Ok((Told::Stored, vec![]))).contains("Open { ino"));
+        assert!(bench.agent(Ok((AgentReply::Stored, vec![]))).contains("Open { ino"));
         assert_eq!(bench.only().0, -libc::ESTALE);
     }
     open();
@@ -587,7 +587,7 @@ fn extended_attributes_tell_where_a_file_comes_from() {
     assert_eq!(value(b"user.other").0, -libc::ENODATA);
     assert_eq!(value(b"user.millpond.hidden_keys").0, -libc::ENODATA, "a file hides nothing");
     bench.fs.getxattr(file.ino, b"user.millpond.cached_bytes", 100, bench.reply());
-    let asked = bench.agent(Ok((Told::Cached { bytes: 7 }, vec![])));
+    let asked = bench.agent(Ok((AgentReply::Cached { bytes: 7 }, vec![])));
     assert_eq!(asked, format!("Cached {{ ino: {}, version: 1 }}", file.ino), "a look, not an open");
     assert_eq!(bench.only(), (0, b"7".to_vec()));
     bench.fs.listxattr(ROOT, 100, bench.reply());

@@ -44,7 +44,7 @@ pub struct Agent {
     next_file: AtomicU64,
     /// Reads are never answered.
     pub freeze_reads: AtomicBool,
-    /// Nor is who is being killed.
+    /// Nor is a caller that is being killed.
     pub freeze_dying: AtomicBool,
     pub asks: Mutex<BTreeMap<&'static str, u64>>,
     pub backing_closed: AtomicU64,

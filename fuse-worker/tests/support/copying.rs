@@ -1,5 +1,5 @@
-//! A worker that dies while the kernel copies a request into its buffer. userfaultfd stops the kernel there: whoever needs a
-//! page of the buffer that is missing waits for somebody to bring it, and nobody does.
+//! A worker that dies while the kernel copies a request into its buffer. userfaultfd stops the kernel there: a read
+//! that needs a missing page of the buffer waits for another process to bring it, and none does.
 
 use super::mutating::{Mutating, inherited};
 use super::wait_for;
@@ -52,7 +52,7 @@ pub fn copy(populated: bool) {
     let buffer = inflight.stage_pointer(stage);
     let faults = watch(buffer, STAGE_BYTES);
     println!("faults {}", faults.as_raw_fd());
-    // SAFETY: the buffer is so long, and nobody else uses it.
+    // SAFETY: the buffer is so long, and nothing else uses it.
     let read = unsafe { libc::read(device.as_raw_fd(), buffer.cast(), STAGE_BYTES) };
     assert!(read > 0, "{}", std::io::Error::last_os_error());
     println!("copied");

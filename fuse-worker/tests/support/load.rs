@@ -64,14 +64,14 @@ impl Application {
     pub fn finish(mut self) -> Report {
         drop(self.child.stdin.take());
         let mut out = self.child.stdout.take().unwrap();
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         std::thread::spawn(move || {
             let mut text = String::new();
             let read = out.read_to_string(&mut text);
-            let _ = tell.send(read.map(|_| text)); // nobody waits any more
+            let _ = sender.send(read.map(|_| text)); // the test waits no more
         });
         let text =
-            told.recv_timeout(LIMIT).expect("the application ends: is it stuck in the kernel?").unwrap();
+            receiver.recv_timeout(LIMIT).expect("the application ends: is it stuck in the kernel?").unwrap();
         self.child.wait().unwrap();
         let calls =
             text.lines().find_map(|line| line.split("CALLS ").nth(1)).map(|n| n.trim().parse().unwrap());

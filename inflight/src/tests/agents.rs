@@ -59,7 +59,7 @@ fn an_agent_that_was_asked_to_end_and_one_that_lives_make_no_request_a_suspect()
             inflight.collect_with(&mut model, Blame::Nobody).unwrap();
             inflight.collect_with(&mut model, Blame::Executing).unwrap();
         });
-        // Nobody sits there any more: this one waited when its agent was killed.
+        // No thread sits there any more: this one waited when its agent was killed.
         inflight.collect_with(&mut model, Blame::Agent).unwrap();
         executing(&inflight, &[unique], &mut || {
             inflight.vacate();
@@ -79,7 +79,7 @@ fn of_more_threads_than_there_are_seats_each_does_its_work() {
     });
     let blamed = uniques.iter().filter(|unique| deaths_of(&inflight, **unique) == AGENT_DEATH).count();
     assert_eq!(blamed, 32, "one for each seat");
-    assert_eq!(inflight.take_seats(), (vec![], false), "everybody has left");
+    assert_eq!(inflight.take_seats(), (vec![], false), "all have left");
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl Bench {
         self.kernel.replace(&replacement).unwrap()
     }
 
-    /// Who has it, gets the new one.
+    /// Every namespace that has it gets the new one.
     pub fn renew_everywhere(&self, volume: &mut Volume, label: &str) -> Replaced {
         let dead = self.renew(volume, label);
         self.replace(volume, &[dead])

@@ -22,7 +22,7 @@ pub fn isolated(name: &str, body: impl FnOnce(&Path)) {
     // Its panics are shown; its count of tests would be taken for one of this program.
     command.env(DIRECTORY, directory.path().canonicalize().unwrap()).stdout(Stdio::null());
     in_new_namespace(&mut command, Spreads::Nowhere, vec![]);
-    // All of it can be killed at once, a server with those who wait for it.
+    // All of it can be killed at once, a server with those that wait for it.
     command.process_group(0);
     let mut child = Group(command.spawn().expect("these tests need root"));
     let deadline = Instant::now() + LIMIT;

@@ -222,9 +222,9 @@ fn what_cannot_be_replaced_is_told_and_left_alone() {
         for _ in 0..2 {
             let replaced = bench.replace(&volume, &[dead]);
             assert_eq!(replaced.mounts, 0);
-            let told = replaced.left.join("\n");
-            assert_eq!(replaced.left.len(), 2, "{told}");
-            assert!(told.contains("other mounts lie on it") && told.contains("mounted over it"), "{told}");
+            let left = replaced.left.join("\n");
+            assert_eq!(replaced.left.len(), 2, "{left}");
+            assert!(left.contains("other mounts lie on it") && left.contains("mounted over it"), "{left}");
         }
         assert_eq!([below.table().len(), covered.table().len()], counts);
     });

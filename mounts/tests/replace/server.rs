@@ -1,4 +1,4 @@
-//! A FUSE server as a process of its own: when it is killed its connection is dead, and nobody hangs on it.
+//! A FUSE server as a process of its own: when it is killed its connection is dead, and nothing hangs on it.
 //!
 //! It serves `which` and `sub/inside`, two files that hold its label.
 
@@ -50,7 +50,7 @@ pub fn run_if_asked() {
             Err(_) => return,
         }
         if let Some(reply) = answer(&buffer, label.as_bytes()) {
-            let _ = device.write(&reply); // nobody waits for it any more: fine
+            let _ = device.write(&reply); // its caller waits no more: fine
         }
     }
 }

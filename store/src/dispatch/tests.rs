@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 use std::time::Duration;
 
-/// Stores and those who read them, in a time of its own.
+/// Stores and those that read them, in a time of its own.
 struct World {
     dispatcher: Dispatcher,
     now: Instant,
@@ -123,7 +123,7 @@ fn beside_a_frozen_endpoint_a_healthy_one_keeps_its_throughput() {
 }
 
 /// The same with fewer readers than slots, each of which asks for the next thing when it has the last, and with four
-/// endpoints that freeze one after the other: what one gives back must not be taken by who is silent.
+/// endpoints that freeze one after the other: what one gives back must not be taken by one that is silent.
 #[test]
 fn a_few_readers_one_request_after_the_other_keep_their_pace_beside_frozen_endpoints() {
     let run = |frozen: usize| {
@@ -145,7 +145,7 @@ fn a_few_readers_one_request_after_the_other_keep_their_pace_beside_frozen_endpo
                 answered += 1;
                 let at = world.held.iter().position(|r| r.ticket == ticket).expect("it moves");
                 world.end(at, ANSWERED);
-                world.settle(); // somebody else may be first
+                world.settle(); // another reader may be first
                 world.join(healthy, Turn::First);
             }
             for key in &frozen {
@@ -244,7 +244,7 @@ impl Dispatcher {
 }
 
 proptest! {
-    /// Whatever stores do: once all answer, everybody is served, and nothing is left when they are closed.
+    /// Whatever stores do: once all answer, every reader is served, and nothing is left when they are closed.
     #[test]
     fn in_the_end_everybody_is_served(
         events in prop::collection::vec((0usize..4, 0u8..5, 0usize..40, 0u64..3000), 1..100),

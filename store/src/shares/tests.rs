@@ -210,8 +210,8 @@ fn whoever_is_not_admitted_holds_up_nobody_and_is_asked_in_both_turns() {
 }
 
 proptest! {
-    /// Whatever comes, goes, moves and falls silent: the bounds hold, nobody waits where there is room, who is gone
-    /// leaves nothing behind, and in the end everybody is served.
+    /// Whatever comes, goes, moves and falls silent: the bounds hold, no source waits where there is room, one that is
+    /// gone leaves nothing behind, and in the end every one is served.
     #[test]
     fn bounds_hold_no_room_is_wasted_and_nobody_starves(
         events in prop::collection::vec((0u8..6, 0u64..4, 0u64..3, 0usize..64, 0u64..1500), 1..150),

@@ -157,7 +157,7 @@ async fn a_file_that_is_rewritten_while_it_is_read_is_one_version_or_stale() {
         let (len, version) = file(&*source, "f").await;
         let mut stream = match source.get(b"f", &version, 0..len).await {
             Ok(stream) => stream,
-            Err(error) => panic!("nobody has touched it: {error}"),
+            Err(error) => panic!("it was not touched: {error}"),
         };
         let first = stream.try_next().await.unwrap().unwrap();
         if round % 2 == 0 {

@@ -1,4 +1,4 @@
-//! One store that freezes, trickles or fails is nobody else's concern, and is not hammered when it comes back.
+//! One store that freezes, trickles or fails is no other's concern, and is not hammered when it comes back.
 
 use crate::common::*;
 use futures::StreamExt;
@@ -36,7 +36,7 @@ fn always(fault: Fault) -> Script {
     Script { seed: 1, rules: vec![Rule::always(fault)] }
 }
 
-/// So many readers, and so many who list, of one object.
+/// So many readers, and so many that list, of one object.
 fn crowd(
     source: &Arc<dyn Source>,
     version: &store::Version,
@@ -67,7 +67,7 @@ async fn epoch(source: &Arc<dyn Source>, version: &store::Version) {
         assert_eq!(content::first_wrong_byte(1, n * 1000, &bytes), None);
         source.list(b"", None).await.unwrap();
     });
-    tokio::time::timeout(LIMIT, reads).await.expect("kept waiting by somebody else's store");
+    tokio::time::timeout(LIMIT, reads).await.expect("kept waiting by another store");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -118,7 +118,7 @@ async fn what_one_tenant_does_to_a_store_stops_no_other_tenants_requests_to_it()
 /// Requests that arrive at a store that refuses everything, and when it takes them again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_readers_do_not_hammer_a_store_that_comes_back() {
-    const READERS: usize = 500; // and as many who list
+    const READERS: usize = 500; // and as many that list
     let limits = Arc::new(Limits::new(LimitsConfig { egress: named(), ..LimitsConfig::default() }));
     let (server, version) = server_with_an_object().await;
     server.faults().set(always(Fault::Status { code: 503, retry_after_s: None }));
@@ -136,7 +136,7 @@ async fn a_thousand_readers_do_not_hammer_a_store_that_comes_back() {
     let all = futures::future::try_join_all(tasks);
     let all = tokio::time::timeout(Duration::from_secs(60), all).await.expect("not all were served");
     assert!(all.unwrap().iter().all(Result::is_ok));
-    // Nobody asked twice, and never more at once than may.
+    // No reader asked twice, and never more at once than may.
     let stats = server.stats();
     assert!(stats.total() <= 2 * READERS as u64 + 1 && stats.in_flight_max <= 64, "{stats:?}");
 }
@@ -159,7 +159,7 @@ impl store::Observer for Times {
 async fn the_time_in_our_own_queue_is_not_the_stores() {
     let limits = patient(2); // one for data
     let (server, version) = server_with_an_object().await;
-    // Whoever does not read on keeps the slot, and the store waits for us.
+    // A reader that does not read on keeps the slot, and the store waits for us.
     let first = with(&limits, &server, "s3://bucket/p").get(b"o", &version, 0..SIZE).await.unwrap();
     let mut hasty = spec(&server, "s3://bucket/p");
     hasty.parameters.store_timeout = Duration::from_secs(2);

@@ -184,7 +184,7 @@ async fn concurrency_is_capped_and_a_request_that_backs_off_holds_no_slot() {
     while server.stats().answers.get(&503).copied().unwrap_or(0) < 3 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // All three back off for 20 s and more; everybody else goes on.
+    // All three back off for 20 s and more; all others go on.
     let reads = (0..30).map(|n| read(&*source, b"o", &version, n..n + 1000));
     let reads = futures::future::try_join_all(reads);
     tokio::time::timeout(Duration::from_secs(10), reads).await.expect("slots were held").unwrap();

@@ -117,7 +117,7 @@ async fn keys_without_a_name_are_reported_once_and_hide_nothing() {
     for key in keys {
         server.put(BUCKET, key, if key == "a" { "file" } else { "" }).unwrap();
     }
-    server.put(BUCKET, "full/", "content that nobody can open").unwrap();
+    server.put(BUCKET, "full/", "content that no reader can open").unwrap();
     server.put(BUCKET, "full/x", "").unwrap();
     let source = source(&server);
     let (found, mut unnameable) = names(&*source, "").await;

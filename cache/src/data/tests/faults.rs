@@ -55,7 +55,7 @@ async fn a_file_larger_than_the_disk_is_read_without_an_error() {
     let (engine, _, counts) = open(&config(vec![tier(&[disk.path()])]));
     let object = Object::new(1, 12 * MIB);
     check_all(&file(&engine, "large", &object), &object, 128 << 10).await;
-    // Of smaller ones a probe may find room again before anybody has to read past the disk.
+    // Of smaller ones a probe may find room again before a reader has to read past the disk.
     assert!(counts.uncached.load(SeqCst) > 0);
 }
 

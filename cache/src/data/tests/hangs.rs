@@ -1,4 +1,4 @@
-//! Disks that do not answer: whoever wants what they hold gets it from the source, and all else goes on. Real FUSE.
+//! Disks that do not answer: a reader of what they hold gets it from the source, and all else goes on. Real FUSE.
 
 use super::*;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,8 +11,8 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// What only a defect takes.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// A disk that answers until it is told not to. A process of its own: what waits for it can be let go only by its end,
-/// which must come when this one is killed. Needs root, as all tests of this project that mount.
+/// A disk that answers until its test says not to. A process of its own: what waits for it can be let go only by its
+/// end, which must come when this one is killed. Needs root, as all tests of this project that mount.
 struct Disk {
     process: Child,
     control: BufReader<UnixStream>,
@@ -33,7 +33,7 @@ fn disk() {
     // Until the other end is closed.
     let _ = std::io::stdin().read(&mut [0]);
     let _ = rustix::mount::unmount(base.join("disk"), rustix::mount::UnmountFlags::DETACH);
-    std::process::exit(0); // whoever still waits gets an error
+    std::process::exit(0); // a call that still waits gets an error
 }
 
 impl Disk {
@@ -73,8 +73,8 @@ impl Drop for Disk {
     }
 }
 
-/// As its namesake beside this file; but whoever reads the data file himself may be kept there by the disk, as a worker
-/// may. Then another one asks.
+/// As its namesake beside this file; but a caller that reads the data file itself may be kept there by the disk, as a
+/// worker may. Then another one asks.
 async fn get(file: &Arc<File>, offset: u64, len: u32) -> Vec<u8> {
     let end = (offset + u64::from(len)).min(file.key().size);
     loop {

@@ -96,7 +96,7 @@ pub(super) fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A body that somebody has not dropped yet.
+/// A body that its reader has not dropped yet.
 struct InFlight(Arc<Object>);
 impl InFlight {
     fn new(object: Arc<Object>) -> Self {

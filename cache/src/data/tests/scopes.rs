@@ -54,7 +54,7 @@ async fn a_scope_that_is_held_keeps_its_directory_whatever_is_evicted() {
     assert_eq!(now.ino(), held.metadata().unwrap().ino());
 }
 
-/// Whoever holds a scope and has its directory has the one in which files are made.
+/// A volume that holds a scope and has its directory has the one in which files are made.
 #[tokio::test]
 async fn a_volume_that_comes_while_its_scope_is_swept_has_a_directory() {
     let dir = tempfile::tempdir().unwrap();
@@ -129,7 +129,7 @@ async fn a_scope_over_its_limit_shrinks_without_holding_up_the_others() {
     engine.hold_scope(&nth(1), Some(BLOCK));
     keep(&engine).await;
     until("it has shrunk", || counts.evicted_files.load(SeqCst) >= 295).await;
-    // What is told at once was taken under one hold of the lock that every open waits for.
+    // What is reported at once was taken under one hold of the lock that every open waits for.
     let times = counts.reasons.lock().unwrap().len();
     assert!(times >= 4, "300 files were taken in {times} steps");
 }

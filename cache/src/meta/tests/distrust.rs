@@ -83,7 +83,7 @@ fn make_of(bench: &Bench, format: u32) {
     rewrite_marker(bench, &format!("millpond-meta {FORMAT}"), &format!("millpond-meta {format}"));
     let mut options = heed::EnvOpenOptions::new();
     options.max_dbs(4).map_size(16 << 20);
-    // SAFETY: nobody else has the store open.
+    // SAFETY: nothing else has the store open.
     let env = unsafe { options.open(bench.dir.path()) }.unwrap();
     let mut txn = env.write_txn().unwrap();
     let about = env.open_database::<Bytes, Bytes>(&txn, Some("about")).unwrap().unwrap();
@@ -219,7 +219,7 @@ fn a_full_store_is_waited_for_once_and_never_where_a_file_is_located() {
             Err(MetaError::Full(_)) => refused += 1,
             Err(other) => panic!("{other}"),
         }
-        assert!(started.elapsed() < kept * 10, "who serves all scopes was kept at the {k}th");
+        assert!(started.elapsed() < kept * 10, "the thread that serves all scopes was kept at the {k}th");
     }
     assert!(refused > 0, "it is full");
     let (started, long) = (Instant::now(), "x".repeat(9_000));

@@ -1,4 +1,4 @@
-//! Stores that nobody has open: what they leave, and how they go.
+//! Stores that no process has open: what they leave, and how they go.
 
 use super::processes::{Role, answer};
 use super::*;
@@ -99,7 +99,7 @@ fn what_is_not_a_store_is_not_touched() {
     let make = |name: &str, files: &[&str]| {
         let dir = root.join(name);
         fs::create_dir(&dir).unwrap();
-        files.iter().for_each(|file| fs::write(dir.join(file), "millpond-meta of somebody else").unwrap());
+        files.iter().for_each(|file| fs::write(dir.join(file), "millpond-meta of another program").unwrap());
         dir
     };
     let with_more = closed(&bench, "more");

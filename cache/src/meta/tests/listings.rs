@@ -244,10 +244,10 @@ fn a_listing_that_is_given_up_leaves_nothing_that_only_it_had() {
             .unwrap();
     }
     endless.page(&[file("m", "1"), file("z", "2")]).unwrap();
-    // Asked for by name meanwhile: somebody may have it open.
+    // Asked for by name meanwhile: a reader may have it open.
     let asked = store.put(ROOT, &file("n000007", "1")).unwrap();
     assert!(store.stats().unwrap().names > before.names + 19_000, "what is stored in batches");
-    // Called off half-way, and done by nobody: it is passed over.
+    // Called off half-way, and left undone: it is passed over.
     let calls = std::cell::Cell::new(0);
     endless.take_back(|| calls.replace(calls.get() + 1) < 1).unwrap();
     assert!(store.stats().unwrap().names > before.names + 5_000);

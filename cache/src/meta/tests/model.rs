@@ -79,7 +79,7 @@ struct Dir {
     absent: BTreeMap<Vec<u8>, u64>,
     complete: Option<(u64, u64)>,
     pending: Option<Pending>,
-    /// The last listing that was begun has brought them, unseen, and nobody else has ever spoken of them.
+    /// The last listing that was begun has brought them, unseen, and nothing else has ever spoken of them.
     own: BTreeSet<Vec<u8>>,
 }
 
@@ -260,9 +260,9 @@ fn run(ops: Vec<Op>) {
             match op {
                 Op::Put { dir, entry } => {
                     let (dir, incoming) = (model.pick(dir), entry.incoming());
-                    let told = borrowed.put(dir, &incoming).unwrap();
+                    let stored = borrowed.put(dir, &incoming).unwrap();
                     model.learn(dir, &incoming, false);
-                    assert_eq!(told, model.dirs[&dir].names[&incoming.name].attributes);
+                    assert_eq!(stored, model.dirs[&dir].names[&incoming.name].attributes);
                 }
                 Op::Absent { dir, name } => {
                     let (dir, name) = (model.pick(dir), NAMES[name].as_bytes());
@@ -302,8 +302,10 @@ fn run(ops: Vec<Op>) {
                     if let Some(writer) = writers.get_mut(&dir) {
                         let entries: Vec<Incoming> = entries.iter().map(Entry::incoming).collect();
                         if model.dir(dir).pending.is_none() {
-                            let told = writer.page(&entries);
-                            assert!(entries.is_empty() || matches!(told, Err(MetaError::ListingFailed(_))));
+                            let written = writer.page(&entries);
+                            assert!(
+                                entries.is_empty() || matches!(written, Err(MetaError::ListingFailed(_)))
+                            );
                             continue;
                         }
                         writer.page(&entries).unwrap();
@@ -351,16 +353,16 @@ fn run(ops: Vec<Op>) {
                     let Some(n) = model.dir(dir).names.get_mut(NAMES[name].as_bytes()) else { continue };
                     let a = &mut n.attributes;
                     let cached = file.map(|file| Cached { generation: 1, root: 0, file });
-                    let told = borrowed.set_cached(a.ino, a.version + u32::from(stale), cached).unwrap();
+                    let noted = borrowed.set_cached(a.ino, a.version + u32::from(stale), cached).unwrap();
                     if stale || a.kind != Kind::File {
-                        assert_eq!(told, None);
+                        assert_eq!(noted, None);
                     } else {
                         if a.cached != cached {
                             // To the next odd number, or to the next even one.
                             a.epoch += if cached.is_some() { 1 + a.epoch % 2 } else { 1 };
                             a.cached = cached;
                         }
-                        assert_eq!(told.as_ref(), Some(&*a));
+                        assert_eq!(noted.as_ref(), Some(&*a));
                     }
                 }
                 Op::Forget { dir } => {

@@ -1,6 +1,6 @@
-//! The store between processes: what one writes another sees, and who dies harms nobody.
+//! The store between processes: what one writes another sees, and one that dies harms no other.
 //!
-//! Other processes are this test binary again, told by an environment variable to run one of the roles below.
+//! Other processes are this test binary again: an environment variable has it run one of the roles below.
 
 use super::*;
 use crate::meta::{Opened, ROOT};
@@ -128,7 +128,7 @@ fn reader(dir: &Path) {
     }
 }
 
-/// Reads half of the names, waits to be told, and reads the rest.
+/// Reads half of the names, waits for a line, and reads the rest.
 fn patient(dir: &Path) {
     let view = View::open_with(dir, PATIENCE).unwrap();
     let (mut names, mut tokens) = (0, std::collections::BTreeSet::new());
@@ -213,7 +213,7 @@ fn stuck(dir: &Path) {
     .unwrap();
 }
 
-/// Lists and lists; told to stop only by SIGKILL.
+/// Lists and lists; only SIGKILL stops it.
 fn writer(dir: &Path) {
     let bench = Bench { dir: tempfile::tempdir_in(dir).unwrap(), ..Bench::new() };
     let store = open(&dir.join("store"), &SMALL, &bench.clock, &bench.numbers).unwrap();
@@ -264,7 +264,7 @@ fn a_reader_holds_nothing_that_it_could_write() {
     list(&store, ROOT, &[file("a", "1")]);
     let mut reader = Role::start("reader", bench.dir.path());
     assert_eq!(reader.ask("lookup a"), "version 1");
-    // The reader table and the locks of LMDB: whoever writes there reaches into the agent.
+    // The reader table and the locks of LMDB: a worker that writes there reaches into the agent.
     assert_eq!(reader.ask("writable"), "[]");
     reader.end();
 }
@@ -292,7 +292,7 @@ fn a_reader_that_was_held_up_is_not_believed_and_goes_on_from_what_it_has() {
     let store = bench.open();
     list(&store, ROOT, &(0..100).map(|i| file(&format!("{i:05}"), "1")).collect::<Vec<_>>());
     let mut reader = Role::start("held up", bench.dir.path());
-    // Held up at each tenth name, it is told to come again; names are neither lost nor shown twice.
+    // Held up at each tenth name, it has to come again; names are neither lost nor shown twice.
     let [calls, names] =
         reader.answer().split(' ').map(|n| n.parse::<u32>().unwrap()).collect::<Vec<_>>()[..]
     else {
