@@ -26,7 +26,7 @@ pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool 
 /// Does what may wait for a mount for ever on a thread of its own: in a test that fails, that thread is let go when the
 /// node is taken down.
 pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    let (tell, told) = std::sync::mpsc::sync_channel(1);
-    std::thread::spawn(move || tell.send(work()));
-    told.recv_timeout(limit).with_context(|| format!("no answer within {limit:?}"))
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    std::thread::spawn(move || sender.send(work()));
+    receiver.recv_timeout(limit).with_context(|| format!("no answer within {limit:?}"))
 }

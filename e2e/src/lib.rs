@@ -1,7 +1,7 @@
 //! A node without Kubernetes (the real processes, a real S3 server, and pods that are processes in mount namespaces), and
 //! a cluster with it.
 //!
-//! Nothing here is built on the inside of the product: it is told what operators and orchestrators are told (command
+//! Nothing here is built on the inside of the product: it gets what operators and orchestrators get (command
 //! lines, a configuration file, CSI, the operator API) and looks at what the kernel shows.
 
 pub mod bench;

@@ -17,7 +17,7 @@ impl Pinned {
     pub fn new(path: &Path) -> Result<Self> {
         let file = File::open(path).with_context(|| path.display().to_string())?;
         let len = file.metadata()?.len() as usize;
-        // SAFETY: a new mapping at an address that the kernel chooses touches no existing memory; nobody reads it.
+        // SAFETY: a new mapping at an address that the kernel chooses touches no existing memory; nothing reads it.
         let address = unsafe {
             libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
         };

@@ -235,7 +235,7 @@ impl<T: serde::de::DeserializeOwned> Running<T> {
         self.lines.recv_timeout(limit).context("no line from the oracle")
     }
 
-    /// Waits for the answer. For an application that runs until told otherwise this is what tells it.
+    /// Waits for the answer. An application that runs until it is stopped is stopped by this.
     pub fn finish(mut self, limit: Duration) -> Result<T> {
         self.go();
         let line = self.line(limit).context("the oracle gave no report: is it stuck in the kernel?")?;

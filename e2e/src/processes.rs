@@ -133,7 +133,7 @@ pub fn cpu_time(pid: u32) -> Duration {
     of_ticks((11..15).filter_map(|k| fields.get(k)?.parse::<u64>().ok()).sum())
 }
 
-/// Time in which a processor of this machine was at work for anybody.
+/// Time in which a processor of this machine was at work for any process.
 pub fn machine_time() -> Duration {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let fields = text.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1);

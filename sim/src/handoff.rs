@@ -44,7 +44,7 @@ pub struct Handoff {
     pub actions: VecDeque<Action>,
     pub waits: Option<Waits>,
     pub successor: i32,
-    /// Who was the node's agent when it began.
+    /// The process that was the node's agent when it began.
     pub old: Option<i32>,
     pub is_switching: bool,
     /// Given to the successor.

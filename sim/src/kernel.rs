@@ -1,4 +1,4 @@
-//! The kernel of the simulated node: FUSE connections with their requests, and who reads their devices.
+//! The kernel of the simulated node: FUSE connections with their requests, and the workers that read their devices.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,8 +15,8 @@ pub struct WorkerId(pub u64);
 #[derive(Clone, Debug)]
 pub struct Request {
     pub made: Duration,
-    /// Who has read it from the device and has not answered it. The shared table of the connection says so to the
-    /// successor of a dead worker.
+    /// The worker that has read it from the device and has not answered it. The shared table of the connection says so to
+    /// the successor of a dead worker.
     pub taken: Option<WorkerId>,
     /// Kills each worker that executes it.
     pub is_poison: bool,

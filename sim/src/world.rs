@@ -120,12 +120,12 @@ pub(crate) enum Ev {
     LookSuspended(i32, MountId),
 }
 
-/// Any worker, for events that are nobody's.
+/// Any worker, for events of none.
 const NOBODY: WorkerId = WorkerId(0);
 
 #[derive(Debug)]
 struct Pending {
-    /// Who was asked.
+    /// The process that was asked.
     pid: Option<i32>,
     question: Question,
     mount: MountId,
@@ -145,7 +145,7 @@ pub struct World {
     last_pid: i32,
     /// The node's agent dies as the next successor connects.
     kills_agent_at_handoff: bool,
-    /// Who has the lock on cache and state.
+    /// The agent that has the lock on cache and state.
     owner: Option<i32>,
     workers: BTreeMap<WorkerId, Worker>,
     pending: BTreeMap<u64, Pending>,
@@ -344,7 +344,7 @@ impl World {
         self.agents.get_mut(&pid)?.mounts.get_mut(&mount)
     }
 
-    /// `worker`: of whom the event tells; it is dropped if another one is there by now.
+    /// `worker`: of which the event tells; it is dropped if another one is there by now.
     fn machine(&mut self, pid: i32, mount: MountId, worker: WorkerId, event: Event) -> Result<()> {
         let now = self.queue.now();
         let Some(held) = self.held(pid, mount) else { return Ok(()) };
@@ -538,7 +538,7 @@ impl World {
         self.self_test_fails = false;
     }
 
-    /// Nobody may have served a mount for `healTimeout` because workers could not start, most of that time.
+    /// No worker may have served a mount for `healTimeout` because workers could not start, most of that time.
     fn may_give_up(&self) -> bool {
         let now = self.queue.elapsed();
         self.no_workers.is_some_and(|since| now - since >= LONG_OUTAGE)

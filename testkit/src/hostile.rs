@@ -1,6 +1,6 @@
-//! A store that means harm: what a tenant's own endpoint may answer to somebody else's agent.
+//! A store that means harm: what a tenant's own endpoint may answer to the platform's agent.
 //!
-//! It begins as a proper bucket, as it must to be mounted, and turns bad when it is told to ([`Hostile::play`]). It
+//! It begins as a proper bucket, as it must to be mounted, and turns bad on command ([`Hostile::play`]). It
 //! checks no signature: who asks it is not its concern.
 
 use bytes::Bytes;
@@ -28,7 +28,7 @@ pub enum Harm {
     None,
     /// Objects that claim to be of up to 2^64 - 1 bytes. Whatever part is asked for is sent.
     HugeSizes,
-    /// Page after page of names, directories among them, as long as somebody asks.
+    /// Page after page of names, directories among them, as long as an agent asks.
     EndlessListings,
     /// Bodies of one byte a second: of objects, and of the listings of directories.
     OneByteASecond,
@@ -36,7 +36,7 @@ pub enum Harm {
     WrongLengths,
     /// A key of 10 MB in a listing, or some of 1 MB.
     LongKeys,
-    /// Whoever asks for anything has a token that has expired.
+    /// Every request has a token that has expired.
     Expired,
     /// A connection that is taken, and no answer.
     Silent,
@@ -77,7 +77,7 @@ pub struct Hostile {
 #[derive(Debug)]
 struct Shared {
     harm: Mutex<Harm>,
-    /// Requests since it was last told what to do.
+    /// Requests since the last [`Hostile::play`].
     asked: AtomicU64,
     zeros: Bytes,
     /// A listing of one key that is 10 MB long.
@@ -111,7 +111,7 @@ impl Hostile {
         self.shared.asked.store(0, Relaxed);
     }
 
-    /// Requests since it was last told what to do.
+    /// Requests since the last [`Hostile::play`].
     pub fn asked(&self) -> u64 {
         self.shared.asked.load(Relaxed)
     }
@@ -217,12 +217,12 @@ fn get(
     let whole = if harm == Harm::HugeSizes { u64::MAX } else { OBJECT_BYTES };
     let asked = (to.saturating_sub(from)).saturating_add(1).min(PART_MAX);
     let mut payload = Payload { left: asked, announced: asked, ..Payload::of(shared.zeros.clone()) };
-    let mut told = format!("bytes {from}-{}/{whole}", from.saturating_add(asked - 1));
+    let mut content_range = format!("bytes {from}-{}/{whole}", from.saturating_add(asked - 1));
     match (harm, number % 5) {
         (Harm::WrongLengths, 0) => payload.left /= 2, // and the connection is closed
         (Harm::WrongLengths, 1) => (payload.left, payload.announced) = (asked * 2, asked * 2),
         (Harm::WrongLengths, 2) => payload.announced = asked / 2,
-        (Harm::WrongLengths, 3) => told = format!("bytes 0-{}/7", u64::MAX),
+        (Harm::WrongLengths, 3) => content_range = format!("bytes 0-{}/7", u64::MAX),
         (Harm::WrongLengths, _) => (payload.left, payload.announced) = (0, 0),
         (Harm::OneByteASecond, _) => payload = payload.slowly(),
         _ => {}
@@ -237,7 +237,7 @@ fn get(
         |text: String| HeaderValue::from_str(&text).expect("digits and names are a header's characters");
     headers.insert(ETAG, text(format!("\"{:x}\"", crate::content::id(name_of(key)))));
     if range.is_some() {
-        headers.insert(CONTENT_RANGE, text(told));
+        headers.insert(CONTENT_RANGE, text(content_range));
     }
     response
 }
@@ -274,7 +274,7 @@ fn response(status: StatusCode, payload: Payload) -> Response<Payload> {
     response
 }
 
-/// So many bytes, whatever their header says: hyper is told nothing of their number.
+/// So many bytes, whatever their header says: hyper learns nothing of their number.
 struct Payload {
     left: u64,
     sent: u64,

@@ -1,4 +1,4 @@
-//! The faulty disk works like a disk until it is told not to. Real FUSE; needs root.
+//! The faulty disk works like a disk until a test says not to. Real FUSE; needs root.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests too; clippy only knows #[test] functions.
 
 use std::fs::{self, File, OpenOptions};
@@ -156,7 +156,7 @@ fn calls_that_hang_are_not_answered_until_the_disk_is_mended() {
     fs::write(disk.path("f"), "content").unwrap();
     for (count, call) in Call::ALL.into_iter().enumerate() {
         disk.mounted().set(DiskFaults { hangs: vec![call], ..DiskFaults::default() });
-        let (path, new, (tell, told)) = (disk.path("f"), disk.path("new"), std::sync::mpsc::channel());
+        let (path, new, (sender, receiver)) = (disk.path("f"), disk.path("new"), std::sync::mpsc::channel());
         let root = disk.path("");
         std::thread::spawn(move || {
             let done = match call {
@@ -169,7 +169,7 @@ fn calls_that_hang_are_not_answered_until_the_disk_is_mended() {
                 Call::Metadata => fs::create_dir(new),
                 Call::Stat => rustix::fs::statvfs(&root).map(drop).map_err(Into::into),
             };
-            tell.send(done).unwrap();
+            sender.send(done).unwrap();
         });
         let hanging = || (disk.mounted.as_ref().unwrap().status().hanging > 0).then_some(());
         testkit::process::wait_until("the call arrives", limit, hanging).unwrap();
@@ -177,9 +177,9 @@ fn calls_that_hang_are_not_answered_until_the_disk_is_mended() {
         if !matches!(call, Call::Stat | Call::Metadata) {
             fs::create_dir(disk.path(&format!("meanwhile{count}"))).unwrap();
         }
-        assert!(told.try_recv().is_err(), "{call:?} was answered");
+        assert!(receiver.try_recv().is_err(), "{call:?} was answered");
         disk.mounted().set(DiskFaults::default());
-        let done = told.recv_timeout(limit).unwrap_or_else(|_| panic!("{call:?} is never answered"));
+        let done = receiver.recv_timeout(limit).unwrap_or_else(|_| panic!("{call:?} is never answered"));
         assert!(done.is_ok(), "{call:?}: {done:?}");
     }
 }

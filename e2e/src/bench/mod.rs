@@ -70,7 +70,7 @@ pub fn workloads(size: Size) -> Vec<Workload> {
 
 const FILE_BYTES: u64 = 100_000;
 
-/// What everybody must be able to read before anything is measured.
+/// What every subject must be able to read before anything is measured.
 const TRIAL: Shape = Shape { directories: 0, files: 0, small_bytes: 0, large: 1, large_bytes: 4096 };
 
 /// A peer that cannot talk to the server is found in seconds, not after an hour of measuring.
@@ -95,7 +95,7 @@ pub struct Bench {
     only: Option<String>,
     /// Called after every sample with all so far: a run that is cut loses nothing.
     keep: Keep,
-    /// Hard-linked copies of the data under prefixes that nobody has read yet.
+    /// Hard-linked copies of the data under prefixes that no subject has read yet.
     fresh: usize,
 }
 

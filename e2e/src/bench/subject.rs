@@ -128,7 +128,7 @@ impl Subject {
 fn peer_command(who: Who, prefix: &str, endpoint: &str, dir: &PathBuf, cache: &PathBuf) -> Result<Command> {
     let [(_, id), (_, key)] = secrets();
     let mut command = Command::new(who.name());
-    // Neither a proxy nor credentials of whoever runs the benchmark.
+    // Neither a proxy nor credentials of the benchmark's user.
     let path = std::env::var_os("PATH").unwrap_or_default();
     command.env_clear().env("PATH", path).env("HOME", cache);
     match who {

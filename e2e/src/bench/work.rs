@@ -100,7 +100,7 @@ pub(super) fn walk(root: &Path) -> Result<(f64, u64)> {
 }
 
 /// The host of a virtual machine may have taken back memory that was free for a while. The first touch of each such page
-/// is slow, and would be measured with whoever comes first.
+/// is slow, and would be measured with the subject that comes first.
 pub(super) fn touch_free_memory(bytes: u64) {
     drop(std::hint::black_box(vec![1u8; bytes as usize]));
 }

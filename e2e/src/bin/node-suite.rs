@@ -52,7 +52,7 @@ enum Command {
         #[arg(long, default_value_t = 100)]
         rounds: usize,
     },
-    /// The store does not answer for a while: nobody is taken for hung, and all is read afterwards.
+    /// The store does not answer for a while: no process is taken for hung, and all is read afterwards.
     Frozen {
         #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
         time: Duration,

@@ -1,7 +1,7 @@
 //! A real Kubernetes on this machine: started in namespaces of its own, asked through `kubectl`, looked at through `/proc`.
 //!
 //! The parts come from `e2e/cluster` (scripts that build, configure and start them); this module drives them and judges. What is
-//! checked lies in [`checks`]; nothing here knows Millpond's inside: it is told what a cluster's operator is told.
+//! checked lies in [`checks`]; nothing here knows Millpond's inside: it learns what a cluster's operator learns.
 
 pub mod checks;
 pub mod csi;

@@ -48,13 +48,13 @@ impl Notebook {
         // The shell of an image has no better way: process 1 of the container is Python, which ends on SIGTERM.
         k.exec(TENANT, self.name, "python", &["kill", "-TERM", "1"])?;
         self.restarted();
-        // Whoever stops containerd before has the start fail, and counted.
+        // A check that stops containerd before has the start fail, and counted.
         k.wait("the container's next life", PATIENCE, |k| {
             Ok((self.lives(k)?.1 >= Some(self.restarts)).then_some(()))
         })
     }
 
-    /// Somebody else ended the Python process.
+    /// Something else ended the Python process.
     pub fn restarted(&mut self) {
         self.restarts += 1;
     }
@@ -131,15 +131,15 @@ impl Notebook {
     /// heal.
     pub fn ensure_told(&self, suite: &Suite, reason: &str, lives: usize) -> Result<()> {
         for kind in ["Pod", "PersistentVolumeClaim"] {
-            let told = suite.kubectl.wait("an Event for the heals", PATIENCE, |k| {
+            let events = suite.kubectl.wait("an Event for the heals", PATIENCE, |k| {
                 let mut all = k.events(TENANT, kind, self.name)?;
                 all.retain(|e| e.reason == reason);
                 Ok((!all.is_empty()).then_some(all))
             })?;
-            let counted: u64 = told.iter().map(|e| e.count).sum();
-            println!("    {kind}/{}: {reason}: {}", self.name, told[0].message);
-            println!("    {kind}: {} Event objects for {counted} heals", told.len());
-            ensure!(told.len() <= lives, "not aggregated: {told:#?}");
+            let counted: u64 = events.iter().map(|e| e.count).sum();
+            println!("    {kind}/{}: {reason}: {}", self.name, events[0].message);
+            println!("    {kind}: {} Event objects for {counted} heals", events.len());
+            ensure!(events.len() <= lives, "not aggregated: {events:#?}");
         }
         Ok(())
     }

@@ -81,7 +81,7 @@ impl Pod {
         pod
     }
 
-    /// Reads until it is told to stop, or for ever.
+    /// Reads until kubelet stops it, or for ever.
     pub fn sleeper(namespace: &str, name: &str) -> Self {
         // A shell that ends on SIGTERM although it is process 1.
         Self::new(namespace, name, "trap 'exit 0' TERM; while :; do sleep 0.2 & wait $!; done")

@@ -24,7 +24,7 @@ pub struct AgentOptions {
     pub block: &'static str,
     pub memory: &'static str,
     pub scope_limit: Option<&'static str>,
-    /// Of how many sources that nobody uses the names are kept; None: the program's own number.
+    /// Of how many unused sources the names are kept; None: the program's own number.
     pub metadata_stores: Option<usize>,
     pub max_requests: u32,
     pub threads: u32,

@@ -51,7 +51,7 @@ impl FaultyDisk {
         &self.mountpoint
     }
 
-    /// Nobody uses it any more. What is on it is gone.
+    /// No process uses it any more. What is on it is gone.
     pub fn end(mut self) -> Result<()> {
         let status = self.process.terminate(Duration::from_secs(30))?;
         ensure!(status.success(), "fault-fs ended with {status}");

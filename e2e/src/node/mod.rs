@@ -178,7 +178,7 @@ impl Node {
     fn ask_both_to_stop(&self) -> Result<()> {
         self.signal_both(Signal::TERM)
     }
-    /// SIGKILL to both at the same instant: nobody holds the mounts any more.
+    /// SIGKILL to both at the same instant: no process holds the mounts any more.
     pub fn kill_both(&mut self) -> Result<()> {
         self.signal_both(Signal::KILL)?;
         self.kill_agent()?;
@@ -285,7 +285,7 @@ impl Node {
             worker = serving.into_iter().find(|(id, _)| id == volume).map(|(_, pid)| pid);
             worker.is_some()
         });
-        worker.with_context(|| format!("nobody serves {volume} within {limit:?}"))
+        worker.with_context(|| format!("no worker serves {volume} within {limit:?}"))
     }
 
     /// A signal to a worker of this node and to nothing else.

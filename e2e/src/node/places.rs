@@ -191,7 +191,7 @@ pub fn programs() -> Result<PathBuf> {
     }
 }
 
-/// Removes what runs that were killed have left. Whoever calls holds the lock, so nothing that is found is in use.
+/// Removes what runs that were killed have left. The caller holds the lock, so nothing that is found is in use.
 fn sweep() -> Result<()> {
     for entry in fs::read_dir(std::env::temp_dir())? {
         let entry = entry?;

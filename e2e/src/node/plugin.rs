@@ -25,7 +25,7 @@ pub struct Plugin {
     runtime: Handle,
 }
 
-/// What a plugin is told on its command line.
+/// What a plugin's command line says.
 #[derive(Debug)]
 pub(super) struct PluginOptions {
     pub(super) agent_uid: u32,

@@ -121,7 +121,7 @@ impl Server {
     }
 
     /// Every request hangs until [`Server::no_faults`].
-    /// Until the answer is dropped, also where something fails meanwhile: whoever waits could not be ended.
+    /// Until the answer is dropped, also where something fails meanwhile: a process that waits could not be ended.
     pub fn frozen(&self) -> Result<Frozen<'_>> {
         let frozen = Frozen(self);
         self.freeze()?;

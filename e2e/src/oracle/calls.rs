@@ -22,7 +22,7 @@ pub(super) fn open(path: &Path, flags: libc::c_int) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
     // SAFETY: `path` is a NUL-terminated string that lives through the call.
     let fd = check(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) })?;
-    // SAFETY: open returned this descriptor and nobody else owns it.
+    // SAFETY: open returned this descriptor and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

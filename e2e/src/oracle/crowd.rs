@@ -46,7 +46,7 @@ impl Crowd {
 pub fn crowd(root: &Path, tree: &Tree, threads: usize) -> Result<Crowd> {
     let large = tree.files.iter().find(|f| f.size >= (threads * PAGE) as u64);
     let file = large.context("no file of the tree has a page for every thread")?;
-    // Past the page cache: a read of one page is one request, and waits for nobody else's.
+    // Past the page cache: a read of one page is one request, and waits for no other.
     let fd = calls::open(&root.join(&file.path), libc::O_RDONLY | libc::O_DIRECT)?;
     println!("opened");
     std::io::stdout().flush()?;

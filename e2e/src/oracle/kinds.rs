@@ -186,7 +186,7 @@ impl Application {
                 &path,
                 format!("{n} bytes instead of {wanted} at {offset}"),
             );
-            // What stopped it is told to whoever asks for the rest.
+            // What stopped it is the answer to a read of the rest.
             self.read_range(file, name, offset + n as u64, wanted - n);
             return false;
         }

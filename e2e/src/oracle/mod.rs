@@ -1,8 +1,9 @@
 //! The application under test: many threads call into a mounted volume and judge every single answer.
 //!
 //! A call is right when it succeeds (or fails as it must: an absent name is ENOENT), is complete, carries the right
-//! bytes and ends within ten seconds, unless told otherwise. Anything else is a failure in the [`Report`]. Calls slower than a threshold are
-//! logged with their times, so that the harness can tell how long a worker's death was felt.
+//! bytes and ends within ten seconds, unless an option says otherwise. Anything else is a failure in the [`Report`].
+//! Calls slower than a threshold are logged with their times, so that the harness can tell how long a worker's death
+//! was felt.
 
 mod abuse;
 mod calls;

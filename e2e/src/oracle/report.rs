@@ -150,7 +150,7 @@ impl Report {
     }
 }
 
-/// Milliseconds; 0 for a death that nobody felt beyond the threshold of the slow log.
+/// Milliseconds; 0 for a death that no call felt beyond the threshold of the slow log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stalls {
     pub count: usize,

@@ -1,4 +1,4 @@
-//! A store that is away under warm epochs: they go on, it is told once, and what changed is seen when it is back.
+//! A store that is away under warm epochs: they go on, it is reported once, and what changed is seen when it is back.
 
 use crate::clock::wait_until;
 use crate::node::{BUCKET, Mounted, Node};
@@ -22,7 +22,7 @@ const METADATA_TTL: Duration = Duration::from_secs(5);
 /// How a store is away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Away {
-    /// Nobody listens on its port.
+    /// No process listens on its port.
     Refused,
     /// It takes every request and answers none.
     Silent,
@@ -56,9 +56,9 @@ impl fmt::Display for AwayReport {
                 outage.seen_after.iter().map(|t| format!("{:.2} s", t.as_secs_f64())).collect();
             writeln!(
                 f,
-                "the store was away for {:?} ({:?}, then {:?}): {} calls, 0 failed, the longest took {:.0} ms; told \
-                 once of each mount; changes were seen {} after its return (metadataTtl {METADATA_TTL:?}), strict worked \
-                 after {:.2} s",
+                "the store was away for {:?} ({:?}, then {:?}): {} calls, 0 failed, the longest took {:.0} ms; \
+                 reported once of each mount; changes were seen {} after its return (metadataTtl \
+                 {METADATA_TTL:?}), strict worked after {:.2} s",
                 self.time,
                 outage.halves[0],
                 outage.halves[1],
@@ -120,7 +120,7 @@ impl Store {
 struct Volume {
     mounted: Mounted,
     pod: Pod,
-    /// Of the part that nobody changes.
+    /// Of the part that does not change.
     tree: Tree,
 }
 
@@ -135,7 +135,7 @@ const EPOCH: &str = "epoch";
 const CHANGED: &str = "news/changed";
 const ADDED: &str = "news/added";
 
-/// Two outages of `time`, as different as they can be. Fails where a call does, or the outage is told more than once.
+/// Two outages of `time`, as different as they can be. Fails where a call does, or one is reported more than once.
 pub fn run(node: &mut Node, time: Duration) -> Result<AwayReport> {
     let mut store = Store::start(node)?;
     let endpoint = store.endpoint();
@@ -170,7 +170,7 @@ pub fn run(node: &mut Node, time: Duration) -> Result<AwayReport> {
             // Its directory is known whole: that a name is absent, too.
             ensure!(names(&volume.mounted, "news")? == number + 1, "{:?}", volume.mounted);
         }
-        let told = told(node, &volumes)?;
+        let so_far = reported(node, &volumes)?;
         let mut running: Vec<Running<Report>> = Vec::new();
         for volume in &volumes {
             running.push(volume.pod.oracle_below(EPOCH, &volume.tree, &["--pause-us", "5000"])?);
@@ -213,7 +213,7 @@ pub fn run(node: &mut Node, time: Duration) -> Result<AwayReport> {
         });
         let seen: Vec<_> = seen.collect();
         let strict_after = first(back, works.clone());
-        let joined = |waits: JoinHandle<Option<Duration>>| waits.join().expect("who waits does not panic");
+        let joined = |waits: JoinHandle<Option<Duration>>| waits.join().expect("a waiter does not panic");
         let seen_after: Vec<_> = seen.into_iter().map(joined).collect();
         let strict_after = joined(strict_after).context("strict does not work again")?;
         ensure!(seen_after.iter().all(Option::is_some), "{PATIENCE:?} after its return: seen {seen_after:?}");
@@ -223,7 +223,7 @@ pub fn run(node: &mut Node, time: Duration) -> Result<AwayReport> {
             report.ensure_clean().with_context(|| format!("{halves:?}"))?;
             all.merge(report);
         }
-        ensure_told_once(node, &volumes, told)?;
+        ensure_reported_once(node, &volumes, so_far)?;
         let longest = all.slow.iter().map(|slow| slow.end_ns - slow.start_ns).max().unwrap_or(0);
         outages.push(Outage {
             halves,
@@ -234,7 +234,7 @@ pub fn run(node: &mut Node, time: Duration) -> Result<AwayReport> {
         });
     }
     let heals = node.agent().heals()?;
-    ensure!(heals.is_empty(), "somebody died of it: {heals:?}");
+    ensure!(heals.is_empty(), "a process died of it: {heals:?}");
     for volume in volumes {
         volume.pod.end()?;
         node.unpublish(&volume.mounted)?;
@@ -272,8 +272,8 @@ fn names(mounted: &Mounted, dir: &str) -> Result<usize> {
     Ok(fs::read_dir(mounted.target.join(dir))?.count())
 }
 
-/// What the broker has been told of each mount's source, which is what it posts as Events: (away, back).
-fn told(node: &Node, volumes: &[Volume]) -> Result<BTreeMap<String, (usize, usize)>> {
+/// What the broker has learnt of each mount's source, which is what it posts as Events: (away, back).
+fn reported(node: &Node, volumes: &[Volume]) -> Result<BTreeMap<String, (usize, usize)>> {
     let log = fs::read(node.places().log("csi-plugin"))?;
     let log = String::from_utf8_lossy(&log);
     let count =
@@ -285,15 +285,19 @@ fn told(node: &Node, volumes: &[Volume]) -> Result<BTreeMap<String, (usize, usiz
     Ok(volumes.iter().map(of).collect())
 }
 
-fn ensure_told_once(node: &Node, volumes: &[Volume], before: BTreeMap<String, (usize, usize)>) -> Result<()> {
+fn ensure_reported_once(
+    node: &Node,
+    volumes: &[Volume],
+    before: BTreeMap<String, (usize, usize)>,
+) -> Result<()> {
     let expected: BTreeMap<_, _> =
         before.into_iter().map(|(id, (away, back))| (id, (away + 1, back + 1))).collect();
     let mut now = BTreeMap::new();
     wait_until(PATIENCE, || {
-        now = told(node, volumes).unwrap_or_default();
+        now = reported(node, volumes).unwrap_or_default();
         now == expected
     });
-    ensure!(now == expected, "told (away, back): {now:?}, not {expected:?}");
+    ensure!(now == expected, "reported (away, back): {now:?}, not {expected:?}");
     for volume in volumes {
         let how = node.plugin().stats(&volume.mounted.id, &volume.mounted.target)?.volume_condition;
         ensure!(

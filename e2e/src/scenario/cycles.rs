@@ -164,7 +164,7 @@ impl Cycle {
         match hurt {
             Hurt::LastWorker => signal_worker(node, &mounted, Signal::KILL)?,
             Hurt::StoppedWorker => signal_worker(node, &mounted, Signal::STOP)?,
-            // Whoever was hurt has the mount again, and unpublishes it as if nothing had happened.
+            // The one that was hurt has the mount again, and unpublishes it as if nothing had happened.
             Hurt::Agent | Hurt::Broker => node.wait_whole(PATIENCE)?,
             Hurt::Nothing | Hurt::Worker => {}
         }

@@ -1,4 +1,4 @@
-//! Connections that somebody else ends: what an administrator, another program or the kernel itself does to a mount.
+//! Connections that another process ends: what an administrator, another program or the kernel itself does to a mount.
 
 use crate::mountinfo;
 use crate::node::{Mounted, Node};
@@ -31,7 +31,7 @@ pub fn end(node: &Node, mounted: &Mounted, how: Ending) -> Result<()> {
 }
 
 pub fn abort(node: &Node, target: &Path) -> Result<()> {
-    abort_through(&node.places().root().join("run/fusectl-of-somebody"), &number(target)?)
+    abort_through(&node.places().root().join("run/fusectl-from-outside"), &number(target)?)
 }
 
 /// Mounts fusectl at `control` meanwhile.

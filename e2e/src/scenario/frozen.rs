@@ -1,4 +1,4 @@
-//! The store does not answer for a while: readers wait, nobody is taken for hung, all is read when it answers again.
+//! The store does not answer for a while: readers wait, no process is taken for hung, all is read when it answers again.
 
 use crate::clock::wait_until;
 use crate::node::{Node, Server};
@@ -42,7 +42,7 @@ pub fn run(node: &mut Node, time: Duration) -> Result<FrozenReport> {
     for profile in ["large", "small"] {
         let m = node.volume(&format!("frozen-{profile}"), "frozen", &[("profile", profile)])?;
         pods.push(node.pod(&m)?);
-        // The names are known: it is contents that everybody will wait for.
+        // The names are known: it is contents that every reader will wait for.
         for file in &tree.files {
             std::fs::metadata(m.target.join(&file.path))?;
         }
@@ -57,10 +57,10 @@ pub fn run(node: &mut Node, time: Duration) -> Result<FrozenReport> {
     let frozen = node.server.frozen()?;
     let readers = pods.iter().map(|pod| pod.start_verify(&tree, THREADS, 0)).collect::<Result<Vec<_>>>()?;
     let wait = wait_until(PATIENCE, || node.server.stats().is_ok_and(|stats| stats.in_flight > 0));
-    ensure!(wait, "nobody asks the store for anything");
+    ensure!(wait, "no reader asks the store for anything");
     std::thread::sleep(time);
     let waiting = node.server.stats()?.in_flight;
-    ensure!(waiting > 0, "nobody waits for the store any more");
+    ensure!(waiting > 0, "no reader waits for the store any more");
     drop(frozen);
     let thaw = Instant::now();
     for reader in readers {
@@ -79,7 +79,7 @@ pub fn run(node: &mut Node, time: Duration) -> Result<FrozenReport> {
 #[derive(Clone, Copy, Debug)]
 pub struct BesideReport {
     pub files: usize,
-    /// Seconds for a cold epoch with nobody else, before and after; and beside the frozen store.
+    /// Seconds for a cold epoch alone, before and after; and beside the frozen store.
     pub alone: [f64; 2],
     pub beside: f64,
     /// Requests that the frozen store had taken and not answered.
@@ -122,7 +122,7 @@ pub fn beside(node: &mut Node, files: usize) -> Result<BesideReport> {
     for file in &waited_for.files {
         std::fs::metadata(waits.target.join(&file.path))?; // the names are known
     }
-    // On a mount of its own, whose pages nobody has read before.
+    // On a mount of its own, whose pages no application has read before.
     let endpoint = healthy.endpoint();
     let epoch = |node: &mut Node, number: u64| -> Result<f64> {
         let m = node.volume(&format!("epoch-{number}"), "healthy", &[small, ("endpoint", &endpoint)])?;
@@ -143,7 +143,7 @@ pub fn beside(node: &mut Node, files: usize) -> Result<BesideReport> {
     let enough = wait_until(PATIENCE, || node.server.stats().is_ok_and(|stats| stats.in_flight >= 40));
     let asked = node.server.stats()?.in_flight;
     let beside = epoch(node, 2);
-    node.server.no_faults()?; // also where something has failed: whoever waits could not be ended
+    node.server.no_faults()?; // also where something has failed: a reader that waits could not be ended
     ensure!(enough, "the frozen store is asked for too little: {asked} requests");
     let (waiting, beside) = (waiting?, beside?);
     for reader in waiting {

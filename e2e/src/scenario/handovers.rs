@@ -52,7 +52,7 @@ pub fn run(node: &mut Node, plan: &HandoverPlan) -> Result<HandoverReport> {
         let profile = if k % 2 == 0 { "large" } else { "small" };
         mounted.push(node.volume(&format!("handover{k}"), "handovers", &[("profile", profile)])?);
     }
-    // What is fetched from the store is slow at times, whoever serves.
+    // What is fetched from the store is slow at times, whichever agent serves.
     let targets: Vec<_> = mounted.iter().map(|m| m.target.clone()).collect();
     node.agent().warm(&targets, Duration::from_secs(120))?;
     let before = Resources::of(node)?;

@@ -113,7 +113,7 @@ pub fn run(node: &mut Node, plan: &KillPlan) -> Result<KillReport> {
         Watch { deaths: Vec::new(), again_ns: Vec::new(), agent: Vec::new(), peak: Memory::default() };
     while watch.deaths.len() < plan.kills {
         let round = watch.deaths.len();
-        // Applications are told from a pause how far a run is; people are told here.
+        // Applications learn from a pause how far a run is; people learn it here.
         if round % 100 == 99 {
             eprintln!("kills: {} of {}", round + 1, plan.kills);
         }
@@ -203,7 +203,7 @@ impl Watch {
                 killed.push((volume, pid, at_ns));
             }
         }
-        // Now and then the next victim is whoever is taking over.
+        // Now and then the next victim is the process that is taking over.
         if !random.one_in(4) {
             self.wait_replaced(node, plan.patience, &killed)?;
         }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Of one object. Nobody reads any.
+/// Of one object. No call reads any.
 const OBJECT_BYTES: u64 = 1000;
 const STATS: u64 = 1000;
 

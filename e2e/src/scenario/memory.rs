@@ -1,4 +1,4 @@
-//! One worker after the other takes more memory than it may: only that worker dies, and nobody notices.
+//! One worker after the other takes more memory than it may: only that worker dies, and no call notices.
 
 use crate::clock::{wait_until, within};
 use crate::node::{AgentOptions, InjectedFault, Node};
@@ -64,7 +64,7 @@ pub fn run(times: usize, patience: Duration) -> Result<MemoryReport> {
     let other = node.volume("other", "set", &[("profile", "large")])?;
     if !is_writable()? {
         let said = || node.places().logs().contains("no limit of memory of their own");
-        ensure!(wait_until(patience, said), "workers have no limit, and nobody says so");
+        ensure!(wait_until(patience, said), "workers have no limit, and no log says so");
         node.finish()?;
         return Ok(MemoryReport { limits: Limits::None, deaths: 0, reads: Stalls::of(Vec::new()) });
     }

@@ -27,7 +27,7 @@ const HOSTILE: usize = 5;
 const THREADS: usize = 2;
 const HOSTILE_THREADS: usize = 4;
 /// Of the healthy store, as one has it that is not on the same machine. Without it an epoch is a matter of the
-/// processor alone, which the kernel shares among all processes, whoever's they are: on two cores, hostile volumes cost
+/// processor alone, which the kernel shares among all processes, of whichever volume: on two cores, hostile volumes cost
 /// the others what their own work costs.
 const LATENCY_MS: u64 = 30;
 /// Applications of the warm volumes: at a steady pace, so that what they lose is not what they leave to others.
@@ -41,7 +41,7 @@ struct Epoch {
     /// Of the warm ones.
     calls_per_second: f64,
     calls: u64,
-    /// How many processors were at work: for anybody on this machine; for agent and workers; for hostile pods and
+    /// How many processors were at work: for any process of this machine; for agent and workers; for hostile pods and
     /// their stores.
     machine: f64,
     ours: f64,
@@ -165,7 +165,7 @@ struct Tenant {
 }
 
 /// Epochs alone and beside, in turn: two of each for a round, so that every harm is done in each round. Fails where a
-/// call of an honest volume does, or somebody dies. `files` in each cold volume.
+/// call of an honest volume does, or a process dies. `files` in each cold volume.
 pub fn run(node: &mut Node, rounds: usize, files: usize, seed: u64) -> Result<NoisyReport> {
     eprintln!("noisy: seed {seed}");
     let healthy = Server::start(node.places(), "healthy")?;
@@ -221,11 +221,11 @@ pub fn run(node: &mut Node, rounds: usize, files: usize, seed: u64) -> Result<No
         for ((harm, pod), asked) in pods.into_iter().zip(asked_for) {
             report.harms.push((harm, asked, pod.finish(PATIENCE).with_context(|| format!("{harm:?}"))?));
         }
-        // Nobody wants to know any more: an endless listing ends.
+        // No reader waits any more: an endless listing ends.
         for (tenant, (harm, ..)) in tenants.iter().zip(&report.harms[report.harms.len() - HOSTILE..]) {
             ensure!(
                 *harm != Harm::EndlessListings || falls_silent(&tenant.store),
-                "a listing goes on for nobody"
+                "a listing goes on for no reader"
             );
             tenant.store.play(Harm::None);
         }
@@ -267,7 +267,7 @@ fn tenants(node: &mut Node) -> Result<Vec<Tenant>> {
     Ok(tenants)
 }
 
-/// All honest volumes at once, on mounts of their own, whose pages nobody has read before. The cold ones read everything
+/// All honest volumes at once, on mounts of their own, whose pages no pod has read before. The cold ones read everything
 /// once, from the store; the warm ones go on reading until the others are through.
 fn epoch(
     node: &mut Node,

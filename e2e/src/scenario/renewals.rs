@@ -1,5 +1,5 @@
-//! Agent and broker are killed at once, so that nobody holds the mounts: paths work again in every pod, none of which
-//! is restarted.
+//! Agent and broker are killed at once, so that no process holds the mounts: paths work again in every pod, none of
+//! which is restarted.
 
 use crate::clock::wait_until;
 use crate::mountinfo;
@@ -121,7 +121,7 @@ pub fn run(node: &mut Node, rounds: usize) -> Result<RenewalReport> {
             pods.push(Watched::start(node, m, below, &tree)?);
         }
     }
-    // The last one's container is restarted while nobody is there.
+    // The last one's container is restarted while neither is there.
     pods.push(Watched::start(node, &mounted[0], "", &tree)?);
     let mut held = Vec::new();
     for w in &pods {
@@ -134,7 +134,7 @@ pub fn run(node: &mut Node, rounds: usize) -> Result<RenewalReport> {
     let (mut again, mut served) = (Vec::new(), 0);
     for round in 0..rounds {
         node.kill_both()?;
-        ensure!(is_dead(&mounted[0].target), "somebody still holds the mounts");
+        ensure!(is_dead(&mounted[0].target), "a process still holds the mounts");
         let restarted = pods.pop().context("the last pod")?;
         restarted.pod.end()?;
         pods.push(Watched::start(node, &mounted[0], "", &tree)?);
@@ -147,8 +147,8 @@ pub fn run(node: &mut Node, rounds: usize) -> Result<RenewalReport> {
         let renewed = |node: &Node| -> Result<usize> {
             Ok(node.agent().heals()?.iter().filter(|heal| heal.level == 4 && heal.cause == "ended").count())
         };
-        let told = wait_until(PATIENCE, || renewed(node).is_ok_and(|n| n == mounted.len()));
-        ensure!(told, "round {round}: {:?}, not a renewal of each mount", node.agent().heals());
+        let recorded = wait_until(PATIENCE, || renewed(node).is_ok_and(|n| n == mounted.len()));
+        ensure!(recorded, "round {round}: {:?}, not a renewal of each mount", node.agent().heals());
         let now = mounts(node, &pods)?;
         ensure!(now == before, "round {round}: {before} mounts became {now}");
         for (w, file) in pods.iter().zip(&held) {
@@ -176,6 +176,6 @@ pub fn run(node: &mut Node, rounds: usize) -> Result<RenewalReport> {
 /// Nothing but the kernel answers this.
 pub fn is_dead(target: &Path) -> bool {
     use rustix::io::Errno;
-    // A call that waits while the kernel still ends the holders is told that the connection was aborted.
+    // A call that waits while the kernel still ends the holders learns that the connection was aborted.
     rustix::fs::statfs(target).is_err_and(|e| matches!(e, Errno::NOTCONN | Errno::CONNABORTED))
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use testkit::content;
 
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Of how many sources that nobody uses the agent keeps the names. Fewer than by default, so that a short run sees them
+/// Of how many unused sources the agent keeps the names. Fewer than by default, so that a short run sees them
 /// go, too.
 const KEPT: usize = 50;
 /// Scopes between two looks. Then whatever is cached is dropped, as when others need the room.
@@ -27,7 +27,7 @@ const DISK_MORE: u64 = 2 << 20;
 /// Anonymous memory that an agent has more after a run than after its warm-up, whatever its length: allocators keep some.
 const MEMORY_MORE: u64 = 12 << 20;
 
-/// What a node holds when nobody uses it.
+/// What a node holds when no pod uses it.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     /// Bytes, blocks that are allocated: below the metadata directory, and below the cache directory.
@@ -117,7 +117,7 @@ pub fn run(node: &mut Node, scopes: usize) -> Result<ScopesReport> {
         }
     }
     let took = begun.elapsed();
-    let (first, last) = first.zip(last).context("somebody has looked")?;
+    let (first, last) = first.zip(last).context("there was a look")?;
     let report = ScopesReport {
         scopes,
         took,

@@ -1,4 +1,4 @@
-//! What people get wrong, and what they are told. Each message names the thing and says what to do.
+//! What people get wrong, and what they read then. Each message names the thing and says what to do.
 
 use crate::node_with;
 use anyhow::{Result, ensure};

@@ -143,7 +143,7 @@ fn one_open_sees_one_version_while_the_object_changes() -> Result<()> {
         let (mut whole, mut stale) = (0, 0);
         std::thread::scope(|scope| -> Result<()> {
             let writer = scope.spawn(|| -> io::Result<()> {
-                // Versions are told apart by what they are made of; each lives for some reads.
+                // Versions are distinguished by what they are made of; each lives for some reads.
                 let mut version = 1;
                 while !done.load(Ordering::Relaxed) {
                     store.put(BUCKET, &key, content::bytes(version, 0..size))?;

@@ -163,7 +163,7 @@ fn a_listing_that_never_ends_ends_after_its_last_reader_and_with_its_volume() ->
             false => drop(reader.kill(LIMIT)?),
         }
         let from = store.asked();
-        ensure!(falls_silent(&store), "{name}: {} pages since, and nobody waits", store.asked() - from);
+        ensure!(falls_silent(&store), "{name}: {} pages since, and no reader waits", store.asked() - from);
         println!("{name}: {} pages since", store.asked() - from);
         store.play(Harm::None);
         if !unpublished {
@@ -194,23 +194,23 @@ fn a_request_that_kills_agent_after_agent_is_eio_and_all_else_is_read() -> Resul
         let kinds = ["--pause-us", "500", "--kinds", "pread,small,open,stat,mmap"];
         let running = pods.iter().map(|pod| pod.oracle(&rest, &kinds)).collect::<Result<Vec<_>>>()?;
         let path = mounted.target.join("large1");
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let asked = path.clone();
-        std::thread::spawn(move || tell.send(errno(fs::read(asked))));
+        std::thread::spawn(move || sender.send(errno(fs::read(asked))));
         let mut answer = None;
         let answered = wait_until(3 * LIMIT, || {
             if node.agent_has_ended() {
                 expected += 1;
                 node.kill_agent().and_then(|()| node.spawn_agent()).expect("another agent starts");
             }
-            answer = told.try_recv().ok();
+            answer = receiver.try_recv().ok();
             answer.is_some()
         });
         assert!(answered, "{profile}: never answered");
         assert_eq!(answer, Some(Some(libc::EIO)), "{profile}");
         node.wait_whole(LIMIT)?;
         let agent = node.agent().pid();
-        // Whoever asks again is told so without another death.
+        // A reader that asks again gets the same answer without another death.
         for _ in 0..3 {
             let path = path.clone();
             assert_eq!(within(LIMIT, move || errno(fs::read(path)))?, Some(libc::EIO), "{profile}");

@@ -56,13 +56,16 @@ fn without_any_worker_open_files_and_warm_small_files_go_on() -> Result<()> {
 
     node.suspend_respawn(true)?;
     let agent = node.agent().pid();
-    let nobody = || {
+    let none_left = || {
         for pid in processes::children(agent) {
             let _ = processes::kill_child(pid, agent); // ended meanwhile
         }
         processes::fuse_children(agent).is_empty()
     };
-    assert!(wait_until(Duration::from_secs(10), nobody), "workers keep coming although respawn is suspended");
+    assert!(
+        wait_until(Duration::from_secs(10), none_left),
+        "workers keep coming although respawn is suspended"
+    );
     let opened = warm(&small_pod, "small,small,open,stat,readdir")?;
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(processes::fuse_children(agent), Vec::<u32>::new());

@@ -34,7 +34,8 @@ pub(crate) fn node_on(make: impl FnOnce(&mut Node, u32) -> Result<PathBuf>) -> R
     Ok(node)
 }
 
-/// A node whose only cache disk fails as it is told, and a bucket with a tree below `set`. The disk is to outlive the node.
+/// A node whose only cache disk fails as its test says, and a bucket with a tree below `set`. The disk is to outlive the
+/// node.
 pub(crate) fn on_a_faulty_disk(change: impl FnOnce(&mut AgentOptions)) -> Result<(FaultyDisk, Node, Tree)> {
     let mut disk = None;
     let node = node_on(|node, uid| {
@@ -216,7 +217,7 @@ fn a_cache_of_another_version_is_set_aside() -> Result<()> {
     node.finish()
 }
 
-/// Bytes on a tmpfs that no name leads to any more: somebody has these files open.
+/// Bytes on a tmpfs that no name leads to any more: a process has these files open.
 pub(crate) fn pinned(disk: &Path) -> Result<u64> {
     fn named(dir: &Path) -> std::io::Result<u64> {
         let mut bytes = 0;

@@ -1,4 +1,4 @@
-//! Somebody else ends a mount: it is noticed, told and made anew, and nobody else's is touched.
+//! Another process ends a mount: it is noticed, reported and made anew, and no other mount is touched.
 
 use crate::node_with;
 use anyhow::{Result, ensure};
@@ -61,8 +61,8 @@ fn what_somebody_ends_works_again_in_its_pod_and_nobody_else_notices() -> Result
         ensure!(wait_until(PATIENCE, || reads(&pod, &tree)), "{how:?}: its paths do not work again");
         println!("{how:?}: paths work again after {:?}", begun.elapsed());
         pod.verify(&tree, 1)?.ensure_all(&tree)?;
-        let told = || renewals(&node, &mounted).is_ok_and(|n| n == round + 1);
-        ensure!(wait_until(PATIENCE, told), "{how:?}: {:?}", node.agent().heals());
+        let recorded = || renewals(&node, &mounted).is_ok_and(|n| n == round + 1);
+        ensure!(wait_until(PATIENCE, recorded), "{how:?}: {:?}", node.agent().heals());
         wait_well(&node, &mounted)?;
         assert_eq!(mounts(&node, &pod)?, before, "{how:?}");
         // As kubelet does from time to time.
@@ -159,7 +159,7 @@ fn a_slow_store_is_eio_before_the_kernels_own_limit_ends_the_mount() -> Result<(
     ensure!(known.len() == tree.files[0].size, "{known:?}");
     let frozen = node.server.frozen()?;
     let begun = Instant::now();
-    let failed = std::fs::read(pod.reach().join(&tree.files[0].path)).expect_err("nobody has its bytes");
+    let failed = std::fs::read(pod.reach().join(&tree.files[0].path)).expect_err("its bytes are nowhere");
     println!("{failed} after {:?}", begun.elapsed());
     assert_eq!(failed.raw_os_error(), Some(libc::EIO), "{failed}");
     // One call is several requests; each of them waits for half of the limit, less what an answer takes.

@@ -38,7 +38,7 @@ fn a_volume_that_hangs_is_unpublished_in_time_and_its_readers_are_let_go() -> Re
         ensure!(took < LIMIT, "with a {hung} that hangs unpublish took {took:?}");
         // The worker may have been ended by its agent meanwhile.
         ensure!(hung == "worker" || resumed.is_ok(), "the agent is gone");
-        ensure!(reader.finish(PATIENCE)?.failed > 0, "somebody served what nobody could serve");
+        ensure!(reader.finish(PATIENCE)?.failed > 0, "a call succeeded that no process could serve");
         assert_eq!(mountinfo::below(&node.places().kubelet())?, []);
         ensure!(!mounted.target.exists(), "unpublish left {}", mounted.target.display());
         let forgotten = || node.agent().volumes().is_ok_and(|volumes| volumes.is_empty());
@@ -61,8 +61,8 @@ fn a_file_that_is_still_open_holds_up_nobody_and_is_reported() -> Result<()> {
     node.unpublish(&mounted)?;
     ensure!(begun.elapsed() < LIMIT, "unpublish took {:?}", begun.elapsed());
     ensure!(!mounted.target.exists() && superblock.exists(), "the open file keeps the superblock");
-    let told = || node.places().logs().contains("processes still have this volume or a file of it");
-    ensure!(wait_until(PATIENCE, told), "nobody was told");
+    let logged = || node.places().logs().contains("processes still have this volume or a file of it");
+    ensure!(wait_until(PATIENCE, logged), "no log says so");
     let error = file.read_at(&mut [0; 16], 0).expect_err("no worker serves it");
     assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN));
     drop(file);

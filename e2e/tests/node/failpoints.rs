@@ -236,7 +236,7 @@ fn a_publish_while_a_broker_takes_a_mount_back_is_not_noticed() -> Result<()> {
         let waits = format!("failpoint: waits at {step}");
         ensure!(
             wait_until(PATIENCE, || says(&node, "csi-plugin", &waits) == 1),
-            "{step}: nobody waits there"
+            "{step}: no process waits there"
         );
         node.publish(&volume, "pod").context(*step)?;
         std::fs::write(&go_on, "")?;
@@ -264,7 +264,7 @@ fn a_publish_that_was_cut_short_is_repeated_or_undone_and_leaves_nothing() -> Re
                     node.publish(&volume, "pod").is_err(),
                     "{step}: a publish succeeded that cannot have"
                 );
-                ensure!(begun.elapsed() < PATIENCE, "{step}: nobody has died");
+                ensure!(begun.elapsed() < PATIENCE, "{step}: no process has died");
                 std::thread::sleep(Duration::from_millis(20));
             }
             ensure!(aborted(&node, step)? == 1 + usize::from(!repeated), "{step}: it died of something else");
@@ -311,8 +311,8 @@ fn a_volume_that_is_unpublished_while_an_agent_adopts_it_is_served_by_nobody() -
         ensure!(wait_until(PATIENCE, || says(&node, "node-agent", &waits) == 1), "{step}: it is not adopted");
         node.unpublish(&mounted)?;
         std::fs::write(&go_on, "")?;
-        let told = || says(&node, "csi-plugin", "ended while it was handed over") == round + 1;
-        ensure!(wait_until(PATIENCE, told), "{step}: the broker does not know what became of it");
+        let logged = || says(&node, "csi-plugin", "ended while it was handed over") == round + 1;
+        ensure!(wait_until(PATIENCE, logged), "{step}: the broker does not know what became of it");
         let forgotten = || node.agent().volumes().is_ok_and(|volumes| volumes.is_empty());
         ensure!(wait_until(PATIENCE, forgotten), "{step}: the agent has {:?}", node.agent().volumes());
         ensure!(mountinfo::below(&node.places().kubelet())?.is_empty(), "{step}: a mount is left");
@@ -325,7 +325,7 @@ fn a_volume_that_is_unpublished_while_an_agent_adopts_it_is_served_by_nobody() -
     node.finish()
 }
 
-/// A step that nobody dies at proves nothing.
+/// A step at which no process dies proves nothing.
 #[test]
 fn every_step_of_taking_over_has_a_test() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the crate lies in the workspace")?;
@@ -336,7 +336,7 @@ fn every_step_of_taking_over_has_a_test() -> Result<()> {
     {
         for rest in text.split("failpoint::hit(\"").skip(1) {
             let step = rest.split('"').next().unwrap_or_default();
-            ensure!(tests.contains(&format!("\"{step}\"")), "nobody dies at {step}");
+            ensure!(tests.contains(&format!("\"{step}\"")), "no process dies at {step}");
             steps += 1;
         }
     }

@@ -85,9 +85,9 @@ fn a_hand_over_fetches_nothing_again_and_needs_no_store() -> Result<()> {
         }
     }
     // They are written down a moment after a worker serves.
-    let told =
+    let recorded =
         || node.agent().heals().is_ok_and(|all| all.iter().filter(|h| h.cause == "upgrade").count() == 2);
-    ensure!(wait_until(PATIENCE, told), "{:?}", node.agent().heals());
+    ensure!(wait_until(PATIENCE, recorded), "{:?}", node.agent().heals());
     drop(pods);
     node.finish()
 }

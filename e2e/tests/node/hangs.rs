@@ -58,7 +58,7 @@ fn a_worker_that_stands_still_is_replaced_and_no_call_fails() -> Result<()> {
     node.finish()
 }
 
-/// The other threads go on: only the one that is stuck, and whoever waits for it, could tell.
+/// The other threads go on: only the one that is stuck, and what waits for it, could tell.
 #[test]
 fn a_worker_of_which_one_thread_is_stuck_is_replaced_and_no_call_fails() -> Result<()> {
     for what in ["deadlock", "spin"] {
@@ -93,7 +93,7 @@ fn a_worker_that_is_stuck_in_the_kernel_does_not_hold_up_its_successor() -> Resu
     pod.start_verify(&tree, 2, 0)?.finish(PATIENCE)?.ensure_all(&tree)?;
     assert_eq!(causes(&node, &second.id, PATIENCE)?, ["hang"]);
     let is_there = || Path::new(&format!("/proc/{stuck}")).exists();
-    assert!(is_there(), "the disk hangs, and whoever reads it was killed: this shows nothing");
+    assert!(is_there(), "the disk hangs, and its reader was killed: this shows nothing");
     disk.set(&DiskFaults::default())?;
     assert!(wait_until(PATIENCE, || !is_there()), "a worker that is stuck no more is not reaped");
     drop(pod);
@@ -107,7 +107,7 @@ fn a_worker_that_comes_while_a_disk_hangs_serves() -> Result<()> {
     for profile in ["small", "large"] {
         let mounted = node.volume(profile, "set", &[("profile", profile)])?;
         let pod = node.pod(&mounted)?;
-        // Nobody reads the disk: whoever waits for it does so of his own accord.
+        // No reader needs the disk: a process that waits for it does so of its own accord.
         disk.set(&DiskFaults { hangs: Call::ALL.to_vec(), ..DiskFaults::default() })?;
         for _ in 0..2 {
             let before = node.worker_of(&mounted.id, PATIENCE)?;
@@ -147,7 +147,7 @@ fn a_worker_that_comes_while_the_broker_stands_still_serves() -> Result<()> {
     let served = wait_until(LIMIT + SLACK, next);
     signal(node.plugin().pid(), Signal::CONT)?;
     ensure!(served, "{:?}", node.agent().volumes()?);
-    ensure!(held > 0, "nobody held the files that were evicted");
+    ensure!(held > 0, "no worker held the files that were evicted");
     pod.verify(&tree, 2)?.ensure_all(&tree)?;
     // At the latest the next worker finds them closed.
     node.signal_worker(node.worker_of(&mounted.id, PATIENCE)?, Signal::KILL)?;
@@ -175,11 +175,11 @@ fn a_cache_disk_that_hangs_is_passed_by_and_used_again_when_it_answers() -> Resu
         disk.set(&for_ever)?;
         if profile == "large" {
             // The declared exception: what is passed through before the agent has noticed waits for the disk.
-            ensure!(wait_until(LIMIT + SLACK, || degraded(&node)), "nobody notices");
+            ensure!(wait_until(LIMIT + SLACK, || degraded(&node)), "the agent does not notice");
         }
         pod.start_verify(&tree, 2, 0)?.finish(PATIENCE)?.ensure_all(&tree).context(profile)?;
         println!("{profile}: read {:?} after the disk began to hang", begun.elapsed());
-        ensure!(degraded(&node), "nobody noticed");
+        ensure!(degraded(&node), "the agent did not notice");
         let late = node.volume(&format!("{profile}-late"), "set", &[("profile", profile)])?;
         node.pod(&late)?.start_verify(&tree, 2, 0)?.finish(PATIENCE)?.ensure_all(&tree)?;
         node.unpublish(&late)?;
@@ -227,8 +227,8 @@ fn an_agent_that_stands_still_is_killed_by_the_broker_and_its_successor_takes_ov
         let all = || node.agent().serving().is_ok_and(|serving| serving.len() == 2);
         ensure!(wait_until(PATIENCE, all), "not every mount is served: {:?}", node.agent().volumes());
         let heals = || node.agent().heals().unwrap_or_default();
-        let told = || heals().iter().filter(|h| (h.level, &*h.cause) == (2, "hang")).count() == 2;
-        ensure!(wait_until(PATIENCE, told), "{:?}", heals());
+        let recorded = || heals().iter().filter(|h| (h.level, &*h.cause) == (2, "hang")).count() == 2;
+        ensure!(wait_until(PATIENCE, recorded), "{:?}", heals());
     }
     running.into_iter().try_for_each(judge)?;
     drop(pods);
@@ -257,7 +257,7 @@ fn an_agent_whose_tables_are_locked_for_ever_is_killed_by_the_broker_and_succeed
     node.finish()
 }
 
-/// A broker that stood still itself has not seen anything, and blames nobody for it.
+/// A broker that stood still itself has not seen anything, and blames no agent for it.
 #[test]
 fn a_broker_that_stood_still_kills_no_agent() -> Result<()> {
     let (mut node, tree) = node_with(Vec::new())?;

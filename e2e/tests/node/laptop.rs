@@ -125,7 +125,7 @@ fn a_laptops_mount_in_the_background_is_healed_and_logs_to_a_file_that_it_names(
         processes::kill_child(worker, pid)?;
         laptop.read_all()?;
         let healed = || laptop.worker().is_ok_and(|now| now != worker);
-        ensure!(wait_until(PATIENCE, healed), "nobody took the place of worker {worker}");
+        ensure!(wait_until(PATIENCE, healed), "no worker took the place of worker {worker}");
     }
     let log = laptop.cache.join("mount.log");
     let text = fs::read_to_string(&log).with_context(|| log.display().to_string())?;
@@ -145,7 +145,7 @@ fn what_a_killed_mount_of_a_laptop_left_is_cleared_by_umount_and_by_the_next_mou
         let dir = laptop.dir.clone();
         // Attributes are still cached.
         let dead = || rustix::fs::statfs(&dir).is_err_and(|e| e == rustix::io::Errno::NOTCONN);
-        ensure!(wait_until(PATIENCE, dead), "a mount that nobody serves answers");
+        ensure!(wait_until(PATIENCE, dead), "a mount that no worker serves answers");
         Ok(())
     };
     kill(laptop.mounted()?)?;
@@ -227,7 +227,7 @@ fn a_mount_of_a_laptop_that_is_called_off_leaves_nothing() -> Result<()> {
     let laptop = Laptop::new(&node, &tree)?;
     let frozen = node.server.frozen()?;
     for signal in [Signal::INT, Signal::TERM] {
-        // A store that stands still does not notice that nobody waits any more.
+        // A store that stands still does not notice that no reader waits any more.
         let before = node.server.stats()?.in_flight;
         let mut mounting = laptop.command(&format!("s3://{BUCKET}/set")).spawn()?;
         let asked = || node.server.stats().is_ok_and(|stats| stats.in_flight > before);

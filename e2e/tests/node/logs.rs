@@ -1,4 +1,4 @@
-//! A log that is closed, full or failing is nobody's problem but its reader's.
+//! A log that is closed, full or failing is no problem but its reader's.
 
 use crate::workload::{judge, volumes};
 use anyhow::{Result, ensure};

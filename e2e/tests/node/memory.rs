@@ -30,7 +30,7 @@ fn workers_are_the_kernels_first_choice() -> Result<()> {
     let agent: i32 =
         fs::read_to_string(format!("/proc/{}/oom_score_adj", node.agent().pid()))?.trim().parse()?;
     assert!(agent < 1000, "{agent}");
-    // That none is left is told by counting them: so they must be found while there are some.
+    // That none is left is known by counting them: so they must be found while there are some.
     let counted = || Resources::of(&node).is_ok_and(|now| now.groups > 0);
     assert!(
         !memory::is_writable()? || wait_until(memory::PATIENCE, counted),

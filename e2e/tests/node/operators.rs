@@ -115,8 +115,8 @@ fn status_warm_evict_and_doctor_tell_the_truth() -> Result<()> {
 
     // The last heals, and how each worker ended.
     node.signal_worker(node.worker_of(&mounted.id, PATIENCE)?, Signal::KILL)?;
-    let told = || node.agent().heals().is_ok_and(|heals| !heals.is_empty());
-    assert!(wait_until(PATIENCE, told), "no heal was recorded");
+    let recorded = || node.agent().heals().is_ok_and(|heals| !heals.is_empty());
+    assert!(wait_until(PATIENCE, recorded), "no heal was recorded");
     let status = json(&millpond(&node, &["status", "--output", "json"])?)?;
     let heal = &status["heals"][0];
     let is = |key: &str, value: Value| assert_eq!(heal[key], value, "{heal}");
@@ -140,7 +140,7 @@ fn status_warm_evict_and_doctor_tell_the_truth() -> Result<()> {
     let elsewhere = millpond(&node, &["warm", "/tmp"])?;
     assert!(!elsewhere.status.success());
 
-    // Nothing that this node lacks may be called broken, but an endpoint where nobody listens is.
+    // Nothing that this node lacks may be called broken, but an endpoint where no store listens is.
     let doctor = |endpoint: &str| millpond(&node, &["doctor", "--output", "json", "--endpoint", endpoint]);
     let fine = doctor(&node.server.endpoint())?;
     let findings = json(&fine)?;
@@ -251,8 +251,8 @@ fn the_metrics_page_is_openmetrics_and_counts_what_happened() -> Result<()> {
     }
     let bytes: u64 = tree.files.iter().map(|f| f.size).sum();
     // Workers tell what they counted once a second.
-    let told = || metrics(&node).is_ok_and(|page| page.contains("\nmillpond_reads_total{"));
-    assert!(wait_until(Duration::from_secs(20), told), "{}", metrics(&node)?);
+    let shown = || metrics(&node).is_ok_and(|page| page.contains("\nmillpond_reads_total{"));
+    assert!(wait_until(Duration::from_secs(20), shown), "{}", metrics(&node)?);
     let page = metrics(&node)?;
     println!("{page}");
     let samples = parse(&page).with_context(|| page.clone())?;
@@ -311,7 +311,7 @@ fn the_cache_keeps_its_disk_above_the_floor_whatever_it_is_fed() -> Result<()> {
             }
             reader.finish(Duration::from_secs(120))?.ensure_all(&tree)?;
         }
-        // Somebody else needs room, no more at once than the floor keeps free: the cache gives way.
+        // Another program needs room, no more at once than the floor keeps free: the cache gives way.
         let above = || free().is_ok_and(|(bytes, inodes)| bytes >= 15.0 && inodes >= 10.0);
         let hogs: Vec<_> = (0..3).map(|k| disk.join(format!("hog{k}"))).collect();
         // What readers have under way may take the room below the floor for a moment.

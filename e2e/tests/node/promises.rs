@@ -300,7 +300,7 @@ fn shared_and_private_mappings_show_the_bytes() -> Result<()> {
             };
             let shared = map(ProtFlags::READ, MapFlags::SHARED)?;
             let private = map(ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?;
-            // SAFETY: both were mapped above with this length and are unmapped below; nobody else writes them.
+            // SAFETY: both were mapped above with this length and are unmapped below; nothing else writes them.
             let (seen, own) = unsafe {
                 let seen = std::slice::from_raw_parts(shared.cast::<u8>(), size);
                 (seen, std::slice::from_raw_parts_mut(private.cast::<u8>(), size))

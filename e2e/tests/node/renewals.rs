@@ -24,7 +24,7 @@ fn agent_and_broker_killed_at_once_are_survived_by_every_path() -> Result<()> {
     let mut node = renewals::node()?;
     let report = renewals::run(&mut node, 4)?;
     println!("{report}");
-    ensure!(report.held_dead > 0, "what was open before cannot be served by anybody: {report}");
+    ensure!(report.held_dead > 0, "what was open before cannot be served by any process: {report}");
     node.finish()
 }
 
@@ -39,9 +39,9 @@ fn a_volume_with_a_secret_works_again_with_its_republish() -> Result<()> {
     node.kill_both()?;
     node.spawn_agent()?;
     node.start_plugin()?;
-    let told = || node.places().logs().contains("no process of this node knows its secret");
-    ensure!(wait_until(PATIENCE, told), "the log does not say that a secret is missing");
-    ensure!(is_dead(&mounted.target), "somebody has kept a secret");
+    let logged = || node.places().logs().contains("no process of this node knows its secret");
+    ensure!(wait_until(PATIENCE, logged), "the log does not say that a secret is missing");
+    ensure!(is_dead(&mounted.target), "a process has kept a secret");
     // As kubelet does from time to time (requiresRepublish).
     node.publish(&volume, "pod")?;
     pod.verify(&tree, 1)?.ensure_all(&tree)?;

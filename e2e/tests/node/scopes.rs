@@ -79,7 +79,7 @@ fn sources_used_and_left_leave_disk_and_descriptors_as_they_were() -> Result<()>
     }
     let given_back = || taken(&metadata_dir(&node)).is_ok_and(|bytes| bytes < SOURCES as u64 * LEFT);
     ensure!(wait_until(PATIENCE, given_back), "{} bytes are taken", taken(&metadata_dir(&node))?);
-    // What is cached stays, until somebody needs the room.
+    // What is cached stays, until another file needs the room.
     assert_eq!(cached_scopes(&node)?, SOURCES);
     node.agent().evict_all()?;
     let gone = || cached_scopes(&node).is_ok_and(|count| count == 0);

@@ -1,5 +1,5 @@
 //! Volumes of one source and one set of credentials share a cache, and nothing else: each keeps the settings that it was
-//! published with, whoever comes after it.
+//! published with, whatever comes after it.
 
 use crate::node_with;
 use crate::promises::errno;
@@ -117,7 +117,7 @@ fn a_cache_limit_binds_no_volume_without_one_and_goes_with_its_volume() -> Resul
     let small = || held(&node).is_ok_and(|held| held <= 1 << 20);
     ensure!(wait_until(PATIENCE, small), "{} bytes are held", held(&node)?);
 
-    // Gone, it binds nobody.
+    // Gone, it binds no other.
     drop(second);
     node.unpublish(&limited)?;
     let again = node.volume("again", "set", &large)?;

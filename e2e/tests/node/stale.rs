@@ -28,7 +28,7 @@ fn a_warm_epoch_goes_on_while_the_store_is_away_and_sees_changes_when_it_is_back
         let pod = node.pod(&mounted)?;
         pod.verify(&tree, 2)?.ensure_all(&tree)?;
         node.server.set_faults(&Script { seed: 0, rules: vec![Rule::always(fault)] })?;
-        // What changes at the source meanwhile nobody sees.
+        // What changes at the source meanwhile no reader sees.
         let changed = node.server.dir().join("set/large0");
         let before = fs::read(&changed)?;
         fs::write(&changed, b"changed")?;
@@ -43,8 +43,11 @@ fn a_warm_epoch_goes_on_while_the_store_is_away_and_sees_changes_when_it_is_back
         }
         assert_eq!(errno(fs::metadata(mounted.target.join("added"))), Some(libc::ENOENT), "{profile}");
         assert!(stale(&node, &mounted), "{profile}: said nowhere");
-        let told = node.agent().stats()?.get("millpond_stale_answers_total").copied();
-        assert!(told.is_some_and(|n| n >= tree.files.len() as f64), "{profile}: {told:?} stale answers");
+        let counted = node.agent().stats()?.get("millpond_stale_answers_total").copied();
+        assert!(
+            counted.is_some_and(|n| n >= tree.files.len() as f64),
+            "{profile}: {counted:?} stale answers"
+        );
         assert!(node.agent().heals()?.is_empty());
 
         node.server.no_faults()?;

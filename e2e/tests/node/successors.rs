@@ -26,9 +26,9 @@ fn applications_do_not_notice_that_the_agent_was_killed() -> Result<()> {
     }
     running.into_iter().try_for_each(judge)?;
     assert_eq!(mountinfo::below(&node.places().kubelet())?.len(), before, "mounts were stacked");
-    // Recorded when a probe has read through the mount, which nobody waits for.
-    let told = || node.agent().heals().is_ok_and(|heals| heals.iter().any(|h| h.cause == "agent"));
-    ensure!(wait_until(PATIENCE, told), "no heal was recorded: {:?}", node.agent().heals());
+    // Recorded when a probe has read through the mount, which no caller waits for.
+    let recorded = || node.agent().heals().is_ok_and(|heals| heals.iter().any(|h| h.cause == "agent"));
+    ensure!(wait_until(PATIENCE, recorded), "no heal was recorded: {:?}", node.agent().heals());
     drop(pods);
     for m in &mounted {
         node.unpublish(m)?;
@@ -92,9 +92,9 @@ fn a_broker_that_was_killed_knows_its_mounts_again_and_hands_them_to_the_next_ag
             let known = || node.plugin().stats(&m.id, &m.target).is_ok();
             ensure!(wait_until(PATIENCE, known), "the new broker does not know {}", m.target.display());
             let heals = || node.agent().heals().unwrap_or_default();
-            let told =
+            let recorded =
                 || heals().iter().any(|h| h.volume_id == m.id && (h.level, &*h.cause) == (3, "broker"));
-            ensure!(wait_until(PATIENCE, told), "no heal of level 3 was recorded: {:?}", heals());
+            ensure!(wait_until(PATIENCE, recorded), "no heal of level 3 was recorded: {:?}", heals());
         }
         node.kill_agent()?;
         node.start_agent()?;
@@ -164,8 +164,9 @@ fn agent_and_broker_asked_to_stop_at_once_lose_nothing() -> Result<()> {
     node.stop_agent()?;
     node.start_agent()?;
     let heals = || node.agent().heals().unwrap_or_default();
-    let told = || heals().iter().filter(|h| (h.level, &*h.cause) == (2, "upgrade")).count() == mounted.len();
-    ensure!(wait_until(PATIENCE, told), "{:?}", heals());
+    let recorded =
+        || heals().iter().filter(|h| (h.level, &*h.cause) == (2, "upgrade")).count() == mounted.len();
+    ensure!(wait_until(PATIENCE, recorded), "{:?}", heals());
     running.into_iter().try_for_each(judge)?;
     node.finish()
 }

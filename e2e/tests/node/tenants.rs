@@ -58,7 +58,7 @@ fn an_inline_volume_reads_nobodys_cache_without_credentials_of_its_own() -> Resu
     for (n, secrets) in guesses.into_iter().enumerate() {
         let volume = inline(&node, n as u8);
         let answer = publish_inline(&node, &volume, "pod-b", secrets);
-        let status = answer.err().context("somebody else's cache was opened")?;
+        let status = answer.err().context("another tenant's cache was opened")?;
         assert_eq!(status.code(), Code::PermissionDenied, "{status:?}");
         println!("{}", status.message());
     }
@@ -179,7 +179,7 @@ fn readers_wait_while_a_session_token_has_expired_and_go_on_with_the_next() -> R
     publish(&node, "token-1")?;
     let mounted = Mounted { id: volume.id.clone(), target: target.clone() };
     let pod = node.pod(&mounted)?;
-    // Nothing was asked for since the old one expired: nobody waits.
+    // Nothing was asked for since the old one expired: no question waits.
     store.exchange(&node, &[key("token-2")])?;
     publish(&node, "token-2")?;
     pod.verify(&tree, 2)?.ensure_all(&tree)?;
@@ -187,10 +187,10 @@ fn readers_wait_while_a_session_token_has_expired_and_go_on_with_the_next() -> R
     node.agent().evict_all()?;
     store.exchange(&node, &[key("token-3")])?;
     let waits = || node.places().logs().contains("waiting for a renewed secret");
-    ensure!(!waits(), "somebody waited while the token was good");
+    ensure!(!waits(), "a question waited while the token was good");
     let reader = pod.start_verify(&tree, 2, 1)?;
-    ensure!(wait_until(Duration::from_secs(30), waits), "nobody waits for a renewed secret");
-    // The same again, and another that is not good any more: kubelet may be ahead of whoever renews the secret.
+    ensure!(wait_until(Duration::from_secs(30), waits), "no question waits for a renewed secret");
+    // The same again, and another that is not good any more: kubelet may be ahead of the program that renews the secret.
     publish(&node, "token-2")?;
     publish(&node, "token-1")?;
     let refused = || node.places().logs().contains("a changed secret is not used");

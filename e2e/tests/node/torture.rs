@@ -17,8 +17,8 @@ fn deaths_of_every_part_and_of_pairs_are_not_noticed() -> Result<()> {
     node.finish()
 }
 
-/// Between deaths of all parts. What is declared: what was open on a mount when somebody ended it is lost, and reads of
-/// files that are passed through from a disk wait for it.
+/// Between deaths of all parts. What is declared: what was open on a mount when another process ended it is lost,
+/// and reads of files that are passed through from a disk wait for it.
 #[test]
 fn mounts_that_end_and_disks_that_hang_cost_what_is_declared_and_nothing_else() -> Result<()> {
     let hang_limit = Some(Duration::from_secs(4));

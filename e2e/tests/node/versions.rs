@@ -54,8 +54,8 @@ fn is_refused(node: &mut Node, mounted: &Mounted, why: &str) -> Result<()> {
     let Outcome::Failed(status) = outcome else { bail!("{why}: {outcome:?}") };
     ensure!(!status.success(), "{why}: it ended with {status}");
     let log = fs::read_to_string(node.places().log("node-agent"))?;
-    let told = log.lines().any(|line| line.contains(&mounted.id) && line.contains(why));
-    ensure!(told, "the log does not name {} and {why}:\n{log}", mounted.id);
+    let logged = log.lines().any(|line| line.contains(&mounted.id) && line.contains(why));
+    ensure!(logged, "the log does not name {} and {why}:\n{log}", mounted.id);
     ensure!(node.agent().pid() == pid, "another agent serves");
     served(node)
 }

@@ -1,4 +1,4 @@
-//! `fault-fs`: a pass-through file system whose disk fails when told to; see `testkit::fault_fs` for the commands.
+//! `fault-fs`: a pass-through file system whose disk fails on command; see `testkit::fault_fs` for the commands.
 
 use anyhow::{Context, Result};
 use clap::Parser;

@@ -32,10 +32,10 @@ pub struct DiskFaults {
     /// Everything that would change something fails with EROFS.
     pub readonly: bool,
     /// So many reads are not answered before the faults are replaced. Files opened meanwhile are read past the page
-    /// cache: whoever waits for such a read cannot be killed.
+    /// cache: a process that waits for such a read cannot be killed.
     pub hang: u64,
     /// These calls are not answered before the faults are replaced or the disk is unmounted: a disk that hangs for ever.
-    /// Whoever waits in one cannot be killed; but reads of files that were open before go through the page cache.
+    /// A process that waits in one cannot be killed; but reads of files that were open before go through the page cache.
     pub hangs: Vec<Call>,
 }
 
@@ -68,7 +68,7 @@ pub struct Status {
     pub hanging: u64,
 }
 
-/// Shared between the file system's threads and whoever sets faults.
+/// Shared between the file system's threads and the test that sets faults.
 #[derive(Clone, Debug, Default)]
 struct Control(Arc<Mutex<State>>);
 
@@ -87,7 +87,7 @@ impl Control {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Mends the disk, so that nobody hangs in it who has to see it unmounted.
+    /// Mends the disk, so that no process hangs in it that has to see it unmounted.
     fn release(&self) {
         let mut state = self.lock();
         state.faults = DiskFaults::default();
@@ -96,7 +96,7 @@ impl Control {
 }
 
 /// Calls that are served, or hang, at once. More than a cache and the workers of a test have threads for their disk: one
-/// that hangs holds up no other unless it is told to.
+/// that hangs holds up no other unless a fault says so.
 const THREADS: usize = 64;
 
 /// A mounted file system; unmounted on drop.
@@ -175,8 +175,8 @@ fn set(control: &Control, nodes: &nodes::Nodes, notifier: &Notifier, faults: Dis
     };
     let hangs = faults.hang > 0 || !faults.hangs.is_empty();
     if hangs {
-        // Before it hangs: the kernel would wait for pages that are locked while we do not answer, and whoever sets the
-        // faults with it.
+        // Before it hangs: the kernel would wait for pages that are locked while we do not answer, and the test that
+        // sets the faults with it.
         control.release();
         drop_pages();
     }

@@ -131,8 +131,8 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
         }
         body = Bytes::from(claimed).into();
     }
-    let told = parts.headers.get("content-length").and_then(|value| value.to_str().ok());
-    let length = told.and_then(|told| told.parse::<i64>().ok()).map(i64::cast_unsigned);
+    let claimed = parts.headers.get("content-length").and_then(|value| value.to_str().ok());
+    let length = claimed.and_then(|claimed| claimed.parse::<i64>().ok()).map(i64::cast_unsigned);
     if let Some(length) = length.filter(|_| head) {
         parts.headers.insert("content-length", length.into());
     }
@@ -141,8 +141,8 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
         parts.headers.insert("etag", http::HeaderValue::from_static("\"scripted-other-etag\""));
     }
     if let Some(length) = length {
-        let told = if decision.wrong_length { length.saturating_sub(1) } else { length };
-        parts.headers.insert("content-length", told.into());
+        let claimed = if decision.wrong_length { length.saturating_sub(1) } else { length };
+        parts.headers.insert("content-length", claimed.into());
     }
     let mut response = in_flight.answer(parts.status, body, length, op, &decision, &shared, socket);
     *response.headers_mut() = parts.headers;

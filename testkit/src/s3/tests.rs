@@ -37,8 +37,8 @@ fn pages_of_any_size_give_each_name_once() {
 #[test]
 fn claimed_sizes_are_told_as_they_are_claimed() {
     let listing = "<a><Size>-9223372036854775808</Size><Size>7</Size><Size>-1</Size></a>";
-    let told = format!("<a><Size>{}</Size><Size>7</Size><Size>{}</Size></a>", 1u64 << 63, u64::MAX);
-    assert_eq!(service::unsigned_sizes(listing), told);
+    let expected = format!("<a><Size>{}</Size><Size>7</Size><Size>{}</Size></a>", 1u64 << 63, u64::MAX);
+    assert_eq!(service::unsigned_sizes(listing), expected);
     let memory = Memory::default();
     memory.claim("huge", u64::MAX).unwrap();
     assert_eq!(memory.stat("huge").unwrap().unwrap().size, u64::MAX);

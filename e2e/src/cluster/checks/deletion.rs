@@ -89,7 +89,7 @@ fn without_workers(suite: &Suite, then: impl FnOnce() -> Result<()>) -> Result<(
     outcome
 }
 
-/// It stands still, and somebody waits for it.
+/// It stands still, and a reader waits for it.
 fn hung_worker(suite: &Suite) -> Result<()> {
     let pod = start(suite, "hung-worker", reader("hung-worker", "d000/f00000"))?;
     for worker in suite.view().workers()? {
@@ -107,7 +107,7 @@ fn reads(suite: &Suite, pod_uid: &str) -> bool {
     suite.view().processes_of_pod(pod_uid).into_iter().any(is_cat)
 }
 
-/// Reads one file when told to.
+/// Reads one file when the check lets it go.
 fn reader(name: &str, file: &str) -> Pod {
     let script =
         format!("trap 'exit 0' TERM; while [ ! -e /tmp/go ]; do sleep 0.1; done; exec cat /data/{file}");

@@ -17,10 +17,10 @@ const ROLLS: usize = 1;
 
 pub(super) fn run(suite: &mut Suite) -> Result<()> {
     let mut notebook = Notebook::start(suite, "holders")?;
-    let told = under_the_notebook(suite, &mut notebook);
+    let lives = under_the_notebook(suite, &mut notebook);
     // What the oracle saw explains a failure of the steps, too.
     let judged = notebook.end(suite);
-    let lives = told?;
+    let lives = lives?;
     let report = judged?;
     let longest = report.slow.iter().map(|call| call.end_ns - call.start_ns).max().unwrap_or(0);
     println!("    longest call {:.1} s", longest as f64 / 1e9);
@@ -166,7 +166,7 @@ fn succeeded(suite: &Suite, holders: &[Holder], end: impl FnOnce() -> Result<()>
 }
 
 /// Agent and broker in new pods. kubelet starts a container at once that is killed for the first time, and lets one wait
-/// that was killed before; and whoever waits for it meanwhile, longer and longer.
+/// that was killed before; and what waits for it meanwhile, longer and longer.
 pub(super) fn renew_pods(suite: &Suite) -> Result<()> {
     let both = &[Holder::Agent, Holder::Broker];
     succeeded(suite, both, || delete_pods(suite, both))
@@ -212,7 +212,7 @@ fn hung_worker(suite: &Suite) -> Result<()> {
     another_worker(suite, worker).map(drop)
 }
 
-/// Agent, broker, a worker and a container end while nobody but kubelet can start them again.
+/// Agent, broker, a worker and a container end while only kubelet can start them again.
 fn without_api(suite: &Suite, notebook: &mut Notebook) -> Result<()> {
     let k = &suite.kubectl;
     suite.machine().stop_part("kube-apiserver", "KILL")?;

@@ -1,5 +1,5 @@
-//! What others do to a mount from outside: a store that claims sizes, somebody who ends connections, a killed worker under
-//! a mount of the laptop's kind. A notebook reads beside all of it.
+//! What others do to a mount from outside: a store that claims sizes, a process that ends connections, a killed worker
+//! under a mount of the laptop's kind. A notebook reads beside all of it.
 
 use super::kinds::attributes;
 use crate::clock::within;
@@ -28,7 +28,7 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     let agent = suite.view().only("node-agent")?;
     let seen = claimed_size(suite)
         .context("an object that claims to be huge")
-        .and_then(|()| ended_connections(suite).context("connections that somebody ends"))
+        .and_then(|()| ended_connections(suite).context("connections that another process ends"))
         .and_then(|()| laptop(suite).context("a mount in the background"));
     let judged = notebook.end(suite);
     seen?;
@@ -78,12 +78,12 @@ fn ended_connections(suite: &Suite) -> Result<()> {
         k.wait("paths that work again", PATIENCE, |_| Ok((read()? == right).then_some(())))?;
     }
     for reason in ["MountFailed", "MountRecovered"] {
-        let told = k.wait(reason, PATIENCE, |k| {
+        let event = k.wait(reason, PATIENCE, |k| {
             Ok(k.events(TENANT, "Pod", name)?.into_iter().find(|e| e.reason == reason))
         })?;
-        println!("    Pod/{name}: {}: {}", told.reason, told.message);
+        println!("    Pod/{name}: {}: {}", event.reason, event.message);
     }
-    println!("    somebody ended its connection {ENDINGS} times: each time its paths worked again");
+    println!("    another process ended its connection {ENDINGS} times: each time its paths worked again");
     k.delete("pod", TENANT, name)?;
     k.wait_gone("pod", TENANT, name)?;
     super::deletion::nothing_left(suite, &pod_uid)?;
@@ -96,7 +96,7 @@ fn abort(mount: &mountinfo::Mount) -> Result<()> {
     abort_through(tempfile::tempdir()?.path(), number)
 }
 
-/// In the node's own namespaces, as somebody who is logged in there mounts it.
+/// In the node's own namespaces, as a user who is logged in there mounts it.
 fn laptop(suite: &Suite) -> Result<()> {
     let places = suite.machine().places().root().join("laptop");
     let (dir, cache) = (places.join("dir"), places.join("cache"));
@@ -129,7 +129,9 @@ fn mounted(suite: &Suite, dir: &Path, cache: &Path) -> Result<()> {
         let bytes = within(PATIENCE, move || fs::read(file))?.context("read under a killed worker")?;
         ensure!(bytes.len() == 100_000, "{} bytes", bytes.len());
     }
-    println!("    its worker was killed 3 times with nobody at its pipes: each time the next read was right");
+    println!(
+        "    its worker was killed 3 times with no reader at its pipes: each time the next read was right"
+    );
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! The checks, in the order in which they run: each is told the suite and prints what it saw.
+//! The checks, in the order in which they run: each gets the suite and prints what it saw.
 
 mod chart;
 mod deletion;
@@ -74,7 +74,7 @@ pub const ALL: &[Check] = &[
     },
     Check {
         name: "hostile",
-        claim: "huge claimed sizes, ended connections and a mount in the background harm nobody and are healed",
+        claim: "huge claimed sizes, ended connections and a mount in the background do no harm and are healed",
         own_cluster: STOPS,
         run: hostile::run,
     },

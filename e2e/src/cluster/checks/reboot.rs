@@ -21,7 +21,7 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     suite.kubectl.apply(&[app])?;
     suite.kubectl.wait_rolled_out("deployment", TENANT, "reboot")?;
     all_verified(suite)?;
-    // A pod of its own, deleted while the node is down: nobody comes back for its directory but kubelet.
+    // A pod of its own, deleted while the node is down: only kubelet comes back for its directory.
     let k = &suite.kubectl;
     k.apply(&[Pod::sleeper(TENANT, "gone").claim("reboot").object()])?;
     let gone = uid(&k.wait_ready(TENANT, "gone")?)?;

@@ -19,11 +19,11 @@ pub enum Class {
     BothTerm,
     /// An agent of the other version takes over from the one that serves.
     HandOver,
-    /// The same, and one of those who take part is killed meanwhile.
+    /// The same, and one of those that take part is killed meanwhile.
     HandOverAndDeath,
     /// A worker, again and again, while thousands of requests wait for a frozen store.
     Crowd,
-    /// Somebody else fills the memory that a worker may have, and the kernel chooses the worker. Only where groups of
+    /// Another process fills the memory that a worker may have, and the kernel chooses the worker. Only where groups of
     /// memory can be made.
     WorkerOom,
     /// A panic in some thread, at a random one of the places that it passes, here and below.
@@ -33,8 +33,8 @@ pub enum Class {
     /// SIGSTOP. Only with a hang limit, here and below: the programs' own is longer than an oracle's patience.
     WorkerHang,
     AgentHang,
-    /// Somebody else ends a mount (`umount -f`, an abort), alone or while others die. It is of volumes that no other class
-    /// touches: what was open on it is lost.
+    /// Another process ends a mount (`umount -f`, an abort), alone or while others die. It is of volumes that no other
+    /// class touches: what was open on it is lost.
     MountEnded,
     /// One of two cache disks stops answering for a while, alone or while others die. Only with a hang limit, too.
     DiskHang,

@@ -58,7 +58,7 @@ impl CrowdVolume {
         Ok(node.unpublish(&self.mounted)?)
     }
 
-    /// Everybody waits, workers die, the store thaws, everybody is answered. Returns how many workers died, too.
+    /// All callers wait, workers die, the store thaws, all are answered. Returns how many workers died, too.
     pub(super) fn strike(
         &self,
         node: &Node,

@@ -1,5 +1,5 @@
 //! A cache disk that stops answering for a while, beside one that goes on: what it holds comes from the store, and it is
-//! used again when it answers. Whoever is in a call of it cannot even be killed until then.
+//! used again when it answers. A process in a call of it cannot even be killed until then.
 
 use super::killer::{Killer, PAIR};
 use crate::clock::{monotonic_ns, wait_until};
@@ -30,7 +30,7 @@ pub(super) struct HangingDisk {
 /// What happens meanwhile.
 #[derive(Clone, Copy, Debug)]
 enum Meanwhile {
-    /// The disk answers again before anybody could say that it hangs.
+    /// The disk answers again before the agent could say that it hangs.
     Hiccup,
     Nothing,
     Worker,
@@ -148,7 +148,7 @@ impl HangingDisk {
             }
         }
         let noticed = wait_until(self.timeout() + self.patience, || is_degraded(node).unwrap_or(false));
-        ensure!(noticed, "nobody says that the disk hangs: {:?}", node.agent().cache());
+        ensure!(noticed, "the agent does not say that the disk hangs: {:?}", node.agent().cache());
         pause(2 * self.hang_limit);
         let mended = self.mend()?;
         if stuck {
@@ -168,7 +168,7 @@ fn is_degraded(node: &Node) -> Result<bool> {
 }
 
 /// What docs/failures.md declares (exception 1): the kernel opens and reads a file that is passed through on its disk, and
-/// whoever does so waits for that disk. It goes on when the disk has answered. From `noticed` after the disk began to hang
+/// the caller waits for that disk. It goes on when the disk has answered. From `noticed` after the disk began to hang
 /// on, new opens go past it.
 pub(super) fn waited_for_disk(
     failure: &Failure,

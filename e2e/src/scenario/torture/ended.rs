@@ -1,9 +1,10 @@
-//! Mounts that somebody else ends, while an application uses them and sometimes while somebody dies, too. They are of
-//! volumes of their own: what is open when its mount ends is lost. Paths work again, and nobody hangs.
+//! Mounts that another process ends, while an application uses them and sometimes while an agent, a broker or a worker
+//! dies, too. They are of volumes of their own: what is open when its mount ends is lost. Paths work again, and no call
+//! hangs.
 //!
 //! ```text
-//!  application starts ── the end, and what else happens ── another mount in its pod, told ── node whole ── judged
-//!                        └──── what was opened here may fail: ENOTCONN, ECONNABORTED, SIGBUS ────┘
+//!  application starts ── the end, and what else happens ── another mount in its pod, reported ── node whole ── judged
+//!                        └──── what was opened here may fail: ENOTCONN, ECONNABORTED, SIGBUS ────────┘
 //! ```
 
 use super::super::ended::{Ending, end, number};
@@ -75,19 +76,19 @@ impl Beside {
         ALL.get(random.below(2 * ALL.len() as u64) as usize).copied().unwrap_or(Self::Nothing)
     }
 
-    /// Where a heal is found that was told: an agent that was killed takes its list with it.
-    fn told(self) -> Told {
+    /// Where a heal is found that was reported: an agent that was killed takes its list with it.
+    fn reported(self) -> Reported {
         match self {
-            Self::AgentAfter | Self::HandOver => Told::ByBroker,
+            Self::AgentAfter | Self::HandOver => Reported::ByBroker,
             // The one that made the mount anew may have died before it said so.
-            Self::BrokerAfter => Told::Perhaps,
-            _ => Told::ByAgent,
+            Self::BrokerAfter => Reported::Perhaps,
+            _ => Reported::ByAgent,
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum Reported {
     ByAgent,
     ByBroker,
     Perhaps,
@@ -159,7 +160,7 @@ impl EndedVolumes {
         std::thread::sleep(Duration::from_micros(random.below(AFTERMATH.as_micros() as u64)));
         let processes = self.end(node, random, beside, &mut struck).with_context(|| format!("{beside:?}"))?;
         for one in &mut struck {
-            self.wait_again(node, one, beside.told()).with_context(|| format!("{beside:?}"))?;
+            self.wait_again(node, one, beside.reported()).with_context(|| format!("{beside:?}"))?;
         }
         Ok((processes, struck))
     }
@@ -244,7 +245,7 @@ impl EndedVolumes {
         })
     }
 
-    /// Their workers, if they (still) have one: who has lost its connection ends.
+    /// Their workers, if they (still) have one: a worker that has lost its connection ends.
     fn kill_workers(&self, node: &Node, struck: &[Struck<'_>]) -> Result<()> {
         for (volume, pid) in node.agent().serving()? {
             if struck.iter().any(|one| one.victim.mounted.id == volume) {
@@ -270,8 +271,8 @@ impl EndedVolumes {
         other.map_or(Ok(()), |status| Err(status).context("a republish of what has ended"))
     }
 
-    /// Until its pod has a mount that nobody has ended, which is told and whose paths work at once.
-    fn wait_again(&self, node: &Node, one: &mut Struck<'_>, told: Told) -> Result<()> {
+    /// Until its pod has a mount that has not ended, which is reported and whose paths work at once.
+    fn wait_again(&self, node: &Node, one: &mut Struck<'_>, reported: Reported) -> Result<()> {
         let victim = one.victim;
         let is_another =
             |all: Vec<String>| !all.is_empty() && all.iter().all(|number| !one.dead.contains(number));
@@ -286,16 +287,16 @@ impl EndedVolumes {
         };
         let right = within(self.patience, read)?.context("a path of a mount that was made anew")?;
         ensure!(right, "a file of {} has other bytes", victim.mounted.id);
-        let is_told = || {
-            heals(node, victim).is_ok_and(|now| match told {
-                Told::ByAgent => now.newest.is_some() && now.newest != one.heals.newest,
-                Told::ByBroker => now.said > one.heals.said,
-                Told::Perhaps => true,
+        let is_reported = || {
+            heals(node, victim).is_ok_and(|now| match reported {
+                Reported::ByAgent => now.newest.is_some() && now.newest != one.heals.newest,
+                Reported::ByBroker => now.said > one.heals.said,
+                Reported::Perhaps => true,
             })
         };
         ensure!(
-            wait_until(self.patience, is_told),
-            "it is not told ({told:?}) that {} was made anew: {:?}",
+            wait_until(self.patience, is_reported),
+            "it is not reported ({reported:?}) that {} was made anew: {:?}",
             victim.mounted.id,
             heals(node, victim)
         );

@@ -169,7 +169,7 @@ impl Killer {
             Class::AgentHang => {
                 processes::signal(node.agent().pid(), Signal::STOP)?;
                 let killed = wait_until(self.patience, || node.agent_has_ended());
-                ensure!(killed, "nobody ended an agent that stands still");
+                ensure!(killed, "the broker did not end an agent that stands still");
                 Self::restart_agent(node)?;
             }
             Class::MountEnded => {
@@ -189,7 +189,7 @@ impl Killer {
             }
         }
         match class {
-            // Broker and agent are who they were.
+            // Broker and agent are the same processes.
             Class::Worker | Class::Workers | Class::WorkerOom | Class::WorkerPanic | Class::WorkerHang => {
                 node.wait_served(self.patience)?;
             }
@@ -243,7 +243,7 @@ impl Killer {
         }
     }
 
-    /// How many of the volumes come into question: mostly those with an application, for somebody should notice.
+    /// How many of the volumes come into question: mostly those with an application, for an application should notice.
     fn reach(&mut self) -> usize {
         if self.random.one_in(4) { self.volumes.len() } else { self.applications }
     }
@@ -276,7 +276,7 @@ impl Killer {
             fault.volumes.insert(volume.clone());
         }
         fault.processes = victims.len() as u64;
-        // Now and then also whoever is taking over: children that hold a connection and were not there before.
+        // Now and then also what is taking over: children that hold a connection and were not there before.
         if self.random.one_in(3) {
             let old: BTreeSet<u32> = processes::fuse_children(agent).into_iter().collect();
             self.pause(PAIR);
@@ -324,7 +324,7 @@ impl Killer {
     }
 
     fn stop_a_worker(&mut self, node: &Node, fault: &mut Fault) -> Result<()> {
-        // One that is asked something, or nobody would miss it.
+        // One that is asked something, or no caller would miss it.
         let (volume, pid) = self.victim(node, self.applications)?;
         fault.at_ns = monotonic_ns();
         node.signal_worker(pid, Signal::STOP)?;
@@ -332,7 +332,7 @@ impl Killer {
         let replaced = wait_until(self.patience, || {
             node.agent().serving().is_ok_and(|serving| !serving.iter().any(|(_, p)| *p == pid))
         });
-        ensure!(replaced, "nobody replaced a worker that stands still");
+        ensure!(replaced, "the agent did not replace a worker that stands still");
         Ok(())
     }
 }

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A node that does not become whole within the limit fails the run, and so does a leg in which a call failed. Two things
-//! are declared in docs/failures.md and judged as such: what was open on a mount that somebody else ends is lost (`ended`), and
-//! whoever reads a file that is passed through from a disk that hangs waits for that disk (`disk`).
+//! are declared in docs/failures.md and judged as such: what was open on a mount that another process ends is lost
+//! (`ended`), and a reader of a file that is passed through from a disk that hangs waits for that disk (`disk`).
 
 mod class;
 mod crowd;

@@ -61,8 +61,8 @@ pub fn worker(node: &Node, pid: u32, random: &mut Random, patience: Duration) ->
         node.agent().serving().is_ok_and(|serving| !serving.iter().any(|(_, p)| *p == pid))
     });
     ensure!(replaced, "a worker that is to panic at place {n} lives on");
-    let told = wait_until(patience, || said(node, "node-agent").is_ok_and(|all| all.len() > before));
-    ensure!(told, "the agent's log does not tell of a worker's panic");
+    let logged = wait_until(patience, || said(node, "node-agent").is_ok_and(|all| all.len() > before));
+    ensure!(logged, "the agent's log does not tell of a worker's panic");
     Ok(())
 }
 
@@ -81,7 +81,7 @@ fn up_to(random: &mut Random, bits: u64) -> u32 {
 fn said(node: &Node, log: &str) -> Result<Vec<String>> {
     let text = std::fs::read(node.places().log(log))?;
     let text = String::from_utf8_lossy(&text);
-    // Which worker it was is told behind it.
+    // Which worker it was stands behind it.
     let place = |line: &str| Some(line.split_once(SAID)?.1.split(" worker=").next()?.to_owned());
     Ok(text.lines().filter_map(place).collect())
 }

@@ -39,7 +39,8 @@ pub struct ClassReport {
     pub processes: u64,
     /// Calls that failed after a fault of this class and before the next fault, or in its crowd.
     pub failed: u64,
-    /// Calls that failed as docs/failures.md declares: on a mount that somebody else had ended. They count nowhere else.
+    /// Calls that failed as docs/failures.md declares: on a mount that another process had ended. They count nowhere
+    /// else.
     #[serde(default)]
     pub declared: u64,
     /// Of each fault that an application could feel: how long its longest call kept waiting, microseconds.
@@ -179,7 +180,7 @@ impl TortureReport {
             };
             // Or the mounts had not ended, and it would show nothing.
             let felt = *class != Class::MountEnded || found.declared > 0;
-            ensure!(felt, "nobody noticed that a mount had ended\n{self}");
+            ensure!(felt, "no application noticed that a mount had ended\n{self}");
         }
         Ok(())
     }
@@ -290,7 +291,7 @@ mod tests {
         assert_eq!(total.classes["worker"].stalls_us, [30_000]);
         assert_eq!(total.classes["worker"].longest, "pread");
         assert_eq!(total.classes["agent"].stalls_us, [0]);
-        assert!(total.classes["broker"].stalls_us.is_empty(), "nobody was there to feel it");
+        assert!(total.classes["broker"].stalls_us.is_empty(), "no application was there to feel it");
         assert_eq!(total.classes["broker"].failed, 1);
         assert!(!total.is_clean() && total.ensure_clean(&[]).is_err());
     }
@@ -312,7 +313,7 @@ mod tests {
         assert!(total.ensure_clean(&[]).is_err());
         let mut unfelt = TortureReport::new(1, 2);
         unfelt.add_leg(vec![ended(0, calm)], vec![], Duration::from_secs(1));
-        assert!(unfelt.ensure_clean(&[Class::MountEnded]).is_err(), "nobody noticed anything");
+        assert!(unfelt.ensure_clean(&[Class::MountEnded]).is_err(), "no application noticed anything");
     }
 
     #[test]
