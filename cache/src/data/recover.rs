@@ -87,11 +87,11 @@ pub(crate) fn recover(
             Root::new(number as u8, tier_number, path.clone(), limits, config.disk_timeout, observer.clone());
         let root = Arc::new(root.map_err(OpenError::Threads)?);
         // On the disk's own threads, all disks at once: one that hangs holds up none of the others.
-        let (tell, opened) = sync_channel(1);
+        let (sender, opened) = sync_channel(1);
         let (kind, block_bytes, at) = (tier.kind, config.block_bytes, root.clone());
         root.pool.submit(move || {
             let prepared = layout::prepare(&at.path, kind, block_bytes, now_ms);
-            let _ = tell.send(prepared.map(|prepared| {
+            let _ = sender.send(prepared.map(|prepared| {
                 call_returned();
                 let space = Space::of(&prepared.dir);
                 let scan = scan(&at, prepared.dir.as_fd(), block_bytes);

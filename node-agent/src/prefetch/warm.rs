@@ -25,17 +25,17 @@ const TELL_EVERY: Duration = Duration::from_millis(100);
 pub(crate) type Progress = mpsc::Sender<Result<WarmProgress, Status>>;
 
 /// Warms `paths`; ends early when the listener goes away.
-pub(crate) async fn warm(volumes: &Volumes, paths: &[String], tell: Progress) {
-    let mut run = Run { said: Instant::now(), state: WarmProgress::default(), tell };
+pub(crate) async fn warm(volumes: &Volumes, paths: &[String], sender: Progress) {
+    let mut run = Run { said: Instant::now(), state: WarmProgress::default(), sender };
     if let Err(status) = run.all(volumes, paths).await {
-        let _ = run.tell.send(Err(status)).await;
+        let _ = run.sender.send(Err(status)).await;
     }
 }
 
 struct Run {
     said: Instant,
     state: WarmProgress,
-    tell: Progress,
+    sender: Progress,
 }
 
 /// A file that is to be brought in.
@@ -151,7 +151,7 @@ impl Run {
         if now || self.said.elapsed() >= TELL_EVERY {
             self.said = Instant::now();
             let gone = |_| Status::cancelled("the caller went away");
-            self.tell.send(Ok(self.state.clone())).await.map_err(gone)?;
+            self.sender.send(Ok(self.state.clone())).await.map_err(gone)?;
         }
         Ok(())
     }
