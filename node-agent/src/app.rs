@@ -187,7 +187,7 @@ impl App {
             }
         });
 
-        // Who was a candidate first beats already.
+        // Who was a standby first beats already.
         if connect.is_some() && prepared.is_none() {
             let beating = volumes.clone();
             crate::heartbeat::start(
@@ -335,7 +335,7 @@ fn follow_events(engine: Arc<Engine>, volumes: Arc<Volumes>) -> Result<()> {
     let mut events = engine.events();
     let follow = move || {
         while let Some(event) = events.blocking_recv() {
-            let told = match &event {
+            let noted = match &event {
                 Event::Whole { key, file, root } => {
                     volumes.scopes.get(&key.scope).map_or(Ok(()), |s| s.became_whole(*file, *root))
                 }
@@ -350,7 +350,7 @@ fn follow_events(engine: Arc<Engine>, volumes: Arc<Volumes>) -> Result<()> {
                     Ok(())
                 }
             };
-            if let Err(error) = told {
+            if let Err(error) = noted {
                 tracing::warn!(?event, %error, "cache state could not be noted: readers will ask");
             }
         }

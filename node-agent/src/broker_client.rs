@@ -25,7 +25,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Between two looks for a broker's socket where none listens: with the start of a broker, publishes work at once.
 const LONGEST_ABSENCE: Duration = Duration::from_millis(250);
-/// A candidate that was connected for so long was not sent away at once.
+/// A standby that was connected for so long was not sent away at once.
 const LASTING: Duration = Duration::from_secs(5);
 
 /// Serves what the broker asks. Runs on the agent's runtime.
@@ -207,7 +207,7 @@ impl Broker {
                     let begun = Instant::now();
                     let was_successor = server.is_successor();
                     let ended = self.serve_connection(socket, &server, &runtime);
-                    // A candidate that was sent away at once would be so again: not every 50 ms.
+                    // A standby that was sent away at once would be so again: not every 50 ms.
                     if !was_successor || begun.elapsed() > LASTING {
                         pause = FIRST_PAUSE;
                     }

@@ -15,7 +15,7 @@
 //! | `publish` (`counter`, `messages`, `sight`) | a volume becomes a mount |
 //! | `renew` | a dead mount becomes a new one |
 //! | `adoption`, `handoff` | an agent takes what another one has left, or hands over |
-//! | `hold`, `departure` | agent and broker keep the descriptors for each other's successors |
+//! | `hold`, `shutdown` | agent and broker keep the descriptors for each other's successors |
 //! | `confine`, `backing` | what the agent may not do itself |
 //! | `expiry`, `ended`, `hangs`, `comparison` (`compare`) | threads that look again and again |
 
@@ -29,7 +29,6 @@ mod comparison;
 mod condition;
 mod confine;
 mod counter;
-mod departure;
 mod ended;
 mod ends;
 pub mod expiry;
@@ -42,6 +41,7 @@ pub mod mounts_table;
 mod notices;
 mod publish;
 pub mod renew;
+mod shutdown;
 mod sight;
 mod slots;
 pub mod socket;
@@ -58,7 +58,6 @@ use agents::{Agents, GOODBYE_LIMIT};
 use comparison::Comparer;
 use confine::Groups;
 use counter::Counter;
-use departure::Departure;
 use handoff::Handoff;
 use hold::Holder;
 use lifecycle::Lifecycle;
@@ -69,6 +68,7 @@ use mounts_table::{Mount, Table};
 use notices::Notices;
 use publish::Publisher;
 use renew::{Remounter, Renewals, Renewer};
+use shutdown::Shutdown;
 use sight::Looks;
 use socket::{AgentIdentity, AgentLink, Handler};
 use std::io;
@@ -112,7 +112,7 @@ pub struct Broker {
     adopter: Arc<Adopter>,
     handoff: Handoff,
     holder: Holder,
-    departure: Departure,
+    shutdown: Shutdown,
     groups: Arc<Groups>,
     comparer: Arc<Comparer>,
     looks: Looks,
@@ -211,8 +211,8 @@ impl Broker {
             targets: targets.clone(),
             config: config.clone(),
         };
-        let departure =
-            Departure { table: table.clone(), agents: agents.clone(), going: AtomicBool::new(false) };
+        let shutdown =
+            Shutdown { table: table.clone(), agents: agents.clone(), going: AtomicBool::new(false) };
         Self {
             kernel,
             table,
@@ -228,7 +228,7 @@ impl Broker {
             adopter,
             handoff,
             holder,
-            departure,
+            shutdown,
             groups,
             comparer,
             looks: Looks::default(),
@@ -308,7 +308,7 @@ impl Broker {
 
     /// Does a living agent hold everything of every live mount? Once true this broker must go. Blocks.
     pub fn may_go(&self) -> bool {
-        self.departure.of_broker()
+        self.shutdown.of_broker()
     }
 
     /// What was mounted there in this boot, by whichever build.
@@ -406,7 +406,7 @@ impl Handler for Broker {
                 Ok(BrokerAnswer::Done)
             }
             BrokerRequest::Hold(hold) => self.holder.hold(agent, *hold, fds),
-            BrokerRequest::Leaving => self.departure.of_agent(agent),
+            BrokerRequest::Leaving => self.shutdown.of_agent(agent),
             BrokerRequest::Report { mount, report } => {
                 let mount = lifecycle.owned(agent, mount)?;
                 lifecycle.report(&mount, report);

@@ -40,7 +40,7 @@ pub struct Node {
     // Dropped in this order: first those that use the others.
     agent: Option<Agent>,
     /// Would take the agent's place.
-    candidate: Option<Agent>,
+    standby: Option<Agent>,
     plugin: Option<Plugin>,
     pub server: Server,
     runtime: Runtime,
@@ -82,7 +82,7 @@ impl Node {
         let server = Server::start(&places, "s3")?;
         let mut node = Self {
             agent: None,
-            candidate: None,
+            standby: None,
             plugin: None,
             server,
             runtime,
@@ -411,7 +411,7 @@ impl Node {
         for volume in std::mem::take(&mut self.volumes) {
             self.plugin().delete(&volume)?;
         }
-        ensure!(self.candidate.is_none(), "the test has not seen to the end of a candidate");
+        ensure!(self.standby.is_none(), "the test has not seen to the end of a standby");
         let mounts = mountinfo::below(&self.places.kubelet())?;
         ensure!(mounts.is_empty(), "mounts left after the last unpublish: {mounts:#?}");
         if self.agent.is_some() {
@@ -445,7 +445,7 @@ impl Drop for Node {
             eprintln!("{}", self.places.logs());
         }
         // Killed rather than asked: by now it is either a failed test or only the servers are left.
-        for agent in self.agent.take().into_iter().chain(self.candidate.take()) {
+        for agent in self.agent.take().into_iter().chain(self.standby.take()) {
             let _ = agent.kill();
         }
         if let Some(plugin) = self.plugin.take() {

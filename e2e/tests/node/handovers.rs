@@ -98,7 +98,7 @@ fn a_far_version_is_refused_and_the_running_agent_goes_on() -> Result<()> {
     let mounted = volumes(&mut node)?;
     let running = applications(&mut node, &tree, &mounted)?;
     let (pid, workers) = (node.agent().pid(), node.agent().serving()?);
-    node.start_candidate(&of(Version::Far))?;
+    node.start_standby(&of(Version::Far))?;
     let Outcome::Failed(status) = node.decide()? else { bail!("a far version took over") };
     ensure!(!status.success(), "the far version ended with {status}");
     let log = std::fs::read_to_string(node.places().log("node-agent"))?;
@@ -117,7 +117,7 @@ fn a_volume_that_the_new_agent_cannot_serve_keeps_the_old_one() -> Result<()> {
     let (pid, workers) = (node.agent().pid(), node.agent().serving()?);
     // On its list none of these sources stands.
     let options = AgentOptions { allow: "s3://elsewhere", ..of(Version::Next) };
-    node.start_candidate(&options)?;
+    node.start_standby(&options)?;
     let Outcome::Failed(status) = node.decide()? else { bail!("an agent took over that cannot serve") };
     ensure!(!status.success(), "it ended with {status}");
     let log = std::fs::read_to_string(node.places().log("node-agent"))?;
@@ -140,12 +140,12 @@ fn a_successor_that_crashes_at_any_step_leaves_the_old_agent_serving() -> Result
     let running = applications(&mut node, &tree, &mounted)?;
     let before = mountinfo::below(&node.places().kubelet())?.len();
     let pid = node.agent().pid();
-    let as_candidate = ["standby.prepares", "standby.called", "standby.owns", "standby.up"];
-    let steps = as_candidate.iter().chain(AGENT_STEPS).copied();
+    let as_standby = ["standby.prepares", "standby.called", "standby.owns", "standby.up"];
+    let steps = as_standby.iter().chain(AGENT_STEPS).copied();
     for step in steps {
         // And its successor at the same step, too.
         for _ in 0..2 {
-            node.start_candidate(&crashing(step, Version::Next))?;
+            node.start_standby(&crashing(step, Version::Next))?;
             let outcome = node.decide().context(step)?;
             let Outcome::Failed(status) = outcome else { bail!("{step}: {outcome:?}") };
             ensure!(!status.success(), "{step}: it did not crash: {status}");
@@ -167,7 +167,7 @@ fn an_agent_that_crashes_while_it_steps_back_is_succeeded() -> Result<()> {
     // Twice in a row at each.
     for step in ["old.called", "old.called", "old.drained", "old.drained"] {
         node.hand_over(&crashing(step, Version::This))?;
-        node.start_candidate(&of(Version::Next))?;
+        node.start_standby(&of(Version::Next))?;
         let outcome = node.decide().context(step)?;
         let Outcome::Succeeded(status) = outcome else { bail!("{step}: {outcome:?}") };
         ensure!(!status.success(), "{step}: the old one did not crash: {status}");
@@ -183,7 +183,7 @@ fn an_agent_that_hangs_is_succeeded_by_one_that_comes() -> Result<()> {
     let mounted = volumes(&mut node)?;
     let pods = mounted.iter().map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
     processes::signal(node.agent().pid(), Signal::STOP)?;
-    node.start_candidate(&of(Version::Next))?;
+    node.start_standby(&of(Version::Next))?;
     let outcome = node.decide()?;
     let Outcome::Succeeded(status) = outcome else { bail!("{outcome:?}") };
     ensure!(!status.success(), "it was not killed: {status}");
@@ -201,7 +201,7 @@ fn an_agent_that_is_killed_while_another_prepares_is_succeeded() -> Result<()> {
     let mounted = volumes(&mut node)?;
     let running = applications(&mut node, &tree, &mounted)?;
     for k in 0..4 {
-        node.start_candidate(&of(if k % 2 == 0 { Version::Next } else { Version::This }))?;
+        node.start_standby(&of(if k % 2 == 0 { Version::Next } else { Version::This }))?;
         std::thread::sleep(Duration::from_millis(60 * k)); // at some moment of its start
         node.kill_old_agent()?;
         let outcome = node.decide()?;
@@ -228,7 +228,7 @@ fn a_broker_that_crashes_in_the_middle_of_a_hand_over_leaves_one_agent_that_serv
         node.start_plugin()?;
         node.options().failpoints.plugin = None;
         served_by(&node, node.agent().pid())?;
-        node.start_candidate(&of(Version::This))?;
+        node.start_standby(&of(Version::This))?;
         ensure!(wait_until(PATIENCE, || node.plugin_has_ended()), "{step}: the broker did not crash");
         node.kill_plugin()?;
         node.start_plugin()?;

@@ -49,7 +49,7 @@ fn verify(pods: &[Pod], tree: &Tree) -> Result<()> {
 /// The agent of this version does not take over, and says of which volume it is, and why.
 fn is_refused(node: &mut Node, mounted: &Mounted, why: &str) -> Result<()> {
     let pid = node.agent().pid();
-    node.start_candidate(&of(Version::This, Version::Next))?;
+    node.start_standby(&of(Version::This, Version::Next))?;
     let outcome = node.decide()?;
     let Outcome::Failed(status) = outcome else { bail!("{why}: {outcome:?}") };
     ensure!(!status.success(), "{why}: it ended with {status}");

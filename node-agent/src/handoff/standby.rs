@@ -4,7 +4,7 @@
 //!  start ──► owner's lock free ────────────────────────────────► the agent of this node
 //!     │ taken                                                          ▲
 //!     ▼            Hello                Prepare ×n          Succeed    │
-//!  candidate ──────────► at the broker ───────────► ready ─────────────┤
+//!  standby ────────────► at the broker ───────────► ready ─────────────┤
 //!     ▲ not now, lost        │ refused, dismissed                      │
 //!     └──────────────────────┤                                         │
 //!     └─ meanwhile the other agent has ended ──────────────────────────┘
@@ -80,7 +80,7 @@ pub(crate) async fn enter(config: &Config) -> Result<Start> {
     StateDir::check_version(state_dir)?;
     let spawner = Spawner::start(supervisor::SpawnOptions::of(config)?)
         .context("the worker supervisor cannot start")?;
-    let (tell, mut told) = mpsc::unbounded_channel();
+    let (sender, mut words) = mpsc::unbounded_channel();
     let standby = Arc::new(Standby {
         config: config.clone(),
         spawner: spawner.clone(),
@@ -88,7 +88,7 @@ pub(crate) async fn enter(config: &Config) -> Result<Start> {
         owns: AtomicBool::new(false),
         volumes: OnceLock::new(),
         up: watch::Sender::new(false),
-        tell,
+        words: sender,
     });
     let broker = Broker::new();
     let (client, server, runtime) = (broker.clone(), standby.clone(), tokio::runtime::Handle::current());
@@ -105,7 +105,7 @@ pub(crate) async fn enter(config: &Config) -> Result<Start> {
     )
     .context("no thread for the sign of life")?;
     let owner = loop {
-        match tokio::time::timeout(LOOK_EVERY, told.recv()).await {
+        match tokio::time::timeout(LOOK_EVERY, words.recv()).await {
             Ok(Some(Word::Succeed)) => {
                 failpoint::hit("standby.called");
                 match Owner::take_within(state_dir, LET_GO).await.with_context(failed)? {
@@ -145,7 +145,7 @@ struct Standby {
     /// Set when this is the agent of the node.
     volumes: OnceLock<Arc<Volumes>>,
     up: watch::Sender<bool>,
-    tell: mpsc::UnboundedSender<Word>,
+    words: mpsc::UnboundedSender<Word>,
 }
 
 impl Standby {
@@ -173,7 +173,7 @@ impl Standby {
     }
 
     async fn succeed(&self) -> Result<(), Refusal> {
-        let _ = self.tell.send(Word::Succeed); // ours is exiting: the broker sees it
+        let _ = self.words.send(Word::Succeed); // ours is exiting: the broker sees it
         self.agent().await.map(drop)
     }
 
@@ -200,7 +200,7 @@ impl Serve for Standby {
             AgentRequest::Prepare(adopt) => self.prepare(*adopt, fds).await?,
             AgentRequest::Succeed => self.succeed().await?,
             AgentRequest::Dismiss { why } => {
-                let _ = self.tell.send(Word::Dismissed(why)); // ours is exiting
+                let _ = self.words.send(Word::Dismissed(why)); // ours is exiting
             }
             _ if self.is_successor() => {
                 let why = "this agent does not serve: another one does";
@@ -235,7 +235,7 @@ impl Serve for Standby {
 
     fn refused(&self, refusal: &Refusal) {
         if self.is_successor() && refusal.kind != RefusalKind::Unavailable {
-            let _ = self.tell.send(Word::Dismissed(refusal.message.clone())); // ours is exiting
+            let _ = self.words.send(Word::Dismissed(refusal.message.clone())); // ours is exiting
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!              spawn                Assign, Answered, Go
-//!   (nobody) ────────► standby ─────────────────────────► serving ──┐
+//!   (none) ──────────► standby ─────────────────────────► serving ──┐
 //!      ▲                                                            │ exit, signal, hang
 //!      │ backoff (policy.rs)                                        ▼
 //!      └──────────────── collect what the kernel still waits for ◄─ dead

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 const LIMIT: Duration = Duration::from_secs(40);
 
-type Told = Result<(AgentAnswer, Vec<OwnedFd>), Refusal>;
+type Answered = Result<(AgentAnswer, Vec<OwnedFd>), Refusal>;
 /// Answers in place of the broker, where it has an answer.
 type Instead = Box<dyn Fn(&BrokerRequest) -> Option<Result<BrokerAnswer, Refusal>> + Send>;
 
@@ -41,7 +41,7 @@ pub(super) struct Agent {
     pub(super) hello: Hello,
     socket: Packet,
     next: AtomicU64,
-    waiting: Mutex<HashMap<u64, oneshot::Sender<Told>>>,
+    waiting: Mutex<HashMap<u64, oneshot::Sender<Answered>>>,
 }
 
 impl Broker {
@@ -96,7 +96,7 @@ impl Broker {
         *self.instead.lock().unwrap() = None;
     }
 
-    /// The agent that serves, or the candidate.
+    /// The agent that serves, or the standby.
     pub(super) async fn agent(&self, successor: bool) -> Arc<Agent> {
         let find = || {
             let agents = self.agents.lock().unwrap();
@@ -192,12 +192,12 @@ fn hello_of(hello: &Hello) -> Hello {
 }
 
 impl Agent {
-    pub(super) async fn ask(&self, body: AgentRequest, fds: &[BorrowedFd<'_>]) -> Told {
-        let (tell, told) = oneshot::channel();
+    pub(super) async fn ask(&self, body: AgentRequest, fds: &[BorrowedFd<'_>]) -> Answered {
+        let (sender, answer) = oneshot::channel();
         let id = self.next.fetch_add(1, SeqCst);
-        self.waiting.lock().unwrap().insert(id, tell);
+        self.waiting.lock().unwrap().insert(id, sender);
         send(&self.socket, &FromBroker::Ask { id, body }, fds).unwrap();
-        tokio::time::timeout(LIMIT, told).await.expect("an answer in time").expect("an answer")
+        tokio::time::timeout(LIMIT, answer).await.expect("an answer in time").expect("an answer")
     }
 
     /// Asks for what is answered without descriptors.

@@ -19,7 +19,7 @@ async fn a_new_broker_is_shown_every_mount_and_calls_go_on_meanwhile() {
     let held = node.broker.held.lock().unwrap().remove(&mount.id).unwrap();
     assert_eq!((held.fds.len(), held.hold.publish.spec.target), (2, mount.publish.spec.target));
     assert_eq!(held.hold.resume, mount.resume);
-    until("the heal is told", || {
+    until("the heal is proved", || {
         let heals = app.volumes.context.heals.recent();
         heals.iter().any(|heal| heal.cause.name() == "broker")
     })

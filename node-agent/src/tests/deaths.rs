@@ -99,7 +99,7 @@ async fn a_successor_that_does_not_come_up_is_tried_again() {
     assert_eq!(node.workers.count(), 8);
     healed(&app, 1).await;
     let gone = node.workers.all().into_iter().take(7).all(|worker| worker.has_ended());
-    assert!(gone, "those that failed are left to nobody");
+    assert!(gone, "no process of those that failed is left");
     reported(&node, "the owner learns that calls wait", |r| matches!(r, Report::Degraded { .. })).await;
     reported(&node, "and that they go on", |r| matches!(r, Report::Recovered)).await;
     app.shutdown().await;

@@ -65,13 +65,13 @@ async fn a_mount_is_handed_from_one_agent_to_the_next() {
         let entry = standby::enter(&config).await?;
         App::launch(config, None, entry).await
     });
-    let candidate = node.broker.agent(true).await;
-    let refused = candidate.done(AgentRequest::Holding).await.unwrap_err();
+    let standby = node.broker.agent(true).await;
+    let refused = standby.done(AgentRequest::Holding).await.unwrap_err();
     assert_eq!(refused.kind, RefusalKind::Unavailable, "another agent serves");
     let fds = [mount.device.as_fd(), mount.shared.as_fd()];
-    candidate.ask(AgentRequest::Prepare(adopt(&mount, 0)), &fds).await.unwrap();
+    standby.ask(AgentRequest::Prepare(adopt(&mount, 0)), &fds).await.unwrap();
     assert_eq!(
-        candidate.done(AgentRequest::Prepare(adopt(&mount, 0))).await.unwrap_err().kind,
+        standby.done(AgentRequest::Prepare(adopt(&mount, 0))).await.unwrap_err().kind,
         RefusalKind::Internal
     );
     assert!(
@@ -83,10 +83,10 @@ async fn a_mount_is_handed_from_one_agent_to_the_next() {
     until("its workers are gone", || worker.has_ended()).await;
     assert_eq!(agent.done(AgentRequest::Drain).await.unwrap_err().kind, RefusalKind::Unavailable);
     leave_names(&node);
-    if let Err(refusal) = candidate.done(AgentRequest::Succeed).await {
+    if let Err(refusal) = standby.done(AgentRequest::Succeed).await {
         panic!("{refusal}: {:#}", new.await.unwrap().err().expect("it says why"));
     }
-    candidate.ask(AgentRequest::Adopt(adopt(&mount, 100)), &fds).await.unwrap();
+    standby.ask(AgentRequest::Adopt(adopt(&mount, 100)), &fds).await.unwrap();
     let successor = node.workers.serving(1, Some(worker.pid)).await;
     assert!(successor.assigned().assign.takeover);
     agent.done(AgentRequest::Depart).await.unwrap();
@@ -94,7 +94,7 @@ async fn a_mount_is_handed_from_one_agent_to_the_next() {
     assert!(matches!(end, End::Departed) && old.is_drained());
     let new = new.await.unwrap().unwrap();
     assert_eq!(look_up(&new.volumes, &successor, "f").unwrap(), known, "node ids of the kernel stay valid");
-    until("the heal is told", || !new.volumes.context.heals.recent().is_empty()).await;
+    until("the heal is proved", || !new.volumes.context.heals.recent().is_empty()).await;
     assert_eq!(new.volumes.context.heals.recent()[0].cause.name(), "upgrade");
     new.shutdown().await;
 }
@@ -107,7 +107,7 @@ async fn a_mount_of_an_agent_that_is_gone_is_taken_over_with_what_is_cached() {
     let (mount, worker) = node.mount(&agent, node.publish(1, "data", &[("profile", "small")])).await;
     let (ino, version, _) = look_up(&old.volumes, &worker, "f").unwrap();
     worker.ask(Ask::File { ino, version }).unwrap();
-    // As far as this process can die: what it holds is let go, and nothing of it is told to anyone.
+    // As far as this process can die: what it holds is let go, and no process learns of it.
     old.drain().await;
     node.broker.die();
     drop(old);
@@ -189,21 +189,21 @@ async fn a_drained_agent_whose_broker_died_shows_its_mounts_to_the_next_and_leav
     agent.done(AgentRequest::Drain).await.unwrap();
     node.broker.die();
     node.broker.start();
-    // Nobody has the owner's lock: it serves again.
+    // No agent has the owner's lock: it serves again.
     let end = tokio::time::timeout(Duration::from_secs(30), following).await.expect("it goes on").unwrap();
     assert!(matches!(end, Ok(End::Again)));
     assert!(node.broker.held.lock().unwrap().contains_key(&mount.id));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_candidate_that_is_not_wanted_ends_and_says_why() {
+async fn a_standby_that_is_not_wanted_ends_and_says_why() {
     let node = Node::new();
     let (app, _agent) = node.start().await;
     let config = node.config.clone();
     let entering = tokio::spawn(async move { standby::enter(&config).await.map(drop) });
-    let candidate = node.broker.agent(true).await;
+    let standby = node.broker.agent(true).await;
     let why = "it does not understand volume-1".to_owned();
-    candidate.done(AgentRequest::Dismiss { why: why.clone() }).await.unwrap();
+    standby.done(AgentRequest::Dismiss { why: why.clone() }).await.unwrap();
     let error = entering.await.unwrap().unwrap_err();
     assert!(error.to_string().contains(&why), "{error}");
     // Refused at its first word.
@@ -220,7 +220,7 @@ async fn a_candidate_that_is_not_wanted_ends_and_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_candidate_becomes_the_agent_when_the_other_ends_without_a_broker() {
+async fn a_standby_becomes_the_agent_when_the_other_ends_without_a_broker() {
     let node = Node::new();
     let (app, _agent) = node.start().await;
     let config = node.config.clone();

@@ -79,13 +79,13 @@ async fn an_operator_sees_warms_and_evicts_what_is_mounted() {
 
     worker.exit();
     node.workers.serving(1, Some(worker.pid)).await;
-    until("the heal is told", || !app.volumes.context.heals.recent().is_empty()).await;
+    until("the heal is proved", || !app.volumes.context.heals.recent().is_empty()).await;
     let heals = api.list_heals(pb::ListHealsRequest {}).await.unwrap().into_inner().heals;
     assert_eq!((heals[0].cause.as_str(), heals[0].volume_id.as_str()), ("exit", "volume-1"));
     let stats = api.get_stats(pb::GetStatsRequest {}).await.unwrap().into_inner();
     assert!(!stats.values.is_empty());
 
-    // What is gone at the source is told by name.
+    // What is gone at the source is never counted as brought in.
     std::fs::remove_dir_all(node.source().join("data/d")).unwrap();
     let gone = warm(&mut api, &[&format!("{}/d", target(1))]).await;
     assert!(gone.as_ref().map_or(true, |done| done.failed > 0 || done.files_total == 0), "{gone:?}");
@@ -99,7 +99,7 @@ async fn the_page_of_metrics_counts_what_happens() {
     let (app, agent) = node.start().await;
     let (_mount, worker) = node.mount(&agent, node.publish(1, "data", &[])).await;
     look_up(&app.volumes, &worker, "f");
-    worker.tell(link::worker::FromWorker::Counted(link::worker::Counts {
+    worker.send(link::worker::FromWorker::Counted(link::worker::Counts {
         reads_hit: 4711,
         ..Default::default()
     }));

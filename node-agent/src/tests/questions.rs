@@ -46,8 +46,8 @@ async fn every_question_of_a_worker_has_its_answer() {
     let mut read = vec![0; 4096];
     data.read_exact_at(&mut read, 8192).unwrap();
     assert_eq!(read, content[8192..12288]);
-    worker.tell(FromWorker::Advance { file, offset: 64 << 10 });
-    worker.tell(FromWorker::Touched { files: vec![file, 7] });
+    worker.send(FromWorker::Advance { file, offset: 64 << 10 });
+    worker.send(FromWorker::Touched { files: vec![file, 7] });
 
     let direct = Ask::Direct { ino, version, offset: 100, len: 1000 };
     let (Reply::Uncached { len: 1000, number }, fds) = worker.ask(direct).unwrap() else {
@@ -56,7 +56,7 @@ async fn every_question_of_a_worker_has_its_answer() {
     let mut read = vec![0; 1000];
     File::from(fds.into_iter().next().unwrap()).read_exact_at(&mut read, 0).unwrap();
     assert_eq!(read, content[100..1100]);
-    worker.tell(FromWorker::GivenBack { number });
+    worker.send(FromWorker::GivenBack { number });
 
     // Not whole yet: no passthrough.
     assert!(matches!(worker.ask(Ask::BackingOpen { file }), Err(Cause::Stale)));
@@ -89,7 +89,7 @@ async fn every_question_of_a_worker_has_its_answer() {
     assert_ne!(file, other);
     until("the worker learns of it", || worker.forgotten.lock().unwrap().contains(&file)).await;
 
-    worker.tell(FromWorker::Counted(Counts { reads_hit: 3, ..Counts::default() }));
+    worker.send(FromWorker::Counted(Counts { reads_hit: 3, ..Counts::default() }));
     until("it is counted", || mount.state().counts.reads_hit == 3).await;
     app.shutdown().await;
 }
@@ -144,10 +144,10 @@ async fn a_worker_gets_nothing_of_what_is_not_its_volumes() {
     assert!(thief.ask(Ask::File { ino, version }).is_err());
     assert!(thief.ask(Ask::Direct { ino, version, offset: 0, len: 10 }).is_err());
     assert!(matches!(thief.ask(Ask::Damaged { file }), Ok((Reply::Stored, _))));
-    thief.tell(FromWorker::Touched { files: vec![file] });
-    thief.tell(FromWorker::Advance { file, offset: 0 });
-    thief.tell(FromWorker::GivenBack { number: 12 });
-    thief.tell(FromWorker::Serving);
+    thief.send(FromWorker::Touched { files: vec![file] });
+    thief.send(FromWorker::Advance { file, offset: 0 });
+    thief.send(FromWorker::GivenBack { number: 12 });
+    thief.send(FromWorker::Serving);
     // It is there as before.
     assert!(matches!(owner.ask(Ask::Read { file, offset: 0, len: 4096 }), Ok((Reply::Present { .. }, _))));
     app.shutdown().await;

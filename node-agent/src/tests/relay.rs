@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The program's name as the agent is told it.
+/// The program's name as the agent is configured with it.
 pub(super) const NAME: &str = "fuse-worker";
 /// The socket beside it.
 pub(super) const SOCKET: &str = "workers";

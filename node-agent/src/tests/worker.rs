@@ -139,15 +139,15 @@ impl Worker {
 
     /// On behalf of a request.
     pub(super) fn ask_for(&self, unique: u64, body: Ask) -> mpsc::Receiver<Answer> {
-        let (tell, told) = mpsc::channel();
+        let (sender, answer) = mpsc::channel();
         let id = self.next.fetch_add(1, SeqCst);
-        self.asked.lock().unwrap().insert(id, tell);
-        self.tell(FromWorker::Ask { id, unique, body });
-        told
+        self.asked.lock().unwrap().insert(id, sender);
+        self.send(FromWorker::Ask { id, unique, body });
+        answer
     }
 
     /// What it says once it has ended goes nowhere.
-    pub(super) fn tell(&self, message: FromWorker) {
+    pub(super) fn send(&self, message: FromWorker) {
         let _ = link::worker::send(&self.agent, &message, &[]);
     }
 
@@ -195,10 +195,10 @@ impl Worker {
     fn work(self: Arc<Self>) {
         let protocol = version::WORKER + u32::from(self.conduct == Some(Conduct::OfAnotherBuild));
         if self.conduct == Some(Conduct::FailsAtStart) {
-            self.tell(FromWorker::Failed { why: "as the test wants it".into() });
+            self.send(FromWorker::Failed { why: "as the test wants it".into() });
             return self.exit();
         }
-        self.tell(FromWorker::Ready { protocol });
+        self.send(FromWorker::Ready { protocol });
         let mut buffer = vec![0; MAX_MESSAGE];
         while let Ok((message, fds)) = link::worker::recv::<ToWorker>(&self.agent, &mut buffer) {
             match message {
@@ -223,9 +223,9 @@ impl Worker {
         let mode = assign.mode;
         match self.conduct {
             Some(Conduct::FailsAtAssign) => {
-                return self.tell(FromWorker::Failed { why: "as the test wants it".into() });
+                return self.send(FromWorker::Failed { why: "as the test wants it".into() });
             }
-            Some(Conduct::TalksNonsense) => return self.tell(FromWorker::Serving),
+            Some(Conduct::TalksNonsense) => return self.send(FromWorker::Serving),
             _ => {}
         }
         if !assign.takeover {
@@ -234,18 +234,18 @@ impl Worker {
         let init_reply = inflight.init_reply().unwrap();
         let assigned = Assigned { assign, inflight, roots: fds.collect(), _device: device };
         assert!(self.assigned.set(assigned).is_ok(), "a worker has one mount");
-        self.tell(FromWorker::Answered { init_reply, mode });
+        self.send(FromWorker::Answered { init_reply, mode });
     }
 
     fn go(self: &Arc<Self>) {
         match self.conduct {
             Some(Conduct::DiesAtGo) => return self.die(nix::sys::signal::Signal::SIGSEGV),
             Some(Conduct::FailsAtGo) => {
-                return self.tell(FromWorker::Failed { why: "as the test wants it".into() });
+                return self.send(FromWorker::Failed { why: "as the test wants it".into() });
             }
             _ => {}
         }
-        self.tell(FromWorker::Serving);
+        self.send(FromWorker::Serving);
         self.serves.store(true, SeqCst);
         let me = self.clone();
         std::thread::spawn(move || {

@@ -227,11 +227,11 @@ impl Killer {
     /// One of old agent, new agent and broker dies at some moment of the hand-over, or just after it.
     fn hand_over_and_kill(&mut self, node: &mut Node) -> Result<()> {
         let options = Self::other_version(node);
-        node.start_candidate(&options)?;
+        node.start_standby(&options)?;
         self.pause(HAND_OVER);
         match self.random.below(3) {
             0 => node.kill_old_agent()?,
-            1 => node.kill_candidate()?,
+            1 => node.kill_standby()?,
             _ => Self::restart_broker(node)?,
         }
         node.decide()?;

@@ -13,14 +13,14 @@ use std::time::Duration;
 const HOLDING_LIMIT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub(super) struct Departure {
+pub(super) struct Shutdown {
     pub(super) table: Arc<Table>,
     pub(super) agents: Arc<Agents>,
     /// An agent holds every mount for our successor: nothing is kept for an agent any more.
     pub(super) going: AtomicBool,
 }
 
-impl Departure {
+impl Shutdown {
     /// The answer to an agent that wants to exit: the mounts that a successor could be given. Some may be another
     /// agent's by now, whatever this one still holds of them.
     pub(super) fn of_agent(&self, agent: &AgentIdentity) -> Result<BrokerAnswer, Refusal> {
