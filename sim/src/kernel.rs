@@ -21,6 +21,8 @@ pub struct Request {
     /// Kills each worker that executes it.
     pub is_poison: bool,
     pub deaths: u32,
+    /// A worker that has died took it before.
+    pub is_orphan: bool,
 }
 
 /// How a call came back to its application.
@@ -98,7 +100,9 @@ impl Kernel {
             self.outcomes.push((id, Outcome::Ended, Duration::ZERO));
             return None;
         }
-        connection.requests.insert(number, Request { made: now, taken: None, is_poison, deaths: 0 });
+        connection
+            .requests
+            .insert(number, Request { made: now, taken: None, is_poison, deaths: 0, is_orphan: false });
         Some(number)
     }
 
@@ -109,6 +113,10 @@ impl Kernel {
             connection.requests.iter_mut().find(|(_, request)| request.taken.is_none())?;
         request.taken = Some(worker);
         Some((*number, request.is_poison))
+    }
+
+    pub(crate) fn is_orphan(&self, id: ConnectionId, number: u64) -> bool {
+        self.get(id).and_then(|it| it.requests.get(&number)).is_some_and(|request| request.is_orphan)
     }
 
     pub fn answer(&mut self, id: ConnectionId, number: u64, outcome: Outcome, now: Duration) {

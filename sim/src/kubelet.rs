@@ -67,13 +67,7 @@ impl World {
                     self.kubelets[volume].connection = Some(connection);
                 }
             }
-            (None, None) => {
-                if self.bring_up(volume)? {
-                    self.kubelets[volume].is_busy = true;
-                    let last = self.kernel.connections.keys().next_back().copied();
-                    self.kubelets[volume].at = last;
-                }
-            }
+            (None, None) => self.bring_up(volume)?,
         }
         Ok(())
     }

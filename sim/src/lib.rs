@@ -21,4 +21,4 @@ mod kubelet;
 pub mod queue;
 pub mod world;
 
-pub use world::{Plan, Summary, World};
+pub use world::{Plan, STEPS, Summary, World};

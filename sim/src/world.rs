@@ -5,12 +5,16 @@ mod handoff;
 mod judge;
 mod processes;
 mod renewals;
+mod steps;
+
+pub use steps::STEPS;
 
 use crate::agent::{Agent, Asked, Held, Role, Wanted, Worker};
 use crate::broker::{Broker, Volume};
 use crate::kernel::{ConnectionId, Init, Kernel, Outcome, WorkerId};
 use crate::kubelet::Kubelet;
 use crate::queue::Queue;
+use crate::world::steps::Process;
 use anyhow::{Context, Result, ensure};
 use csi_plugin::broker::compare::Finding;
 use csi_plugin::broker::mounts_table::{Mount, State};
@@ -63,6 +67,8 @@ pub struct Summary {
     pub transitions: BTreeSet<(&'static str, &'static str, &'static str)>,
     /// Of those that hand mounts over.
     pub handoffs: BTreeSet<(&'static str, &'static str, &'static str)>,
+    /// At which steps processes died, and how often.
+    pub steps: BTreeMap<&'static str, usize>,
     /// By how they ended.
     pub outcomes: BTreeMap<&'static str, usize>,
 }
@@ -151,6 +157,8 @@ pub struct World {
     pending: BTreeMap<u64, Pending>,
     next: u64,
     faults_left: usize,
+    /// The next process that gets there dies.
+    armed: Option<&'static str>,
     store_is_away: bool,
     /// No worker serves, since then: none can be started, or see `self_test_fails`.
     no_workers: Option<Duration>,
@@ -195,6 +203,7 @@ impl World {
             pending: BTreeMap::new(),
             next: 0,
             faults_left: plan.faults,
+            armed: None,
             store_is_away: false,
             no_workers: None,
             is_suspended: false,
@@ -314,6 +323,13 @@ impl World {
                 continue;
             }
             while let Some((number, is_poison)) = self.kernel.take(connection, reader) {
+                let steps: &[_] = match self.kernel.is_orphan(connection, number) {
+                    true => &["worker.orphan"],
+                    false => &["worker.read", "worker.recorded"],
+                };
+                if steps.iter().any(|step| self.dies_at(step, Process::Worker(reader))) {
+                    break;
+                }
                 match is_poison {
                     true => self.after_ms(0..3, Ev::Dies(reader, ABORTED)),
                     false => self.after_ms(1..30, Ev::Answer(reader, connection, number)),
@@ -327,7 +343,11 @@ impl World {
         if self.store_is_away || it.is_stuck {
             return self.after_ms(200..500, Ev::Answer(worker, connection, number));
         }
+        if self.dies_at("worker.answering", Process::Worker(worker)) {
+            return;
+        }
         self.kernel.answer(connection, number, Outcome::Answered, self.queue.elapsed());
+        self.dies_at("worker.answered", Process::Worker(worker));
     }
 
     pub(crate) fn dies(&mut self, worker: WorkerId, signal: i32) {
@@ -352,6 +372,11 @@ impl World {
             return Ok(());
         }
         let (before, name) = (held.machine.state().name(), event.name());
+        let serves = matches!(event, Event::Serves) && held.machine.is_successor();
+        if serves && self.dies_at("agent.worker-serving", Process::Agent(pid)) {
+            return Ok(());
+        }
+        let Some(held) = self.held(pid, mount) else { return Ok(()) };
         let actions = held.on(event, now);
         let (after, connection) = (held.machine.state().name(), held.connection);
         let (deadline, answer, over) = (held.machine.deadline(), held.answer(), held.machine.is_over());
@@ -359,6 +384,14 @@ impl World {
             self.summary.transitions.insert((before, name, after));
         }
         if let Some((asked, done)) = answer {
+            let step = match self.pending.get(&asked.ask).map(|pending| pending.question) {
+                Some(Question::Publish) if done => "agent.volume-prepared",
+                Some(Question::Adopt { .. }) => "agent.adopted",
+                _ => "",
+            };
+            if !step.is_empty() && self.dies_at(step, Process::Agent(pid)) {
+                return Ok(());
+            }
             self.after_ms(0..2, Ev::Answered(asked.broker, asked.ask, done));
         }
         if let Some(deadline) = deadline.filter(|_| before != after) {
@@ -411,6 +444,9 @@ impl World {
         actions: Vec<Action>,
     ) -> Result<()> {
         for action in actions {
+            if !self.agents.contains_key(&pid) {
+                return Ok(()); // it has died at a step
+            }
             match action {
                 Action::AwaitPredecessor => self.after_ms(0..1, Ev::AwaitPredecessor(pid, mount, 0)),
                 Action::Introduce { takeover } => self.introduce(pid, mount, connection, takeover)?,
@@ -485,7 +521,18 @@ impl World {
         if let Some(held) = self.held(pid, mount) {
             held.worker = Some(id);
         }
+        if ["worker.assigned", "worker.prepared"].iter().any(|step| self.dies_at(step, Process::Worker(id))) {
+            if let Some(held) = self.held(pid, mount) {
+                held.worker = None;
+            }
+            let why = "it died".to_owned();
+            self.after_ms(0..20, Ev::Machine(pid, mount, NOBODY, Event::NotIntroduced { why }));
+            return Ok(());
+        }
         self.after_ms(1..20, Ev::Machine(pid, mount, id, Event::Introduced));
+        if takeover {
+            self.dies_at("agent.worker-assigned", Process::Agent(pid));
+        }
         Ok(())
     }
 
@@ -495,12 +542,17 @@ impl World {
         let Some(it) = self.kernel.get_mut(connection) else { return Ok(()) };
         ensure!(it.init == Init::Answered, "{mount}: a worker reads before the kernel has its INIT reply");
         ensure!(it.readers.is_empty(), "{mount}: {worker:?} reads a device that {:?} read", it.readers);
-        if it.ended || !is_alive {
+        if it.ended || !is_alive || self.dies_at("worker.go", Process::Worker(worker)) {
             self.dies(worker, KILLED);
             self.after_ms(0..1, Ev::Machine(pid, mount, worker, Event::Closed));
             return Ok(());
         }
-        it.readers.push(worker);
+        if let Some(it) = self.kernel.get_mut(connection) {
+            it.readers.push(worker);
+        }
+        if self.dies_at("worker.serving", Process::Worker(worker)) {
+            return Ok(());
+        }
         let said = match self.rng.random_range(0..100) {
             0 => None,
             1 => Some(Event::Failed { why: "its self-test".into() }),
@@ -568,6 +620,7 @@ impl World {
         let is_held = self.workers.values().any(|it| it.is_alive && it.connection == connection);
         match is_held && tries < 2000 {
             true => self.after_ms(1..2, Ev::AwaitPredecessor(pid, mount, tries + 1)),
+            false if self.dies_at("agent.workers-gone", Process::Agent(pid)) => {}
             false => self.machine(pid, mount, NOBODY, Event::PredecessorGone)?,
         }
         Ok(())
@@ -583,6 +636,7 @@ impl World {
             }
             // Only what was being executed is to blame; the others wait for the store.
             request.deaths += u32::from(blame == Blame::Executing && request.is_poison);
+            request.is_orphan = true;
             match request.deaths >= DEATHS_MAX {
                 true => poisoned.push(*number),
                 false => orphans += 1,
@@ -592,6 +646,9 @@ impl World {
             self.kernel.answer(connection, number, Outcome::Poisoned, now);
         }
         let ended = self.kernel.has_ended(connection);
+        if blame == Blame::Agent && !ended && self.dies_at("agent.collected", Process::Agent(pid)) {
+            return;
+        }
         self.after_ms(0..2, Ev::Machine(pid, mount, NOBODY, Event::Collected { orphans, ended }));
     }
 
@@ -626,6 +683,18 @@ impl World {
         // What a broker has asked is lost with its connection.
         if asked.broker != self.broker_life {
             return Ok(());
+        }
+        let Some(agent) = self.agents.get(&pid) else { return Ok(()) };
+        if agent.role == Role::Serving && !agent.mounts.contains_key(&mount) {
+            let adopt = ["agent.adopt", "agent.scope-opened", "agent.memory-mapped", "agent.mount-listed"];
+            let steps: &[_] = match question {
+                Question::Adopt { .. } => &adopt,
+                Question::Publish => &adopt[3..],
+                Question::Start | Question::Unpublish => &[],
+            };
+            if steps.iter().any(|step| self.dies_at(step, Process::Agent(pid))) {
+                return Ok(());
+            }
         }
         let Some(agent) = self.agents.get_mut(&pid) else { return Ok(()) };
         match question {
@@ -688,11 +757,21 @@ impl World {
             return Ok(());
         };
         let is_done = done == Some(true);
+        let started = matches!(question, Question::Start) && is_done;
+        if started && self.dies_at("broker.started", Process::Broker) {
+            return Ok(());
+        }
         match question {
             Question::Publish if is_done && !known.state().is_over() => {
                 Broker::prepared(&known)?;
+                if self.dies_at("broker.volume-prepared", Process::Broker) {
+                    return Ok(());
+                }
                 if let Some(connection) = self.connection_of(mount) {
                     connection.init = Init::Answered;
+                }
+                if self.dies_at("broker.init-answered", Process::Broker) {
+                    return Ok(());
                 }
                 self.ask(mount, volume, Question::Start, PUBLISH_LIMIT);
             }
@@ -724,6 +803,9 @@ impl World {
             known.enter_if(State::Serving, "a new agent serves it", |state, _| {
                 state == State::Adopting(since)
             });
+            if self.dies_at("broker.adopted-one", Process::Broker) {
+                return Ok(());
+            }
         }
         if known.state().is_over() {
             self.ask(known.id, 0, Question::Unpublish, Duration::from_secs(1));
@@ -746,18 +828,22 @@ impl World {
 
     // How mounts begin and end.
 
-    pub(crate) fn bring_up(&mut self, volume: usize) -> Result<bool> {
+    pub(crate) fn bring_up(&mut self, volume: usize) -> Result<()> {
         let id = MountId(self.id());
         let connection = self.kernel.mount();
         let broker = self.broker.as_mut().filter(|broker| !broker.is_switching());
         let current = broker.as_ref().and_then(|broker| broker.current.clone());
         let (Some(broker), Some(agent)) = (broker, current) else {
             self.kernel.connections.remove(&connection);
-            return Ok(false);
+            return Ok(());
         };
         broker.enlist(id, &self.volumes[volume], connection, &agent)?;
-        self.ask(id, volume, Question::Publish, PUBLISH_LIMIT);
-        Ok(true)
+        self.kubelets[volume].is_busy = true;
+        self.kubelets[volume].at = Some(connection);
+        if !self.dies_at("broker.mounted", Process::Broker) {
+            self.ask(id, volume, Question::Publish, PUBLISH_LIMIT);
+        }
+        Ok(())
     }
 
     fn published(&mut self, volume: usize, mount: MountId) {

@@ -2,8 +2,9 @@
 
 use csi_plugin::broker::handoff::machine::TRANSITIONS as HANDOFFS;
 use node_agent::supervisor::machine::TRANSITIONS;
-use sim::{Plan, Summary, World};
+use sim::{Plan, STEPS, Summary, World};
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Transitions that a thousand histories may miss: they take three rare things at once.
@@ -33,6 +34,9 @@ fn whatever_dies_when_every_call_is_answered_and_nothing_is_left() {
         all.renewals += summary.renewals;
         all.workers += summary.workers;
         all.stall = all.stall.max(summary.stall);
+        for (step, times) in &summary.steps {
+            *all.steps.entry(step).or_default() += times;
+        }
         transitions.extend(summary.transitions);
         handoffs.extend(summary.handoffs);
         for (how, times) in &summary.outcomes {
@@ -48,7 +52,28 @@ fn whatever_dies_when_every_call_is_answered_and_nothing_is_left() {
     let missing_handoffs: Vec<_> = HANDOFFS.iter().filter(|it| !handoffs.contains(*it)).collect();
     println!("hand-offs: {:?}", all.outcomes);
     println!("transitions that did not come up: {missing:?}, {missing_handoffs:?}");
+    println!("deaths at steps: {:?}", all.steps);
+    let survived: Vec<_> = STEPS.iter().filter(|step| !all.steps.contains_key(*step)).collect();
+    assert!(count < 1000 || survived.is_empty(), "no process died at {survived:?}");
     assert!(count < 1000 || missing.len() <= RARE, "{missing:?} did not come up");
     assert!(count < 1000 || missing_handoffs.len() <= RARE, "{missing_handoffs:?} did not come up");
     assert!(all.answered > 0 && all.heals > 0 && all.renewals > 0 && all.stall > Duration::ZERO);
+}
+
+#[test]
+fn every_step_at_which_a_process_of_the_product_can_die_is_one_of_a_history() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut product = BTreeSet::new();
+    let mut open = ["fuse-worker/src", "node-agent/src", "csi-plugin/src"].map(|dir| root.join(dir)).to_vec();
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            let entries = std::fs::read_dir(path).unwrap();
+            open.extend(entries.map(|entry| entry.unwrap().path()).collect::<Vec<PathBuf>>());
+            continue;
+        }
+        let text = std::fs::read_to_string(path).unwrap();
+        let hits = text.split("failpoint::hit(\"").skip(1).filter_map(|rest| rest.split('"').next());
+        product.extend(hits.map(str::to_owned));
+    }
+    assert_eq!(product, STEPS.iter().map(|step| (*step).to_owned()).collect());
 }

@@ -265,7 +265,7 @@ impl Machine {
     }
 
     /// Has the present worker taken over from another one?
-    pub(crate) fn is_successor(&self) -> bool {
+    pub fn is_successor(&self) -> bool {
         self.takeover
     }
 

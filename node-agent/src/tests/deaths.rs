@@ -61,7 +61,7 @@ async fn a_worker_that_dies_is_succeeded_and_the_heal_says_of_what_it_died() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_hangs_while_requests_wait_is_replaced_and_no_other() {
-    let node = Node::new();
+    let node = Node::with("hang_limit = \"2s\"");
     node.file("data/f", b"hello");
     let (app, agent) = node.start().await;
     let (_mount, worker) = node.mount(&agent, node.publish(1, "data", &[])).await;

@@ -74,7 +74,6 @@ impl Node {
             min_free_inodes = 0
             [workers]
             standby = 0
-            hang_limit = "2s"
             {workers}
             "#,
             broker = broker.path(),

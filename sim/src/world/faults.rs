@@ -23,7 +23,11 @@ pub(super) fn hurt(world: &mut World) -> Result<()> {
     let alive: Vec<WorkerId> = world.workers.iter().filter(|(_, w)| w.is_alive).map(|(id, _)| *id).collect();
     let some = (!alive.is_empty()).then(|| alive[world.rng.random_range(0..alive.len())]);
     let what = match world.rng.random_range(0..100) {
-        0..40 => {
+        0..8 => {
+            world.arm_a_step();
+            "a death at a step"
+        }
+        8..40 => {
             some.into_iter().for_each(|worker| world.dies(worker, KILLED));
             "worker killed"
         }

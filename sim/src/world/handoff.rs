@@ -1,5 +1,6 @@
 //! The broker's executor of a hand-off, with the agents' part in it.
 
+use super::steps::Process;
 use super::{Ev, World};
 use crate::agent::{Agent, Role};
 use crate::broker::Broker;
@@ -75,6 +76,9 @@ impl World {
             let running = self.running()?;
             let Some(action) = running.actions.pop_front() else { break };
             self.act(action)?;
+            if self.broker.is_none() {
+                return Ok(()); // it has died at a step
+            }
         }
         let running = self.running()?;
         if running.waits.is_none() && running.actions.is_empty() {
@@ -137,7 +141,11 @@ impl World {
             Waits::Succeeded { .. } => {
                 self.owner = Some(successor);
                 self.agents.get_mut(&successor).context("it is there")?.role = Role::Serving;
-                Some(Event::Succeeded(Ok(())))
+                let steps = ["standby.owns", "standby.up"];
+                match steps.iter().any(|step| self.dies_at(step, Process::Agent(successor))) {
+                    true => Some(Event::Succeeded(Err("it is gone".into()))),
+                    false => Some(Event::Succeeded(Ok(()))),
+                }
             }
             Waits::Left { until } => {
                 let mut left = broker.table.all();
@@ -169,10 +177,15 @@ impl World {
         match action {
             Action::AwaitShown => self.wait(Waits::Shown { until: now + SHOWN_LIMIT })?,
             Action::Prepare => {
+                self.dies_at("standby.prepares", Process::Agent(successor));
                 let takes = if self.chance(5) { 3_000 } else { 30 };
                 self.wait(Waits::Prepared { at: now + Duration::from_millis(takes) })?;
             }
-            Action::StopPublishes => self.running()?.is_switching = true,
+            Action::StopPublishes => {
+                if !self.dies_at("handoff.prepared", Process::Broker) {
+                    self.running()?.is_switching = true;
+                }
+            }
             Action::AwaitPublishes => self.wait(Waits::Quiet { until: now + PUBLISHES_LIMIT })?,
             Action::Drain => self.drain()?,
             Action::OrphanOld => {
@@ -185,6 +198,9 @@ impl World {
                 }
             }
             Action::Promote => {
+                if self.dies_at("handoff.drained", Process::Broker) {
+                    return Ok(());
+                }
                 let identity = self.agents.get(&successor).map(|agent| agent.identity.clone());
                 let broker = self.broker.as_mut().context("looked at before")?;
                 let is_free = broker.current.as_ref().is_none_or(|current| Some(current.pid) == old);
@@ -195,10 +211,15 @@ impl World {
                 self.happened(Event::Promoted(promoted))?;
             }
             Action::Succeed => {
+                self.dies_at("standby.called", Process::Agent(successor));
                 let at = now + Duration::from_millis(self.rng.random_range(5..300));
                 self.wait(Waits::Succeeded { at, until: now + SUCCEED_LIMIT })?;
             }
-            Action::Adopt => self.wait(Waits::Left { until: now + LEAVE_LIMIT })?,
+            Action::Adopt => {
+                if !self.dies_at("handoff.succeeded", Process::Broker) {
+                    self.wait(Waits::Left { until: now + LEAVE_LIMIT })?;
+                }
+            }
             Action::AllowPublishes => self.running()?.is_switching = false,
             Action::Depart => {
                 if let Some(pid) = old {
@@ -249,6 +270,10 @@ impl World {
             let (now, why) = (!is_held, "it is exiting".to_owned());
             return self.happened(Event::Drain(Answer::Refused { now, why }));
         }
+        if self.dies_at("old.called", Process::Agent(pid)) {
+            return self.wait(Waits::Drained { until });
+        }
+        let Some(agent) = self.agents.get_mut(&pid) else { return Ok(()) };
         if !hangs {
             agent.kept = agent.shown();
             agent.role = Role::Drained;
@@ -260,11 +285,13 @@ impl World {
         }
         self.wait(Waits::Drained { until })
     }
+
     /// Cache and state are closed once no worker of a drained agent is left.
     pub(super) fn close_if_drained(&mut self, pid: i32) {
         let is_empty = |agent: &Agent| agent.role == Role::Drained && agent.mounts.is_empty();
         if self.owner == Some(pid) && self.agents.get(&pid).is_some_and(is_empty) {
             self.owner = None;
+            self.dies_at("old.drained", Process::Agent(pid));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Processes come and go.
 
+use super::steps::Process;
 use super::{ADOPT_LIMIT, Ev, KILLED, Question, Reason, World};
 use crate::agent::{Agent, Role};
 use crate::broker::Broker;
@@ -79,8 +80,8 @@ impl World {
     fn show(&mut self, pid: i32) -> Result<()> {
         let agent = self.agents.get(&pid).context("of an agent that is there")?;
         let (identity, role, shown) = (agent.identity.clone(), agent.role, agent.shown());
-        let broker = self.broker.as_mut().context("looked at before")?;
         for (id, volume, connection) in shown {
+            let Some(broker) = &mut self.broker else { return Ok(()) };
             // What the product's `hold` decides of a mount that it knows, or has taken away.
             match broker.table.get(id) {
                 Some(known) if role == Role::Serving => {
@@ -91,9 +92,20 @@ impl World {
                 Some(_) => {}
                 None if broker.table.was_removed(id) || self.kernel.has_ended(connection) => {}
                 None => {
+                    if self.dies_at("broker.hold", Process::Broker) {
+                        return Ok(());
+                    }
+                    let Some(broker) = &mut self.broker else { return Ok(()) };
                     let mount = broker.enlist(id, &self.volumes[volume], connection, &identity)?;
                     Broker::prepared(&mount)?;
+                    if self.dies_at("broker.prepared", Process::Broker) {
+                        return Ok(());
+                    }
                     mount.enter(State::Serving, "mounted by an earlier broker, held by its agent");
+                    let steps = ["broker.noted", "broker.held"];
+                    if steps.iter().any(|step| self.dies_at(step, Process::Broker)) {
+                        return Ok(());
+                    }
                 }
             }
         }
@@ -123,6 +135,9 @@ impl World {
             return Ok(());
         }
         self.show(pid)?;
+        if self.broker.is_none() {
+            return Ok(()); // it shows them to the next one
+        }
         match self.owner {
             Some(_) => self.after_ms(1..20, Ev::AgentExits(pid)),
             None => self.execute_anew(pid),

@@ -1,5 +1,6 @@
 //! The broker makes dead mounts anew.
 
+use super::steps::Process;
 use super::{PUBLISH_LIMIT, Question, Reason, World};
 use crate::kernel::ConnectionId;
 use anyhow::{Result, ensure};
@@ -64,6 +65,10 @@ impl World {
             return Ok(false);
         };
         let Some(agent) = broker.current.clone() else { return Ok(false) };
+        if self.dies_at("broker.renewal-noted", Process::Broker) {
+            return Ok(true);
+        }
+        let Some(broker) = &mut self.broker else { return Ok(true) };
         // Nowhere yet.
         let connection = self.kernel.mount();
         if let Some(it) = self.kernel.get_mut(connection) {
@@ -79,6 +84,10 @@ impl World {
 
     /// The agent serves it: it goes where the dead one is. False: it was no renewal.
     pub(super) fn put(&mut self, mount: MountId) -> Result<bool> {
+        let is_renewal = self.broker.as_ref().is_some_and(|broker| broker.renewing.contains_key(&mount));
+        if is_renewal && self.dies_at("broker.renewal-served", Process::Broker) {
+            return Ok(true);
+        }
         let Some(broker) = &mut self.broker else { return Ok(false) };
         let Some((volume, dead)) = broker.renewing.remove(&mount) else { return Ok(false) };
         let new = broker.connections.get(&mount).copied();
@@ -99,8 +108,12 @@ impl World {
         }
         self.kubelets[volume].at = new;
         self.kubelets[volume].connection = new;
+        if self.dies_at("broker.renewal-put", Process::Broker) {
+            return Ok(true);
+        }
         self.summary.renewals += 1;
         self.finish_renewal(volume, true);
+        self.dies_at("broker.renewed", Process::Broker);
         Ok(true)
     }
 
