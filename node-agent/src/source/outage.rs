@@ -41,10 +41,13 @@ impl Tolerance {
 }
 
 /// Whether a source answers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Outage {
+    born: Instant,
     /// Answers, of any kind.
     pub(super) answers: AtomicU64,
+    /// The last of them: microseconds since `born`.
+    answered_us: AtomicU64,
     /// Questions that ended in this node's own queue.
     pub(super) unasked: AtomicU64,
     /// Whether the state has a `since`, or is about to have one: an answer is nearly always one of many, and then
@@ -60,9 +63,24 @@ struct State {
     probed: bool,
 }
 
+impl Default for Outage {
+    fn default() -> Self {
+        Self {
+            born: Instant::now(),
+            answers: AtomicU64::new(0),
+            answered_us: AtomicU64::new(0),
+            unasked: AtomicU64::new(0),
+            away: AtomicBool::new(false),
+            state: Mutex::default(),
+        }
+    }
+}
+
 impl Outage {
     /// True: it was away.
     pub(crate) fn answered(&self) -> bool {
+        // Before it is counted: a reader that sees the count sees this time, or a later one.
+        self.answered_us.fetch_max(self.born.elapsed().as_micros() as u64, Ordering::Relaxed);
         // Sequentially consistent, here and in `begin`: one of the two sees what the other has written first.
         self.answers.fetch_add(1, Ordering::SeqCst);
         if !self.away.load(Ordering::SeqCst) {
@@ -71,6 +89,11 @@ impl Outage {
         let mut state = self.lock();
         self.away.store(false, Ordering::SeqCst);
         state.since.take().is_some()
+    }
+
+    /// When the last answer came, of those that were counted.
+    pub(super) fn last_answer(&self) -> Instant {
+        self.born + Duration::from_micros(self.answered_us.load(Ordering::Relaxed))
     }
 
     /// A question ended without having been asked.

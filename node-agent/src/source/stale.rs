@@ -63,17 +63,22 @@ pub(crate) async fn ask(
     tokio::pin!(question);
     let mut answers = outage.answers.load(Ordering::Acquire);
     let unasked = outage.unasked.load(Ordering::Acquire);
+    let mut silent_since = Instant::now();
     loop {
-        let why = match tokio::time::timeout(tolerance.patience, &mut question).await {
+        let limit = silent_since + tolerance.patience;
+        let why = match tokio::time::timeout_at(limit.into(), &mut question).await {
             Ok(Err(cause)) if outage.unasked.load(Ordering::Acquire) != unasked => return Err(cause),
             Ok(Err(Cause::Unavailable)) => None, // it was said why
             Ok(done) => return confirmed(done),
             Err(_) => {
                 let before = std::mem::replace(&mut answers, outage.answers.load(Ordering::Acquire));
                 if before != answers {
-                    continue; // slow is not away: a long listing
+                    // Slow is not away: a long listing. But one answer buys no second patience: it came long ago.
+                    silent_since = silent_since.max(outage.last_answer());
+                    continue;
                 }
                 if scope.source.is_queued() {
+                    silent_since = Instant::now();
                     continue; // it was not asked yet
                 }
                 Some(format!("no answer for {:?}", tolerance.patience))
@@ -229,6 +234,29 @@ mod tests {
         assert!(!asking.is_finished() && scope.outage.since().is_none());
         source.does(Does::Answers);
         assert_eq!(asking.await.unwrap(), Ok(Told::Confirmed));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_reader_is_patient_from_the_last_answer_on_and_not_twice() {
+        let source = Scripted::new(0);
+        let scope = source.scope();
+        assert_eq!(look_up(&scope, Some(QUICK), b"f").await, Ok(Told::Confirmed));
+        source.does(Does::Nothing);
+        let patience = Duration::from_secs(3);
+        let asking = || {
+            let (scope, tolerance) = (scope.clone(), Tolerance { patience, ..QUICK });
+            tokio::spawn(async move { look_up(&scope, Some(tolerance), b"f").await })
+        };
+        let before = source.asked();
+        let first = asking();
+        while source.asked() == before {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        scope.answered(); // of another question, the last before it falls silent
+        assert_eq!(asking().await.unwrap(), Ok(Told::Stale));
+        let first =
+            tokio::time::timeout(patience * 2 / 3, first).await.expect("it waits for longer than the second");
+        assert_eq!(first.unwrap(), Ok(Told::Stale));
     }
 
     #[tokio::test(flavor = "multi_thread")]
