@@ -4,7 +4,7 @@
 use crate::handoff::Handoff;
 use crate::kernel::ConnectionId;
 use anyhow::Result;
-use csi_plugin::broker::compare::{Finding, MountView, Owner, Place, Snapshot, compare};
+use csi_plugin::broker::compare::{Comparison, Finding, MountView, Owner, Place, Snapshot};
 use csi_plugin::broker::expiry;
 use csi_plugin::broker::mounts_table::{Mount, Parts, Table};
 use csi_plugin::broker::renew::schedule::Schedule;
@@ -60,8 +60,7 @@ pub struct Broker {
     pub renewing: BTreeMap<MountId, (usize, ConnectionId)>,
     /// One agent takes over from another.
     pub handoff: Option<Handoff>,
-    /// Findings of the last comparison.
-    before: BTreeSet<Finding>,
+    comparison: Comparison,
 }
 
 impl Broker {
@@ -114,7 +113,7 @@ impl Broker {
         all
     }
 
-    /// One look of the comparison: what was found twice in a row. `held`: what the agent says that it holds.
+    /// One look of the comparison: what is to be done. `held`: what the agent says that it holds.
     pub fn look(
         &mut self,
         connected: &[AgentIdentity],
@@ -140,15 +139,12 @@ impl Broker {
             held,
             strays: BTreeSet::new(),
         };
-        let found = compare(&seen);
-        let twice = found.intersection(&self.before).copied().collect();
-        self.before = found;
-        twice
+        self.comparison.look(Some(&seen))
     }
 
     /// Agents come or go: what is under way is not compared.
     pub(crate) fn forget_look(&mut self) {
-        self.before.clear();
+        self.comparison.look(None);
     }
 
     pub fn live(&self) -> Vec<Arc<Mount>> {

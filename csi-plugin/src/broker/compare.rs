@@ -2,6 +2,7 @@
 
 use super::mounts_table::State;
 use link::broker::MountId;
+use mounts::Connection;
 use std::collections::BTreeSet;
 
 /// Where the kernel has a mount, in our mount namespace.
@@ -77,8 +78,38 @@ impl Finding {
     }
 }
 
+/// Looks, one after the other: what is under way in one of them is over in the next.
+#[derive(Debug, Default)]
+pub struct Comparison {
+    /// Found once.
+    before: BTreeSet<Finding>,
+    /// Reported, and still so.
+    reported: BTreeSet<Finding>,
+}
+
+impl Comparison {
+    /// What is to be done: what was found twice in a row, but what is only reported once. None: agents come or go, and
+    /// what they hold changes hands; what was found before counts for nothing.
+    pub fn look(&mut self, seen: Option<&Snapshot>) -> Vec<Finding> {
+        let Some(seen) = seen else {
+            self.before.clear();
+            return Vec::new();
+        };
+        let found = compare(seen);
+        self.reported.retain(|finding| found.contains(finding));
+        let twice: Vec<Finding> = found.intersection(&self.before).copied().collect();
+        self.before = found;
+        twice.into_iter().filter(|finding| !finding.is_report() || self.reported.insert(*finding)).collect()
+    }
+}
+
+/// Those of ours in the kernel that are none of the broker's: for [`Snapshot::strays`].
+pub(super) fn strays(ours: impl Iterator<Item = Connection>, known: &[Connection]) -> BTreeSet<(u32, u32)> {
+    ours.filter(|it| !known.contains(it)).map(|Connection { major, minor }| (major, minor)).collect()
+}
+
 /// Where they differ: one finding for each mount at most.
-pub fn compare(seen: &Snapshot) -> BTreeSet<Finding> {
+pub(super) fn compare(seen: &Snapshot) -> BTreeSet<Finding> {
     let known: BTreeSet<MountId> = seen.known.iter().map(|mount| mount.id).collect();
     let held = seen.held.iter().flatten().copied();
     let unknown = held.filter(|id| !known.contains(id)).map(|id| match seen.removed.contains(&id) {
@@ -181,6 +212,42 @@ mod tests {
             assert_eq!(found(MountView { owner, ..known(State::Serving) }, Some(&[])), expected, "{owner:?}");
             assert_eq!(found(MountView { owner, ..known(orphaned) }, Some(&[7])), [], "{owner:?}");
         }
+    }
+
+    #[test]
+    fn what_is_found_twice_in_a_row_is_mended_each_time_and_reported_once_as_long_as_it_is_so() {
+        let lost =
+            Snapshot { known: vec![known(State::Serving)], held: Some([].into()), ..Snapshot::default() };
+        let stray = Snapshot { strays: [(0, 9)].into(), ..Snapshot::default() };
+        let well = Snapshot::default();
+        let mut comparison = Comparison::default();
+        for (seen, expected) in [
+            (Some(&lost), vec![]),
+            (Some(&lost), vec![Finding::ServedByNobody(ID)]),
+            (Some(&lost), vec![Finding::ServedByNobody(ID)]),
+            (None, vec![]),
+            (Some(&lost), vec![]),
+            (Some(&stray), vec![]),
+            (Some(&stray), vec![Finding::Stray(0, 9)]),
+            (Some(&stray), vec![]),
+            // It was reported while agents came and went, and is so still.
+            (None, vec![]),
+            (Some(&stray), vec![]),
+            (Some(&stray), vec![]),
+            (Some(&well), vec![]),
+            (Some(&stray), vec![]),
+            (Some(&stray), vec![Finding::Stray(0, 9)]),
+        ] {
+            assert_eq!(comparison.look(seen), expected, "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn a_mount_that_the_broker_knows_is_no_stray() {
+        let of = |minor| Connection { major: 0, minor };
+        let ours = [of(3), of(4), of(5)];
+        assert_eq!(strays(ours.into_iter(), &[of(3), of(5), of(6)]), [(0, 4)].into());
+        assert_eq!(strays(ours.into_iter(), &ours), [].into());
     }
 
     #[test]

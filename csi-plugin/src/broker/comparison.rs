@@ -12,7 +12,7 @@
 
 use super::adoption::Adopter;
 use super::agents::{Agents, GOODBYE_LIMIT};
-use super::compare::{Finding, MountView, Owner, Place, Snapshot, compare};
+use super::compare::{Comparison, Finding, MountView, Owner, Place, Snapshot, compare, strays};
 use super::confine::Groups;
 use super::lifecycle::Lifecycle;
 use super::mounts_table::{Mount, State};
@@ -21,7 +21,7 @@ use super::socket::AgentLink;
 use crate::busy::{Busy, target_key};
 use crate::config::NodeConfig;
 use link::broker::{AgentAnswer, AgentEnd, AgentRequest, MountId};
-use mounts::{Connection, MountEntry, stack_at};
+use mounts::{MountEntry, stack_at};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -50,15 +50,6 @@ pub(super) struct Comparer {
     pub(super) config: Arc<NodeConfig>,
 }
 
-/// What earlier looks have left.
-#[derive(Debug, Default)]
-struct Comparison {
-    /// Found once.
-    before: BTreeSet<Finding>,
-    /// Reported, and still so.
-    reported: BTreeSet<Finding>,
-}
-
 /// Runs until the broker is dropped or stopped.
 pub(super) fn watch(comparer: &Weak<Comparer>) {
     let mut comparison = Comparison::default();
@@ -70,35 +61,24 @@ pub(super) fn watch(comparer: &Weak<Comparer>) {
         let running = |comparer: &Arc<Comparer>| !comparer.lifecycle.stopped();
         let Some(comparer) = comparer.upgrade().filter(running) else { return };
         comparer.groups.sweep();
-        comparison.look(&comparer);
-    }
-}
-
-impl Comparison {
-    fn look(&mut self, comparer: &Comparer) {
-        let Some(seen) = comparer.snapshot() else {
-            self.before.clear();
-            return;
-        };
-        let found = compare(&seen);
-        self.reported.retain(|finding| found.contains(finding));
-        let twice: Vec<Finding> = found.intersection(&self.before).copied().collect();
-        self.before = found;
-        let mut to_give = false;
-        for finding in twice {
-            match finding.is_report() {
-                true if !self.reported.insert(finding) => {}
-                true => comparer.report(finding),
-                false => to_give |= comparer.mend(finding),
-            }
-        }
-        if to_give && let Some(agent) = comparer.agents.slots.current() {
-            comparer.adopter.give_all(&agent);
-        }
+        comparer.act_on(comparison.look(comparer.snapshot().as_ref()));
     }
 }
 
 impl Comparer {
+    fn act_on(&self, findings: Vec<Finding>) {
+        let mut to_give = false;
+        for finding in findings {
+            match finding.is_report() {
+                true => self.report(finding),
+                false => to_give |= self.mend(finding),
+            }
+        }
+        if to_give && let Some(agent) = self.agents.slots.current() {
+            self.adopter.give_all(&agent);
+        }
+    }
+
     /// None: agents come or go, and what they hold changes hands.
     fn snapshot(&self) -> Option<Snapshot> {
         if self.agents.is_switching() || self.adopter.is_giving() {
@@ -117,9 +97,8 @@ impl Comparer {
         for mount in &mounts {
             self.lifecycle.note_if_ended(mount);
         }
-        let strays = candidates(&table, &self.config.kubelet_dirs);
-        let strays = strays.iter().map(|stray| stray.connection);
-        let strays = strays.filter(|stray| !mounts.iter().any(|mount| mount.connection == *stray));
+        let ours = candidates(&table, &self.config.kubelet_dirs);
+        let connections: Vec<_> = mounts.iter().map(|mount| mount.connection).collect();
         let seen = Snapshot {
             known: mounts.iter().map(|mount| self.look_at(mount, agent.as_deref(), &table)).collect(),
             removed: held
@@ -129,7 +108,7 @@ impl Comparer {
                 .filter(|id| self.lifecycle.table.was_removed(*id))
                 .collect(),
             held,
-            strays: strays.map(|Connection { major, minor }| (major, minor)).collect(),
+            strays: strays(ours.iter().map(|it| it.connection), &connections),
         };
         // Nothing has begun meanwhile.
         (!self.agents.is_switching() && !self.adopter.is_giving()).then_some(seen)
