@@ -63,6 +63,11 @@ impl Fake {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The INIT request with which each of its connections begins.
+    pub fn init() -> Vec<u8> {
+        sample_init()
+    }
+
     /// A mount that an earlier broker left.
     pub fn leave_mount(&self, at: &Path, source: &MountSource) -> Connection {
         self.state().push(at, source)

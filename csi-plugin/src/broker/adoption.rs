@@ -45,6 +45,22 @@ pub(super) fn for_each<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> R + S
     all.into_iter().map(|(_, result)| result).collect()
 }
 
+/// Those of `earlier` that must have ended before `agent` gets their mounts, each once.
+fn to_see_off(
+    earlier: impl Iterator<Item = AgentIdentity>,
+    agent: &AgentIdentity,
+    spare: Option<&AgentIdentity>,
+) -> Vec<AgentIdentity> {
+    let mut all: Vec<AgentIdentity> = Vec::new();
+    for one in earlier {
+        // A process that executed itself anew has ended its earlier life with that.
+        if spare != Some(&one) && !one.is_process_of(agent) && !all.contains(&one) {
+            all.push(one);
+        }
+    }
+    all
+}
+
 /// Gives an agent what another one has left.
 #[derive(Debug)]
 pub(super) struct Adopter {
@@ -87,11 +103,7 @@ impl Adopter {
             State::Serving => !mount.is_of(agent.identity()),
             State::Preparing | State::Adopting(_) | State::Dead | State::Unpublished => false,
         });
-        let mut earlier: Vec<AgentIdentity> = orphans.iter().map(|m| m.agent()).collect();
-        earlier.dedup();
-        // A process that executed itself anew has ended its earlier life with that.
-        earlier.retain(|e| spare != Some(e) && !e.is_process_of(agent.identity()));
-        for agent in earlier {
+        for agent in to_see_off(orphans.iter().map(|mount| mount.agent()), agent.identity(), spare) {
             match self.agents.slots.is_drained(&agent) {
                 true => agent.see_off_within(SHOW_AND_EXIT_LIMIT),
                 false => agent.see_off(),
@@ -157,5 +169,29 @@ impl Adopter {
         });
         self.lifecycle.wake_expiry();
         Err(format!("volume {} ({}): {why}", mount.volume(), mount.id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_agent_before_is_seen_off_once_and_neither_the_spare_nor_the_new_one() {
+        let agent = |pid: i32, life: u64| AgentIdentity { pid, started: Some(7), life };
+        let (a, b, spare, new) = (agent(1, 1), agent(2, 1), agent(3, 1), agent(4, 2));
+        let earlier = [&a, &b, &a, &spare, &agent(4, 1), &b].map(Clone::clone);
+        let seen_off = |spare| to_see_off(earlier.iter().cloned(), &new, spare);
+        assert_eq!(seen_off(Some(&spare)), [a.clone(), b.clone()]);
+        assert_eq!(seen_off(None), [a, b, spare.clone()]);
+    }
+
+    #[test]
+    fn each_item_is_done_once_and_results_are_in_the_order_of_the_items() {
+        for count in [0, 1, ADOPTERS, 1000] {
+            let items: Vec<usize> = (0..count).collect();
+            let doubled: Vec<usize> = items.iter().map(|n| n * 2).collect();
+            assert_eq!(for_each(&items, |n| n * 2), doubled);
+        }
     }
 }

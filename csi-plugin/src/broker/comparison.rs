@@ -17,7 +17,7 @@ use super::confine::Groups;
 use super::lifecycle::Lifecycle;
 use super::mounts_table::{Mount, State};
 use super::renew::candidates;
-use super::socket::AgentLink;
+use super::socket::{AgentIdentity, AgentLink};
 use crate::busy::{Busy, target_key};
 use crate::config::NodeConfig;
 use link::broker::{AgentAnswer, AgentEnd, AgentRequest, MountId};
@@ -62,6 +62,24 @@ pub(super) fn watch(comparer: &Weak<Comparer>) {
         let Some(comparer) = comparer.upgrade().filter(running) else { return };
         comparer.groups.sweep();
         comparer.act_on(comparison.look(comparer.snapshot().as_ref()));
+    }
+}
+
+/// Who serves a mount of `agent`?
+fn owner(agent: &AgentIdentity, current: Option<&AgentIdentity>, connected: impl FnOnce() -> bool) -> Owner {
+    match current {
+        Some(current) if current == agent => Owner::Current,
+        _ if connected() => Owner::Connected,
+        _ => Owner::Gone,
+    }
+}
+
+/// What an agent holds that says that it holds `mounts`. None: it is not known.
+fn held(mounts: Vec<MountId>, end: AgentEnd) -> Option<BTreeSet<MountId>> {
+    // An agent that is asked to stop says that it holds nothing, and serves until its mounts are safe.
+    match mounts.is_empty() && end == AgentEnd::Asked {
+        true => None,
+        false => Some(mounts.into_iter().collect()),
     }
 }
 
@@ -116,21 +134,13 @@ impl Comparer {
 
     fn look_at(&self, mount: &Mount, current: Option<&AgentLink>, table: &[MountEntry]) -> MountView {
         let agent = mount.agent();
-        let owner = match current {
-            Some(current) if *current.identity() == agent => Owner::Current,
-            _ if self.agents.slots.has(&agent) => Owner::Connected,
-            _ => Owner::Gone,
-        };
+        let owner = owner(&agent, current.map(AgentLink::identity), || self.agents.slots.has(&agent));
         MountView { id: mount.id, state: mount.state(), owner, place: place(table, mount) }
     }
 
     fn held_by(&self, agent: &AgentLink) -> Option<BTreeSet<MountId>> {
         match agent.ask(AgentRequest::Holding, &[], GOODBYE_LIMIT) {
-            // An agent that is asked to stop says that it holds nothing, and serves until its mounts are safe.
-            Ok((AgentAnswer::Holding { mounts }, _)) if mounts.is_empty() => {
-                (self.agents.ends.of(agent.identity()) != AgentEnd::Asked).then(BTreeSet::new)
-            }
-            Ok((AgentAnswer::Holding { mounts }, _)) => Some(mounts.into_iter().collect()),
+            Ok((AgentAnswer::Holding { mounts }, _)) => held(mounts, self.agents.ends.of(agent.identity())),
             _ => None,
         }
     }
@@ -191,5 +201,56 @@ impl Comparer {
             }
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::mounts_table::tests::mount;
+    use mounts::{FUSE_TYPE, Fake, Kernel, MountSource};
+    use std::path::Path;
+
+    #[test]
+    fn a_mount_is_of_the_agent_that_serves_of_another_that_is_connected_or_of_one_that_is_gone() {
+        let [ours, other] = [1, 2].map(|life| AgentIdentity { pid: 7, started: Some(7), life });
+        assert_eq!(owner(&ours, Some(&ours), || false), Owner::Current);
+        assert_eq!(owner(&ours, Some(&other), || true), Owner::Connected);
+        assert_eq!(owner(&ours, Some(&other), || false), Owner::Gone);
+        assert_eq!(
+            (owner(&ours, None, || true), owner(&ours, None, || false)),
+            (Owner::Connected, Owner::Gone)
+        );
+    }
+
+    #[test]
+    fn what_an_agent_that_was_asked_to_stop_holds_is_known_while_it_names_it() {
+        let some = vec![MountId(2), MountId(1)];
+        for end in [AgentEnd::Asked, AgentEnd::Hung, AgentEnd::Unknown] {
+            assert_eq!(held(some.clone(), end), Some(BTreeSet::from([MountId(1), MountId(2)])));
+            assert_eq!(held(vec![], end), (end != AgentEnd::Asked).then(BTreeSet::new));
+        }
+    }
+
+    #[test]
+    fn a_mount_is_at_its_target_elsewhere_or_nowhere() {
+        let mount = mount();
+        let source = MountSource { volume: "v".into(), digest: "d".into() };
+        // A kernel with one FUSE mount, of this number.
+        let look = |at: &Path, minor: u32| {
+            let kernel = Fake::default();
+            kernel.leave_mount(at, &source);
+            let mut table = kernel.table().unwrap();
+            table.iter_mut().filter(|entry| entry.fs_type == FUSE_TYPE).for_each(|entry| entry.minor = minor);
+            table.retain(|entry| entry.fs_type == FUSE_TYPE);
+            place(&table, &mount)
+        };
+        let (target, ours) = (mount.target.path(), mount.connection.minor);
+        assert_eq!(look(target, ours), Place::Target);
+        assert_eq!(look(Path::new("/other"), ours), Place::Elsewhere);
+        assert_eq!(
+            (look(target, ours + 1), look(Path::new("/other"), ours + 1)),
+            (Place::Nowhere, Place::Nowhere)
+        );
     }
 }

@@ -30,7 +30,7 @@ pub(super) fn watch(lifecycle: &std::sync::Weak<Lifecycle>) {
 }
 
 /// Ends what is due; returns how long until the next look.
-fn end_overdue(lifecycle: &Lifecycle, now: Instant) -> Duration {
+pub(super) fn end_overdue(lifecycle: &Lifecycle, now: Instant) -> Duration {
     let mut wait = IDLE;
     for mount in lifecycle.table.all() {
         let seen = mount.state();

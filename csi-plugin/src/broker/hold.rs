@@ -129,7 +129,7 @@ impl Holder {
 
     /// It ended while its agent showed it. As long as something of it is at its target kubelet has not unpublished it,
     /// and what is known of it now is what it is made anew from.
-    fn hold_ended(&self, mount: &Mount) {
+    pub(super) fn hold_ended(&self, mount: &Mount) {
         let path = mount.target.path();
         let is_there = self.lifecycle.kernel.table().is_ok_and(|table| match stack_at(&table, path).last() {
             Some(top) if top.connection() == mount.connection => true,

@@ -46,6 +46,8 @@ mod sight;
 mod slots;
 pub mod socket;
 mod targets;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use sight::ALIVE_LIMIT;
 

@@ -357,7 +357,7 @@ impl Table {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use volume::{Parameters, SourceUrl, VolumeId, VolumeSpec};
 
@@ -365,7 +365,7 @@ mod tests {
         AgentIdentity { pid, started: None, life: 1 }
     }
 
-    fn mount() -> Mount {
+    pub(crate) fn mount() -> Mount {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         let target = Target::resolve(std::slice::from_ref(&root), &root.join("t")).unwrap();

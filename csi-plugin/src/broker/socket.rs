@@ -397,3 +397,49 @@ fn answer_slowly(link: &AgentLink, handler: &dyn Handler, queue: Receiver<Questi
         link.reply(id, handler.answer(&link.identity, body, fds));
     }
 }
+
+#[cfg(test)]
+impl AgentLink {
+    /// A connected agent whose other end is a thread that answers at once.
+    pub(super) fn scripted(
+        identity: AgentIdentity,
+        successor: bool,
+        answer: impl Fn(&AgentRequest) -> Result<AgentAnswer, Refusal> + Send + 'static,
+    ) -> Arc<Self> {
+        let (packet, other) = Packet::pair().unwrap();
+        let hello = Hello {
+            protocol: version::LINK,
+            agent_version: "test".into(),
+            pid: 0,
+            state: version::STATE,
+            life: identity.life,
+            successor,
+            drained: false,
+            beats: false,
+        };
+        let link = Arc::new(Self {
+            packet,
+            identity,
+            hello,
+            promised_to_beat: false,
+            beats: AtomicU64::new(0),
+            busy: AtomicBool::new(false),
+            next: AtomicU64::new(1),
+            pending: Mutex::new(Some(HashMap::new())),
+        });
+        let at = Arc::downgrade(&link);
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; MAX_MESSAGE];
+            while let Ok((Frame::Ask { id, body }, _fds)) =
+                link::broker::recv::<FromBroker>(&other, &mut buffer)
+            {
+                let answered = answer(&body).map(|answer| (answer, Vec::new()));
+                let Some(link) = at.upgrade() else { return };
+                if let Some(waiting) = link.pending().as_mut().and_then(|pending| pending.remove(&id)) {
+                    let _ = waiting.answer.try_send(answered); // the asker may wait no longer
+                }
+            }
+        });
+        link
+    }
+}

@@ -2,11 +2,14 @@
 //! else that happens to a mount. Nothing is compared here: they are noticed by themselves.
 
 use crate::common::api::Api;
-use crate::common::{Agent, Driver, LIMIT, Setup, context, hello, obliging, source_away, until, waiting};
+use crate::common::{
+    Agent, Driver, LIMIT, Setup, capability, context, hello, obliging, source_away, until, waiting,
+};
 use link::broker::{AgentRequest, BrokerAnswer, BrokerRequest, Hello, Hold, Publish, Report, Resume};
 use link::worker::Mode;
 use link::{Refusal, RefusalKind};
 use mounts::{FUSE_TYPE, FakeState, stack_at};
+use proto::csi::v1::volume_capability::access_mode::Mode as AccessMode;
 use proto::csi::v1::{NodeGetVolumeStatsRequest, NodePublishVolumeRequest, VolumeCondition};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc;
@@ -179,6 +182,27 @@ async fn what_is_unmounted_and_in_no_container_is_not_made_anew() {
         assert!(messages(&api, "MountRecovered").is_empty());
         let _ = driver.stop().await;
     }
+}
+
+/// Each target counts for itself, wherever else the volume is mounted.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_no_container_is_told_so_while_the_same_volume_is_mounted_elsewhere() {
+    let (api, driver) = with_events().await;
+    let agent = driver.agent();
+    let reader = |target: &str| NodePublishVolumeRequest {
+        volume_capability: Some(capability(AccessMode::MultiNodeReaderOnly)),
+        target_path: driver.target(target).display().to_string(),
+        ..published(&driver)
+    };
+    for target in ["a", "b"] {
+        driver.node().node_publish_volume(reader(target)).await.unwrap();
+    }
+    umount_f(&driver);
+    until("one is forgotten", || records(&driver) == 1).await;
+    until("and posted", || messages(&api, "MountFailed").len() == 1).await;
+    assert!(messages(&api, "MountFailed")[0].contains("no container has it any more"));
+    assert_eq!((agent.saw("Publish"), top(&driver), driver.mounts()), (2, None, 3));
+    let _ = driver.stop().await;
 }
 
 /// Guard and mount were taken away: that is how a pod's directory is cleaned, whatever its containers still do.

@@ -3,7 +3,7 @@
 use crate::common::{Agent, Driver, LIMIT, capability, context, hello, obliging, until, waiting};
 use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, MountId};
 use link::{Refusal, RefusalKind};
-use mounts::{FakeState, MountSource};
+use mounts::{Fake, FakeState, MountSource};
 use proto::csi::v1::volume_capability::access_mode::Mode;
 use proto::csi::v1::*;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,10 +16,18 @@ use tonic::Code;
 async fn publish_and_unpublish_can_be_repeated_and_leave_nothing() {
     let driver = Driver::start().await;
     let agent = driver.agent();
+    let (send, inits) = mpsc::channel();
+    agent.behave(move |request, fds| {
+        if let AgentRequest::Publish(publish) = request {
+            send.send(publish.init.clone()).unwrap();
+        }
+        obliging(request, fds)
+    });
     let mut node = driver.node();
     for _ in 0..2 {
         node.node_publish_volume(driver.publish("v", "a")).await.unwrap();
     }
+    assert_eq!(inits.try_iter().collect::<Vec<_>>(), [Fake::init()]);
     assert_eq!(driver.mounts(), 2);
     {
         let state = driver.kernel.state();
@@ -316,7 +324,7 @@ async fn strangers_and_leftovers_at_the_target_are_told_apart() {
 #[tokio::test(flavor = "multi_thread")]
 async fn stats_come_from_the_agent_and_unknown_volumes_are_not_found() {
     let driver = Driver::start().await;
-    let _agent = driver.agent();
+    let agent = driver.agent();
     let mut node = driver.node();
     node.node_publish_volume(driver.publish("v", "a")).await.unwrap();
     let request = |volume: &str, target: &str| NodeGetVolumeStatsRequest {
@@ -332,6 +340,17 @@ async fn stats_come_from_the_agent_and_unknown_volumes_are_not_found() {
     for (volume, target) in [("w", "a"), ("v", "b"), ("v", "x/y")] {
         let status = node.node_get_volume_stats(request(volume, target)).await.unwrap_err();
         assert_eq!(status.code(), Code::NotFound, "{volume} {target}");
+    }
+    // What it said last is said until another agent comes.
+    drop(agent);
+    let end = Instant::now() + LIMIT;
+    loop {
+        let stats = node.node_get_volume_stats(request("v", "a")).await.unwrap().into_inner();
+        assert_eq!(stats.usage.iter().map(|u| u.used).collect::<Vec<_>>(), [4096, 3]);
+        if stats.volume_condition.is_some_and(|condition| condition.abnormal) {
+            break;
+        }
+        assert!(Instant::now() < end, "the agent is still there");
     }
     let _ = driver.stop().await;
 }

@@ -219,6 +219,31 @@ async fn an_agent_that_shows_what_was_unpublished_is_told_to_let_go() {
     let _ = driver.stop().await;
 }
 
+/// The next broker counts its requests, ends it through its control, and cuts its waits, as the one that mounted it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_that_an_agent_shows_is_as_one_that_this_broker_mounted() {
+    let driver = Driver::start().await;
+    driver.kernel.state().sysctl.insert("max_request_timeout", "1\n".into());
+    let agent = driver.agent();
+    let receive = published(&agent);
+    driver.node().node_publish_volume(patient(&driver)).await.unwrap();
+    let (publish, device) = receive.recv_timeout(LIMIT).unwrap();
+    drop(agent);
+    let (dir, kernel) = driver.stop().await;
+    let driver = Driver::start_over(dir, kernel).await;
+    let agent = driver.agent();
+    show(&agent, &publish, &device).unwrap();
+    driver.kernel.state().waiting = 3;
+    let waiting = agent.ask(BrokerRequest::Waiting { mount: MountId(1) }, &[]).unwrap();
+    assert!(matches!(waiting, BrokerAnswer::Waiting { count: 3 }));
+    // An hour by its own parameter, 6 s by the kernel's limit.
+    drop(agent);
+    until("it ends before the kernel ends it", || driver.kernel.state().aborted.len() == 1).await;
+    driver.node().node_unpublish_volume(driver.unpublish("v", "a")).await.unwrap();
+    assert_eq!((driver.mounts(), records(&driver)), (0, 0));
+    let _ = driver.stop().await;
+}
+
 /// Whatever comes first: afterwards the broker has nothing, and the agent has the order.
 #[tokio::test(flavor = "multi_thread")]
 async fn unpublish_and_the_showing_of_a_mount_come_in_any_order() {

@@ -123,6 +123,10 @@ enum Judgement {
     InVain,
 }
 
+fn is_read_in_sequence(now: &Progress) -> bool {
+    now.fetching && now.in_sequence >= IN_SEQUENCE
+}
+
 /// Since when a reader in sequence has been seen, and what was there at that moment.
 type Seen = (Duration, u64);
 
@@ -135,7 +139,7 @@ fn judge(now: &Progress, waited: Duration, seen: &mut Option<Seen>) -> Judgement
         if waited >= WATCHED {
             return Judgement::InVain;
         }
-        if now.fetching && now.in_sequence >= IN_SEQUENCE {
+        if is_read_in_sequence(now) {
             *seen = Some((waited, now.present));
             return Judgement::Fetch;
         }
@@ -156,10 +160,7 @@ impl OpenGate {
         if file.key().size < ANNOUNCED_FROM || file.is_whole() {
             return;
         }
-        let is_read = || {
-            let now = file.progress();
-            now.fetching && now.in_sequence >= IN_SEQUENCE
-        };
+        let is_read = || is_read_in_sequence(&file.progress());
         let scope = &mount.scope.id;
         if !self.lock().has_company(scope, mount.id, file.id(), Instant::now(), is_read) {
             return;

@@ -89,7 +89,7 @@ impl Handoff {
     }
 
     /// Why the successor cannot serve what is served now.
-    fn prepare(&self, successor: &AgentLink) -> Vec<String> {
+    pub(super) fn prepare(&self, successor: &AgentLink) -> Vec<String> {
         let live = |m: &Arc<Mount>| {
             use mounts_table::State::{Adopting, Orphaned, Serving};
             matches!(m.state(), Serving | Orphaned(_) | Adopting(_))
@@ -117,7 +117,7 @@ impl Handoff {
 
     /// A broker that has just started knows only the mounts that it was shown, and could hand over no other. False: it
     /// still does not know them all.
-    fn await_shown(&self, old: &AgentLink) -> bool {
+    pub(super) fn await_shown(&self, old: &AgentLink) -> bool {
         let end = Instant::now() + SHOWN_LIMIT;
         loop {
             let unknown = match old.ask(AgentRequest::Holding, &[], WORD_LIMIT) {
@@ -135,7 +135,7 @@ impl Handoff {
     }
 
     /// Is there a mount of ours that no agent has shown? A dead one that waits for being made anew counts, too.
-    fn misses_mounts(&self) -> bool {
+    pub(super) fn misses_mounts(&self) -> bool {
         let Ok(mounted) = self.lifecycle.kernel.table() else { return true };
         let known: Vec<Connection> =
             self.lifecycle.table.all().iter().map(|mount| mount.connection).collect();
@@ -145,7 +145,7 @@ impl Handoff {
         here.map(MountEntry::connection).any(|connection| !known.contains(&connection))
     }
 
-    fn await_publishes(&self) {
+    pub(super) fn await_publishes(&self) {
         let end = Instant::now() + PUBLISH_LIMIT;
         let under_way =
             || self.lifecycle.table.all().iter().any(|m| m.state() == mounts_table::State::Preparing);

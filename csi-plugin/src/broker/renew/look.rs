@@ -55,7 +55,7 @@ pub(in crate::broker) struct Renewer {
 
 impl Renewer {
     /// Begins what there is to do, and waits for none of it. False: nothing could be seen.
-    pub(super) fn look_for_dead(self: &Arc<Self>) -> bool {
+    pub(in crate::broker) fn look_for_dead(self: &Arc<Self>) -> bool {
         // The next one wakes us.
         if self.lifecycle.agents.slots.current().is_none() || self.lifecycle.stopped() {
             return true;

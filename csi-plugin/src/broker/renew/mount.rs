@@ -150,7 +150,7 @@ impl Remounter {
     }
 
     /// False: a container has a dead mount that could not be replaced.
-    pub(super) fn replace_elsewhere(&self, mount: &Mount) -> bool {
+    pub(in crate::broker) fn replace_elsewhere(&self, mount: &Mount) -> bool {
         let (path, volume) = (mount.target.path(), mount.volume());
         let replacement = Replacement {
             target: path.to_owned(),

@@ -32,7 +32,7 @@ pub(in crate::broker) struct Renewals {
     changed: Condvar,
     /// Why the mount of a target is not made anew, as it was said last: so that it is said once.
     reasons: Mutex<BTreeMap<PathBuf, String>>,
-    pub(super) wanted: Wanted,
+    pub(in crate::broker) wanted: Wanted,
 }
 
 /// No clock, no thread: what is begun when, and what is tried again.

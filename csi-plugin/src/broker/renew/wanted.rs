@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug, Default)]
-pub(super) struct Wanted(Mutex<Targets>);
+pub(in crate::broker) struct Wanted(Mutex<Targets>);
 
 #[derive(Debug, Default)]
 struct Targets {
@@ -26,7 +26,7 @@ pub(crate) struct Leaving<'a> {
 
 /// As long as it lives an unpublish finds the mount that is being made anew.
 #[derive(Debug)]
-pub(super) struct Making<'a> {
+pub(in crate::broker) struct Making<'a> {
     wanted: &'a Wanted,
     path: &'a Path,
 }
@@ -48,7 +48,7 @@ impl Wanted {
     }
 
     /// None: its target is being unpublished.
-    pub(super) fn make<'a>(&'a self, mount: &'a Arc<Mount>) -> Option<Making<'a>> {
+    pub(in crate::broker) fn make<'a>(&'a self, mount: &'a Arc<Mount>) -> Option<Making<'a>> {
         let path = mount.target.path();
         let mut targets = self.lock();
         if targets.leaving.contains_key(path) {
@@ -72,5 +72,39 @@ impl Drop for Leaving<'_> {
 impl Drop for Making<'_> {
     fn drop(&mut self) {
         self.wanted.lock().making.remove(self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::mounts_table::tests::mount;
+
+    #[test]
+    fn a_target_is_left_until_the_last_of_its_unpublishes_is_over() {
+        let (wanted, path) = (Wanted::default(), Path::new("/kubelet/a"));
+        let (first, making) = wanted.leave(path);
+        assert!(making.is_none());
+        let (second, third) = (wanted.leave(path).0, wanted.leave(path).0);
+        for leaving in [first, second] {
+            drop(leaving);
+            assert!(wanted.is_leaving(path), "another call unpublishes it");
+        }
+        drop(third);
+        assert!(!wanted.is_leaving(path) && !wanted.is_leaving(Path::new("/kubelet/b")));
+    }
+
+    #[test]
+    fn what_is_made_anew_is_found_by_an_unpublish_and_nothing_is_made_anew_after_it() {
+        let (wanted, mount) = (Wanted::default(), Arc::new(mount()));
+        let path = mount.target.path();
+        let making = wanted.make(&mount).expect("no call unpublishes it");
+        let (leaving, found) = wanted.leave(path);
+        assert!(found.is_some_and(|found| Arc::ptr_eq(&found, &mount)));
+        drop(making);
+        assert!(wanted.leave(path).1.is_none(), "it is made no longer");
+        assert!(wanted.make(&mount).is_none());
+        drop(leaving);
+        assert!(wanted.make(&mount).is_some());
     }
 }

@@ -1,0 +1,97 @@
+//! What is found when dead mounts are looked for, and what is made anew.
+
+use super::{Still, holding, identity};
+use crate::broker::mounts_table::State;
+use link::broker::{AgentAnswer, AgentRequest};
+use link::{Refusal, RefusalKind};
+use mounts::Connection;
+
+fn obliging(request: &AgentRequest) -> Result<AgentAnswer, Refusal> {
+    match request {
+        AgentRequest::Holding => Ok(AgentAnswer::Holding { mounts: vec![] }),
+        _ => Ok(AgentAnswer::Done),
+    }
+}
+
+#[test]
+fn a_target_is_left_with_the_volume_that_is_made_anew_there_and_not_with_another() {
+    let still = Still::new();
+    let agent = still.agent(1, true, obliging);
+    let mount = still.preparing(1, "v", "a", &identity(1));
+    let making = still.broker.renewals.wanted.make(&mount).unwrap();
+    drop(still.broker.leave(mount.target.path(), "other"));
+    assert_eq!(mount.state(), State::Preparing, "of another volume's unpublish it learns nothing");
+    let leaving = still.broker.leave(mount.target.path(), "v");
+    assert_eq!((mount.state(), still.is_aborted(&mount)), (State::Unpublished, true));
+    drop((leaving, making, agent));
+}
+
+#[test]
+fn a_renewal_needs_a_dead_mount_or_its_guard() {
+    let still = Still::new();
+    let _agent = still.agent(1, true, |request| match request {
+        AgentRequest::Publish(_) => Err(Refusal::new(RefusalKind::Unavailable, "its store is away")),
+        _ => Ok(AgentAnswer::Done),
+    });
+    let renew = |id: &str, at: &str| {
+        still.broker.renew(still.order(id, at), still.target(at)).unwrap_err().to_string()
+    };
+    assert!(renew("v", "a").contains("is gone"), "nothing is there");
+    let mount = still.serving(100, "v", "a", &identity(1));
+    still.broker.lifecycle.end(&mount, "a test");
+    assert!(renew("v", "a").contains("its store is away"));
+    assert_eq!(
+        (mount.state(), still.kernel.state().table.len()),
+        (State::Dead, 2),
+        "the dead one is still there"
+    );
+    assert_eq!(still.broker.targets.dead(mount.target.path()), [mount.connection]);
+    assert_eq!(still.broker.table.all().len(), 1, "nothing is left of the try");
+    still.kernel.state().unmount_top(mount.target.path());
+    assert!(renew("v", "a").contains("its store is away"), "on its guard");
+    assert!(renew("w", "a").contains("is gone"), "another volume's guard");
+    still.kernel.state().table.clear();
+    assert!(renew("v", "a").contains("is gone"));
+}
+
+#[test]
+fn what_replaces_dead_mounts_in_containers_says_what_it_could_not_replace_until_it_could() {
+    let still = Still::new();
+    let mount = still.serving(1, "v", "a", &identity(1));
+    let dead = Connection { major: 0, minor: 4000 };
+    mount.set_replaces(vec![dead]);
+    {
+        let mut state = still.kernel.state();
+        state.elsewhere = vec![dead.minor];
+        state.stuck.insert(dead.minor);
+    }
+    assert!(!still.broker.remounter.replace_elsewhere(&mount));
+    assert!(still.trouble(&mount).contains("stuck"), "{}", still.trouble(&mount));
+    still.kernel.state().fail = Some("replace");
+    assert!(!still.broker.remounter.replace_elsewhere(&mount));
+    still.kernel.state().stuck.clear();
+    assert!(still.broker.remounter.replace_elsewhere(&mount));
+    assert_eq!(still.kernel.state().elsewhere, [mount.connection.minor]);
+    assert!(still.trouble(&mount).is_empty());
+}
+
+#[test]
+fn without_an_agent_or_between_two_nothing_is_made_anew() {
+    let still = Still::new();
+    let mount = still.serving(100, "v", "a", &identity(1));
+    still.broker.lifecycle.end(&mount, "a test");
+    assert!(still.broker.renewer.look_for_dead(), "the next agent wakes it");
+    let agent = still.agent(1, true, holding(&[]));
+    let switching = still.broker.agents.stop_publishes();
+    assert!(!still.broker.renewer.look_for_dead(), "it looks again");
+    assert_eq!(agent.was_asked("Publish"), 0);
+    drop(switching);
+    still.kernel.state().fail = Some("table");
+    assert!(!still.broker.renewer.look_for_dead(), "it could not see");
+    assert!(still.broker.renewer.look_for_dead());
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while agent.was_asked("Publish") == 0 {
+        assert!(std::time::Instant::now() < end, "it is not made anew");
+        std::thread::yield_now();
+    }
+}
