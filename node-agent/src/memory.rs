@@ -6,6 +6,8 @@ use std::time::Duration;
 
 /// glibc makes up to eight for each processor, and each keeps what it once used.
 const HEAPS_MAX: libc::c_int = 4;
+/// It calls one function of the C library.
+const TRIM_STACK: usize = 64 << 10;
 const TRIM_EVERY: Duration = Duration::from_secs(30);
 
 /// To be called before other threads are started: what a busy minute has used is given back in the next one.
@@ -19,7 +21,7 @@ pub(crate) fn keep_small() -> std::io::Result<()> {
             unsafe { libc::malloc_trim(0) };
         }
     };
-    std::thread::Builder::new().name("trim".into()).stack_size(64 << 10).spawn(trim).map(drop)
+    std::thread::Builder::new().name("trim".into()).stack_size(TRIM_STACK).spawn(trim).map(drop)
 }
 
 /// Bytes of process `pid`, or 0 when it is gone or hidden.

@@ -58,7 +58,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = Owner::try_take(dir.path()).unwrap().unwrap();
         assert!(Owner::take_within(dir.path(), Duration::from_millis(3)).await.unwrap().is_none());
-        drop(first);
+        // It lets go while it is waited for.
+        let waiting = Owner::take_within(dir.path(), Duration::from_secs(20));
+        let letting_go = async {
+            tokio::time::sleep(2 * LOOK_EVERY).await; // it may look once too early
+            drop(first);
+        };
+        let (taken, ()) = tokio::join!(waiting, letting_go);
+        drop(taken.unwrap().unwrap());
         assert!(Owner::try_take(dir.path()).unwrap().is_some());
     }
 }

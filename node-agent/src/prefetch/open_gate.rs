@@ -123,6 +123,11 @@ enum Judgement {
     InVain,
 }
 
+/// Could an OPEN of such a file be better answered later?
+fn may_gain(size: u64, whole: bool) -> bool {
+    size >= ANNOUNCED_FROM && !whole
+}
+
 fn is_read_in_sequence(now: &Progress) -> bool {
     now.fetching && now.in_sequence >= IN_SEQUENCE
 }
@@ -157,7 +162,7 @@ fn judge(now: &Progress, waited: Duration, seen: &mut Option<Seen>) -> Judgement
 impl OpenGate {
     /// Returns when the OPEN of `file` (inode number `ino`) by `mount` may go on.
     pub(crate) async fn open(&self, mount: &Mount, ino: u64, file: &Arc<File>) {
-        if file.key().size < ANNOUNCED_FROM || file.is_whole() {
+        if !may_gain(file.key().size, file.is_whole()) {
             return;
         }
         let is_read = || is_read_in_sequence(&file.progress());
@@ -296,5 +301,51 @@ mod tests {
         assert!(opens(&scope, 1, 5, 15_011), "ten seconds later");
         known.goes_on(&scope, MountId(5), 1, start + ms(15_100), true);
         assert!(known.quiet.is_empty() && !known.opened.contains_key(&1), "nothing is kept of what is over");
+    }
+
+    #[test]
+    fn opens_less_than_two_seconds_apart_belong_together_and_later_ones_where_the_file_is_read() {
+        let scope = ScopeId::parse(&"a".repeat(32)).expect("32 hexadecimal digits are a scope");
+        let start = Instant::now();
+        for (mount, at, is_read, company) in [
+            (2, 1999, false, true),
+            (2, 2000, false, false),
+            (2, 2000, true, true),
+            (1, 10, true, false), // itself
+        ] {
+            let mut known = Openers::default();
+            assert!(!known.has_company(&scope, MountId(1), 7, start, || true), "the first");
+            let has = known.has_company(&scope, MountId(mount), 7, start + ms(at), || is_read);
+            assert_eq!(has, company, "{mount} at {at} ms");
+        }
+    }
+
+    #[test]
+    fn openers_of_more_files_than_are_remembered_replace_old_ones() {
+        let scope = ScopeId::parse(&"a".repeat(32)).expect("32 hexadecimal digits are a scope");
+        let (start, mut known) = (Instant::now(), Openers::default());
+        for file in 0..FILES_MAX as u64 {
+            known.has_company(&scope, MountId(1), file, start, || true);
+        }
+        let mut opens = |file: u64, at: u64| {
+            let has = known.has_company(&scope, MountId(2), file, start + ms(at), || true);
+            (has, known.opened.len())
+        };
+        assert_eq!(opens(9999, 1999), (false, FILES_MAX), "all of them may have company yet");
+        assert_eq!(opens(0, 1999), (false, FILES_MAX), "and none is looked for");
+        assert_eq!(opens(9999, 2000), (false, 1));
+    }
+
+    #[test]
+    fn large_files_that_are_not_whole_may_be_waited_for() {
+        let may = |size| (may_gain(size, false), may_gain(size, true));
+        assert_eq!([may(0), may(ANNOUNCED_FROM - 1)], [(false, false); 2]);
+        assert_eq!([may(ANNOUNCED_FROM), may(u64::MAX)], [(true, false); 2]);
+    }
+
+    #[test]
+    fn a_reader_in_sequence_has_read_enough_of_what_is_being_fetched() {
+        let read = |fetching, in_sequence| is_read_in_sequence(&Progress { fetching, in_sequence, ..at(0) });
+        assert!(read(true, IN_SEQUENCE) && !read(true, IN_SEQUENCE - 1) && !read(false, IN_SEQUENCE));
     }
 }

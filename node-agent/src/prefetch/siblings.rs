@@ -7,7 +7,7 @@
 
 use crate::lock::lock;
 use crate::volumes::scope::Scope;
-use cache::data::{Engine, ReadOptions};
+use cache::data::{Engine, ReadOptions, Usage};
 use cache::meta::Kind;
 use inflight::carry;
 use std::collections::HashMap;
@@ -96,7 +96,9 @@ impl SiblingPrefetch {
         let key = (scope.id.clone(), dir);
         loop {
             let (owed, after) = match self.lock().get_mut(&key) {
-                Some(ledger) if ledger.owed > 0 && self.has_room(scope) => (ledger.owed, ledger.after),
+                Some(ledger) if ledger.owed > 0 && has_room(&self.engine.usage(), &scope.id) => {
+                    (ledger.owed, ledger.after)
+                }
                 Some(ledger) => {
                     (ledger.running, ledger.owed) = (false, 0);
                     return;
@@ -130,18 +132,18 @@ impl SiblingPrefetch {
         }
     }
 
-    fn has_room(&self, scope: &Scope) -> bool {
-        let usage = self.engine.usage();
-        let below = |bytes: u64, quota: u64| bytes < quota / 100 * FULL_PERCENT;
-        let limited =
-            usage.scopes.iter().find(|s| s.scope == scope.id).and_then(|s| Some((s.bytes, s.limit_bytes?)));
-        usage.tiers.iter().any(|t| below(t.bytes, t.quota_bytes) && below(t.inodes, t.quota_inodes))
-            && limited.is_none_or(|(bytes, limit)| below(bytes, limit))
-    }
-
     fn lock(&self) -> MutexGuard<'_, HashMap<(ScopeId, u64), Ledger>> {
         lock(&self.directories)
     }
+}
+
+/// In a tier, and in what the scope may have.
+fn has_room(usage: &Usage, scope: &ScopeId) -> bool {
+    let below = |bytes: u64, quota: u64| bytes < quota / 100 * FULL_PERCENT;
+    let limited =
+        usage.scopes.iter().find(|s| s.scope == *scope).and_then(|s| Some((s.bytes, s.limit_bytes?)));
+    usage.tiers.iter().any(|t| below(t.bytes, t.quota_bytes) && below(t.inodes, t.quota_inodes))
+        && limited.is_none_or(|(bytes, limit)| below(bytes, limit))
 }
 
 /// The next small files of a directory that are not in the cache (inode number and version), at most `most`, and the
@@ -167,6 +169,8 @@ fn next_files(scope: &Scope, dir: u64, after: Option<u64>, most: usize) -> (Vec<
 mod tests {
     use super::*;
     use crate::testing::{SMALL_BYTES, Scripted};
+    use cache::data::{ScopeUsage, TierUsage};
+    use cache::meta::ROOT;
 
     /// Fetched so far, once no more come: what is owed was paid.
     async fn fetched(scripted: &Scripted, at_least: u64) -> u64 {
@@ -217,6 +221,71 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(fetched(&scripted, 200).await, 200);
+    }
+
+    #[test]
+    fn there_is_room_below_the_percentage_of_one_tier_and_of_the_scopes_limit() {
+        let scope = |digit: &str| ScopeId::parse(&digit.repeat(32)).unwrap();
+        let tier = |bytes, inodes| TierUsage {
+            name: "ssd".into(),
+            bytes,
+            inodes,
+            quota_bytes: 1000,
+            quota_inodes: 100,
+            roots: Vec::new(),
+        };
+        let limited = |digit: &str, bytes, limit_bytes| ScopeUsage {
+            scope: scope(digit),
+            bytes,
+            files: 1,
+            limit_bytes,
+        };
+        let room = |tiers: &[TierUsage], scopes: &[ScopeUsage]| {
+            has_room(&Usage { tiers: tiers.to_vec(), scopes: scopes.to_vec() }, &scope("a"))
+        };
+        let (free, full, many) = (tier(849, 84), tier(850, 0), tier(0, 85));
+        assert!(room(&[free.clone()], &[]) && !room(&[full.clone()], &[]) && !room(&[many.clone()], &[]));
+        assert!(room(&[full, many.clone(), free.clone()], &[]) && !room(&[many, tier(850, 0)], &[]));
+        assert!(!room(&[], &[]));
+        for (bytes, limit, has) in [(84, Some(100), true), (85, Some(100), false), (9000, None, true)] {
+            assert_eq!(room(&[free.clone()], &[limited("a", bytes, limit)]), has, "{bytes} of {limit:?}");
+        }
+        assert!(room(&[free], &[limited("b", 100, Some(100))]), "another scope's limit");
+    }
+
+    #[tokio::test]
+    async fn small_files_that_are_not_cached_come_next_so_many_at_a_time() {
+        let (scripted, most) = (Scripted::with_files(2, 5), 2);
+        let scope = scripted.scope();
+        let ttl = volume::Freshness::Ttl(Duration::from_secs(60));
+        assert_eq!(next_files(&scope, ROOT, None, most), (vec![], None), "there is no listing");
+        scope.list(ROOT, ttl).await.unwrap();
+        let (mut seen, mut after) = (Vec::new(), None);
+        for count in [2, 2, 1] {
+            let (files, last) = next_files(&scope, ROOT, after, most);
+            assert_eq!(files.len(), count);
+            seen.extend(files);
+            after = last;
+        }
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!((seen.len(), next_files(&scope, ROOT, after, most).0.len()), (5, 0), "each once");
+        let (ino, version) = seen[0];
+        let file = scope.file(ino, version, ReadOptions::default()).unwrap();
+        scope.became_whole(file.id(), 0).unwrap();
+        let left = next_files(&scope, ROOT, None, 10).0;
+        assert!(left.len() == 4 && !left.contains(&(ino, version)), "{left:?}");
+    }
+
+    #[tokio::test]
+    async fn a_file_is_small_from_one_byte_to_the_limit() {
+        for (bytes, is_small) in [(0, false), (1, true), (SMALL, true), (SMALL + 1, false)] {
+            let scripted = Scripted::new(2);
+            scripted.resize(bytes);
+            let scope = scripted.scope();
+            scope.list(ROOT, volume::Freshness::Ttl(Duration::from_secs(60))).await.unwrap();
+            assert_eq!(next_files(&scope, ROOT, None, 10).0.len(), usize::from(is_small), "{bytes}");
+        }
     }
 
     /// Files fetched ahead after each of `misses` in a row.

@@ -262,6 +262,7 @@ fn path(dir: &std::path::Path, id: &ScopeId) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -291,6 +292,46 @@ mod tests {
         // On a disk that others fill they make room.
         assert_eq!(gone(&stores[2..], WIDE, 0, Some((45, 1000))), [(1, Reason::Space)]);
         assert_eq!(gone(&stores[2..], WIDE, 0, Some((50, 1000))), []);
+    }
+
+    /// Whatever there is: the oldest go, no more than must, and no fewer.
+    #[test]
+    fn as_many_go_as_must() {
+        let some = (0u32..300, 0u64..400, any::<bool>());
+        let seen = prop::collection::vec(some, 0..12);
+        proptest!(|(seen in seen, most in 0usize..8, open in 0u64..1500, free in prop::option::of(0u64..80))| {
+            let stores: Vec<Store> =
+                seen.iter().map(|&(age, bytes, expected)| Store { expected, ..store(age, bytes) }).collect();
+            let limits = Limits { stores: most, ..WIDE };
+            let around = Around { open, free: free.map(|free| (free, 1000)), now: now() };
+            let gone = choose(&stores, &limits, &around);
+            // Why one more must go once `so_many` of these are gone.
+            let must = |so_many: usize, next: &Store| {
+                let removed: Vec<usize> = gone[..so_many].iter().map(|(k, _)| *k).collect();
+                let left = || stores.iter().enumerate().filter(|(k, _)| !removed.contains(k)).map(|(_, s)| s);
+                let freed: u64 = removed.iter().map(|&k| stores[k].bytes).sum();
+                if next.since < now() - limits.idle {
+                    Some(Reason::Age)
+                } else if left().count() > most {
+                    Some(Reason::Number)
+                } else if open + left().map(|s| s.bytes).sum::<u64>() > limits.bytes
+                    || free.is_some_and(|free| free + freed < 50)
+                {
+                    Some(Reason::Space)
+                } else {
+                    None
+                }
+            };
+            let mut order: Vec<usize> = (0..stores.len()).filter(|&k| !stores[k].expected).collect();
+            order.sort_by_key(|&k| stores[k].since);
+            prop_assert_eq!(&order[..gone.len()], &gone.iter().map(|(k, _)| *k).collect::<Vec<_>>()[..]);
+            for (n, (k, reason)) in gone.iter().enumerate() {
+                prop_assert_eq!(must(n, &stores[*k]), Some(*reason));
+            }
+            if let Some(&next) = order.get(gone.len()) {
+                prop_assert_eq!(must(gone.len(), &stores[next]), None);
+            }
+        });
     }
 
     #[test]
