@@ -164,3 +164,129 @@ fn of_directories_without_end_only_so_many_are_counted() {
     super::note(&mut listed, 3, 7, 10);
     assert_eq!(listed.values().sum::<u64>(), 9 + 7, "those that are counted stay up to date");
 }
+
+#[tokio::test]
+async fn a_look_up_brings_a_small_directory_whole_and_a_strict_one_asks_for_its_name() {
+    let source = Scripted::new(3);
+    let scope = source.scope();
+    for name in [&b"d0"[..], b"d1", b"absent"] {
+        scope.lookup(ROOT, name, TTL).await.unwrap();
+        assert_eq!((source.begun(), source.asked()), (1, 1), "one listing answers all");
+    }
+    for asked in 2..4 {
+        scope.lookup(ROOT, b"d0", Freshness::Strict).await.unwrap();
+        assert_eq!((source.begun(), source.asked()), (1, asked), "what is opened is asked for");
+    }
+    scope.list(ROOT, TTL).await.unwrap();
+    assert_eq!(source.begun(), 1, "it is fresh enough");
+    scope.list(ROOT, Freshness::Strict).await.unwrap();
+    assert_eq!(source.begun(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_of_many_pages_is_asked_for_its_names_and_listed_after_some_of_them() {
+    let source = Scripted::new(20);
+    source.does(Does::FirstPage);
+    let scope = source.scope();
+    let names = |k: u32| format!("d{k}").into_bytes();
+    for k in 0..super::LOOKUPS_BEFORE_LISTING - 1 {
+        scope.lookup(ROOT, &names(k), TTL).await.unwrap();
+    }
+    // One page and each of the names.
+    assert_eq!((source.begun(), source.asked()), (1, super::LOOKUPS_BEFORE_LISTING as usize));
+    scope.lookup(ROOT, &names(super::LOOKUPS_BEFORE_LISTING), TTL).await.unwrap();
+    source.asked_for_more(1).await;
+    assert_eq!(source.begun(), 2, "all of it");
+    scope.lookup(ROOT, &names(19), TTL).await.unwrap();
+    assert_eq!(source.begun(), 2, "once");
+    scope.source.access.end();
+}
+
+#[tokio::test]
+async fn paths_are_those_of_the_source() {
+    let source = Scripted::new(1);
+    let scope = source.scope();
+    scope.list(ROOT, TTL).await.unwrap();
+    let dir = scope.names.resolve(b"d0").unwrap().unwrap();
+    assert_eq!(scope.child_path(ROOT, b"x").unwrap(), b"x");
+    assert_eq!(scope.child_path(dir, b"x").unwrap(), b"d0/x");
+    assert_eq!(scope.child_path(4711, b"x"), Err(Cause::Stale));
+    let entry = store::Entry { name: b"deep".to_vec(), kind: store::Kind::Directory, modified_ns: 0 };
+    scope.metadata.put(dir, &super::incoming(entry)).unwrap();
+    let deep = scope.names.resolve(b"d0/deep").unwrap().unwrap();
+    assert_eq!(scope.parent_and_name(dir).unwrap(), Some((ROOT, b"d0".to_vec())));
+    assert_eq!(scope.parent_and_name(deep).unwrap(), Some((dir, b"deep".to_vec())));
+    assert_eq!(scope.parent_and_name(4711).unwrap(), None);
+}
+
+#[test]
+fn what_was_seen_is_fresh_for_less_than_its_ttl_for_ever_or_never() {
+    let fresh = |freshness, age| super::fresh(freshness, 1000, 1000 + age);
+    let ttl = Freshness::Ttl(Duration::from_millis(50));
+    assert_eq!([0, 49, 50, 51].map(|age| fresh(ttl, age)), [true, true, false, false]);
+    assert!(fresh(Freshness::Static, u64::MAX - 1000) && !fresh(Freshness::Strict, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_file_of_a_version_is_found_while_a_reader_may_have_it() {
+    let source = Scripted::new(1);
+    source.resize(3);
+    let scope = source.scope();
+    scope.list(ROOT, TTL).await.unwrap();
+    let [ino, dir] = [b"f" as &[u8], b"d0"].map(|name| scope.names.resolve(name).unwrap().unwrap());
+    let version = scope.names.last_attributes(ino).unwrap().unwrap().version;
+    assert_eq!(scope.key(dir, 0), Err(Cause::Internal));
+    assert_eq!((scope.key(ino, version + 1), scope.key(4711, 1)), (Err(Cause::Stale), Err(Cause::Stale)));
+    assert_eq!(scope.cached_bytes(ino, version), Ok(0));
+    let file = whole(&scope).await;
+    assert_eq!(
+        (file.id(), scope.cached_bytes(ino, version)),
+        (scope.file(ino, version, ReadOptions::default()).unwrap().id(), Ok(3))
+    );
+    // Past the cache.
+    for (offset, len, bytes) in [(0, 9, 3), (1, 1, 1), (2, 1, 1), (3, 1, 0), (u64::MAX, 1, 0), (0, 0, 0)] {
+        assert_eq!(
+            scope.direct(ino, version, offset, len).await.unwrap().len(),
+            bytes,
+            "{len} from {offset}"
+        );
+    }
+    // The source has another one by now.
+    source.resize(5);
+    scope.head(ROOT, b"f").await.unwrap();
+    let old = scope.key(ino, version).unwrap();
+    assert_eq!((old.size, scope.file(ino, version, ReadOptions::default()).unwrap().id()), (3, file.id()));
+    let now = scope.names.last_attributes(ino).unwrap().unwrap().version;
+    assert_eq!((now != version, scope.key(ino, now).unwrap().size), (true, 5));
+    // The largest that there is.
+    source.resize(volume::FILE_BYTES_MAX);
+    scope.head(ROOT, b"f").await.unwrap();
+    let version = scope.names.last_attributes(ino).unwrap().unwrap().version;
+    assert_eq!(scope.key(ino, version).unwrap().size, volume::FILE_BYTES_MAX);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_file_at_which_a_name_points_takes_its_place_away_when_it_goes() {
+    let source = Scripted::new(0);
+    source.resize(3);
+    let scope = source.scope();
+    let first = whole(&scope).await;
+    scope.became_whole(first.id(), first.root()).unwrap();
+    let ino = scope.names.resolve(b"f").unwrap().unwrap();
+    let cached = || scope.names.last_attributes(ino).unwrap().unwrap().cached.map(|cached| cached.file);
+    assert_eq!(cached(), Some(first.id()));
+    scope.became_gone(first.id() + 1).unwrap();
+    assert_eq!(cached(), Some(first.id()), "another file");
+    source.resize(5);
+    let second = whole(&scope).await;
+    scope.became_whole(second.id(), second.root()).unwrap();
+    scope.became_gone(first.id()).unwrap();
+    assert_eq!(cached(), Some(second.id()), "the one before");
+    scope.became_gone(second.id()).unwrap();
+    assert_eq!(cached(), None);
+    // Nothing is pointed at on a disk that fails.
+    let third = whole(&scope).await;
+    scope.disk(third.root(), false);
+    scope.became_whole(third.id(), third.root()).unwrap();
+    assert_eq!(cached(), None);
+}
