@@ -243,14 +243,14 @@ mod tests {
         let room = |tiers: &[TierUsage], scopes: &[ScopeUsage]| {
             has_room(&Usage { tiers: tiers.to_vec(), scopes: scopes.to_vec() }, &scope("a"))
         };
-        let (free, full, many) = (tier(849, 84), tier(850, 0), tier(0, 85));
-        assert!(room(&[free.clone()], &[]) && !room(&[full.clone()], &[]) && !room(&[many.clone()], &[]));
-        assert!(room(&[full, many.clone(), free.clone()], &[]) && !room(&[many, tier(850, 0)], &[]));
+        let (free, full, many) = (|| tier(849, 84), || tier(850, 0), || tier(0, 85));
+        assert!(room(&[free()], &[]) && !room(&[full()], &[]) && !room(&[many()], &[]));
+        assert!(room(&[full(), many(), free()], &[]) && !room(&[many(), full()], &[]));
         assert!(!room(&[], &[]));
         for (bytes, limit, has) in [(84, Some(100), true), (85, Some(100), false), (9000, None, true)] {
-            assert_eq!(room(&[free.clone()], &[limited("a", bytes, limit)]), has, "{bytes} of {limit:?}");
+            assert_eq!(room(&[free()], &[limited("a", bytes, limit)]), has, "{bytes} of {limit:?}");
         }
-        assert!(room(&[free], &[limited("b", 100, Some(100))]), "another scope's limit");
+        assert!(room(&[free()], &[limited("b", 100, Some(100))]), "another scope's limit");
     }
 
     #[tokio::test]
