@@ -11,6 +11,8 @@ FILES ?= 20000
 TIME ?= 60s
 OBJECTS ?= 1000000
 SCOPES ?= 10000
+VOLUMES ?= 10,100,1000
+OPEN ?= 100000
 HISTORIES ?= 100000
 COUNT ?= 50
 DURATION ?= 60s
@@ -21,7 +23,7 @@ RELEASE := target/release
 DEMO := node-agent fuse-worker csi-plugin s3-server oracle demo
 CRATES := cache cgroups cli csi-plugin e2e failpoint fuse-abi fuse-worker inflight link mounts node-agent proto sim startup store testkit version volume
 
-.PHONY: help build release check test e2e demo lint coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes $(CRATES:%=test-%)
+.PHONY: help build release check test e2e demo lint coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes scale open-files $(CRATES:%=test-%)
 
 help: ## Show this list.
 	@grep -hE '^[a-zA-Z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -100,6 +102,12 @@ noisy: release ## Fifteen volumes beside five that mean harm (ROUNDS=5 SEED=): t
 
 scopes: release ## SCOPES=10000 sources used once and left: disk, descriptors and memory stay as they were.
 	scripts/long-run scopes $(RELEASE)/node-suite scopes --scopes $(SCOPES)
+
+scale: release ## VOLUMES=10,100,1000 published at once, read, handed over, unpublished: times, memory, descriptors.
+	scripts/long-run scale $(RELEASE)/node-suite scale --volumes $(VOLUMES) --json target/scale.json
+
+open-files: release ## One application with OPEN=100000 files open at once, over four volumes.
+	scripts/long-run open-files $(RELEASE)/node-suite open-files --files $(OPEN)
 
 listing: release ## One directory of OBJECTS=1000000 objects, through a mount: times and memory.
 	scripts/long-run listing $(RELEASE)/node-suite listing --objects $(OBJECTS)

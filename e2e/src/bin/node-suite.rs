@@ -6,7 +6,7 @@ use e2e::node::{AgentOptions, Node};
 use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
 use e2e::scenario::torture::{self, Class, Length, Plan, TortureReport};
-use e2e::scenario::{away, cycles, faults, frozen, listing, memory, noisy, renewals, scopes};
+use e2e::scenario::{away, cycles, faults, frozen, listing, memory, noisy, renewals, scale, scopes};
 use e2e::tree::{Shape, Tree};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -67,6 +67,24 @@ enum Command {
     Scopes {
         #[arg(long, default_value_t = 1000)]
         scopes: usize,
+    },
+    /// Very many volumes at once: published, read, handed over, unpublished.
+    Scale {
+        /// One after the other.
+        #[arg(long, value_delimiter = ',', default_value = "10,100,1000")]
+        volumes: Vec<usize>,
+        /// Also writes the report here.
+        #[arg(long)]
+        json: Option<PathBuf>,
+    },
+    /// One application with very many files open at once.
+    OpenFiles {
+        #[arg(long, default_value_t = 100_000)]
+        files: usize,
+        #[arg(long, default_value_t = 4)]
+        volumes: usize,
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Workers that take more memory than they may.
     Memory {
@@ -193,6 +211,22 @@ fn main() -> Result<()> {
         Command::Scopes { scopes: count } => {
             let mut node = Node::start(scopes::options())?;
             println!("{}", scopes::run(&mut node, count)?);
+            node.finish()
+        }
+        Command::Scale { volumes, json } => {
+            let mut node = Node::start(AgentOptions::default())?;
+            let report = scale::run(&mut node, &volumes)?;
+            println!("{report}");
+            if let Some(path) = json {
+                std::fs::write(&path, serde_json::to_vec(&report)?)
+                    .with_context(|| path.display().to_string())?;
+            }
+            node.finish()?;
+            report.ensure_flat(3.0)
+        }
+        Command::OpenFiles { files, volumes, seed: given } => {
+            let mut node = Node::start(AgentOptions::default())?;
+            println!("{}", scale::open_files(&mut node, files, volumes, seed(given))?);
             node.finish()
         }
         Command::Memory { times } => {

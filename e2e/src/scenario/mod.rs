@@ -13,5 +13,6 @@ pub mod memory;
 pub mod noisy;
 pub mod renewals;
 pub mod resources;
+pub mod scale;
 pub mod scopes;
 pub mod torture;
