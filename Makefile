@@ -13,6 +13,8 @@ OBJECTS ?= 1000000
 SCOPES ?= 10000
 VOLUMES ?= 10,100,1000
 OPEN ?= 100000
+PUBLISHES ?= 200
+BURST ?= 1h
 HISTORIES ?= 100000
 COUNT ?= 50
 DURATION ?= 60s
@@ -23,7 +25,7 @@ RELEASE := target/release
 DEMO := node-agent fuse-worker csi-plugin s3-server oracle demo
 CRATES := cache cgroups cli csi-plugin e2e failpoint fuse-abi fuse-worker inflight link mounts node-agent proto sim startup store testkit version volume
 
-.PHONY: help build release check test e2e demo lint coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes scale open-files $(CRATES:%=test-%)
+.PHONY: help build release check test e2e demo lint coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes scale burst open-files $(CRATES:%=test-%)
 
 help: ## Show this list.
 	@grep -hE '^[a-zA-Z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -105,6 +107,9 @@ scopes: release ## SCOPES=10000 sources used once and left: disk, descriptors an
 
 scale: release ## VOLUMES=10,100,1000 published at once, read, handed over, unpublished: times, memory, descriptors.
 	scripts/long-run scale $(RELEASE)/node-suite scale --volumes $(VOLUMES) --json target/scale.json
+
+burst: release ## PUBLISHES=200 a minute for BURST=1h: times, and what the node has more at the end.
+	scripts/long-run burst $(RELEASE)/node-suite burst --per-minute $(PUBLISHES) --time $(BURST)
 
 open-files: release ## One application with OPEN=100000 files open at once, over four volumes.
 	scripts/long-run open-files $(RELEASE)/node-suite open-files --files $(OPEN)

@@ -51,6 +51,10 @@ fn run() -> anyhow::Result<ExitCode> {
     }
     let kernel: Arc<dyn Kernel> = match &config.node {
         Some(node) => {
+            // Three for each mount.
+            if let Err(error) = startup::raise_descriptor_limit() {
+                tracing::warn!(%error, "the limit on open files stays low: hundreds of volumes may be too many");
+            }
             let paths = LinuxPaths { fusectl: node.fusectl_dir.clone(), ..LinuxPaths::default() };
             if node.mount_fusectl {
                 mounts::fusectl::ensure(&paths.fusectl, &paths.device).context("--mount-fusectl")?;

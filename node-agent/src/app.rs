@@ -291,11 +291,9 @@ impl App {
     }
 }
 
-/// Cache files, connections and workers' sockets are many: the soft limit of 1,024 is for programs that use select.
+/// Cache files, connections and workers' sockets are many.
 pub(crate) fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+    if let Err(error) = startup::raise_descriptor_limit() {
         tracing::warn!(%error, "the limit on open files stays low: large working sets may miss the cache");
     }
 }

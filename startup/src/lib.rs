@@ -11,7 +11,8 @@ mod failpoints;
 pub mod log;
 mod panic;
 
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io;
 
 /// Call this first in `main`. It starts no thread: a helper process may still have to be alone.
 pub fn begin(program: &'static str) {
@@ -25,4 +26,27 @@ pub fn begin(program: &'static str) {
 fn forbid_core_dumps() {
     let limit = |bytes| Rlimit { current: Some(bytes), maximum: Some(bytes) };
     let _ = setrlimit(Resource::Core, limit(1)).or_else(|_| setrlimit(Resource::Core, limit(0)));
+}
+
+/// As many descriptors as this process may have, for what serves a node: each mount takes some, each cache file one. The
+/// soft limit of 1,024 is for programs that use select(2).
+///
+/// # Errors
+/// The kernel's; the limit is what it was.
+pub fn raise_descriptor_limit() -> io::Result<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_soft_limit_of_descriptors_becomes_the_hard_one() {
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(512), maximum }).unwrap();
+        raise_descriptor_limit().unwrap();
+        assert_eq!(getrlimit(Resource::Nofile), Rlimit { current: maximum, maximum });
+    }
 }

@@ -6,7 +6,7 @@ use e2e::node::{AgentOptions, Node};
 use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
 use e2e::scenario::torture::{self, Class, Length, Plan, TortureReport};
-use e2e::scenario::{away, cycles, faults, frozen, listing, memory, noisy, renewals, scale, scopes};
+use e2e::scenario::{away, burst, cycles, faults, frozen, listing, memory, noisy, renewals, scale, scopes};
 use e2e::tree::{Shape, Tree};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -76,6 +76,14 @@ enum Command {
         /// Also writes the report here.
         #[arg(long)]
         json: Option<PathBuf>,
+    },
+    /// Pods come and go at a steady rate: what the node has at the end it had in the beginning.
+    Burst {
+        /// Publishes.
+        #[arg(long, default_value_t = 200)]
+        per_minute: u32,
+        #[arg(long, value_parser = humantime::parse_duration, default_value = "1h")]
+        time: Duration,
     },
     /// One application with very many files open at once.
     OpenFiles {
@@ -223,6 +231,11 @@ fn main() -> Result<()> {
             }
             node.finish()?;
             report.ensure_flat(3.0)
+        }
+        Command::Burst { per_minute, time } => {
+            let mut node = Node::start(AgentOptions::default())?;
+            println!("{}", burst::run(&mut node, per_minute, time)?);
+            node.finish()
         }
         Command::OpenFiles { files, volumes, seed: given } => {
             let mut node = Node::start(AgentOptions::default())?;

@@ -1,6 +1,7 @@
 //! Runs that tests, `node-suite` and benchmarks share: short in a test, long on demand, the same code in a guest.
 
 pub mod away;
+pub mod burst;
 pub mod cycles;
 mod deck;
 pub mod ended;

@@ -247,7 +247,7 @@ impl Renewer {
 
     /// Containers that started while the mount was made anew may have the dead one. As long as one has it that cannot
     /// be replaced, it is tried again. False: it must be looked at again.
-    fn find_stragglers(&self, mount: &Mount, tries: usize) -> bool {
+    pub(in crate::broker) fn find_stragglers(&self, mount: &Mount, tries: usize) -> bool {
         let path = mount.target.path();
         let Ok(_turn) = self.busy.enter(&[target_key(path)], TURN_LIMIT) else { return false };
         // Unpublished meanwhile: nothing is to be seen of it any more.

@@ -75,6 +75,30 @@ fn what_replaces_dead_mounts_in_containers_says_what_it_could_not_replace_until_
     assert!(still.trouble(&mount).is_empty());
 }
 
+/// Containers may start while their mount is made anew: it is looked for them several times, whatever the first finds.
+#[test]
+fn stragglers_are_looked_for_until_the_last_try_finds_none() {
+    let still = Still::new();
+    let mount = still.serving(1, "v", "a", &identity(1));
+    let dead = Connection { major: 0, minor: 4000 };
+    let (path, volume) = (mount.target.path(), mount.volume());
+    mount.set_replaces(still.broker.targets.add_dead(path, volume, dead));
+    let look = |tries| still.broker.renewer.find_stragglers(&mount, tries);
+    let left = || (mount.replaces(), still.broker.targets.dead(path));
+    assert!(!look(0) && left() == (vec![dead], vec![dead]), "there may be more");
+    {
+        let mut state = still.kernel.state();
+        state.elsewhere = vec![dead.minor];
+        state.stuck.insert(dead.minor);
+    }
+    assert!(!look(4) && left() == (vec![dead], vec![dead]), "one cannot be replaced yet");
+    still.kernel.state().stuck.clear();
+    assert!(look(4) && left() == (vec![], vec![]));
+    mount.set_replaces(vec![dead]);
+    still.broker.lifecycle.end(&mount, "a test");
+    assert!(look(0), "it is over");
+}
+
 #[test]
 fn without_an_agent_or_between_two_nothing_is_made_anew() {
     let still = Still::new();
