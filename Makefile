@@ -15,6 +15,7 @@ VOLUMES ?= 10,100,1000
 OPEN ?= 100000
 PUBLISHES ?= 200
 BURST ?= 1h
+SOAK ?= 4h
 HISTORIES ?= 100000
 COUNT ?= 50
 DURATION ?= 60s
@@ -25,7 +26,7 @@ RELEASE := target/release
 DEMO := node-agent fuse-worker csi-plugin s3-server oracle demo
 CRATES := cache cgroups cli csi-plugin e2e failpoint fuse-abi fuse-worker inflight link mounts node-agent proto sim startup store testkit version volume
 
-.PHONY: help build release check test e2e demo lint coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes scale burst open-files $(CRATES:%=test-%)
+.PHONY: help build release check test e2e demo lint coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes scale burst open-files soak $(CRATES:%=test-%)
 
 help: ## Show this list.
 	@grep -hE '^[a-zA-Z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -79,6 +80,10 @@ kills: release ## KILLS=1000 deaths of workers under the oracle, 20 volumes.
 torture: release ## DURATION=60s (or 2h) of deaths of every part, SEED=; make torture TORTURE="--hang-limit 4s" for more.
 	scripts/versions --release
 	scripts/long-run torture $(RELEASE)/node-suite torture --duration $(DURATION) $(if $(SEED),--seed $(SEED)) --json target/torture.json $(TORTURE)
+
+soak: release ## SOAK=4h of the same faults, one each ten seconds, while pods come and go: growth of each process an hour.
+	scripts/versions --release
+	scripts/long-run soak $(RELEASE)/node-suite soak --time $(SOAK) $(if $(SEED),--seed $(SEED)) --json target/soak.json
 
 cycles: release ## ROUNDS=1000 of publish, use, hurt, unpublish: nothing is left, nothing grows.
 	scripts/long-run cycles $(RELEASE)/node-suite cycles $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))

@@ -5,7 +5,7 @@ use clap::Parser;
 use e2e::node::{AgentOptions, Node};
 use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
-use e2e::scenario::torture::{self, Class, Length, Plan, TortureReport};
+use e2e::scenario::torture::{self, Class, Length, Plan, SoakPlan, TortureReport};
 use e2e::scenario::{away, burst, cycles, faults, frozen, listing, memory, noisy, renewals, scale, scopes};
 use e2e::tree::{Shape, Tree};
 use std::path::PathBuf;
@@ -125,6 +125,22 @@ enum Command {
         #[arg(long, value_parser = humantime::parse_duration)]
         hang_limit: Option<Duration>,
         /// Also writes the report here, for `torture-sum`.
+        #[arg(long)]
+        json: Option<PathBuf>,
+    },
+    /// The same faults, seldom, while pods come and go: what each process has more in an hour.
+    Soak {
+        #[arg(long, value_parser = humantime::parse_duration, default_value = "4h")]
+        time: Duration,
+        /// A fault.
+        #[arg(long, value_parser = humantime::parse_duration, default_value = "10s")]
+        every: Duration,
+        /// An end of the agent or of the broker: memory says something of a process that has lived for a while.
+        #[arg(long, value_parser = humantime::parse_duration, default_value = "1h")]
+        rest: Duration,
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Also writes the report here.
         #[arg(long)]
         json: Option<PathBuf>,
     },
@@ -267,6 +283,23 @@ fn main() -> Result<()> {
             }
             report.ensure_clean(&[])?;
             node.finish()
+        }
+        Command::Soak { time, every, rest, seed: given, json } => {
+            let mut node = Node::start(AgentOptions::default())?;
+            let soak = Some(SoakPlan { every, rest });
+            // As many calls as of a pod at work, not as many as there can be: it is for hours.
+            let plan = Plan { soak, pause_us: 20_000, ..Plan::long(seed(given), Length::Time(time))? };
+            let report = torture::run(&mut node, &plan)?;
+            println!("{report}");
+            let soaked = report.soak.clone().context("it was measured")?;
+            println!("{soaked}");
+            if let Some(path) = json {
+                std::fs::write(&path, serde_json::to_vec(&report)?)
+                    .with_context(|| path.display().to_string())?;
+            }
+            report.ensure_clean(&[])?;
+            node.finish()?;
+            soaked.ensure_flat(f64::from(1 << 20))
         }
         Command::TortureSum { reports } => {
             let mut total = TortureReport::default();

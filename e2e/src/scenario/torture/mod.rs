@@ -15,9 +15,11 @@ mod disk;
 mod ended;
 mod killer;
 pub mod panics;
+mod soak;
 mod table;
 
 pub use class::Class;
+pub use soak::{SoakPlan, SoakReport};
 pub use table::{ClassReport, TortureReport};
 
 use super::deck::Deck;
@@ -31,6 +33,7 @@ use crate::tree::{Shape, Tree};
 use anyhow::{Context, Result};
 use disk::{HangingDisk, waited_for_disk};
 use killer::{Fault, Killer};
+use soak::Soak;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -68,6 +71,8 @@ pub struct Plan {
     pub patience: Duration,
     /// Longest that a call of an application may take.
     pub hang: Duration,
+    /// Faults are seldom, and the node is measured between them.
+    pub soak: Option<SoakPlan>,
 }
 
 impl Plan {
@@ -98,6 +103,7 @@ impl Plan {
             leg: Duration::from_secs(300),
             patience: Duration::from_secs(30),
             hang: HANG,
+            soak: None,
         })
     }
 
@@ -147,12 +153,13 @@ pub fn run(node: &mut Node, plan: &Plan) -> Result<TortureReport> {
     killer.strike(node, Class::Agent)?;
     killer.strike(node, Class::Broker)?;
     let before = Resources::of(node)?;
+    let mut soak = plan.soak.map(|soak| Soak::new(node, soak, plan.shape)).transpose()?;
 
     let mut schedule = Schedule::new(plan);
     let mut total = TortureReport::new(plan.seed, plan.volumes);
     while let Some(first) = schedule.next(begun) {
         let applications = start(plan, &tree, &mounted, &pods)?;
-        let faults = leg(node, &mut killer, &mut schedule, begun, first)?;
+        let faults = leg(node, &mut killer, &mut schedule, &mut soak, begun, first)?;
         let mut seen = Vec::new();
         for (k, (volume, application)) in applications.into_iter().enumerate() {
             let mut report = application.finish(6 * plan.hang).context(volume.clone())?;
@@ -177,6 +184,7 @@ pub fn run(node: &mut Node, plan: &Plan) -> Result<TortureReport> {
     if plan.classes.iter().any(|class| class.is_panic()) {
         eprintln!("torture: panics at {}", panics::places(node)?);
     }
+    total.soak = soak.map(|soak| soak.end(node)).transpose()?;
     before.ensure_same(node)?;
     let disk = killer.end(node)?;
     pods.into_iter().try_for_each(Pod::end)?;
@@ -208,6 +216,7 @@ fn leg(
     node: &mut Node,
     killer: &mut Killer,
     schedule: &mut Schedule,
+    soak: &mut Option<Soak>,
     begun: Instant,
     first: Class,
 ) -> Result<Vec<Fault>> {
@@ -215,6 +224,13 @@ fn leg(
     let mut faults = Vec::new();
     let mut next = Some(first);
     while let Some(class) = next {
+        if let Some(soak) = soak {
+            if !soak.allows(class) {
+                next = schedule.next(begun);
+                continue;
+            }
+            soak.between(node)?;
+        }
         let at_ns = monotonic_ns();
         let fault = killer
             .strike(node, class)

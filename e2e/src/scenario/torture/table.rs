@@ -1,7 +1,7 @@
 //! What a run has shown: by class of fault for a person, as JSON for adding up.
 
-use super::Class;
 use super::killer::Fault;
+use super::{Class, SoakReport};
 use crate::oracle::{Cause, Failure, Report, Stalls};
 use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,9 @@ pub struct TortureReport {
     pub alarms: u64,
     pub panicked: u64,
     pub failures: Vec<Failure>,
+    /// Of a run with seldom faults.
+    #[serde(default)]
+    pub soak: Option<SoakReport>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
