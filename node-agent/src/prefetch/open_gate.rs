@@ -24,7 +24,7 @@
 //! LIMIT, KNOWN and QUIET are promised (docs/semantics.md, R12), and count from the OPEN.
 
 use crate::lock::lock;
-use crate::supervisor::Mount;
+use crate::volumes::scope::Scope;
 use cache::data::{File, Progress};
 use link::broker::MountId;
 use link::worker::ANNOUNCED_FROM;
@@ -160,25 +160,23 @@ fn judge(now: &Progress, waited: Duration, seen: &mut Option<Seen>) -> Judgement
 }
 
 impl OpenGate {
-    /// Returns when the OPEN of `file` (inode number `ino`) by `mount` may go on.
-    pub(crate) async fn open(&self, mount: &Mount, ino: u64, file: &Arc<File>) {
+    /// Returns when the OPEN of `file` (inode number `ino`) by a mount of `scope` may go on.
+    pub(crate) async fn open(&self, scope: &Scope, mount: MountId, ino: u64, file: &Arc<File>) {
         if !may_gain(file.key().size, file.is_whole()) {
             return;
         }
         let is_read = || is_read_in_sequence(&file.progress());
-        let scope = &mount.scope.id;
-        if !self.lock().has_company(scope, mount.id, file.id(), Instant::now(), is_read) {
+        if !self.lock().has_company(&scope.id, mount, file.id(), Instant::now(), is_read) {
             return;
         }
         // Whole is not enough: the metadata store must say so before the worker looks there.
-        let noted =
-            || mount.scope.names.last_attributes(ino).is_ok_and(|a| a.is_some_and(|a| a.cached.is_some()));
+        let noted = || scope.names.last_attributes(ino).is_ok_and(|a| a.is_some_and(|a| a.cached.is_some()));
         let (begun, mut seen, mut all) = (Instant::now(), None, None);
         loop {
             let (now, waited) = (file.progress(), begun.elapsed());
             let judgement = judge(&now, waited, &mut seen);
             if matches!(judgement, Judgement::Go | Judgement::InVain) {
-                tracing::debug!(mount = %mount.id, file = file.id(), ?judgement, ?waited, ?now, "an open that waited");
+                tracing::debug!(%mount, file = file.id(), ?judgement, ?waited, ?now, "an open that waited");
             }
             match judgement {
                 Judgement::Go if now.whole && waited < LIMIT && !noted() => {}
@@ -190,7 +188,7 @@ impl OpenGate {
             }
             tokio::time::sleep(LOOK).await;
         }
-        self.lock().goes_on(scope, mount.id, file.id(), Instant::now(), file.is_whole());
+        self.lock().goes_on(&scope.id, mount, file.id(), Instant::now(), file.is_whole());
     }
 
     fn lock(&self) -> MutexGuard<'_, Openers> {
@@ -201,6 +199,9 @@ impl OpenGate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Scripted;
+    use cache::data::ReadOptions;
+    use cache::meta::ROOT;
     use proptest::prelude::*;
 
     const GIB: u64 = 1 << 30;
@@ -347,5 +348,25 @@ mod tests {
     fn a_reader_in_sequence_has_read_enough_of_what_is_being_fetched() {
         let read = |fetching, in_sequence| is_read_in_sequence(&Progress { fetching, in_sequence, ..at(0) });
         assert!(read(true, IN_SEQUENCE) && !read(true, IN_SEQUENCE - 1) && !read(false, IN_SEQUENCE));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_open_waits_for_a_large_file_that_another_mount_has_opened_and_for_no_other() {
+        for (size, waits) in [(ANNOUNCED_FROM - 1, false), (ANNOUNCED_FROM, true)] {
+            let (source, gate) = (Scripted::new(0), OpenGate::default());
+            source.resize(size);
+            let scope = source.scope();
+            scope.head(ROOT, b"f").await.unwrap();
+            let ino = scope.names.resolve(b"f").unwrap().unwrap();
+            let attributes = scope.names.last_attributes(ino).unwrap().unwrap();
+            let file = scope.current(&attributes, ReadOptions::default()).unwrap();
+            for mount in [1, 1, 2] {
+                assert!(gate.lock().quiet.is_empty(), "no open has waited before");
+                gate.open(&scope, MountId(mount), ino, &file).await;
+            }
+            // No mount reads it: that wait was in vain.
+            assert_eq!(gate.lock().quiet.contains_key(&scope.id), waits, "{size}");
+            assert_eq!(gate.lock().opened.len(), usize::from(waits));
+        }
     }
 }

@@ -175,7 +175,7 @@ impl Server {
             }
             Ask::Open { ino, version } => {
                 let file = scope.file(ino, version, Self::read_options(mount))?;
-                self.open_gate.open(mount, ino, &file).await;
+                self.open_gate.open(&mount.scope, mount.id, ino, &file).await;
                 stored(Ok(()))
             }
             Ask::Read { file, offset, len } => {
