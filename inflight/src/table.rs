@@ -50,6 +50,8 @@ pub struct Slot(pub(super) usize);
 pub struct Claim {
     slot: usize,
     unique: u64,
+    /// Of the request before it was claimed.
+    state: u64,
 }
 
 impl Claim {
@@ -142,7 +144,7 @@ impl Inflight {
                 return None;
             }
             if self.word(slot).compare_exchange(current, word(unique, ANSWERING), AcqRel, Relaxed).is_ok() {
-                return Some(Claim { slot, unique });
+                return Some(Claim { slot, unique, state: state_of(current) });
             }
         }
     }
@@ -166,9 +168,9 @@ impl Inflight {
         self.word(claim.slot).store(FREE, Release);
     }
 
-    /// The kernel refused this answer and still waits for another.
+    /// The kernel refused this answer and still waits for another; no EINTR if an operation was under way.
     pub fn refused(&self, claim: Claim) {
-        self.word(claim.slot).store(word(claim.unique, WAITING), Release);
+        self.word(claim.slot).store(word(claim.unique, claim.state), Release);
     }
 
     /// Takes up one request that the predecessor left, into `buffer`; operations that had begun come first, suspects

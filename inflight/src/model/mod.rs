@@ -5,7 +5,9 @@
 //! - the kernel, which copies a request into a buffer and a file's bytes to a reader: here relaxed stores and loads do;
 //! - a death: what is left then is the crash tests' (`tests`), for a process that is gone runs beside nobody;
 //! - a load that sees a store of which it decides whether it happens (load buffering), which loom does not explore;
-//! - memory under all tables at once, and more threads and requests than a model has.
+//! - a load that sees an older value than the last seven of its word: loom keeps no more;
+//! - SeqCst, which loom takes for AcqRel in loads and stores: no code here uses it for shared memory;
+//! - all tables at once, and more threads and requests than a model has.
 
 pub(crate) mod atomic;
 mod bugs;

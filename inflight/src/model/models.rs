@@ -37,6 +37,7 @@ models! {
     "pinned buffer", pinned_buffer, None, ["pinned", "free"];
     "operation's record", operation_record, None, ["nothing", "intended", "concluded"];
     "operation or EINTR", operation_or_eintr, None, ["done", "interrupted"];
+    "refused outcome", refused_outcome, None, ["refused", "claimed"];
     "orphans", orphans, Some(2), ["shared", "all one's"];
     "suspects", suspects, Some(2), ["later", "in turn"];
     "backing ids", backing_ids, Some(3), ["none", "seen"];
@@ -374,6 +375,23 @@ fn operation_or_eintr() {
             saw("interrupted");
         }
     }
+}
+
+/// The kernel refuses the outcome of an operation: its caller gets another answer, and no EINTR, for it is done.
+fn refused_outcome() {
+    let inflight = shared();
+    take(&inflight, 2, LEN);
+    inflight.once(2, &mut Create(b"intent", b"outcome")).unwrap();
+    let interrupts = spawn({
+        let inflight = inflight.clone();
+        move || {
+            saw(if state_of(inflight.word(0).load(Relaxed)) == ANSWERING { "claimed" } else { "refused" });
+            assert!(inflight.claim_to_interrupt(2).is_none(), "done, and answered EINTR");
+        }
+    });
+    inflight.refused(inflight.claim(2).expect("nobody else claims"));
+    inflight.answered(inflight.claim(2).expect("nobody else claims"));
+    interrupts.join().unwrap();
 }
 
 struct Waits;
