@@ -75,7 +75,7 @@ fn bugs_on_purpose_are_found() {
 /// What the models are worth: each ordering and each read-modify-write that they come by is made wrong, and named where
 /// no model fails.
 #[test]
-#[ignore = "minutes, and no verdict: scripts/model --sweep"]
+#[ignore = "half an hour, and no verdict: scripts/model --sweep"]
 fn what_no_model_finds() {
     println!();
     let mut finders: BTreeMap<Bug, Vec<&Model>> = BTreeMap::new();
