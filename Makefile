@@ -26,7 +26,7 @@ RELEASE := target/release
 DEMO := node-agent fuse-worker csi-plugin s3-server oracle demo
 CRATES := cache cgroups cli csi-plugin e2e failpoint fuse-abi fuse-worker inflight link mounts node-agent proto sim startup store testkit version volume
 
-.PHONY: help build release check test e2e demo lint coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes scale burst open-files soak $(CRATES:%=test-%)
+.PHONY: help build release check test e2e demo lint model coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes scale burst open-files soak $(CRATES:%=test-%)
 
 help: ## Show this list.
 	@grep -hE '^[a-zA-Z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -69,6 +69,9 @@ advisories: ## Known vulnerabilities of dependencies. Apart from lint: it fetche
 
 mutants: ## COUNT=50 wrong decisions, drawn by SEED=: which of them do the tests of make check miss? Half an hour.
 	scripts/long-run mutants scripts/mutants $(COUNT) $(or $(SEED),1)
+
+model: ## The shared memory under a model checker: each model with its executions, and the bugs put in on purpose that it finds.
+	scripts/model
 
 sim: ## HISTORIES=100000 of a simulated node, SEED=: deaths, hangs, outages, late messages, under virtual time.
 	MILLPOND_HISTORIES=$(HISTORIES) $(if $(SEED),MILLPOND_SEED=$(SEED)) scripts/long-run sim \

@@ -2,10 +2,8 @@
 //! are properties of a nodeid for life and a worker's life is shorter.
 
 use super::{BACKINGS_AT, GIVEN_AT, HIGH_BACKING_AT, Inflight};
-use std::sync::atomic::{
-    AtomicU32, AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
-};
+use crate::sync::{AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// Nodeids that can be open in passthrough at once.
 pub const BACKINGS: usize = 8_192;

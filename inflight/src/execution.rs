@@ -15,13 +15,14 @@
 //! leaves them as they are: an id in them is never given out again, so at worst one death is counted late.
 
 use super::{Inflight, SEATS_AT};
+use crate::sync::AtomicU64;
 use fuse_abi::header::INT_REQ_BIT;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr;
 use std::sync::atomic::{
-    AtomicU64, AtomicUsize,
+    AtomicUsize,
     Ordering::{AcqRel, Relaxed, Release},
 };
 use std::sync::{Arc, Once};
@@ -54,6 +55,7 @@ impl Behalf {
     }
 
     #[cfg(test)]
+    #[cfg(not(loom))]
     pub(super) fn unique(&self) -> u64 {
         self.unique
     }
@@ -182,7 +184,7 @@ pub fn mark_aborts() {
 }
 
 impl Inflight {
-    fn sit(&self, unique: u64) -> Option<usize> {
+    pub(super) fn sit(&self, unique: u64) -> Option<usize> {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
         thread_local! { static FIRST: usize = THREADS.fetch_add(1, Relaxed) % SEATS; }
         let first = FIRST.with(|first| *first);
@@ -191,7 +193,7 @@ impl Inflight {
             .find(|&seat| self.seat(seat).compare_exchange(0, unique, AcqRel, Relaxed).is_ok())
     }
 
-    fn seat(&self, seat: usize) -> &AtomicU64 {
+    pub(super) fn seat(&self, seat: usize) -> &AtomicU64 {
         assert!(seat < SEATS, "callers got the number from sit");
         self.memory.u64(SEATS_AT + seat * SEAT_BYTES)
     }
@@ -203,6 +205,7 @@ impl Inflight {
 
     /// As the signal handler does.
     #[cfg(test)]
+    #[cfg(not(loom))]
     pub(super) fn confess(&self, unique: u64) {
         let seat = (0..SEATS).find(|&seat| self.seat(seat).load(Relaxed) == unique).expect("it is executed");
         self.seat(seat).fetch_or(GUILTY, Relaxed);

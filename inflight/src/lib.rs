@@ -35,19 +35,29 @@
 
 mod backing;
 mod collect;
+mod copy;
 mod device;
 mod execution;
 #[cfg(test)]
+#[cfg(not(loom))]
 #[allow(dead_code, reason = "each crate uses some of it")]
 #[path = "../../testkit/src/golden.rs"]
 mod golden;
 #[cfg(test)]
+#[cfg(not(loom))]
 mod image;
+#[cfg_attr(all(loom, test), path = "model/memory.rs")]
 mod memory;
+#[cfg(test)]
+#[cfg(loom)]
+mod model;
 mod operations;
+mod presence;
 mod stage;
+mod sync;
 mod table;
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 pub use backing::{BACKINGS, Backing};
@@ -55,6 +65,7 @@ pub use collect::{Blame, Collected, Poisoned, Subject};
 pub use device::{Kernel, Probe, answer_errno, probe, probe_works};
 pub use execution::{Behalf, OnBehalf, carry, carry_job, mark_aborts, on_behalf};
 pub use operations::{Operation, OperationError, Outcome};
+pub use presence::{add_present, present};
 pub use stage::{STAGE_BYTES, STAGES};
 pub use table::{Claim, Interrupted, Orphan, SLOTS, Slot};
 
@@ -62,10 +73,8 @@ use memory::Memory;
 use rustix::fs::FlockOperation;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{
-    AtomicU32, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
-};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use sync::{AtomicU32, AtomicU64};
 use table::INLINE_BYTES;
 use version::{INFLIGHT, neighbours};
 

@@ -78,23 +78,6 @@ impl Memory {
         unsafe { AtomicU32::from_ptr(self.pointer(offset, 4).cast()) }
     }
 
-    /// Copies out of the shared memory, word by word: the other side may write meanwhile, which must not be undefined.
-    pub(super) fn load(&self, offset: usize, out: &mut [u8]) {
-        for (i, chunk) in out.chunks_mut(8).enumerate() {
-            let word = self.u64(offset + i * 8).load(Relaxed).to_ne_bytes();
-            chunk.copy_from_slice(&word[..chunk.len()]);
-        }
-    }
-
-    /// Copies into the shared memory; the last word is padded with zeros.
-    pub(super) fn store(&self, offset: usize, data: &[u8]) {
-        for (i, chunk) in data.chunks(8).enumerate() {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.u64(offset + i * 8).store(u64::from_ne_bytes(word), Relaxed);
-        }
-    }
-
     /// Makes the pages resident and writable. A SIGKILL while the kernel copies a request into a page that is not
     /// makes that page fault fail, and the request with it (EIO for the application).
     pub(super) fn populate(&self, offset: usize, len: usize, with_madvise: bool) {

@@ -12,10 +12,8 @@
 //! intent nor outcome may hold a secret: this memory outlives the process that wrote it.
 
 use super::{Inflight, OPERATIONS_AT};
-use std::sync::atomic::{
-    AtomicU32, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
-};
+use crate::sync::{AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Longest intent, bytes.
 pub(crate) const INTENT_BYTES: usize = 96;
@@ -61,7 +59,7 @@ pub enum OperationError {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Recorded {
+pub(super) enum Recorded {
     Nothing,
     Intended(Vec<u8>),
     Concluded(Outcome),
@@ -88,7 +86,7 @@ impl Inflight {
         Ok(outcome)
     }
 
-    fn recorded(&self, slot: usize, unique: u64) -> Recorded {
+    pub(super) fn recorded(&self, slot: usize, unique: u64) -> Recorded {
         let word = self.operation64(slot, KNOWN).load(Acquire);
         if word >> 1 != unique {
             return Recorded::Nothing; // of an earlier request in this slot

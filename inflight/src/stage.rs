@@ -2,12 +2,10 @@
 //! still here.
 
 use super::{Inflight, STAGE_WORDS_AT, STAGES_AT};
+use crate::sync::AtomicU64;
 use fuse_abi::InHeader;
 use fuse_abi::header::MIN_READ_BUFFER;
-use std::sync::atomic::{
-    AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
-};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// As many threads may read the device, together with the large requests that wait.
 pub const STAGES: usize = 64;

@@ -4,11 +4,9 @@
 //! and free the slot of the next.
 
 use super::{BODIES_AT, Counter, HIGH_SLOT_AT, Inflight, NOTES_AT, STAGE_BYTES, STAGES, WORDS_AT};
+use crate::sync::{AtomicU32, AtomicU64};
 use fuse_abi::InHeader;
-use std::sync::atomic::{
-    AtomicU32, AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
-};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// Requests in flight at most: the blocked threads of a pod, and then some.
 pub const SLOTS: usize = 16_384;
@@ -37,9 +35,9 @@ const PID: usize = 24; // u32
 const OPCODE: usize = 28; // u32
 const FLAGS: usize = 32; // u32
 const DEATHS: usize = 36; // u32
+const EFFECT_OF: usize = 40; // u64: unique of the request whose effect was noted last
 
 const INTERRUPTED: u32 = 1;
-const EFFECT: u32 = 2;
 const BEGUN: u32 = 4;
 
 /// A slot's index; always in bounds.
@@ -52,6 +50,8 @@ pub struct Slot(pub(super) usize);
 pub struct Claim {
     slot: usize,
     unique: u64,
+    /// Of the request before it was claimed.
+    state: u64,
 }
 
 impl Claim {
@@ -115,7 +115,8 @@ impl Inflight {
         };
         self.note32(slot, LEN).store(header.len, Relaxed);
         self.note32(slot, PLACE).store(place, Relaxed);
-        self.note32(slot, PID).store(header.pid, Relaxed);
+        // Release: whoever sees this caller sees that the slot is not the request's before it any more (`interrupted`).
+        self.note32(slot, PID).store(header.pid, Release);
         self.note32(slot, OPCODE).store(header.opcode, Relaxed);
         self.note32(slot, FLAGS).store(0, Relaxed);
         self.note32(slot, DEATHS).store(0, Relaxed);
@@ -143,7 +144,7 @@ impl Inflight {
                 return None;
             }
             if self.word(slot).compare_exchange(current, word(unique, ANSWERING), AcqRel, Relaxed).is_ok() {
-                return Some(Claim { slot, unique });
+                return Some(Claim { slot, unique, state: state_of(current) });
             }
         }
     }
@@ -167,9 +168,9 @@ impl Inflight {
         self.word(claim.slot).store(FREE, Release);
     }
 
-    /// The kernel refused this answer and still waits for another.
+    /// The kernel refused this answer and still waits for another; no EINTR if an operation was under way.
     pub fn refused(&self, claim: Claim) {
-        self.word(claim.slot).store(word(claim.unique, WAITING), Release);
+        self.word(claim.slot).store(word(claim.unique, claim.state), Release);
     }
 
     /// Takes up one request that the predecessor left, into `buffer`; operations that had begun come first, suspects
@@ -276,13 +277,26 @@ impl Inflight {
 
     /// Notes that this request did something countable that outlives it, so that a successor does not count it twice.
     /// False: it had been noted already, or the request is gone.
+    ///
+    /// The request may be answered EINTR meanwhile, and its slot be another's: what that one notes is left alone.
     pub fn set_effect(&self, unique: u64) -> bool {
-        self.find(unique)
-            .is_some_and(|(slot, _)| self.note32(slot.0, FLAGS).fetch_or(EFFECT, AcqRel) & EFFECT == 0)
+        let Some((Slot(slot), _)) = self.find(unique) else { return false };
+        let noted = self.note64(slot, EFFECT_OF);
+        loop {
+            // In this order: what the slot's next request notes comes after its word.
+            let before = noted.load(Acquire);
+            let is_here = unique_of(self.word(slot).load(Acquire)) == unique;
+            if before == unique || !is_here {
+                return false;
+            }
+            if noted.compare_exchange(before, unique, AcqRel, Relaxed).is_ok() {
+                return true;
+            }
+        }
     }
 
     pub fn has_effect(&self, unique: u64) -> bool {
-        self.find(unique).is_some_and(|(slot, _)| self.note32(slot.0, FLAGS).load(Acquire) & EFFECT != 0)
+        self.find(unique).is_some_and(|(slot, _)| self.note64(slot.0, EFFECT_OF).load(Acquire) == unique)
     }
 
     /// Remembers that the caller of `unique` was signalled. False: no such request (yet, or any more).

@@ -4,7 +4,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 /// Blocks that a bitmap speaks of at most (128 GiB of the usual blocks): what a worker maps has a bound, whatever size
 /// an object claims to have. Of blocks beyond its end a worker asks.
@@ -40,7 +40,7 @@ impl Shared {
     /// and, if an earlier run wrote them, verified.
     pub(crate) fn add(&self, index: u64, bits: u64) {
         if let Some(word) = usize::try_from(index).ok().and_then(|index| self.atomics().get(index)) {
-            word.fetch_or(bits.to_le(), Ordering::Release);
+            inflight::add_present(word, bits);
         }
     }
 

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Inode number and version: one content.
@@ -95,9 +95,9 @@ impl Presence {
         let at = (block / 64) as usize * 8;
         let Some(word) = self.bits.get(at..at + 8) else { return false };
         // SAFETY: in bounds, and aligned: the map starts at a page and `at` is a multiple of 8. The agent sets bits
-        // meanwhile, hence an atomic load; Acquire pairs with its Release, so that the bytes are seen with the bit.
-        let word = unsafe { &*word.as_ptr().cast::<AtomicU64>() }.load(Acquire);
-        u64::from_le(word) >> (block % 64) & 1 == 1
+        // meanwhile, hence an atomic.
+        let word = unsafe { &*word.as_ptr().cast::<AtomicU64>() };
+        inflight::present(word) >> (block % 64) & 1 == 1
     }
 }
 
