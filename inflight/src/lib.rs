@@ -37,6 +37,8 @@ mod backing;
 mod collect;
 mod device;
 mod execution;
+#[cfg(fuzzing)]
+pub mod fuzz;
 #[cfg(test)]
 #[allow(dead_code, reason = "each crate uses some of it")]
 #[path = "../../testkit/src/golden.rs"]
