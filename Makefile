@@ -1,5 +1,5 @@
 # Everything a contributor runs. See docs/development.md.
-# Needs: Rust, Go, a C compiler; root and /dev/fuse for what mounts. Nothing is skipped quietly.
+# Needs: Rust, Go, a C and a C++ compiler; root and /dev/fuse for what mounts. Nothing is skipped quietly.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -17,6 +17,7 @@ PUBLISHES ?= 200
 BURST ?= 1h
 SOAK ?= 4h
 HISTORIES ?= 100000
+FUZZ_SECONDS ?= 3600
 COUNT ?= 50
 DURATION ?= 60s
 SEED ?=
@@ -26,7 +27,7 @@ RELEASE := target/release
 DEMO := node-agent fuse-worker csi-plugin s3-server oracle demo
 CRATES := cache cgroups cli csi-plugin e2e failpoint fuse-abi fuse-worker inflight link mounts node-agent proto sim startup store testkit version volume
 
-.PHONY: help build release check test e2e demo lint model coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes scale burst open-files soak $(CRATES:%=test-%)
+.PHONY: help build release check test e2e demo lint model coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes fuzz fuzz-smoke scale burst open-files soak $(CRATES:%=test-%)
 
 help: ## Show this list.
 	@grep -hE '^[a-zA-Z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -72,6 +73,12 @@ mutants: ## COUNT=50 wrong decisions, drawn by SEED=: which of them do the tests
 
 model: ## The shared memory under a model checker: each model with its executions, and the bugs put in on purpose that it finds.
 	scripts/model
+
+fuzz: ## Each fuzz target for an hour, two at a time (FUZZ_SECONDS=3600): no crash, no hang, no memory above its bound.
+	scripts/long-run fuzz scripts/fuzz $(FUZZ_SECONDS)
+
+fuzz-smoke: ## The same for five seconds each.
+	scripts/fuzz 5
 
 sim: ## HISTORIES=100000 of a simulated node, SEED=: deaths, hangs, outages, late messages, under virtual time.
 	MILLPOND_HISTORIES=$(HISTORIES) $(if $(SEED),MILLPOND_SEED=$(SEED)) scripts/long-run sim \

@@ -15,6 +15,8 @@ mod adapter;
 pub mod client;
 pub mod errno;
 pub mod fs;
+#[cfg(fuzzing)]
+pub mod fuzz;
 pub mod init;
 pub mod lockdown;
 pub mod pool;

@@ -38,6 +38,8 @@ mod collect;
 mod copy;
 mod device;
 mod execution;
+#[cfg(fuzzing)]
+pub mod fuzz;
 #[cfg(test)]
 #[cfg(not(loom))]
 #[allow(dead_code, reason = "each crate uses some of it")]

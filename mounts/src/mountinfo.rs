@@ -1,6 +1,7 @@
 //! The kernel's mount table as text (`proc_pid_mountinfo(5)`), parsed: all we know of our mounts after a restart.
 
 use crate::{Attributes, Connection, Ours};
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -101,10 +102,15 @@ pub fn unescape(field: &[u8]) -> Vec<u8> {
 pub fn stack_at<'t>(table: &'t [MountEntry], path: &Path) -> Vec<&'t MountEntry> {
     let mut here: Vec<&MountEntry> = table.iter().filter(|e| e.mount_point == path).collect();
     let mut stack = Vec::with_capacity(here.len());
+    // Counted, so that a thousand mounts at one place are no matter of minutes: anybody who may mount may stack them.
+    let mut left: HashMap<u64, usize> = HashMap::new();
+    here.iter().for_each(|e| *left.entry(e.id).or_default() += 1);
     while !here.is_empty() {
         // The lowest of those left is the one whose parent is not among them.
-        let lowest = here.iter().position(|e| !here.iter().any(|o| o.id == e.parent)).unwrap_or(0);
-        stack.push(here.remove(lowest));
+        let lowest = here.iter().position(|e| left.get(&e.parent).is_none_or(|n| *n == 0)).unwrap_or(0);
+        let lowest = here.remove(lowest);
+        left.entry(lowest.id).and_modify(|n| *n -= 1);
+        stack.push(lowest);
     }
     stack
 }
@@ -157,6 +163,12 @@ mod tests {
         let table = [entry(30, 20, "/t"), entry(20, 10, "/t"), entry(10, 1, "/t"), entry(5, 1, "/other")];
         let ids: Vec<u64> = stack_at(&table, Path::new("/t")).iter().map(|e| e.id).collect();
         assert_eq!(ids, [10, 20, 30]);
+        let circle = [entry(1, 2, "/t"), entry(2, 1, "/t"), entry(1, 1, "/t")];
+        assert_eq!(stack_at(&circle, Path::new("/t")).len(), 3);
+        // Each upon the one that comes behind it.
+        let many: Vec<_> = (1..4000).rev().map(|id| entry(id, id - 1, "/t")).collect();
+        let ids: Vec<u64> = stack_at(&many, Path::new("/t")).iter().map(|e| e.id).collect();
+        assert!(ids.iter().copied().eq(1..4000));
     }
 
     proptest! {

@@ -26,6 +26,8 @@ pub use egress::{BadNetwork, EgressConfig, Network};
 pub use error::StoreError;
 pub use limits::{Limits, LimitsConfig};
 pub use observe::{NoObserver, Observer, Outcome, RetryCause};
+#[cfg(fuzzing)]
+pub use s3::fuzz;
 
 use async_trait::async_trait;
 use bytes::Bytes;

@@ -461,10 +461,15 @@ fn duration_text(duration: Duration) -> String {
     }
 }
 
+/// Of a name that is not known, characters.
+const NAME_SHOWN: usize = 80;
+
 fn unknown(name: &str) -> ParameterError {
     let distance = |known: &&str| strsim::damerau_levenshtein(&known.to_lowercase(), &name.to_lowercase());
-    let nearest = known().min_by_key(distance).filter(|known| distance(known) <= 3);
-    ParameterError::Unknown { name: name.chars().take(80).collect(), nearest }
+    // Comparing takes memory and time by the length of both, and a name may be as long as a request.
+    let comparable = known().filter(|_| name.len() <= NAME_SHOWN);
+    let nearest = comparable.min_by_key(distance).filter(|known| distance(known) <= 3);
+    ParameterError::Unknown { name: name.chars().take(NAME_SHOWN).collect(), nearest }
 }
 
 fn id(value: &str) -> Option<u32> {
@@ -492,6 +497,9 @@ mod tests {
     fn an_unknown_parameter_names_the_nearest_known_one() {
         let error = parse(&[("source", "s3://bucket"), ("freshnes", "ttl")]).unwrap_err();
         assert_eq!(error.to_string(), "unknown parameter \"freshnes\": did you mean \"freshness\"?");
+        let long = "freshnes".repeat(1 << 20);
+        let error = parse(&[("source", "s3://bucket"), (&long, "ttl")]).unwrap_err();
+        assert!(matches!(error, ParameterError::Unknown { nearest: None, name } if name.len() == 80));
         let error = parse(&[("colour", "blue")]).unwrap_err().to_string();
         assert!(error.contains("known: source"), "{error}");
     }

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use volume::ScopeId;
 
-const MAGIC: u32 = 0x4a50_4d31;
+pub(super) const MAGIC: u32 = 0x4a50_4d31;
 const HEAD: usize = 12;
 const FIXED: usize = 8 + 8 + 32 + 4 + 4 + 4;
 /// Longer than any key of any store.
@@ -114,7 +114,7 @@ fn read_to_end(file: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn encode(record: &Record) -> Vec<u8> {
+pub(super) fn encode(record: &Record) -> Vec<u8> {
     let key = &record.key;
     let mut body = Vec::with_capacity(FIXED + key.path.len() + key.token.len() + record.crcs.len() * 4);
     body.extend_from_slice(&record.id.to_le_bytes());
@@ -134,7 +134,7 @@ fn encode(record: &Record) -> Vec<u8> {
     bytes
 }
 
-fn decode_all(mut bytes: &[u8]) -> (Vec<Record>, u64) {
+pub(super) fn decode_all(mut bytes: &[u8]) -> (Vec<Record>, u64) {
     let (mut records, mut torn, mut lost) = (Vec::new(), 0, false);
     while !bytes.is_empty() {
         match decode(bytes) {

@@ -38,6 +38,8 @@ mod engine;
 mod evict;
 mod fetch;
 mod file;
+#[cfg(fuzzing)]
+pub mod fuzz;
 mod index;
 mod journal;
 mod layout;

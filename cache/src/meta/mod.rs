@@ -7,6 +7,8 @@
 mod clock;
 mod environment;
 mod fence;
+#[cfg(fuzzing)]
+pub mod fuzz;
 pub mod idle;
 mod listing;
 mod record;

@@ -152,7 +152,11 @@ impl<'a> Record<'a> {
     }
 
     pub(super) fn attributes(&self) -> Result<Attributes, MetaError> {
-        let kind = self.kind()?;
+        let (kind, epoch) = (self.kind()?, self.u32(8));
+        // What comes after it is counted up from it.
+        if epoch > EPOCH_MAX {
+            return Err(damaged("a record"));
+        }
         let at = self.token_at();
         let (token, target) = self.0[at..].split_at(self.token_len());
         Ok(Attributes {
@@ -161,9 +165,9 @@ impl<'a> Record<'a> {
             size: self.u64(32),
             mtime_ns: self.u64(40) as i64,
             version: self.u32(4),
-            epoch: self.u32(8),
+            epoch,
             // Empty in records of a build that did not know it: then nothing is known of earlier epochs.
-            since_epoch: self.u32(20).checked_sub(1).unwrap_or(self.u32(8)),
+            since_epoch: self.u32(20).checked_sub(1).unwrap_or(epoch),
             token: std::str::from_utf8(token).map_err(|_| damaged("a token"))?.to_owned(),
             cached: (self.0[1] & FLAG_CACHED != 0).then(|| Cached {
                 generation: self.u64(HEADER),
@@ -326,6 +330,9 @@ mod tests {
             assert_eq!((record.seen_ms(), record.last()), (1 << 41, 6));
             assert_eq!([3, 4, 6, 7].map(|n| record.is_visible(n)), [false, true, true, false]);
             assert!(Record::new(&bytes[..HEADER + 3]).is_err());
+            let mut used_up = bytes.clone();
+            used_up[8..12].copy_from_slice(&(EPOCH_MAX + 1).to_le_bytes());
+            assert!(Record::new(&used_up).unwrap().attributes().is_err(), "an epoch that no inode has");
             let mut too_large = bytes.clone();
             too_large[32..40].fill(0xff);
             assert!(!Record::new(&too_large).unwrap().is_visible(5), "no file is that large");

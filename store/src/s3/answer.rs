@@ -27,15 +27,13 @@ pub(super) struct Place<'a> {
 impl Said {
     /// Stores like to repeat the key id; with some luck, so do logs.
     pub(super) fn scrub(&mut self, secrets: &[&str]) {
-        for secret in secrets {
-            for text in [&mut self.message, &mut self.code] {
+        let texts = [&mut self.message, &mut self.code];
+        for text in texts.into_iter().chain(&mut self.region).chain(&mut self.endpoint) {
+            for secret in secrets.iter().filter(|secret| !secret.is_empty()) {
                 if text.contains(secret) {
                     *text = text.replace(secret, "…");
                 }
             }
-        }
-        let texts = [&mut self.message, &mut self.code];
-        for text in texts.into_iter().chain(&mut self.region).chain(&mut self.endpoint) {
             if let Some((end, _)) = text.char_indices().nth(MESSAGE_CHARS_MAX) {
                 text.truncate(end);
             }
@@ -193,9 +191,12 @@ mod tests {
 
     #[test]
     fn key_ids_and_tokens_are_scrubbed() {
-        let mut said = parse(b"<Error><Code>X</Code><Message>key AKIA1 token T0K</Message></Error>");
+        let mut said = parse(
+            b"<Error><Code>X</Code><Message>key AKIA1 token T0K</Message><Region>AKIA1</Region><Endpoint>T0K.h</Endpoint></Error>",
+        );
         said.scrub(&["AKIA1", "T0K"]);
         assert_eq!(said.message, "key … token …");
+        assert_eq!((said.region.as_deref(), said.endpoint.as_deref()), (Some("…"), Some("….h")));
     }
 
     #[test]

@@ -12,14 +12,15 @@ pub(super) fn size(text: &str) -> Option<u64> {
     digits.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// `"abc"` → `abc`, `W/"abc"` → `W/abc`.
+/// `"abc"` → `abc`, `W/"abc"` → `W/abc`. None: no request could name it; so also a strong one that reads like a weak one.
 pub(super) fn unquoted(etag: &str) -> Option<Version> {
     let (weak, rest) = match etag.strip_prefix("W/") {
         Some(rest) => ("W/", rest),
         None => ("", etag),
     };
     let token = rest.trim_matches('"');
-    (1..=ETAG_BYTES_MAX).contains(&token.len()).then(|| Version(format!("{weak}{token}")))
+    let is_plain = !weak.is_empty() || !token.starts_with("W/");
+    (is_plain && (1..=ETAG_BYTES_MAX).contains(&token.len())).then(|| Version(format!("{weak}{token}")))
 }
 
 pub(super) fn quoted(version: &Version) -> String {
@@ -40,6 +41,8 @@ mod tests {
             assert_eq!(version.as_str(), token);
             assert_eq!(quoted(&version), etag);
         }
-        assert_eq!(unquoted("\"\""), None);
+        for none in ["\"\"", "W/\"\"", "\"W/abc\"", "\"W/\""] {
+            assert_eq!(unquoted(none), None, "{none}");
+        }
     }
 }

@@ -18,6 +18,8 @@ mod body;
 mod client;
 mod date;
 mod field;
+#[cfg(fuzzing)]
+pub mod fuzz;
 mod listing;
 
 use crate::access::{Access, Question};

@@ -1,0 +1,27 @@
+//! The mount table: a mount point, a source or a file system type is a text of whoever has mounted it.
+
+#![no_main]
+
+use fuzz::Bound;
+use libfuzzer_sys::fuzz_target;
+use mounts::{parse_mountinfo, stack_at, unescape};
+
+/// An entry takes some 200 bytes and has at least 16 (`1 1 0:0 / / r - `); the vector of them doubles.
+const BOUND: Bound = Bound { times: 64, besides: 64 << 10 };
+
+fuzz_target!(|input: &[u8]| {
+    BOUND.hold(input, || {
+        assert!(unescape(input).len() <= input.len());
+        let table = parse_mountinfo(input);
+        assert!(table.len() <= input.split(|byte| *byte == b'\n').count());
+        for entry in table.iter().take(8).chain(table.last()) {
+            let _ = entry.ours();
+            let stack = stack_at(&table, &entry.mount_point);
+            // All that lie there, each once.
+            assert_eq!(stack.len(), table.iter().filter(|e| e.mount_point == entry.mount_point).count());
+            for (lower, upper) in stack.iter().zip(stack.iter().skip(1)) {
+                assert!(!std::ptr::eq(*lower, *upper));
+            }
+        }
+    });
+});
