@@ -37,9 +37,17 @@ pub enum Failure {
     Internal(String),
 }
 
+/// gRPC sends the text percent-encoded in a header, of which clients take 16 KiB; what is longer is a broken connection to
+/// them, without a code. It may be another process's text.
+const TEXT_CHARS_MAX: usize = 1000;
+
 impl From<Failure> for Status {
     fn from(failure: Failure) -> Self {
-        let text = failure.to_string();
+        let mut text = failure.to_string();
+        if let Some((end, _)) = text.char_indices().nth(TEXT_CHARS_MAX) {
+            text.truncate(end);
+            text.push('…');
+        }
         match failure {
             Failure::Invalid(_) => Self::invalid_argument(text),
             Failure::NotFound(_) => Self::not_found(text),
@@ -145,5 +153,19 @@ impl From<Refusal> for Failure {
             RefusalKind::Conflict => Self::Conflict(text),
             RefusalKind::Internal => Self::Internal(text),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_fits_into_a_header_whatever_it_is() {
+        let long = Status::from(Failure::Invalid("\u{1b}é".repeat(10_000)));
+        assert_eq!(long.message().chars().count(), TEXT_CHARS_MAX + 1);
+        assert!(long.message().ends_with('…'));
+        let short = "x".repeat(TEXT_CHARS_MAX);
+        assert_eq!(Status::from(Failure::Denied(short.clone())).message(), short);
     }
 }

@@ -57,6 +57,15 @@ pub fn finish(roots: &[impl AsFd], landlock_disabled: bool) -> Result<Vec<String
     Ok(missing)
 }
 
+/// Once every thread of the worker runs: it gets no more of them. They would count against the agent's user, and against
+/// the group of its pod, until neither agent nor worker could start another one.
+pub fn settle() -> Result<(), String> {
+    let last = BTreeMap::from([(libc::SYS_clone, Vec::new()), (libc::SYS_seccomp, Vec::new())]);
+    let program = program(last, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32));
+    let program = program.map_err(|e| format!("seccomp: {e}"))?;
+    seccompiler::apply_filter_all_threads(&program).map_err(|e| format!("seccomp is not possible here: {e}"))
+}
+
 /// False: the kernel does not know Landlock.
 fn restrict_files(roots: &[impl AsFd]) -> Result<bool, String> {
     let text = |e: landlock::RulesetError| e.to_string();
@@ -124,7 +133,10 @@ fn filter(opens: bool) -> Result<BpfProgram, seccompiler::BackendError> {
     let commands = [libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_DUPFD_CLOEXEC, libc::F_GET_SEALS];
     let fcntl = commands.iter().map(|command| one(is(1, SeccompCmpArgLen::Dword, *command as u64)?));
     rules.insert(libc::SYS_fcntl, fcntl.collect::<Result<_, _>>()?);
-    rules.insert(libc::SYS_prctl, vec![one(is(0, SeccompCmpArgLen::Dword, libc::PR_SET_NAME as u64)?)?]);
+    // The second for [`settle`]: it is set already, and cannot be taken back.
+    let options = [libc::PR_SET_NAME, libc::PR_SET_NO_NEW_PRIVS];
+    let prctl = options.iter().map(|option| one(is(0, SeccompCmpArgLen::Dword, *option as u64)?));
+    rules.insert(libc::SYS_prctl, prctl.collect::<Result<_, _>>()?);
     // No code but the program's.
     for number in [libc::SYS_mmap, libc::SYS_mprotect] {
         rules.insert(number, vec![one(has_not(2, libc::PROT_EXEC as u64)?)?]);
@@ -177,7 +189,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getrandom,
     libc::SYS_getpid,
     libc::SYS_gettid,
-    libc::SYS_clone3, // refused by a filter of its own
+    libc::SYS_clone3,  // refused by a filter of its own
+    libc::SYS_seccomp, // for `settle`, which refuses it; a filter can only take away
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
     libc::SYS_sigaltstack,

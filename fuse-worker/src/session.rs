@@ -78,7 +78,8 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     let adapter = Adapter { fs: fs.clone(), transport: transport.clone(), offer };
     let mut config = fuser::Config::default();
     config.acl = SessionACL::All;
-    config.n_threads = Some(assign.threads.clamp(1, READERS_MAX) as usize);
+    let readers = assign.threads.clamp(1, READERS_MAX) as usize;
+    config.n_threads = Some(readers);
     let session = fuser::Session::from_fd(adapter, null, SessionACL::All, config)
         .map_err(|e| format!("fuser refuses the connection: {e}"))?;
     transport.self_test(assign.takeover)?;
@@ -121,7 +122,7 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     tell(socket, &FromWorker::Serving);
     failpoint::hit("worker.serving");
     let limit = assign.hang_limit / 2;
-    spawn("heartbeat", move || beat(&fs, &inflight, &client, &pool, &transport, limit))?;
+    spawn("heartbeat", move || beat(&fs, &inflight, &client, &pool, (&transport, readers), limit))?;
     session.run().map_err(|e| format!("the session ended: {e}"))
 }
 
@@ -194,11 +195,19 @@ fn beat(
     inflight: &Inflight,
     client: &Arc<Client>,
     pool: &Pool,
-    transport: &Transport,
+    (transport, readers): (&Transport, usize),
     limit: Duration,
 ) {
+    let mut settled = false;
     for turn in 1u64.. {
         std::thread::sleep(BEAT);
+        // All other threads were there before this one.
+        if !settled && transport.readers() >= readers {
+            settled = true;
+            if let Err(missing) = lockdown::settle() {
+                say(&format!("fuse-worker: {missing}"));
+            }
+        }
         failpoint::pass("worker.beat");
         if client.is_live(limit) && pool.is_live(limit) && !transport.is_stuck(limit) {
             inflight.beat();

@@ -72,6 +72,10 @@ fn role() {
         )
     };
     say("code of its own", code != libc::MAP_FAILED);
+    // Once its threads run.
+    fuse_worker::lockdown::settle().unwrap();
+    say("one more thread", std::thread::Builder::new().spawn(|| ()).is_ok());
+    say("one more filter", fuse_worker::lockdown::settle().is_ok());
     // Last, for it ends here: abort must work, or a worker that has lost its head limps along.
     println!("ABORTS");
     std::process::abort();

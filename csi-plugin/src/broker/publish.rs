@@ -26,6 +26,8 @@ const INIT_LIMIT: Duration = budget::KERNEL_INIT.time;
 const START_LIMIT: Duration = budget::START.time;
 /// The agent answers a publish within its own source wait; this is for the way there and back.
 const GRACE: Duration = Duration::from_secs(2);
+/// An agent asks for a few MiB. The kernel reads ahead into memory of the node whatever it is told.
+const READ_AHEAD_KB_MAX: u32 = 64 << 10;
 /// A republish answers within 2 s, whatever the source does with a new key. The agent goes on trying.
 const ROTATE_LIMIT: Duration = Duration::from_secs(1);
 const REQUEST_TIMEOUT: &str = "the kernel ends a connection in which a request takes longer than fs.fuse.max_request_timeout (or default_request_timeout): healTimeout and storeTimeout are cut to less than half of it; set both to 0";
@@ -175,7 +177,7 @@ impl Publisher {
         failpoint::hit("broker.volume-prepared");
         kernel.write_init_reply(device.as_fd(), &init_reply)?;
         // The kernel sets its own readahead while it takes the INIT reply: ours comes after.
-        if let Err(error) = kernel.set_read_ahead_kb(mount.connection, read_ahead_kb) {
+        if let Err(error) = kernel.set_read_ahead_kb(mount.connection, read_ahead_kb.min(READ_AHEAD_KB_MAX)) {
             tracing::warn!(mount = %mount.id, %error, "readahead stays at the kernel's default");
         }
         failpoint::hit("broker.init-answered");

@@ -17,6 +17,9 @@ const HELLO_LIMIT: Duration = Duration::from_secs(5);
 const SEND_LIMIT: Duration = Duration::from_secs(2);
 /// Questions about cache files that may wait for a disk; more make the agent wait.
 const SLOW_QUEUE: usize = 1024;
+/// Questions with a thread of their own. An agent asks of each mount once in a while; one that asks more, or takes no
+/// answers, shall not have as many threads of ours as it likes.
+const APART_MAX: usize = 32;
 
 /// One life of one agent process: a process id alone may be used again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -310,6 +313,7 @@ type Question = (u64, BrokerRequest, Vec<OwnedFd>);
 
 fn receive(link: &Arc<AgentLink>, handler: &Arc<dyn Handler>, slow: &SyncSender<Question>) {
     let mut buffer = vec![0; MAX_MESSAGE];
+    let places = Arc::new(()); // each thread holds a clone
     loop {
         link.busy.store(false, Ordering::Relaxed);
         let received = link::broker::recv::<FromAgent>(&link.packet, &mut buffer);
@@ -353,9 +357,16 @@ fn receive(link: &Arc<AgentLink>, handler: &Arc<dyn Handler>, slow: &SyncSender<
                         return;
                     }
                 }
+                Pace::Apart if Arc::strong_count(&places) > APART_MAX => {
+                    let why = "too many questions are being answered";
+                    link.reply(id, Err(Refusal::new(RefusalKind::Unavailable, why)));
+                }
                 Pace::Apart => {
-                    let (to, handler) = (link.clone(), handler.clone());
-                    let answer = move || to.reply(id, handler.answer(&to.identity, body, fds));
+                    let (to, handler, place) = (link.clone(), handler.clone(), places.clone());
+                    let answer = move || {
+                        to.reply(id, handler.answer(&to.identity, body, fds));
+                        drop(place);
+                    };
                     if let Err(error) = std::thread::Builder::new().name("agent-apart".into()).spawn(answer) {
                         link.reply(id, Err(Refusal::new(RefusalKind::Unavailable, error.to_string())));
                     }

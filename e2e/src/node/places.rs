@@ -18,6 +18,8 @@ const PROGRAMS: &[&str] = &[
     "shape-proxy",
     "fault-fs",
     "oracle",
+    "hostile-agent",
+    "hostile-worker",
 ];
 
 /// Which build of the agent.

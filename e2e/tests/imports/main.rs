@@ -26,6 +26,7 @@ const CRATES: &[(&str, &[&str])] = &[
         "millpond-fuse-worker",
         &["cache", "failpoint", "fuse-abi", "inflight", "link", "startup", "version", "volume"],
     ),
+    ("millpond-hostile", &["cache", "fuse-abi", "fuse-worker", "inflight", "link", "version"]),
     ("millpond-inflight", &["fuse-abi", "version"]),
     ("millpond-link", &["version", "volume"]),
     ("millpond-mounts", &["fuse-abi"]),

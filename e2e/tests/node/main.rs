@@ -12,6 +12,7 @@ mod faults;
 mod handovers;
 mod hangs;
 mod holders;
+mod hostile;
 mod laptop;
 mod logs;
 mod memory;

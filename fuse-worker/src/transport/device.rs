@@ -113,6 +113,11 @@ impl Transport {
         busy.into_iter().any(|since| now.saturating_sub(since) > limit)
     }
 
+    /// How many threads have begun to read requests.
+    pub(crate) fn readers(&self) -> usize {
+        self.seats.load(Relaxed)
+    }
+
     fn stamp(&self) -> u64 {
         self.started.elapsed().as_millis() as u64 + 1
     }

@@ -1,6 +1,7 @@
 //! A worker is introduced to a connection; and, for an agent that may take over, tried on one that another agent serves.
 
 use super::spawn::{Spawner, Worker};
+use super::worker_log::words;
 use inflight::Inflight;
 use link::budget;
 use link::worker::{Assign, FromWorker, Mode, ToWorker, recv};
@@ -32,8 +33,8 @@ pub(super) fn introduce(
     let mut buffer = vec![0; MAX_MESSAGE];
     match recv::<FromWorker>(&worker.socket, &mut buffer).map_err(text)?.0 {
         FromWorker::Answered { init_reply, mode } => Ok((init_reply, mode)),
-        FromWorker::Failed { why } => Err(why),
-        other => Err(format!("expected Answered, got {other:?}")),
+        FromWorker::Failed { why } => Err(words(&why)),
+        other => Err(words(&format!("expected Answered, got {other:?}"))),
     }
 }
 

@@ -137,8 +137,10 @@ impl Worker {
         match recv::<FromWorker>(&self.socket, &mut buffer) {
             Ok((FromWorker::Ready { protocol: version::WORKER }, _)) => Ok(()),
             Ok((FromWorker::Ready { protocol }, _)) => Err(io::Error::other(of_another_build(protocol))),
-            Ok((FromWorker::Failed { why }, _)) => Err(io::Error::other(why)),
-            Ok((other, _)) => Err(io::Error::other(format!("expected Ready, got {other:?}"))),
+            Ok((FromWorker::Failed { why }, _)) => Err(io::Error::other(worker_log::words(&why))),
+            Ok((other, _)) => {
+                Err(io::Error::other(worker_log::words(&format!("expected Ready, got {other:?}"))))
+            }
             // Of a time when a worker did not say it.
             Err(PacketError::Malformed(_)) => Err(io::Error::other(of_another_build(0))),
             Err(e) => Err(io::Error::other(e)),

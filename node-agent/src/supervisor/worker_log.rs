@@ -70,6 +70,13 @@ impl Lines {
     }
 }
 
+/// Why a worker fails, in its own words: they go into the log, to the broker and into an Event, whatever they are.
+pub(super) fn words(why: &str) -> String {
+    let whole = why.len() <= LINE_BYTES_MAX;
+    let end = (0..=why.len().min(LINE_BYTES_MAX)).rev().find(|end| why.is_char_boundary(*end));
+    readable(&why.as_bytes()[..end.unwrap_or(0)], !whole)
+}
+
 /// Nothing in it controls a terminal or looks like the end of the line.
 fn readable(line: &[u8], cut: bool) -> String {
     let text = String::from_utf8_lossy(line);
@@ -97,6 +104,13 @@ mod tests {
     fn lines_are_put_together_and_what_controls_a_terminal_is_taken_out() {
         let said: [&[u8]; 3] = [b"first\nsec", b"ond\n\n", b"\x1b[31mred\rlast \xff"];
         assert_eq!(logged(&said), ["first", "second", " [31mred last \u{fffd}"]);
+    }
+
+    #[test]
+    fn a_worker_that_fails_at_length_says_little_and_controls_nothing() {
+        assert_eq!(words("no \u{1b}[2Jdevice"), "no  [2Jdevice");
+        let long = words(&"é\u{1}".repeat(30_000));
+        assert!(long.len() < LINE_BYTES_MAX + 8 && long.ends_with('…') && !long.contains('\u{1}'));
     }
 
     #[test]

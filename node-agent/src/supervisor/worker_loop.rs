@@ -7,6 +7,7 @@ use crate::privileged;
 use crate::supervisor::machine::{Action, Ended, Event, Limits, Machine, State, TICK};
 use crate::supervisor::oom;
 use crate::supervisor::spawn::Worker;
+use crate::supervisor::worker_log::words;
 use inflight::{Blame, Collected};
 use link::broker::{BrokerAnswer, BrokerRequest, Report};
 use link::budget;
@@ -290,7 +291,7 @@ impl Supervisor<'_> {
         let Some(worker) = &self.worker else { return Event::Closed };
         match recv::<FromWorker>(&worker.socket, &mut self.buffer) {
             Ok((FromWorker::Serving, _)) => return Event::Serves,
-            Ok((FromWorker::Failed { why }, _)) => return Event::Failed { why },
+            Ok((FromWorker::Failed { why }, _)) => return Event::Failed { why: words(&why) },
             Ok((message, _)) => self.context.answer.handle(&self.mount, &worker.socket, message),
             Err(PacketError::TimedOut) => {}
             Err(PacketError::Closed) if self.mount.stopping() => return Event::Stop,

@@ -14,13 +14,13 @@ use super::messages::{Adoption, adoption};
 use super::mounts_table::{self, Mount};
 use super::socket::{Admission, AgentIdentity, AgentLink, AskError};
 use crate::config::NodeConfig;
-use link::RefusalKind;
 use link::broker::{AgentAnswer, AgentEnd, AgentRequest};
 use link::budget;
+use link::{Refusal, RefusalKind};
 use machine::{Action, Answer, Event, Machine};
 use mounts::{Connection, MountEntry, Ours};
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -63,6 +63,14 @@ struct Running<'h> {
     taken: usize,
 }
 
+/// An agent that answers with something else has not understood what it is asked, or is not ours any more.
+fn consent(answered: Result<(AgentAnswer, Vec<OwnedFd>), AskError>) -> Result<(), AskError> {
+    match answered?.0 {
+        AgentAnswer::Done => Ok(()),
+        _ => Err(AskError::Refused(Refusal::new(RefusalKind::Internal, "it answered with something else"))),
+    }
+}
+
 impl Handoff {
     /// All of it; blocks until it is decided. `successor` has just connected.
     pub(super) fn run(&self, successor: &Arc<AgentLink>) {
@@ -101,7 +109,8 @@ impl Handoff {
                 Some(Adoption { mut adopt, device, inflight }) => {
                     adopt.publish.secrets.clear(); // nothing is asked of the store yet
                     let prepare = AgentRequest::Prepare(Box::new(adopt));
-                    successor.ask(prepare, &[device.as_fd(), inflight.as_fd()], PREPARE_LIMIT).map(drop)
+                    let fds = [device.as_fd(), inflight.as_fd()];
+                    consent(successor.ask(prepare, &fds, PREPARE_LIMIT))
                 }
                 None => Ok(()), // it ended meanwhile
             };
@@ -195,7 +204,7 @@ impl Running<'_> {
                 return Some(Event::Promoted(handoff.agents.slots.promote(successor, self.old.as_ref())));
             }
             Action::Succeed => {
-                let succeeded = successor.ask(AgentRequest::Succeed, &[], SUCCEED_LIMIT).map(drop);
+                let succeeded = consent(successor.ask(AgentRequest::Succeed, &[], SUCCEED_LIMIT));
                 let failed = |e| format!("the new agent does not take over: {e}");
                 return Some(Event::Succeeded(succeeded.map_err(failed)));
             }
@@ -243,8 +252,8 @@ impl Running<'_> {
 
     fn drain(&self) -> Answer {
         let Some(old) = &self.old else { return Answer::Gone };
-        match old.ask(AgentRequest::Drain, &[], DRAIN_LIMIT) {
-            Ok(_) => Answer::Drained,
+        match consent(old.ask(AgentRequest::Drain, &[], DRAIN_LIMIT)) {
+            Ok(()) => Answer::Drained,
             Err(AskError::Refused(refusal)) if refusal.kind == RefusalKind::Unavailable => {
                 Answer::Refused { now: true, why: refusal.message }
             }
