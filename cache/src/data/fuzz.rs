@@ -15,6 +15,10 @@ pub fn sidecar(bytes: &[u8]) {
         (count, last) = (count + 1, Some(block));
     }
     assert_eq!(count, header.present_blocks);
+    // A table may be a share of what is cached: of large blocks that is far more than this sidecar.
+    if header.block_bytes > 4096 {
+        return;
+    }
     let image = Image {
         id: header.id,
         key: Arc::new(header.key.clone()),
