@@ -1,7 +1,7 @@
 //! System calls that an attacker in a worker makes, after the worker's own lock-down.
 
+use crate::knowledge::Knowledge;
 use crate::report::{Report, errno_name};
-use crate::worker::Knowledge;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;

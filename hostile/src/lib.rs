@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod calls;
+pub mod knowledge;
 pub mod messages;
 pub mod report;
 pub mod server;
