@@ -122,7 +122,8 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     tell(socket, &FromWorker::Serving);
     failpoint::hit("worker.serving");
     let limit = assign.hang_limit / 2;
-    spawn("heartbeat", move || beat(&fs, &inflight, &client, &pool, (&transport, readers), limit))?;
+    let heartbeat = Heartbeat { fs, inflight, client, pool, transport, readers, limit };
+    spawn("heartbeat", move || heartbeat.run())?;
     session.run().map_err(|e| format!("the session ended: {e}"))
 }
 
@@ -188,38 +189,49 @@ fn settle_reply(
     }
 }
 
-/// Shows that every thread lives that serves requests, and tells what they did. Never returns. A thread that has been
-/// at one thing for longer than `limit` is stuck: none of them waits for the store.
-fn beat(
-    fs: &Arc<Fs>,
-    inflight: &Inflight,
-    client: &Arc<Client>,
-    pool: &Pool,
-    (transport, readers): (&Transport, usize),
+/// Shows that every thread lives that serves requests, and tells what they did.
+struct Heartbeat {
+    fs: Arc<Fs>,
+    inflight: Arc<Inflight>,
+    client: Arc<Client>,
+    pool: Arc<Pool>,
+    transport: Arc<Transport>,
+    /// How many threads read requests once all do.
+    readers: usize,
+    /// A thread that has been at one thing for longer is stuck: none of them waits for the store.
     limit: Duration,
-) {
-    let mut settled = false;
-    for turn in 1u64.. {
-        std::thread::sleep(BEAT);
-        // All other threads were there before this one.
-        if !settled && transport.readers() >= readers {
-            settled = true;
-            if let Err(missing) = lockdown::settle() {
-                say(&format!("fuse-worker: {missing}"));
+}
+
+impl Heartbeat {
+    /// Never returns. All other threads but the readers were there before.
+    fn run(&self) {
+        let mut settled = false;
+        for turn in 1u64.. {
+            std::thread::sleep(BEAT);
+            if !settled && self.transport.readers() >= self.readers {
+                settled = true;
+                if let Err(missing) = lockdown::settle() {
+                    say(&format!("fuse-worker: {missing}"));
+                }
             }
+            failpoint::pass("worker.beat");
+            self.beat(turn);
         }
-        failpoint::pass("worker.beat");
-        if client.is_live(limit) && pool.is_live(limit) && !transport.is_stuck(limit) {
-            inflight.beat();
+    }
+
+    fn beat(&self, turn: u64) {
+        let limit = self.limit;
+        if self.client.is_live(limit) && self.pool.is_live(limit) && !self.transport.is_stuck(limit) {
+            self.inflight.beat();
         }
         if turn.is_multiple_of(BEATS_PER_TOUCHED) {
-            fs.report_touched();
+            self.fs.report_touched();
         }
         if turn.is_multiple_of(BEATS_PER_COUNTED) {
-            if let Some(counts) = fs.counters().take(inflight) {
-                client.tell(FromWorker::Counted(counts));
+            if let Some(counts) = self.fs.counters().take(&self.inflight) {
+                self.client.tell(FromWorker::Counted(counts));
             }
-            fs.trim();
+            self.fs.trim();
         }
     }
 }

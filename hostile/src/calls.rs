@@ -74,7 +74,8 @@ const NAMED: &[(&str, i64)] = &[
     ("reboot", libc::SYS_reboot),
 ];
 
-/// What a worker lives by, whatever the arguments. (Others are let in with certain arguments: see [`processes`].)
+/// What a worker lives by, whatever the arguments: the filter is not asked, so that what it lets in besides is a finding.
+/// (Others are let in with certain arguments: see [`processes`].)
 const LIVED_BY: &[i64] = &[
     libc::SYS_read,
     libc::SYS_write,

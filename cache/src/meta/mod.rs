@@ -27,6 +27,7 @@ pub use room::Room;
 pub use store::Store;
 pub use types::{
     Attributes, Cached, EPOCH_MAX, FIRST_INO, INO_LIMIT, Incoming, InodeNumbers, Kind, ListingState, Lookup,
-    MetaError, NAME_MAX, Opened, Options, ROOT, Stats,
+    MetaError, Opened, Options, ROOT, Stats,
 };
 pub use view::View;
+pub use write::is_name;

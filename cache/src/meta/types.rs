@@ -7,7 +7,7 @@ pub const FIRST_INO: u64 = 16;
 /// Inode numbers stay below this, so that a node id has 24 bits left (see [`Attributes::epoch`]).
 pub const INO_LIMIT: u64 = 1 << 40;
 /// Longest name of one path segment, bytes.
-pub const NAME_MAX: usize = 255;
+pub(crate) const NAME_MAX: usize = 255;
 /// The largest value of [`Attributes::epoch`]; it is even, and an inode that has used it up stays there.
 pub const EPOCH_MAX: u32 = (1 << 24) - 2;
 

@@ -44,7 +44,7 @@ pub(super) enum Listed {
 }
 
 /// Can a directory show this name?
-pub(super) fn is_name(name: &[u8]) -> bool {
+pub fn is_name(name: &[u8]) -> bool {
     !name.is_empty()
         && name.len() <= NAME_MAX
         && name != b"."
@@ -480,4 +480,18 @@ fn finer_mtime(known: i64, reported: i64) -> i64 {
 /// Is `coarse` the time `fine` without its fraction?
 fn is_refined(coarse: i64, fine: i64) -> bool {
     coarse.rem_euclid(SECOND_NS) == 0 && coarse.div_euclid(SECOND_NS) == fine.div_euclid(SECOND_NS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_no_kernel_looks_up_are_none() {
+        let long = [b'x'; NAME_MAX + 1];
+        for name in [&b""[..], b".", b"..", b"a/b", b"../set/x", b"a\0b", &long] {
+            assert!(!is_name(name), "{name:?}");
+        }
+        assert!([&b"a"[..], b"...", b"\xff", &long[1..]].iter().all(|name| is_name(name)));
+    }
 }

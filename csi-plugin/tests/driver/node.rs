@@ -61,6 +61,23 @@ async fn publish_and_unpublish_can_be_repeated_and_leave_nothing() {
     let _ = driver.stop().await;
 }
 
+/// The kernel reads ahead into memory of the node, whatever an agent names.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_agent_has_more_read_ahead_than_64_mib() {
+    let driver = Driver::start().await;
+    let agent = driver.agent();
+    agent.behave(|request, fds| {
+        let mut answer = obliging(request, fds);
+        if let Some(Ok((AgentAnswer::Prepared { read_ahead_kb, .. }, _))) = &mut answer {
+            *read_ahead_kb = u32::MAX;
+        }
+        answer
+    });
+    driver.node().node_publish_volume(driver.publish("v", "a")).await.unwrap();
+    assert_eq!(driver.kernel.state().read_ahead_kb.values().copied().collect::<Vec<_>>(), [64 << 10]);
+    let _ = driver.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_agent_the_message_names_the_node() {
     let driver = Driver::start().await;

@@ -8,7 +8,7 @@ use link::broker::{
 };
 use link::worker::Mode;
 use link::{Refusal, RefusalKind};
-use mounts::FUSE_TYPE;
+use mounts::{FUSE_TYPE, Fake};
 use proto::csi::v1::NodePublishVolumeRequest;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -219,17 +219,23 @@ async fn an_agent_that_shows_what_was_unpublished_is_told_to_let_go() {
     let _ = driver.stop().await;
 }
 
-/// The next broker counts its requests, ends it through its control, and cuts its waits, as the one that mounted it.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_mount_that_an_agent_shows_is_as_one_that_this_broker_mounted() {
-    let driver = Driver::start().await;
-    driver.kernel.state().sysctl.insert("max_request_timeout", "1\n".into());
+/// A broker has published, and it and its agent are gone: what they leave, what the agent was given, and the device.
+async fn left_behind(driver: Driver) -> (Arc<tempfile::TempDir>, Arc<Fake>, serde_json::Value, OwnedFd) {
     let agent = driver.agent();
     let receive = published(&agent);
     driver.node().node_publish_volume(patient(&driver)).await.unwrap();
     let (publish, device) = receive.recv_timeout(LIMIT).unwrap();
     drop(agent);
     let (dir, kernel) = driver.stop().await;
+    (dir, kernel, publish, device)
+}
+
+/// The next broker counts its requests, ends it through its control, and cuts its waits, as the one that mounted it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_that_an_agent_shows_is_as_one_that_this_broker_mounted() {
+    let driver = Driver::start().await;
+    driver.kernel.state().sysctl.insert("max_request_timeout", "1\n".into());
+    let (dir, kernel, publish, device) = left_behind(driver).await;
     let driver = Driver::start_over(dir, kernel).await;
     let agent = driver.agent();
     show(&agent, &publish, &device).unwrap();
@@ -247,15 +253,8 @@ async fn a_mount_that_an_agent_shows_is_as_one_that_this_broker_mounted() {
 /// Whatever comes first: afterwards the broker has nothing, and the agent has the order.
 #[tokio::test(flavor = "multi_thread")]
 async fn unpublish_and_the_showing_of_a_mount_come_in_any_order() {
-    let driver = Driver::start().await;
-    let agent = driver.agent();
-    let receive = published(&agent);
-    driver.node().node_publish_volume(patient(&driver)).await.unwrap();
-    let (publish, device) = receive.recv_timeout(LIMIT).unwrap();
-    drop(agent);
-    let (dir, kernel) = driver.stop().await;
+    let (mut dir, mut kernel, publish, device) = left_behind(Driver::start().await).await;
     let left = kernel.state().table.clone();
-    let (mut dir, mut kernel) = (dir, kernel);
     for round in 0..20 {
         {
             let mut state = kernel.state();

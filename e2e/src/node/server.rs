@@ -68,6 +68,7 @@ impl Server {
     /// A bucket of `objects` objects whose names and bytes are computed: `{n}` in `pattern` is the number.
     pub fn synthetic(places: &Places, objects: u64, object_bytes: u64, pattern: &str) -> Result<Self> {
         let ready = places.root().join("run/synthetic.address");
+        let _ = std::fs::remove_file(&ready); // of one before
         let mut command = Command::new(places.bin("s3-server"));
         command.arg("--synthetic").args([objects, object_bytes].map(|n| n.to_string()));
         command.args(["--pattern", pattern, "--bucket", BUCKET, "--ready-file"]).arg(&ready);

@@ -2,20 +2,18 @@
 //! beginning.
 
 use super::resources::slope;
-use crate::node::{Node, Server, Volume};
+use super::sources::{Source, Sources};
+use crate::node::Node;
 use crate::oracle::Stalls;
 use crate::processes::{self, Memory};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use std::fmt;
-use std::fs;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use testkit::content;
 
-const FILE_BYTES: u64 = 20_000;
 /// Sources; a pod's is used by others before and after it.
-const VOLUMES: usize = 200;
+const SOURCES: usize = 200;
 /// Between publish and unpublish.
 const POD_LIVES: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -87,15 +85,7 @@ struct Done {
 /// One pod after the other, each by a thread of its own, for so long. Fails with the first call that does.
 pub fn run(node: &mut Node, per_minute: u32, time: Duration) -> Result<BurstReport> {
     ensure!(per_minute > 0 && time > POD_LIVES, "a rate, and longer than {POD_LIVES:?}");
-    let server = Server::synthetic(node.places(), VOLUMES as u64, FILE_BYTES, "p{n}/file")?;
-    let width = (VOLUMES - 1).to_string().len();
-    let mut volumes = Vec::new();
-    for n in 0..VOLUMES {
-        let (prefix, endpoint) = (format!("p{n:0width$}"), server.endpoint());
-        let profile = if n.is_multiple_of(2) { "large" } else { "small" };
-        let more = [("profile", profile), ("endpoint", endpoint.as_str())];
-        volumes.push((node.create(&prefix, &prefix, &more)?, format!("{prefix}/file")));
-    }
+    let sources = Sources::create(node, SOURCES)?;
     let done = Mutex::new(Done::default());
     let every = Duration::from_secs(60) / per_minute;
     let (mut looks, mut late) = (Vec::new(), Duration::ZERO);
@@ -111,10 +101,10 @@ pub fn run(node: &mut Node, per_minute: u32, time: Duration) -> Result<BurstRepo
                 }
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
                 late = late.max(Instant::now() - due);
-                let (volume, object) = &volumes[n as usize % VOLUMES];
+                let source = &sources.all[n as usize % SOURCES];
                 let pod = std::thread::Builder::new().stack_size(STACK_BYTES);
                 pod.spawn_scoped(threads, move || {
-                    let result = live(node, volume, object, n);
+                    let result = live(node, source, n);
                     let mut done = lock(done);
                     match result {
                         Ok((published, unpublished)) => {
@@ -137,9 +127,7 @@ pub fn run(node: &mut Node, per_minute: u32, time: Duration) -> Result<BurstRepo
     if let Some(error) = done.failed {
         return Err(error);
     }
-    for (volume, _) in &volumes {
-        node.delete(volume)?;
-    }
+    sources.delete(node)?;
     let looks = looks.get(WARM_UP..).filter(|looks| looks.len() > 1).context("too short for a look")?;
     let an_hour = Duration::from_secs(3600).as_secs_f64() / LOOK_EVERY.as_secs_f64();
     let growth = |of: fn(&Look) -> u64| slope(&looks.iter().map(of).collect::<Vec<_>>()) * an_hour;
@@ -170,14 +158,13 @@ fn look(node: &Node) -> Look {
 }
 
 /// Published, read, kept for a while, unpublished; how long the first and the last took.
-fn live(node: &Node, volume: &Volume, object: &str, n: u32) -> Result<(Duration, Duration)> {
+fn live(node: &Node, source: &Source, n: u32) -> Result<(Duration, Duration)> {
+    let volume = &source.volume;
     let target = node.target(volume, &format!("pod-{n}"))?;
     let begun = Instant::now();
     node.plugin().publish(node.publish_request(volume, &target))?;
     let published = begun.elapsed();
-    let bytes = fs::read(target.join("file"))?;
-    let wrong = content::first_wrong_byte(content::id(object), 0, &bytes);
-    ensure!(bytes.len() as u64 == FILE_BYTES && wrong.is_none(), "{} bytes, wrong at {wrong:?}", bytes.len());
+    source.verify(&target)?;
     std::thread::sleep(POD_LIVES);
     let begun = Instant::now();
     node.plugin().unpublish(&volume.id, &target)?;

@@ -16,4 +16,5 @@ pub mod renewals;
 pub mod resources;
 pub mod scale;
 pub mod scopes;
+mod sources;
 pub mod torture;

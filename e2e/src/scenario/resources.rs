@@ -6,6 +6,9 @@ use crate::node::Node;
 use crate::{mountinfo, processes};
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,18 +64,36 @@ pub fn slope(series: &[u64]) -> f64 {
 
 /// The slope that several series have in common, each at a level of its own: a process that is started anew begins one.
 pub fn slope_within(lives: &[&[u64]]) -> f64 {
+    let against_index = |life: &&[u64]| life.iter().enumerate().map(|(x, &y)| (x as f64, y as f64)).collect();
+    slope_of(&lives.iter().map(against_index).collect::<Vec<_>>())
+}
+
+/// The same of points (x, y).
+pub fn slope_of(lives: &[Vec<(f64, f64)>]) -> f64 {
     let (mut xy, mut xx) = (0.0, 0.0);
-    for series in lives {
-        let n = series.len() as f64;
-        let mean_x = (n - 1.0) / 2.0;
-        let mean_y = series.iter().map(|&y| y as f64).sum::<f64>() / n;
-        for (x, &y) in series.iter().enumerate() {
-            let dx = x as f64 - mean_x;
-            xy += dx * (y as f64 - mean_y);
-            xx += dx * dx;
+    for points in lives {
+        let n = points.len() as f64;
+        let (mean_x, mean_y) = points.iter().fold((0.0, 0.0), |(x, y), (px, py)| (x + px / n, y + py / n));
+        for (x, y) in points {
+            xy += (x - mean_x) * (y - mean_y);
+            xx += (x - mean_x) * (x - mean_x);
         }
     }
     if xx == 0.0 { 0.0 } else { xy / xx }
+}
+
+/// Bytes of the disk, all files below together. What goes meanwhile takes none.
+pub fn disk_bytes(dir: &Path) -> u64 {
+    let mut bytes = 0;
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if let Ok(about) = entry.metadata() {
+            bytes += about.blocks() * 512;
+            if about.is_dir() {
+                bytes += disk_bytes(&entry.path());
+            }
+        }
+    }
+    bytes
 }
 
 #[cfg(test)]
@@ -85,5 +106,7 @@ mod tests {
         assert_eq!(slope(&[1, 3, 5, 7]), 2.0);
         assert_eq!((slope(&[1]), slope(&[])), (0.0, 0.0));
         assert_eq!(slope_within(&[&[10, 12, 14], &[], &[1, 3]]), 2.0);
+        let life = |level: f64| (0..10).map(|k| (f64::from(k) * 36.0, level + f64::from(k))).collect();
+        assert!((3600.0 * slope_of(&[life(5.0), life(500.0)]) - 100.0).abs() < 1e-9);
     }
 }

@@ -1,6 +1,7 @@
 //! Very many volumes on one node: published at once, read, handed over to another agent, unpublished at once.
 
 use super::memory;
+use super::sources::{Source, Sources};
 use crate::clock::monotonic_ns;
 use crate::node::{Mounted, Node, Server, Volume};
 use crate::oracle::Stalls;
@@ -9,14 +10,13 @@ use crate::{mountinfo, random};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use testkit::content;
 
-const FILE_BYTES: u64 = 20_000;
 /// Publishes and unpublishes, one at a time, beside those that are there.
 const SINGLES: usize = 50;
 /// As kubelet does what could not be done: for so long, and after such a pause.
@@ -119,33 +119,23 @@ impl ScaleReport {
 /// Each of `counts`, one after the other; every volume has a source of its own.
 pub fn run(node: &mut Node, counts: &[usize]) -> Result<ScaleReport> {
     let most = counts.iter().copied().max().unwrap_or_default() + SINGLES;
-    let server = Server::synthetic(node.places(), most as u64, FILE_BYTES, "p{n}/file")?;
-    let width = (most - 1).to_string().len();
-    let mut volumes = Vec::new();
-    for n in 0..most {
-        let (prefix, endpoint) = (format!("p{n:0width$}"), server.endpoint());
-        let profile = if n.is_multiple_of(2) { "large" } else { "small" };
-        let more = [("profile", profile), ("endpoint", endpoint.as_str())];
-        volumes.push((node.create(&prefix, &prefix, &more)?, format!("{prefix}/file")));
-    }
+    let sources = Sources::create(node, most)?;
     let mut report = ScaleReport::default();
     for &count in counts {
-        let (many, rest) = volumes.split_at(count);
+        let (many, rest) = sources.all.split_at(count);
         let step = step(node, many, &rest[..SINGLES]).with_context(|| format!("{count} volumes"))?;
         report.steps.push(step);
         eprintln!("{report}");
     }
-    for (volume, _) in &volumes {
-        node.delete(volume)?;
-    }
+    sources.delete(node)?;
     Ok(report)
 }
 
-fn step(node: &mut Node, volumes: &[(Volume, String)], others: &[(Volume, String)]) -> Result<Step> {
-    let count = volumes.len();
+fn step(node: &mut Node, sources: &[Source], others: &[Source]) -> Result<Step> {
+    let count = sources.len();
     let begun = Instant::now();
     let orders: Vec<(&Volume, String)> =
-        volumes.iter().map(|(volume, _)| (volume, format!("pod-{}", volume.id))).collect();
+        sources.iter().map(|source| (&source.volume, format!("pod-{}", source.volume.id))).collect();
     let done = node.publish_all(&orders, PUBLISHED_WITHIN, PAUSE)?;
     let all_published_s = begun.elapsed().as_secs_f64();
     let repeated = done.iter().map(|published| published.tries - 1).sum();
@@ -153,15 +143,11 @@ fn step(node: &mut Node, volumes: &[(Volume, String)], others: &[(Volume, String
     let published = Stalls::of(done.iter().map(|published| published.took.as_nanos() as u64).collect());
 
     let begun = Instant::now();
-    for (mounted, (_, object)) in mounted.iter().zip(volumes) {
-        let bytes = fs::read(mounted.target.join("file"))?;
-        let wrong = content::first_wrong_byte(content::id(object), 0, &bytes);
-        ensure!(bytes.len() as u64 == FILE_BYTES && wrong.is_none(), "{object}: wrong at {wrong:?}");
-    }
+    mounted.iter().zip(sources).try_for_each(|(mounted, source)| source.verify(&mounted.target))?;
     let read_s = begun.elapsed().as_secs_f64();
 
     let (mut in_ns, mut out_ns) = (Vec::new(), Vec::new());
-    for (volume, _) in others {
+    for Source { volume, .. } in others {
         let begun = Instant::now();
         let one = node.publish(volume, &format!("pod-{}", volume.id))?;
         in_ns.push(begun.elapsed().as_nanos() as u64);

@@ -1,13 +1,12 @@
 //! Sources that are used once and left, one after the other: the node is afterwards what it was before.
 
-use super::resources::slope;
+use super::resources::{disk_bytes, slope};
 use crate::clock::wait_until;
 use crate::node::{AgentOptions, Node, Server};
 use crate::processes::{self, Memory};
 use anyhow::{Context, Result, ensure};
 use std::fmt;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use testkit::content;
@@ -166,25 +165,11 @@ fn held(node: &Node) -> Result<Held> {
     ensure!(given_back, "{kept} sources have names (at most {KEPT}), {left} a directory and no files");
     let [agent, plugin] = [node.agent().pid(), node.plugin().pid()];
     Ok(Held {
-        names: taken(&names)?,
-        cached: taken(&cache)?,
+        names: disk_bytes(&names),
+        cached: disk_bytes(&cache),
         descriptors: processes::descriptors(agent),
         plugin_descriptors: processes::descriptors(plugin),
         agent: Memory::of(agent).anonymous,
         plugin: Memory::of(plugin).anonymous,
     })
-}
-
-/// Bytes of the disk, all files below together. What goes meanwhile takes none.
-fn taken(dir: &Path) -> Result<u64> {
-    let mut bytes = 0;
-    for entry in fs::read_dir(dir)?.flatten() {
-        if let Ok(about) = entry.metadata() {
-            bytes += about.blocks() * 512;
-            if about.is_dir() {
-                bytes += taken(&entry.path()).unwrap_or(0);
-            }
-        }
-    }
-    Ok(bytes)
 }

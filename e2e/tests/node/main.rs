@@ -25,6 +25,7 @@ mod promises;
 mod reading;
 mod renewals;
 mod sanity;
+mod scale;
 mod scopes;
 mod settings;
 mod stale;

@@ -60,10 +60,7 @@ mod tests {
         assert!(Owner::take_within(dir.path(), Duration::from_millis(3)).await.unwrap().is_none());
         // It lets go while it is waited for.
         let waiting = Owner::take_within(dir.path(), Duration::from_secs(20));
-        let letting_go = async {
-            tokio::time::sleep(2 * LOOK_EVERY).await; // it may look once too early
-            drop(first);
-        };
+        let letting_go = async { drop(first) }; // after the first look, which is made at once
         let (taken, ()) = tokio::join!(waiting, letting_go);
         drop(taken.unwrap().unwrap());
         assert!(Owner::try_take(dir.path()).unwrap().is_some());

@@ -1,4 +1,4 @@
-//! A broker whose threads were never started, over a pretended kernel: its parts do one thing at a time, when a test
+//! A node whose broker has no threads, over a pretended kernel: its parts do one thing at a time, when a test
 //! calls them. Agents are links whose other end answers what the test says.
 
 mod ends;
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
-pub(super) struct Still {
+pub(super) struct Node {
     pub(super) broker: Broker,
     pub(super) kernel: Arc<Fake>,
     dir: tempfile::TempDir,
@@ -41,7 +41,7 @@ pub(super) fn volume(id: &str) -> VolumeSpec {
     }
 }
 
-impl Still {
+impl Node {
     pub(super) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();

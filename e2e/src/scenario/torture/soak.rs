@@ -4,6 +4,7 @@
 //! [`SoakPlan::rest`], workers as they are struck.
 
 use super::super::memory::groups;
+use super::super::resources::{disk_bytes, slope_of};
 use super::Class;
 use crate::node::{Mounted, Node, Volume};
 use crate::processes::{self, Memory};
@@ -13,8 +14,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Pods that come and go are there for so many faults.
@@ -219,7 +218,8 @@ impl Soak {
             ("groups of memory", groups()),
             (
                 "MiB of names and state on disk",
-                (taken(&cache.join("meta")) + taken(&node.places().state("agent"))) >> 20,
+                ((disk_bytes(&cache.join("meta")) + disk_bytes(&node.places().state("agent"))) >> 20)
+                    as usize,
             ),
         ];
         for (name, value) in levels {
@@ -272,43 +272,6 @@ impl Soak {
     }
 }
 
-/// The least-squares slope that some series have in common, each at a level of its own.
 fn an_hour(lives: &[Series]) -> f64 {
-    let (mut xy, mut xx) = (0.0, 0.0);
-    for series in lives {
-        let n = series.len() as f64;
-        let (x, y) = series.iter().fold((0.0, 0.0), |(x, y), (at, value)| (x + at / n, y + value / n));
-        for (at, value) in series {
-            xy += (at - x) * (value - y);
-            xx += (at - x) * (at - x);
-        }
-    }
-    if xx == 0.0 { 0.0 } else { 3600.0 * xy / xx }
-}
-
-/// Bytes of the disk, all files below together. What goes meanwhile takes none.
-fn taken(dir: &Path) -> usize {
-    let mut bytes = 0;
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        if let Ok(about) = entry.metadata() {
-            bytes += about.blocks() as usize * 512;
-            if about.is_dir() {
-                bytes += taken(&entry.path());
-            }
-        }
-    }
-    bytes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lives_have_a_slope_in_common() {
-        let life =
-            |level: f64, slope: f64| (0..10).map(|k| (k as f64 * 36.0, level + slope * k as f64)).collect();
-        assert!((an_hour(&[life(5.0, 1.0), life(500.0, 1.0)]) - 100.0).abs() < 1e-9);
-        assert_eq!((an_hour(&[life(5.0, 0.0)]), an_hour(&[vec![]]), an_hour(&[])), (0.0, 0.0, 0.0));
-    }
+    3600.0 * slope_of(lives)
 }
