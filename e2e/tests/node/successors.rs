@@ -17,14 +17,18 @@ fn applications_do_not_notice_that_the_agent_was_killed() -> Result<()> {
     let (mut node, tree) = node_with("set")?;
     let mounted = volumes(&mut node)?;
     let pods = mounted.iter().map(|m| node.pod(m)).collect::<Result<Vec<_>>>()?;
-    let running = pods.iter().map(|p| p.oracle(&tree, &["--alarm"])).collect::<Result<Vec<_>>>()?;
     let before = mountinfo::below(&node.places().kubelet())?.len();
-    for _ in 0..4 {
-        node.kill_agent()?;
-        node.start_agent()?;
-        node.wait_served(PATIENCE)?;
+    for _ in 0..2 {
+        let running = pods.iter().map(|p| p.oracle(&tree, &["--alarm"])).collect::<Result<Vec<_>>>()?;
+        // A request that is executed while a third agent dies is taken for the cause, and answered EIO: it would live for
+        // so long where agents die as soon as they serve.
+        for _ in 0..2 {
+            node.kill_agent()?;
+            node.start_agent()?;
+            node.wait_served(PATIENCE)?;
+        }
+        running.into_iter().try_for_each(judge)?;
     }
-    running.into_iter().try_for_each(judge)?;
     assert_eq!(mountinfo::below(&node.places().kubelet())?.len(), before, "mounts were stacked");
     // Recorded when a probe has read through the mount, which no caller waits for.
     let recorded = || node.agent().heals().is_ok_and(|heals| heals.iter().any(|h| h.cause == "agent"));
