@@ -18,6 +18,7 @@ pub mod fs;
 #[cfg(fuzzing)]
 pub mod fuzz;
 pub mod init;
+pub mod launch;
 pub mod lockdown;
 pub mod pool;
 pub mod reply;

@@ -31,7 +31,7 @@ pub fn begin() -> Result<(), String> {
     Ok(())
 }
 
-fn lower(resource: Resource, limit: u64) -> rustix::io::Result<()> {
+pub(crate) fn lower(resource: Resource, limit: u64) -> rustix::io::Result<()> {
     let now = rustix::process::getrlimit(resource);
     let limit = Some(now.maximum.map_or(limit, |most| most.min(limit)));
     rustix::process::setrlimit(resource, Rlimit { current: limit, maximum: limit })

@@ -2,27 +2,23 @@
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-use fuse_worker::{session, transport};
+use fuse_worker::{launch, session, transport};
 use libc::{c_int, c_void, iovec, size_t, ssize_t};
-use link::worker::LINK_FD;
-use rustix::io::FdFlags;
 use std::io::IoSlice;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     startup::begin("fuse-worker");
     // SAFETY: nothing is dereferenced; both symbols' object must be part of the link.
     std::hint::black_box((read as *const (), writev as *const ()));
-    // SAFETY: nothing else of this process has descriptors yet: it is the agent's socket, or none, which the call says.
-    let link = unsafe { BorrowedFd::borrow_raw(LINK_FD) };
-    if rustix::io::fcntl_setfd(link, FdFlags::CLOEXEC).is_err() {
-        let what = format!("started by hand? It expects the agent's socket as descriptor {LINK_FD}.");
-        startup::log::fail("fuse-worker", &what);
-        return ExitCode::from(2);
-    }
-    // SAFETY: the descriptor is open (checked), inherited for this purpose, and owned by no other value.
-    match session::run(unsafe { OwnedFd::from_raw_fd(LINK_FD) }) {
+    let link = match launch::begin(std::env::args().skip(1)) {
+        Ok(link) => link,
+        Err(why) => {
+            startup::log::fail("fuse-worker", &why);
+            return ExitCode::from(2);
+        }
+    };
+    match session::run(link) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             startup::log::fail("fuse-worker", &why);

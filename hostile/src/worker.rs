@@ -11,9 +11,9 @@ use crate::server::Server;
 use anyhow::{Context, Result, bail};
 use cache::meta::View;
 use inflight::Inflight;
-use link::worker::{Assign, FromWorker, LINK_FD, Mode, ToWorker};
+use link::worker::{Assign, FromWorker, Mode, ToWorker};
 use link::{MAX_MESSAGE, Packet};
-use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use rustix::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,7 +49,9 @@ pub fn run() -> Result<()> {
     let part = match next_part(&own.join("hostile-parts"))? {
         Some(part) if part != "real" => part,
         _ => {
-            let error = std::process::Command::new(node.join("bin/fuse-worker.real")).exec();
+            let error = std::process::Command::new(node.join("bin/fuse-worker.real"))
+                .args(std::env::args().skip(1))
+                .exec();
             return Err(error).context("the real worker");
         }
     };
@@ -59,9 +61,8 @@ pub fn run() -> Result<()> {
             std::thread::sleep(Duration::from_secs(60));
         }
     }
-    // SAFETY: the agent's socket, which a worker inherits under this number and which nothing else here owns.
-    let socket = Arc::new(Packet::from_fd(unsafe { OwnedFd::from_raw_fd(LINK_FD) }));
-    rustix::io::fcntl_setfd(&*socket, rustix::io::FdFlags::CLOEXEC)?;
+    let link = fuse_worker::launch::begin(std::env::args().skip(1)).map_err(anyhow::Error::msg)?;
+    let socket = Arc::new(Packet::from_fd(link));
     fuse_worker::lockdown::begin().map_err(anyhow::Error::msg)?;
     send(&socket, &FromWorker::Ready { protocol: version::WORKER })?;
     let Some((assign, mut fds)) = assigned(&socket)? else { return Ok(()) };

@@ -16,8 +16,14 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Descriptor numbers that the worker inherits; everything else is closed.
-pub const LINK_FD: i32 = 3;
+/// The worker's end of the link: its standard input, for what a process is started with there needs no code between fork
+/// and exec. Every other descriptor but standard output and error is closed.
+pub const LINK_FD: i32 = 0;
+
+/// What a worker is started with: the process that starts it, with which it dies, and its `RLIMIT_DATA`, bytes.
+pub fn arguments(data_bytes: u64) -> [String; 2] {
+    [std::process::id().to_string(), data_bytes.to_string()]
+}
 
 /// Files from this size on are announced to the agent ([`Ask::Open`]) when they are opened before they are whole,
 /// bytes. Below it, being copied through a worker costs less than the question.

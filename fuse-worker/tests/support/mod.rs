@@ -11,7 +11,6 @@ use inflight::{Blame, Collected, Inflight};
 use link::Packet;
 use link::worker::{Assign, DisabledFeatures, FromWorker, Mode, Show, ToWorker};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -83,19 +82,10 @@ impl Mount {
     /// A worker that serves; the first one's INIT reply goes to the kernel.
     pub fn start(&mut self) -> Vec<u8> {
         let (ours, theirs) = Packet::pair().unwrap();
-        let inherited = theirs.as_fd().as_raw_fd();
         let mut command = Command::new(env!("CARGO_BIN_EXE_fuse-worker"));
-        // SAFETY: dup2 only, between fork and exec.
-        unsafe {
-            command.pre_exec(move || {
-                if libc::dup2(inherited, link::worker::LINK_FD) < 0 {
-                    return Err(std::io::Error::last_os_error());
-                }
-                Ok(())
-            });
-        }
+        command.args(link::worker::arguments(1 << 30)).stdin(OwnedFd::from(theirs));
         self.worker = Some(command.spawn().unwrap());
-        drop(theirs);
+        drop(command);
         let ours = Arc::new(ours);
         ours.set_recv_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut buffer = vec![0; link::MAX_MESSAGE];

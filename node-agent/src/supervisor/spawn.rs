@@ -7,15 +7,12 @@ use super::worker_log;
 use crate::config::Config;
 use crate::lock::lock;
 use link::budget;
-use link::worker::{FromWorker, LINK_FD, ToWorker, recv};
+use link::worker::{FromWorker, ToWorker, recv};
 use link::{MAX_MESSAGE, Packet, PacketError};
 use procfs::process::Process;
-use rustix::fs::{Mode, OFlags};
-use rustix::io::FdFlags;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -141,6 +138,9 @@ impl Worker {
             Ok((other, _)) => {
                 Err(io::Error::other(worker_log::words(&format!("expected Ready, got {other:?}"))))
             }
+            Err(PacketError::Closed) => Err(io::Error::other(
+                "it ended before it was ready (its words are in the log): is it of this agent's release?",
+            )),
             // Of a time when a worker did not say it.
             Err(PacketError::Malformed(_)) => Err(io::Error::other(of_another_build(0))),
             Err(e) => Err(io::Error::other(e)),
@@ -319,43 +319,14 @@ fn spawn_loop(options: &SpawnOptions, incoming: &mpsc::Receiver<Request>, standb
 fn spawn(options: &SpawnOptions) -> io::Result<Worker> {
     let (mine, theirs) = Packet::pair()?;
     mine.set_send_timeout(Some(Duration::from_secs(5)))?;
-    let theirs: OwnedFd = theirs.into();
-    let number = theirs.as_raw_fd();
-    let parent = std::process::id();
-    let memory = options.memory_bytes;
     let mut command = Command::new(&options.binary);
     let (said, says) = worker_log::pipe()?;
-    command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(says);
+    command.env_clear().stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(says);
+    // No `pre_exec`: with it the standard library forks, which copies the page tables of every metadata store that this
+    // agent has mapped. What else a worker needs it does itself.
+    command.args(link::worker::arguments(options.memory_bytes));
     if let Some(step) = failpoint::of_next_worker() {
         command.env(failpoint::VARIABLE, step);
-    }
-    // SAFETY: the closure runs between fork and exec and makes only async-signal-safe system calls.
-    unsafe {
-        command.pre_exec(move || {
-            let signal = rustix::process::Signal::KILL;
-            rustix::process::set_parent_process_death_signal(Some(signal))?;
-            // The agent may have died before the line above took effect.
-            if rustix::process::getppid().is_none_or(|p| p.as_raw_nonzero().get() as u32 != parent) {
-                return Err(io::Error::from_raw_os_error(libc::ESRCH));
-            }
-            rustix::thread::set_no_new_privs(true)?;
-            // The kernel's first choice when memory is short: a worker is disposable. Raising it needs no rights; where it
-            // is forbidden nevertheless, the agent's own score holds.
-            let score = c"/proc/self/oom_score_adj";
-            if let Ok(file) = rustix::fs::open(score, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
-                let _ = rustix::io::write(&file, b"1000");
-            }
-            let data = rustix::process::Rlimit { current: Some(memory), maximum: Some(memory) };
-            rustix::process::setrlimit(rustix::process::Resource::Data, data)?;
-            if number == LINK_FD {
-                // dup2 onto itself would leave close-on-exec set.
-                rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?;
-            } else {
-                // Whatever has this number in the child is of no use there.
-                let _ = nix::unistd::dup2_raw(&theirs, LINK_FD)?.into_raw_fd();
-            }
-            Ok(())
-        });
     }
     let worker = Worker { socket: Arc::new(mine), child: command.spawn()?, reaped: false };
     worker_log::follow(said, worker.pid(), &options.runtime)?;

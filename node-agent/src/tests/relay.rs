@@ -20,10 +20,10 @@ pub(super) const SOCKET: &str = "workers";
 static BEFORE_MAIN: extern "C" fn(c_int, *const *const c_char) = before_main;
 
 extern "C" fn before_main(count: c_int, arguments: *const *const c_char) {
-    if count != 1 {
+    if count < 1 {
         return;
     }
-    // SAFETY: there is one argument, a string of the process's own that lives as long as it.
+    // SAFETY: there is a first argument, a string of the process's own that lives as long as it.
     let name = unsafe { CStr::from_ptr(*arguments) };
     let path = Path::new(OsStr::from_bytes(name.to_bytes()));
     if path.file_name() == Some(OsStr::new(NAME)) {
