@@ -227,6 +227,10 @@ impl Kernel for Fake {
         Ok(gone.len() as u32)
     }
 
+    fn stack(&self, target: &Target) -> Result<Vec<MountEntry>, KernelError> {
+        Ok(stack_at(&self.enter("table")?.table, target.path()).into_iter().cloned().collect())
+    }
+
     fn table(&self) -> Result<Vec<MountEntry>, KernelError> {
         Ok(self.enter("table")?.table.clone())
     }

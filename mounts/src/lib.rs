@@ -94,7 +94,11 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
     /// Returns how many mounts went; none is a success.
     fn unmount(&self, target: &Target) -> Result<u32, KernelError>;
 
-    /// The mount table of this process' mount namespace.
+    /// The mounts at a target, the visible one last. Where there is none the kernel says so at once: reading its table
+    /// takes the longer the more volumes the node has.
+    fn stack(&self, target: &Target) -> Result<Vec<MountEntry>, KernelError>;
+
+    /// The mount table of this process' mount namespace, as a whole.
     fn table(&self) -> Result<Vec<MountEntry>, KernelError>;
 
     /// The kernel's INIT request, header included.

@@ -2,14 +2,12 @@
 
 use crate::place::shown;
 use crate::{
-    Connection, Control, Detached, FUSE_TYPE, Helper, Kernel, KernelError, MountEntry, MountOptions,
-    MountSource, Ours, Replaced, Replacement, Target, backing, device, dying, parse_mountinfo, probe,
-    replace, stack_at,
+    Connection, Control, Detached, Helper, Kernel, KernelError, MountEntry, MountOptions, MountSource, Ours,
+    Replaced, Replacement, Target, backing, device, dying, parse_mountinfo, probe, replace, stack_at,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
-use std::ffi::CString;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -60,8 +58,7 @@ impl Linux {
         options: MountOptions,
     ) -> Result<Connection, KernelError> {
         let shown = || target.path().display().to_string();
-        // Both mounts go to the directory that was checked, whatever the path names by now. The second lands on
-        // the first: the kernel walks up a stack of mounts before it adds one.
+        // To the directory that was checked, whatever the path names by now.
         let directory = target.open()?;
         let here = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string());
         let safe = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::RDONLY;
@@ -73,22 +70,14 @@ impl Linux {
             Some(c"size=4k,nr_inodes=1,mode=0555"),
         )
         .map_err(|e| KernelError::call("mount the guard at", shown(), e))?;
-        let mut flags = safe;
-        flags.set(MountFlags::NOEXEC, options.no_exec);
-        flags.set(MountFlags::NOATIME, options.no_atime);
-        let data = format!(
-            "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
-            device.as_raw_fd()
-        );
-        let data = CString::new(data)
-            .map_err(|e| KernelError::call("write the mount options of", shown(), std::io::Error::from(e)))?;
-        rustix::mount::mount(source.fuse_text(), &here, FUSE_TYPE, flags, Some(data.as_c_str()))
-            .map_err(|e| KernelError::call("mount at", shown(), e))?;
-
-        let table = self.table()?;
-        match stack_at(&table, target.path()).last() {
-            Some(top) if top.ours() == Some(Ours::Fuse(source.clone())) => Ok(top.connection()),
-            _ => Err(KernelError::Vanished(target.path().to_owned())),
+        let vanished = || KernelError::Vanished(target.path().to_owned());
+        let guard = target.shown()?.ok_or_else(vanished)?;
+        // By its own descriptor, so that its number is known without a look at the table.
+        let mount = Detached::make(device, source, options)?;
+        mount.put_on(target, guard.device)?;
+        match target.shown()? {
+            Some(top) if top.device == mount.connection => Ok(mount.connection),
+            _ => Err(vanished()),
         }
     }
 }
@@ -127,8 +116,7 @@ impl Kernel for Linux {
     }
 
     fn put_on_guard(&self, mount: &Detached, target: &Target, volume: &str) -> Result<(), KernelError> {
-        let table = self.table()?;
-        match stack_at(&table, target.path()).last() {
+        match self.stack(target)?.last() {
             Some(top) if top.ours() == Some(Ours::Guard { volume: volume.to_owned() }) => {
                 mount.put_on(target, top.connection())
             }
@@ -141,9 +129,13 @@ impl Kernel for Linux {
     }
 
     fn unmount(&self, target: &Target) -> Result<u32, KernelError> {
+        let mut stack = Vec::new();
         for gone in 0..STACK_MAX {
-            let table = self.table()?;
-            let stack = stack_at(&table, target.path());
+            let Some(shown) = target.shown()? else { return Ok(gone) };
+            // The kernel gives the number of a mount away again only when that is gone.
+            if stack.last().is_none_or(|top: &MountEntry| top.id != shown.mount_id) {
+                stack = self.stack(target)?;
+            }
             let Some(top) = stack.last() else { return Ok(gone) };
             if top.ours().is_none() {
                 if stack.iter().all(|e| e.ours().is_none()) {
@@ -158,7 +150,7 @@ impl Kernel for Linux {
             match rustix::mount::unmount(target.pinned_path(), UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
             {
                 // EINVAL: not a mount point any more; another process was faster.
-                Ok(()) | Err(Errno::INVAL) => {}
+                Ok(()) | Err(Errno::INVAL) => drop(stack.pop()),
                 Err(e) => return Err(KernelError::call("unmount", target.path().display().to_string(), e)),
             }
         }
@@ -167,6 +159,13 @@ impl Kernel for Linux {
             target.path().display().to_string(),
             std::io::Error::from(std::io::ErrorKind::ResourceBusy),
         ))
+    }
+
+    fn stack(&self, target: &Target) -> Result<Vec<MountEntry>, KernelError> {
+        match target.shown()? {
+            None => Ok(Vec::new()),
+            Some(_) => Ok(stack_at(&self.table()?, target.path()).into_iter().cloned().collect()),
+        }
     }
 
     fn table(&self) -> Result<Vec<MountEntry>, KernelError> {

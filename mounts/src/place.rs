@@ -3,9 +3,10 @@
 //! Nothing here asks a FUSE worker, and nothing follows a path that another process could change meanwhile.
 
 use crate::Connection;
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, Statx, StatxAttributes, StatxFlags};
 use rustix::io::{Errno, Result};
 use rustix::mount::{MoveMountFlags, UnmountFlags};
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -19,9 +20,24 @@ pub(crate) struct Shown {
 pub(crate) fn shown(file: impl AsFd) -> Result<Shown> {
     // The kernel's own knowledge: without DONT_SYNC it would ask the worker, which a dead mount does not have.
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = rustix::fs::statx(file, "", flags, StatxFlags::MNT_ID)?;
-    let device = Connection { major: stat.stx_dev_major, minor: stat.stx_dev_minor };
-    Ok(Shown { mount_id: stat.stx_mnt_id, device })
+    rustix::fs::statx(file, "", flags, StatxFlags::MNT_ID).map(Shown::of)
+}
+
+/// What is mounted at `name` in `parent`; None: nothing.
+pub(crate) fn shown_at(parent: impl AsFd, name: &OsStr) -> Result<Option<Shown>> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    match rustix::fs::statx(parent, name, flags, StatxFlags::MNT_ID) {
+        Ok(stat) if stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) => Ok(Some(Shown::of(stat))),
+        Ok(_) | Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+impl Shown {
+    fn of(stat: Statx) -> Self {
+        let device = Connection { major: stat.stx_dev_major, minor: stat.stx_dev_minor };
+        Self { mount_id: stat.stx_mnt_id, device }
+    }
 }
 
 /// A directory with this process's descriptors by number, through which calls that want a path reach a mount.

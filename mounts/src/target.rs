@@ -2,6 +2,7 @@
 //!
 //! Only the parent is opened; the target itself may be a dead FUSE mount, which no thread of the broker must touch.
 
+use crate::place::{Shown, shown_at};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
@@ -107,6 +108,12 @@ impl Target {
             Err(Errno::NOTDIR) => Err(TargetError::NotADirectory(self.path.clone())),
             Err(e) => Err(TargetError::Io { path: self.path.clone(), source: e.into() }),
         }
+    }
+
+    /// What is mounted here; None: nothing.
+    pub(crate) fn shown(&self) -> Result<Option<Shown>, TargetError> {
+        shown_at(&self.parent, &self.name)
+            .map_err(|e| TargetError::Io { path: self.path.clone(), source: e.into() })
     }
 
     /// A path-only descriptor of the directory itself, to mount upon.

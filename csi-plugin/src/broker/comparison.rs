@@ -21,7 +21,7 @@ use super::socket::{AgentIdentity, AgentLink};
 use crate::busy::{Busy, target_key};
 use crate::config::NodeConfig;
 use link::broker::{AgentAnswer, AgentEnd, AgentRequest, MountId};
-use mounts::{MountEntry, stack_at};
+use mounts::MountEntry;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -30,13 +30,12 @@ use std::time::Duration;
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 
 fn place(table: &[MountEntry], mount: &Mount) -> Place {
-    let is_it = |entry: &MountEntry| entry.connection() == mount.connection;
-    if stack_at(table, mount.target.path()).into_iter().any(is_it) {
-        Place::Target
-    } else if table.iter().any(is_it) {
-        Place::Elsewhere
-    } else {
-        Place::Nowhere
+    // By number first: each mount is looked for in the whole table.
+    let its: Vec<_> = table.iter().filter(|entry| entry.connection() == mount.connection).collect();
+    match its.iter().any(|entry| entry.mount_point == mount.target.path()) {
+        true => Place::Target,
+        false if its.is_empty() => Place::Nowhere,
+        false => Place::Elsewhere,
     }
 }
 

@@ -8,12 +8,16 @@ use link::{Refusal, RefusalKind};
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The groups of the agents' workers. Locked while one is made and while those that exist are looked at: two agents may
 /// have theirs in the same place, and a group without a process yet looks like one that was left.
 #[derive(Debug, Default)]
-pub(super) struct Groups(Mutex<Inner>);
+pub(super) struct Groups {
+    groups: Mutex<Inner>,
+    /// Looked for in the mount table, which is long where there are many volumes: once.
+    controller: OnceLock<Cgroups>,
+}
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -27,7 +31,14 @@ struct Inner {
 
 impl Groups {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn controller(&self) -> Result<&Cgroups, CgroupError> {
+        match self.controller.get() {
+            Some(found) => Ok(found),
+            None => Cgroups::find().map(|found| self.controller.get_or_init(|| found)),
+        }
     }
 
     pub(super) fn confine(
@@ -40,12 +51,12 @@ impl Groups {
             .map_err(|_| Refusal::new(RefusalKind::Invalid, "Confine takes one process descriptor"))?;
         let pid = agent.pid.unsigned_abs();
         let _whole = self.lock();
-        let group = Cgroups::find().and_then(|groups| groups.confine(pid, worker.as_fd(), bytes));
+        let group = self.controller().and_then(|groups| groups.confine(pid, worker.as_fd(), bytes));
         Ok(BrokerAnswer::Confined { group: group.map_err(refusal)? })
     }
 
     pub(super) fn release(&self, agent: &AgentIdentity, group: &str) -> Result<BrokerAnswer, Refusal> {
-        let released = Cgroups::find().and_then(|groups| groups.release(agent.pid.unsigned_abs(), group));
+        let released = self.controller().and_then(|groups| groups.release(agent.pid.unsigned_abs(), group));
         let Released { oom_kills, left } = released.map_err(refusal)?;
         self.lock().left.extend(left);
         Ok(BrokerAnswer::Released { oom_kills })
@@ -53,7 +64,7 @@ impl Groups {
 
     /// An agent has come. What workers of earlier ones have left is removed, now or once its processes have ended.
     pub(super) fn note_all_of(&self, agent: &AgentIdentity) {
-        let Ok(base) = Cgroups::find().and_then(|groups| groups.base(agent.pid.unsigned_abs())) else {
+        let Ok(base) = self.controller().and_then(|groups| groups.base(agent.pid.unsigned_abs())) else {
             return;
         };
         let mut groups = self.lock();

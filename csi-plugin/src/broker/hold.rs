@@ -10,7 +10,7 @@ use super::targets::{Recipe, Targets};
 use crate::config::NodeConfig;
 use link::broker::{BrokerAnswer, Hold, MountId, Publish};
 use link::{Refusal, RefusalKind};
-use mounts::{Connection, MountSource, Ours, Target, probe, stack_at};
+use mounts::{Connection, MountSource, Ours, Target, probe};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -131,7 +131,7 @@ impl Holder {
     /// and what is known of it now is what it is made anew from.
     pub(super) fn hold_ended(&self, mount: &Mount) {
         let path = mount.target.path();
-        let is_there = self.lifecycle.kernel.table().is_ok_and(|table| match stack_at(&table, path).last() {
+        let is_there = self.lifecycle.kernel.stack(&mount.target).is_ok_and(|stack| match stack.last() {
             Some(top) if top.connection() == mount.connection => true,
             Some(top) => top.ours() == Some(Ours::Guard { volume: mount.volume().as_str().to_owned() }),
             None => false,
@@ -179,13 +179,12 @@ impl Holder {
 
     /// The mount table knows the mount's options; the agent does not.
     fn mounted(&self, target: &Target, spec: &WireSpec) -> Result<(Connection, MountSource), Refusal> {
-        let table =
-            self.lifecycle.kernel.table().map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?;
+        let stack = self.lifecycle.kernel.stack(target);
+        let stack = stack.map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?;
         let absent = || {
             let text = format!("volume {} is not mounted at {}", spec.id, target.path().display());
             Refusal::new(RefusalKind::NotFound, text)
         };
-        let stack = stack_at(&table, target.path());
         let top = stack.last().ok_or_else(absent)?;
         match top.ours() {
             // Mounted by a build whose digests cannot be compared with ours: the volume decides.

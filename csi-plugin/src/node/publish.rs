@@ -9,7 +9,7 @@ use crate::events::{Reason, text};
 use crate::request::access;
 use crate::status::Failure;
 use link::MountSpec;
-use mounts::{MountEntry, MountSource, Ours, Target, probe, stack_at};
+use mounts::{MountEntry, MountSource, Ours, Target, probe};
 use proto::csi::v1::NodePublishVolumeRequest;
 use std::path::{Path, PathBuf};
 use volume::{Credentials, Parameters, TemplateValues, VolumeId, VolumeSpec, WireSpec};
@@ -119,8 +119,8 @@ impl Inner {
     fn existing(&self, request: &NodePublishVolumeRequest) -> Option<Standing> {
         let target = Path::new(&request.target_path);
         let target = Target::resolve(&self.broker.config.kubelet_dirs, target).ok()?;
-        let table = self.broker.kernel.table().ok()?;
-        match self.look(&table, target.path()) {
+        let stack = self.broker.kernel.stack(&target).ok()?;
+        match self.look(&stack, target.path()) {
             Found::Fuse { source, standing } if source.volume == request.volume_id => Some(standing),
             Found::Guard { volume, .. } if volume == request.volume_id => Some(Standing::Dead),
             _ => None,
@@ -134,15 +134,16 @@ impl Inner {
         let target = Target::resolve(&self.broker.config.kubelet_dirs, &target)?;
         let wanted = order.source();
 
-        let table = self.broker.kernel.table()?;
-        if single_target && let Some(other) = elsewhere(&table, &wanted.volume, target.path()) {
+        if single_target
+            && let Some(other) = elsewhere(&self.broker.kernel.table()?, &wanted.volume, target.path())
+        {
             return Err(Failure::Precondition(format!(
                 "volume {} allows a single writer and is published at {}: unpublish it there first",
                 wanted.volume,
                 other.display()
             )));
         }
-        let mut found = self.look(&table, target.path());
+        let mut found = self.look(&self.broker.kernel.stack(&target)?, target.path());
         loop {
             match decide(&found, &wanted, target.path()) {
                 Step::AlreadyThere => {
@@ -174,8 +175,8 @@ impl Inner {
         }
     }
 
-    pub(super) fn look(&self, table: &[MountEntry], path: &Path) -> Found {
-        let stack = stack_at(table, path);
+    /// `stack`: the mounts at `path`.
+    pub(super) fn look(&self, stack: &[MountEntry], path: &Path) -> Found {
         let Some(top) = stack.last() else { return Found::Nothing };
         // The caller must not hear that the volume is served before the broker has noticed its end.
         if let Some(mount) = self.broker.table.at(path) {
@@ -233,8 +234,7 @@ impl Inner {
 
     /// The connection of an earlier broker's mount: its requests must not outlive the mount.
     fn abort_strays(&self, target: &Target) -> Result<(), Failure> {
-        let table = self.broker.kernel.table()?;
-        if let Some(top) = stack_at(&table, target.path()).last()
+        if let Some(top) = self.broker.kernel.stack(target)?.last()
             && let Some(Ours::Fuse(source)) = top.ours()
             && let Err(error) = self.broker.kernel.abort_at(target, top.connection())
         {

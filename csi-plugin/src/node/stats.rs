@@ -41,8 +41,7 @@ impl Inner {
             Err(TargetError::Io { path, source }) => return Err(TargetError::Io { path, source }.into()),
             Err(_) => return Err(unknown()),
         };
-        let table = self.broker.kernel.table()?;
-        let standing = match self.look(&table, target.path()) {
+        let standing = match self.look(&self.broker.kernel.stack(&target)?, target.path()) {
             Found::Fuse { source, standing } if source.volume == request.volume_id => standing,
             // Another process has unmounted it.
             Found::Guard { volume, .. } if volume == request.volume_id => Standing::Dead,

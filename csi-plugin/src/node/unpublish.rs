@@ -4,7 +4,7 @@ use super::Inner;
 use super::publish::Found;
 use crate::status::Failure;
 use link::budget;
-use mounts::{MountEntry, Ours, Target, TargetError, stack_at};
+use mounts::{MountEntry, Ours, Target, TargetError};
 use proto::csi::v1::NodeUnpublishVolumeRequest;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -30,8 +30,8 @@ impl Inner {
             Err(TargetError::NoParent(_)) => return Ok(()), // gone with the pod's directory
             Err(error) => return Err(error.into()),
         };
-        let table = self.broker.kernel.table()?;
-        match self.look(&table, target.path()) {
+        let stack = self.broker.kernel.stack(&target)?;
+        match self.look(&stack, target.path()) {
             Found::Fuse { source, .. } if source.volume != request.volume_id => {
                 return Err(Failure::Precondition(format!(
                     "volume {} is published at {}, not volume {}",
@@ -49,7 +49,7 @@ impl Inner {
             Found::Fuse { .. } | Found::Guard { .. } => {
                 self.clear(&target)?;
                 tracing::info!(volume = request.volume_id, target_path = %target.path().display(), "unpublished");
-                self.tell_of_holders(request, stack_at(&table, target.path()));
+                self.tell_of_holders(request, &stack);
             }
             // Another process unmounted it: the agent still serves it.
             Found::Nothing => self.take_down_known(&target)?,
@@ -67,9 +67,9 @@ impl Inner {
     }
 
     /// No unpublish waits for them: their calls get ENOTCONN.
-    fn tell_of_holders(&self, request: &NodeUnpublishVolumeRequest, unmounted: Vec<&MountEntry>) {
+    fn tell_of_holders(&self, request: &NodeUnpublishVolumeRequest, unmounted: &[MountEntry]) {
         let fuse = |entry: &&MountEntry| matches!(entry.ours(), Some(Ours::Fuse(_)));
-        if unmounted.into_iter().filter(fuse).any(|entry| self.broker.kernel.remains(entry.connection())) {
+        if unmounted.iter().filter(fuse).any(|entry| self.broker.kernel.remains(entry.connection())) {
             tracing::warn!(
                 volume = request.volume_id,
                 target_path = request.target_path,

@@ -12,13 +12,14 @@ pub(in crate::broker) struct Candidate {
     pub(super) source: MountSource,
 }
 
-pub(super) fn is_fuse(table: &[MountEntry], path: &Path) -> bool {
-    stack_at(table, path).last().is_some_and(|top| matches!(top.ours(), Some(Ours::Fuse(_))))
+/// Of the visible mount at a target.
+pub(super) fn is_fuse(top: Option<&MountEntry>) -> bool {
+    top.is_some_and(|top| matches!(top.ours(), Some(Ours::Fuse(_))))
 }
 
-pub(super) fn is_guard(table: &[MountEntry], path: &Path, volume: &str) -> bool {
+pub(super) fn is_guard(top: Option<&MountEntry>, volume: &str) -> bool {
     let guard = Some(Ours::Guard { volume: volume.to_owned() });
-    stack_at(table, path).last().is_some_and(|top| top.ours() == guard)
+    top.is_some_and(|top| top.ours() == guard)
 }
 
 /// The topmost mounts of ours at targets. A target has a guard; a bind of a part of it, for a subPath, has none.

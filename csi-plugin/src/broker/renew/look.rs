@@ -20,7 +20,7 @@ use crate::config::NodeConfig;
 use crate::events::{Reason, text};
 use link::Subjects;
 use link::broker::{AgentAnswer, AgentRequest};
-use mounts::{MountEntry, Target, probe};
+use mounts::{MountEntry, Target, probe, stack_at};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -101,7 +101,9 @@ impl Renewer {
         for mount in self.lifecycle.table.all() {
             let path = mount.target.path().to_owned();
             match mount.state() {
-                State::Dead if !is_fuse(table, &path) => add(&path, Task::Settle(mount)),
+                State::Dead if !is_fuse(stack_at(table, &path).last().copied()) => {
+                    add(&path, Task::Settle(mount))
+                }
                 state if !state.is_over() && !mount.replaces().is_empty() => add(&path, Task::Replace(mount)),
                 _ => {}
             }
@@ -176,10 +178,9 @@ impl Renewer {
         let Ok(_turn) = self.busy.enter(&[target_key(path)], TURN_LIMIT) else { return false };
         // It may have been unpublished or made anew before our turn came.
         let newest = self.lifecycle.table.at(path).is_some_and(|newest| newest.id == mount.id);
-        let (Ok(table), Ok(in_use)) = (self.lifecycle.kernel.table(), self.lifecycle.in_use(&[mount])) else {
-            return false;
-        };
-        if !newest || mount.state() != State::Dead || is_fuse(&table, path) {
+        let (kernel, in_use) = (&self.lifecycle.kernel, self.lifecycle.in_use(&[mount]));
+        let (Ok(stack), Ok(in_use)) = (kernel.stack(&mount.target), in_use) else { return false };
+        if !newest || mount.state() != State::Dead || is_fuse(stack.last()) {
             return true;
         }
         if !in_use.contains(&true) {
@@ -190,7 +191,7 @@ impl Renewer {
             self.renewals.all_told(path);
             return true;
         }
-        let why = match is_guard(&table, path, volume.as_str()) {
+        let why = match is_guard(stack.last(), volume.as_str()) {
             false => "another process has taken everything from its target, as for a pod that is deleted"
                 .to_owned(),
             true => match Target::resolve(&self.config.kubelet_dirs, path) {

@@ -12,7 +12,7 @@ use crate::broker::targets::{Recipe, Targets};
 use crate::events::{Reason, text};
 use crate::status::Failure;
 use link::broker::AgentRequest;
-use mounts::{Connection, Ours, Replacement, Target, stack_at};
+use mounts::{Connection, Ours, Replacement, Target};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -133,11 +133,11 @@ impl Remounter {
 
     /// The connection of the dead mount, and where the new one goes.
     fn dead_at(&self, target: &Target, volume: &str) -> Result<(Connection, Place), Failure> {
-        let table = self.lifecycle.kernel.table()?;
-        match stack_at(&table, target.path()).last() {
+        let stack = self.lifecycle.kernel.stack(target)?;
+        match stack.last() {
             Some(top) if matches!(top.ours(), Some(Ours::Fuse(_))) => Ok((top.connection(), Place::Dead)),
             _ => match self.known_or_recorded(target, volume) {
-                Some(connection) if is_guard(&table, target.path(), volume) => Ok((connection, Place::Guard)),
+                Some(connection) if is_guard(stack.last(), volume) => Ok((connection, Place::Guard)),
                 _ => Err(Failure::Unavailable(format!("the mount at {} is gone", target.path().display()))),
             },
         }
