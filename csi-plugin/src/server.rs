@@ -29,12 +29,16 @@ use tokio_stream::wrappers::UnixListenerStream;
 
 /// Calls under way get so long to end after the signal.
 const DRAIN_LIMIT: Duration = budget::PLUGIN_DRAINS.time;
+/// Calls that block, each with a thread. As many publishes may wait for stores that hang as a node has volumes, and no call
+/// for another volume waits for them.
+const CALLS_MAX: usize = 4096;
 const HELD_POLL: Duration = Duration::from_millis(50);
 
 /// Serves until SIGTERM or SIGINT. Blocks: the runtime is made here, so that the program itself compiles none of it
 /// again.
 pub fn run_until_signal(config: Config, kernel: Arc<dyn Kernel>) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(CALLS_MAX).build().context("no runtime")?;
     runtime.block_on(async {
         let mut term = signal(SignalKind::terminate())?;
         let mut int = signal(SignalKind::interrupt())?;

@@ -13,6 +13,7 @@ mod panic;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
+use std::os::fd::AsRawFd;
 
 /// Call this first in `main`. It starts no thread: a helper process may still have to be alone.
 pub fn begin(program: &'static str) {
@@ -38,6 +39,20 @@ pub fn raise_descriptor_limit() -> io::Result<()> {
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
+/// Of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptors {
+    pub used: u64,
+    pub most: u64,
+}
+
+/// How many descriptors this process has, told without counting them from one that it has opened just now: the kernel
+/// gives the lowest number that is free.
+pub fn descriptors(newest: &impl AsRawFd) -> Descriptors {
+    let used = u64::try_from(newest.as_raw_fd()).map_or(0, |number| number + 1);
+    Descriptors { used, most: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,5 +63,9 @@ mod tests {
         setrlimit(Resource::Nofile, Rlimit { current: Some(512), maximum }).unwrap();
         raise_descriptor_limit().unwrap();
         assert_eq!(getrlimit(Resource::Nofile), Rlimit { current: maximum, maximum });
+        let before = std::fs::File::open("/dev/null").unwrap();
+        let some: Vec<_> = (0..100).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+        let Descriptors { used, most } = descriptors(some.last().unwrap());
+        assert!(used >= descriptors(&before).used + 100 && Some(most) == maximum);
     }
 }

@@ -30,6 +30,8 @@ const GRACE: Duration = Duration::from_secs(2);
 const READ_AHEAD_KB_MAX: u32 = 64 << 10;
 /// A republish answers within 2 s, whatever the source does with a new key. The agent goes on trying.
 const ROTATE_LIMIT: Duration = Duration::from_secs(1);
+/// Kept for the mounts that are there.
+const SPARE_DESCRIPTORS: u64 = 128;
 const REQUEST_TIMEOUT: &str = "the kernel ends a connection in which a request takes longer than fs.fuse.max_request_timeout (or default_request_timeout): healTimeout and storeTimeout are cut to less than half of it; set both to 0";
 
 #[derive(Debug)]
@@ -65,6 +67,16 @@ pub(super) fn control(
     }
 }
 
+/// The mounts that are there need descriptors for what comes: an agent that shows them, a look through each.
+fn has_room(startup::Descriptors { used, most }: startup::Descriptors) -> Result<(), Failure> {
+    if used.saturating_add(SPARE_DESCRIPTORS) <= most {
+        return Ok(());
+    }
+    Err(Failure::Unavailable(format!(
+        "csi-plugin has {used} of {most} descriptors in use on this node: raise its limit (LimitNOFILE of the container runtime), or place fewer pods with volumes on this node"
+    )))
+}
+
 impl Publisher {
     /// Mounts at `target`, where nothing of ours is. After an error nothing is left that was not there before.
     pub(super) fn bring_up(&self, order: Order, target: Target) -> Result<(), Failure> {
@@ -84,6 +96,7 @@ impl Publisher {
     fn mount(&self, agent: &AgentLink, order: Order, target: &Arc<Target>) -> Result<(), Failure> {
         let kernel = &self.lifecycle.kernel;
         let device = kernel.open_device()?;
+        has_room(startup::descriptors(&device))?;
         let id = self.next_id()?;
         let connection = kernel.mount(target, device.as_fd(), &order.source(), order.options)?;
         self.targets.set_mounted(target.path(), &order.spec.volume.id, connection);
@@ -225,5 +238,19 @@ impl Publisher {
                 tracing::info!(mount = %mount.id, volume = %mount.volume(), %error, "a changed secret is being tried");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_descriptors_are_kept_for_the_mounts_that_are_there() {
+        let has_room = |used, most| super::has_room(startup::Descriptors { used, most });
+        assert!(has_room(1024 - SPARE_DESCRIPTORS, 1024).is_ok());
+        let failure = has_room(1024 - SPARE_DESCRIPTORS + 1, 1024).unwrap_err();
+        assert!(matches!(&failure, Failure::Unavailable(why) if why.contains("of 1024 descriptors")));
+        assert!(has_room(u64::MAX, u64::MAX).is_ok());
     }
 }

@@ -18,6 +18,7 @@ use crate::metrics::Metrics;
 use crate::privileged::Privileged;
 use crate::serve::questions::Questions;
 use crate::supervisor::heals::{HealCause, Heals};
+use crate::volumes::Turn;
 use crate::volumes::scope::{Member, Scope};
 use backings::Backings;
 use condemned::Condemned;
@@ -60,6 +61,8 @@ pub struct Mount {
     forgets: Forgets,
     /// Of the worker that is here.
     questions: Mutex<Arc<Questions>>,
+    /// Until it serves for the first time.
+    turn: Mutex<Option<Turn>>,
 }
 
 /// Between two looks whether a program still waits for an answer.
@@ -206,6 +209,7 @@ impl Mount {
             backings: Backings::default(),
             forgets: Forgets::default(),
             questions: Mutex::default(),
+            turn: Mutex::default(),
         }
     }
 
@@ -241,6 +245,14 @@ impl Mount {
     /// What this volume wanted of its scope does not bind the scope any more, though a worker may still hold the mount.
     pub(crate) fn leave_scope(&self) {
         drop(lock(&self.member).take());
+    }
+
+    /// Others come up when it is there.
+    pub(crate) fn keep_turn(&self, turn: Turn) {
+        *lock(&self.turn) = Some(turn);
+    }
+    pub(crate) fn end_turn(&self) {
+        drop(lock(&self.turn).take());
     }
 
     /// What a successor must not decide anew.

@@ -1,5 +1,6 @@
 //! Publish and unpublish: from a mount request to a worker that serves it, and back.
 
+mod admission;
 mod arrivals;
 pub(crate) mod collect;
 mod open;
@@ -12,6 +13,8 @@ use crate::config::Config;
 use crate::handoff::order::Order;
 use crate::supervisor::{self, Descriptors, Mount, MountContext, Parts};
 use crate::volumes::scope::{Member, Scope, Wants};
+pub(crate) use admission::Turn;
+use admission::{Admission, has_room};
 use arrivals::{Arrival, Mounts, Present, Unsettled};
 use link::broker::{AgentAnswer, MountId, Publish, Resume, Usage};
 use link::budget;
@@ -44,6 +47,7 @@ pub struct Volumes {
     pub(crate) scopes: Scopes,
     pub context: Arc<MountContext>,
     mounts: Mounts<Mounted>,
+    admission: Admission,
     /// This agent was asked to stop: the next one takes new mounts.
     leaving: AtomicBool,
     /// No mount has a worker any more.
@@ -77,6 +81,7 @@ impl Volumes {
             scopes: Scopes::default(),
             context,
             mounts: Mounts::default(),
+            admission: Admission::of_this_machine(),
             leaving: AtomicBool::new(false),
             drained: AtomicBool::new(false),
             absence: Mutex::default(),
@@ -153,10 +158,13 @@ impl Volumes {
         device: OwnedFd,
     ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
         let (id, volume, init) = (request.mount, spec.id.clone(), request.init.clone());
+        has_room(&device)?;
+        let end = tokio::time::Instant::now() + self.config().agent.source_wait.0;
         let scope = self.open_scope(scope, &spec, credentials, true).await?;
         self.may_join(&scope, request.spec.namespace())?;
         let member = scope.join(Wants::of(&self.config().workers.in_time(&spec).parameters));
         let mode = self.opener.mode(&spec, credentials).await?;
+        let turn = self.admission.enter(end).await?;
         let descriptors = self.opener.descriptors(device, &scope).await?;
         let parts = self.parts(request, spec, scope, member, mode, &descriptors);
         let mount = Mount::new(parts, descriptors, &init).map_err(|e| {
@@ -165,6 +173,7 @@ impl Volumes {
         let shared = mount
             .shared()
             .map_err(|e| Refusal::new(RefusalKind::Internal, format!("descriptor limit reached: {e}")))?;
+        mount.keep_turn(turn);
         self.run(arrival, &mount)?;
         let waiter = mount.clone();
         let started = tokio::task::spawn_blocking(move || waiter.wait_started(WORKER_LIMIT)).await;
@@ -244,7 +253,9 @@ impl Volumes {
 
     pub async fn start(&self, id: MountId) -> Result<(), Refusal> {
         let mount = self.get(id)?;
-        let started = tokio::task::spawn_blocking(move || mount.start(WORKER_LIMIT)).await;
+        let starting = mount.clone();
+        let started = tokio::task::spawn_blocking(move || starting.start(WORKER_LIMIT)).await;
+        mount.end_turn();
         started
             .unwrap_or_else(|e| Err(e.to_string()))
             .map_err(|why| Refusal::new(RefusalKind::Unavailable, why))
@@ -254,6 +265,7 @@ impl Volumes {
     pub async fn unpublish(&self, id: MountId) {
         let Some(mut entry) = self.mounts.end(id) else { return };
         entry.mount.stop();
+        entry.mount.end_turn();
         entry.mount.leave_scope();
         if let Some(thread) = entry.thread.take() {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
