@@ -126,7 +126,7 @@ scale: release ## VOLUMES=10,100,1000 published at once, read, handed over, unpu
 burst: release ## PUBLISHES=200 a minute for BURST=1h: times, and what the node has more at the end.
 	scripts/long-run burst $(RELEASE)/node-suite burst --per-minute $(PUBLISHES) --time $(BURST)
 
-open-files: release ## One application with OPEN=100000 files open at once, over four volumes.
+open-files: release ## OPEN=100000 files open at once, over four volumes.
 	scripts/long-run open-files $(RELEASE)/node-suite open-files --files $(OPEN)
 
 listing: release ## One directory of OBJECTS=1000000 objects, through a mount: times and memory.

@@ -1,6 +1,6 @@
 //! The node agent of a test: its configuration, its process and its operator API.
 
-use super::log::{LogTo, Logged, spawn};
+use super::log::{LogTo, Logged, limit_descriptors, spawn};
 use super::places::{Places, Version};
 use crate::clock::wait_until;
 use crate::processes::{self, Memory};
@@ -47,6 +47,10 @@ pub struct AgentOptions {
     pub version: Version,
     /// Of csi-plugin.
     pub plugin: Version,
+    /// Most descriptors of the agent; None: as many as this process may have.
+    pub descriptors: Option<u64>,
+    /// The same of csi-plugin.
+    pub plugin_descriptors: Option<u64>,
     /// How long workers and agent may stand still; None: the programs' own limits.
     pub hang_limit: Option<Duration>,
     /// What the agent takes for the kernel's `fs.fuse.max_request_timeout`, seconds.
@@ -110,6 +114,8 @@ impl Default for AgentOptions {
             endpoints: &["http://127.0.0.1:*", "http://localhost:*"],
             version: Version::This,
             plugin: Version::This,
+            descriptors: None,
+            plugin_descriptors: None,
             hang_limit: None,
             request_timeout: None,
             failpoints: Failpoints::default(),
@@ -221,6 +227,7 @@ impl Agent {
         }
         command.envs(options.failpoints.agent.map(|step| ("MILLPOND_FAILPOINT", step)));
         command.env("MILLPOND_WORKER_FAILPOINTS", options.failpoints.workers.join(","));
+        limit_descriptors(&mut command, options.descriptors);
         let logged = spawn(&mut command, places, "node-agent", options.log)?;
         let client = AgentClient::new(super::channel(&places.agent_socket(), runtime)?);
         Ok(Self { version: options.version, logged, client, runtime: runtime.clone() })

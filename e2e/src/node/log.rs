@@ -3,8 +3,10 @@
 use super::places::Places;
 use anyhow::Result;
 use rustix::pipe::{fcntl_setpipe_size, pipe};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use testkit::process::Process;
 
@@ -30,6 +32,14 @@ impl LogTo {
 pub(super) struct Logged {
     pub(super) process: Process,
     _unread: Option<OwnedFd>,
+}
+
+/// So many at most, of the program that is started.
+pub(super) fn limit_descriptors(command: &mut Command, most: Option<u64>) {
+    let Some(most) = most else { return };
+    let limit = Rlimit { current: Some(most), maximum: Some(most) };
+    // SAFETY: one system call, between fork and exec.
+    unsafe { command.pre_exec(move || Ok(setrlimit(Resource::Nofile, limit)?)) };
 }
 
 /// Starts a program. The calling thread must outlive it (see `testkit::process`).

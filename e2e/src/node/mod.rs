@@ -153,6 +153,7 @@ impl Node {
             failpoint: self.options.failpoints.plugin,
             version: self.options.plugin,
             log: self.options.log,
+            descriptors: self.options.plugin_descriptors,
         }
     }
     /// `kill -9`, or the burial of one that has died; its workers go with it.

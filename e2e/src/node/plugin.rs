@@ -1,6 +1,6 @@
 //! The CSI plugin of a test: its process and what a container orchestrator asks of it.
 
-use super::log::{LogTo, Logged, spawn};
+use super::log::{LogTo, Logged, limit_descriptors, spawn};
 use super::places::{Places, Version};
 use crate::clock::wait_until;
 use anyhow::{Result, ensure};
@@ -34,6 +34,7 @@ pub(super) struct PluginOptions {
     pub(super) failpoint: Option<&'static str>,
     pub(super) version: Version,
     pub(super) log: LogTo,
+    pub(super) descriptors: Option<u64>,
 }
 
 impl Plugin {
@@ -53,6 +54,7 @@ impl Plugin {
             command.arg("--agent-hang-limit").arg(format!("{}ms", limit.as_millis()));
         }
         command.envs(options.failpoint.map(|step| ("MILLPOND_FAILPOINT", step)));
+        limit_descriptors(&mut command, options.descriptors);
         let logged = spawn(&mut command, places, "csi-plugin", options.log)?;
         let channel = super::channel(&places.csi_socket(), runtime)?;
         Ok(Self { logged, channel, runtime: runtime.clone() })

@@ -8,12 +8,14 @@ use crate::oracle::Stalls;
 use crate::processes::{self, Memory};
 use crate::{mountinfo, random};
 use anyhow::{Context, Result, ensure};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde::Serialize;
 use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use testkit::content;
 
@@ -261,51 +263,96 @@ impl fmt::Display for OpenReport {
 
 /// Opens `files` files of `volumes` volumes, reads some of them while all are open, and closes them.
 pub fn open_files(node: &mut Node, files: usize, volumes: usize, seed: u64) -> Result<OpenReport> {
-    const BYTES: u64 = 500;
     let of_each = files.div_ceil(volumes);
     let server = Server::synthetic(node.places(), of_each as u64, BYTES, "d/f{n}")?;
     let width = (of_each - 1).to_string().len();
     let endpoint = server.endpoint();
-    rustix::process::setrlimit(
-        rustix::process::Resource::Nofile,
-        rustix::process::Rlimit { current: Some(files as u64 + 1000), maximum: Some(files as u64 + 1000) },
-    )
-    .context("the application needs a descriptor for each file")?;
     let mut mounted = Vec::new();
     for n in 0..volumes {
         let profile = if n.is_multiple_of(2) { "large" } else { "small" };
         let more = [("profile", profile), ("endpoint", endpoint.as_str())];
         mounted.push(node.volume(&format!("open{n}"), "d", &more)?);
     }
-    let name = |k: usize| format!("f{k:0width$}");
+    let paths: Vec<Named> = (0..files)
+        .map(|k| {
+            let name = format!("f{:0width$}", k / volumes);
+            Named { path: mounted[k % volumes].target.join(&name), key: format!("d/{name}") }
+        })
+        .collect();
     let begun = Instant::now();
-    let mut open = Vec::with_capacity(files);
-    for k in 0..files {
-        let path = mounted[k % volumes].target.join(name(k / volumes));
-        open.push(File::open(&path).with_context(|| format!("file {k}, {}", path.display()))?);
-    }
-    let opened_s = begun.elapsed().as_secs_f64();
-    let mut random = random::Random(seed | 1);
-    for _ in 0..files.min(5000) {
-        let k = random.below(files as u64) as usize;
-        let mut bytes = vec![0; BYTES as usize];
-        open[k].read_exact_at(&mut bytes, 0).with_context(|| format!("read file {k}"))?;
-        let id = content::id(format!("d/{}", name(k / volumes)));
-        ensure!(content::first_wrong_byte(id, 0, &bytes).is_none(), "file {k} is wrong");
-    }
-    let workers = processes::fuse_children(node.agent().pid());
-    let report = OpenReport {
-        files,
-        volumes,
-        opened_s,
-        agent: Memory::of(node.agent().pid()).anonymous,
-        workers: workers.iter().fold(0, |sum, pid| sum + Memory::of(*pid).unevictable()),
-        agent_descriptors: processes::descriptors(node.agent().pid()),
-        most_worker_descriptors: workers.iter().map(|pid| processes::descriptors(*pid)).max().unwrap_or(0),
-    };
-    drop(open);
+    let report = keep_open(&paths, seed, || {
+        let workers = processes::fuse_children(node.agent().pid());
+        OpenReport {
+            files,
+            volumes,
+            opened_s: begun.elapsed().as_secs_f64(),
+            agent: Memory::of(node.agent().pid()).anonymous,
+            workers: workers.iter().fold(0, |sum, pid| sum + Memory::of(*pid).unevictable()),
+            agent_descriptors: processes::descriptors(node.agent().pid()),
+            most_worker_descriptors: workers
+                .iter()
+                .map(|pid| processes::descriptors(*pid))
+                .max()
+                .unwrap_or(0),
+        }
+    })?;
     for mounted in &mounted {
         node.unpublish(mounted)?;
     }
     Ok(report)
+}
+
+/// Of each of the open files.
+const BYTES: u64 = 500;
+
+struct Named {
+    path: PathBuf,
+    key: String,
+}
+
+/// Calls `look` while all are open. Each thread has descriptors of its own, so that a limit that is below their number does
+/// not matter.
+fn keep_open<T>(files: &[Named], seed: u64, look: impl FnOnce() -> T) -> Result<T> {
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let of_a_thread = usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(1000);
+    ensure!(of_a_thread > 0, "the limit of descriptors ({most}) is too low: ulimit -n");
+    std::thread::scope(|threads| {
+        let (opened, all_opened) = mpsc::channel();
+        let mut ends = Vec::new();
+        let mut running = Vec::new();
+        for (number, share) in files.chunks(of_a_thread).enumerate() {
+            let (end, ended) = mpsc::channel::<()>();
+            ends.push(end);
+            let opened = opened.clone();
+            running.push(threads.spawn(move || -> Result<()> {
+                // SAFETY: this thread uses no descriptor that another one opens or closes from here on.
+                unsafe { unshare_unsafe(UnshareFlags::FILES)? };
+                let open =
+                    |file: &Named| File::open(&file.path).with_context(|| file.path.display().to_string());
+                let open: Vec<File> = share.iter().map(open).collect::<Result<_>>()?;
+                let _ = opened.send(()); // no receiver: another one has failed
+                drop(opened);
+                let _ = ended.recv(); // the sender is dropped
+                let mut random = random::Random((seed + number as u64) | 1);
+                for _ in 0..share.len().min(2000) {
+                    let k = random.below(share.len() as u64) as usize;
+                    let mut bytes = vec![0; BYTES as usize];
+                    open[k]
+                        .read_exact_at(&mut bytes, 0)
+                        .with_context(|| share[k].path.display().to_string())?;
+                    let wrong = content::first_wrong_byte(content::id(&share[k].key), 0, &bytes);
+                    ensure!(wrong.is_none(), "{} is wrong", share[k].path.display());
+                }
+                Ok(())
+            }));
+        }
+        drop(opened);
+        // Ends early if one has failed, which its result says.
+        let looked = (all_opened.iter().take(running.len()).count() == running.len()).then(look);
+        drop(ends);
+        for thread in running {
+            thread.join().map_err(|_| anyhow::anyhow!("a thread that opens files ended otherwise"))??;
+        }
+        looked.context("not every file was opened")
+    })
 }
