@@ -328,9 +328,23 @@ fn spawn(options: &SpawnOptions) -> io::Result<Worker> {
     if let Some(step) = failpoint::of_next_worker() {
         command.env(failpoint::VARIABLE, step);
     }
-    let worker = Worker { socket: Arc::new(mine), child: command.spawn()?, reaped: false };
+    let child = command.spawn().map_err(|error| explained(&error))?;
+    let worker = Worker { socket: Arc::new(mine), child, reaped: false };
     worker_log::follow(said, worker.pid(), &options.runtime)?;
     Ok(worker)
+}
+
+/// What an operator should do about a process that cannot be started.
+fn explained(error: &io::Error) -> io::Error {
+    let hint = match error.raw_os_error() {
+        Some(libc::EAGAIN) => {
+            "the agent's pod has as many processes and threads as it may (podPidsLimit of kubelet), or its user has"
+        }
+        Some(libc::EMFILE | libc::ENFILE) => "no descriptor is left: raise LimitNOFILE of the container runtime",
+        Some(libc::ENOMEM) => "no memory is left for another process",
+        _ => return io::Error::new(error.kind(), error.to_string()),
+    };
+    io::Error::new(error.kind(), format!("{error}: {hint}"))
 }
 
 #[cfg(test)]
@@ -353,6 +367,14 @@ mod tests {
         let same = link::worker::FromWorker::Ready { protocol: version::WORKER };
         link::worker::send(&theirs, &same, &[]).unwrap();
         worker.wait_ready().unwrap();
+    }
+
+    #[test]
+    fn a_process_too_many_says_which_limit_it_was() {
+        let told = |errno| explained(&io::Error::from_raw_os_error(errno)).to_string();
+        assert!(told(libc::EAGAIN).contains("podPidsLimit"));
+        assert!(told(libc::EMFILE).contains("LimitNOFILE"));
+        assert_eq!(told(libc::ENOENT), io::Error::from_raw_os_error(libc::ENOENT).to_string());
     }
 
     #[test]
