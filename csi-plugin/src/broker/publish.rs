@@ -96,7 +96,8 @@ impl Publisher {
     fn mount(&self, agent: &AgentLink, order: Order, target: &Arc<Target>) -> Result<(), Failure> {
         let kernel = &self.lifecycle.kernel;
         let device = kernel.open_device()?;
-        has_room(startup::descriptors(&device))?;
+        let descriptors = startup::descriptors();
+        has_room(descriptors.map_err(|e| Failure::Internal(format!("descriptors are not counted: {e}")))?)?;
         let id = self.next_id()?;
         let connection = kernel.mount(target, device.as_fd(), &order.source(), order.options)?;
         self.targets.set_mounted(target.path(), &order.spec.volume.id, connection);

@@ -340,7 +340,9 @@ fn explained(error: &io::Error) -> io::Error {
         Some(libc::EAGAIN) => {
             "the agent's pod has as many processes and threads as it may (podPidsLimit of kubelet), or its user has"
         }
-        Some(libc::EMFILE | libc::ENFILE) => "no descriptor is left: raise LimitNOFILE of the container runtime",
+        Some(libc::EMFILE | libc::ENFILE) => {
+            "no descriptor is left: raise LimitNOFILE of the container runtime"
+        }
         Some(libc::ENOMEM) => "no memory is left for another process",
         _ => return io::Error::new(error.kind(), error.to_string()),
     };

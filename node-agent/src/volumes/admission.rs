@@ -5,7 +5,6 @@
 //! volumes alone.
 
 use link::{Refusal, RefusalKind};
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -65,12 +64,13 @@ impl Admission {
     }
 }
 
-/// Is there room for another volume? `newest`: what this process has opened last.
+/// Is there room for another volume?
 ///
 /// # Errors
 /// A sentence that says what to raise.
-pub(super) fn has_room(newest: &impl AsRawFd) -> Result<(), Refusal> {
-    let startup::Descriptors { used, most } = startup::descriptors(newest);
+pub(super) fn has_room() -> Result<(), Refusal> {
+    let uncounted = |e| Refusal::new(RefusalKind::Internal, format!("descriptors are not counted: {e}"));
+    let startup::Descriptors { used, most } = startup::descriptors().map_err(uncounted)?;
     may_take(used, most)
 }
 
