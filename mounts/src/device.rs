@@ -74,11 +74,22 @@ pub(crate) fn number(device: BorrowedFd<'_>) -> Option<u32> {
 /// Looks, and does not wait: a thread that waits at a device is woken by each of its requests, whatever it waits for
 /// (the queue's `wake_up` names no event), which costs a busy mount a context switch for each.
 pub(crate) fn have_ended(devices: &[BorrowedFd<'_>]) -> Vec<bool> {
+    show(devices, PollFlags::ERR)
+}
+
+/// Requests that no process has read.
+pub(crate) fn have_requests(devices: &[BorrowedFd<'_>]) -> Vec<bool> {
+    show(devices, PollFlags::IN)
+}
+
+fn show(devices: &[BorrowedFd<'_>], what: PollFlags) -> Vec<bool> {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // Errors are told whether they are asked for or not.
+    let asked = what - PollFlags::ERR;
     let mut polled: Vec<PollFd<'_>> =
-        devices.iter().map(|device| PollFd::from_borrowed_fd(*device, PollFlags::empty())).collect();
+        devices.iter().map(|device| PollFd::from_borrowed_fd(*device, asked)).collect();
     let seen = poll(&mut polled, Some(&now)).is_ok();
-    polled.iter().map(|device| seen && device.revents().contains(PollFlags::ERR)).collect()
+    polled.iter().map(|device| seen && device.revents().contains(what)).collect()
 }
 
 pub(crate) fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, KernelError> {

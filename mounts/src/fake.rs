@@ -30,6 +30,8 @@ pub struct FakeState {
     pub dying: BTreeSet<u32>,
     pub sysctl: BTreeMap<&'static str, String>,
     pub waiting: u64,
+    /// Connections at which requests wait that no process has read.
+    pub requested: BTreeSet<u32>,
     /// Of the last mount.
     pub options: Option<MountOptions>,
     /// Mounts of ours in other mount namespaces, by device number.
@@ -289,6 +291,12 @@ impl Kernel for Fake {
 
     fn have_ended(&self, devices: &[BorrowedFd<'_>]) -> Vec<bool> {
         devices.iter().map(|device| self.has_ended(*device)).collect()
+    }
+
+    fn have_requests(&self, devices: &[BorrowedFd<'_>]) -> Vec<bool> {
+        let state = self.state();
+        let minor = |device: &BorrowedFd<'_>| state.devices.get(&inode(*device));
+        devices.iter().map(|device| minor(device).is_some_and(|it| state.requested.contains(it))).collect()
     }
 
     fn remains(&self, connection: Connection) -> bool {

@@ -120,6 +120,8 @@ pub trait Kernel: Send + Sync + std::fmt::Debug + 'static {
     fn has_ended(&self, device: BorrowedFd<'_>) -> bool;
     /// The same of many devices, in their order, with one call.
     fn have_ended(&self, devices: &[BorrowedFd<'_>]) -> Vec<bool>;
+    /// Does a request wait there that no process has read? Of many devices, in their order, with one call.
+    fn have_requests(&self, devices: &[BorrowedFd<'_>]) -> Vec<bool>;
     /// Is there something of it left? The last mount or open file, in whatever namespace, takes the superblock along.
     fn remains(&self, connection: Connection) -> bool;
     /// Of each volume and number: does any mount namespace have such a mount? A container's, or a part of it for a

@@ -211,6 +211,10 @@ impl Kernel for Linux {
         device::have_ended(devices)
     }
 
+    fn have_requests(&self, devices: &[BorrowedFd<'_>]) -> Vec<bool> {
+        device::have_requests(devices)
+    }
+
     fn remains(&self, connection: Connection) -> bool {
         connection.directory(&self.paths.bdi).exists()
     }

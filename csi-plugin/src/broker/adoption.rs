@@ -8,7 +8,6 @@ use super::mounts_table::{Mount, State};
 use super::socket::{AgentIdentity, AgentLink, AskError};
 use link::broker::{AgentAnswer, AgentEnd, AgentRequest};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -28,14 +27,27 @@ pub(super) struct Given {
 
 /// Does it for some of them at a time; the results are in the order of the items.
 pub(super) fn for_each<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
+    for_each_by(items, |_| 0, each)
+}
+
+/// As [`for_each`]. `next` chooses one of those that are left, which it gets in their order: a place in that list.
+fn for_each_by<T: Sync, R: Send>(
+    items: &[T],
+    next: impl Fn(&[&T]) -> usize + Sync,
+    each: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
+    let left: Mutex<Vec<usize>> = Mutex::new((0..items.len()).collect());
+    let take = || {
+        let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+        let choice: Vec<&T> = left.iter().map(|index| &items[*index]).collect();
+        (!choice.is_empty()).then(|| left.remove(next(&choice).min(choice.len() - 1)))
+    };
     let work = || {
         let mut done = Vec::new();
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = items.get(index) else { return done };
-            done.push((index, each(item)));
+        while let Some(index) = take() {
+            done.push((index, each(&items[index])));
         }
+        done
     };
     let mut all: Vec<(usize, R)> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..ADOPTERS.min(items.len())).map(|_| scope.spawn(work)).collect();
@@ -109,7 +121,11 @@ impl Adopter {
                 false => agent.see_off(),
             }
         }
-        let taken = for_each(&orphans, |mount| self.hand_over(agent, mount, spare.is_some()));
+        let taken = for_each_by(
+            &orphans,
+            |left| self.most_urgent(left),
+            |mount| self.hand_over(agent, mount, spare.is_some()),
+        );
         let mut given = Given::default();
         for taken in taken {
             match taken {
@@ -121,6 +137,18 @@ impl Adopter {
             }
         }
         given
+    }
+
+    /// The one at which a program waits already: of a thousand volumes most are idle, and nobody notices how late those come.
+    fn most_urgent(&self, left: &[&Arc<Mount>]) -> usize {
+        let devices: Vec<_> = left.iter().map(|mount| mount.device()).collect();
+        let (places, held): (Vec<usize>, Vec<_>) = devices
+            .iter()
+            .enumerate()
+            .filter_map(|(place, device)| Some((place, device.as_ref()?.as_fd())))
+            .unzip();
+        let waiting = self.lifecycle.kernel.have_requests(&held);
+        places.into_iter().zip(waiting).find(|(_, waits)| *waits).map_or(0, |(place, _)| place)
     }
 
     /// False: there was nothing to hand over any more.
@@ -192,6 +220,8 @@ mod tests {
             let items: Vec<usize> = (0..count).collect();
             let doubled: Vec<usize> = items.iter().map(|n| n * 2).collect();
             assert_eq!(for_each(&items, |n| n * 2), doubled);
+            assert_eq!(for_each_by(&items, |left| left.len() - 1, |n| n * 2), doubled);
+            assert_eq!(for_each_by(&items, |_| usize::MAX, |n| n * 2), doubled, "a choice that is none");
         }
     }
 }

@@ -27,6 +27,32 @@ fn an_agent_is_given_what_no_agent_serves_and_what_one_that_is_gone_served() {
     assert!([orphan, own, noted_late].iter().all(|mount| mount.is_of(agent.link.identity())));
 }
 
+/// The first of them, for several are given at once; and what a program comes to wait at meanwhile goes before the rest.
+#[test]
+fn mounts_at_which_programs_wait_are_given_to_an_agent_first() {
+    const IDLE: u64 = 40;
+    let node = Node::new();
+    let mounts: Vec<_> =
+        (1..=IDLE + 2).map(|n| node.serving(n, "v", &format!("t{n}"), &identity(1))).collect();
+    let [urgent, later] = [IDLE + 1, IDLE + 2].map(|n| mounts[n as usize - 1].connection.minor);
+    node.kernel.state().requested.insert(urgent);
+    let (order, kernel) = (Arc::<Mutex<Vec<u64>>>::default(), node.kernel.clone());
+    let note = order.clone();
+    let agent = node.agent(2, true, move |request| {
+        if let AgentRequest::Adopt(adopt) = request {
+            note.lock().unwrap().push(adopt.publish.mount.0);
+            let mut state = kernel.state();
+            state.requested.remove(&urgent);
+            state.requested.insert(later);
+        }
+        Ok(AgentAnswer::Done)
+    });
+    assert_eq!(node.broker.adopter.hand_all_over(&agent.link, None).taken as u64, IDLE + 2);
+    let order = order.lock().unwrap();
+    let place = |mount: u64| order.iter().position(|one| *one == mount).unwrap();
+    assert!(place(IDLE + 1) < 10 && place(IDLE + 2) < 20, "{order:?}");
+}
+
 #[test]
 fn what_an_agent_refuses_is_orphaned_with_its_reason_and_the_others_are_served() {
     let node = Node::new();
