@@ -57,7 +57,7 @@ impl App {
         privileged: Option<Arc<dyn Privileged>>,
     ) -> BoxFuture<'static, Result<Self>> {
         Box::pin(async move {
-            raise_descriptor_limit();
+            prepare_process();
             directories::wait(&config).await?;
             let state_dir = &config.agent.state_dir;
             match Owner::try_take(state_dir)
@@ -291,8 +291,10 @@ impl App {
     }
 }
 
-/// Cache files, connections and workers' sockets are many.
-pub(crate) fn raise_descriptor_limit() {
+/// Of this process as a whole, before it opens its cache.
+pub(crate) fn prepare_process() {
+    startup::map_large_blocks();
+    // Cache files, connections and workers' sockets are many.
     if let Err(error) = startup::raise_descriptor_limit() {
         tracing::warn!(%error, "the limit on open files stays low: large working sets may miss the cache");
     }

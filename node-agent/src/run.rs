@@ -1,6 +1,6 @@
 //! The agent's life: from its first signal handler to its exit, or to a successor.
 
-use crate::app::{App, raise_descriptor_limit};
+use crate::app::{App, prepare_process};
 use crate::config::Config;
 use crate::handoff::drain::{self, End};
 use crate::handoff::standby;
@@ -31,7 +31,7 @@ async fn run_until_stopped(config: Config) -> Result<()> {
         }
     };
     tokio::pin!(stop);
-    raise_descriptor_limit();
+    prepare_process();
     let state_dir = config.agent.state_dir.clone();
     let enter = async {
         directories::wait(&config).await?;
