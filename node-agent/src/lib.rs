@@ -4,6 +4,7 @@
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod admission;
 pub mod api;
 pub mod app;
 mod broker_client;

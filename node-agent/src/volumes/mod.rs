@@ -1,6 +1,5 @@
 //! Publish and unpublish: from a mount request to a worker that serves it, and back.
 
-mod admission;
 mod arrivals;
 pub(crate) mod collect;
 mod open;
@@ -9,12 +8,11 @@ mod rotate;
 pub(crate) mod scope;
 mod scopes;
 
+use crate::admission::{Admission, has_room};
 use crate::config::Config;
 use crate::handoff::order::Order;
 use crate::supervisor::{self, Descriptors, Mount, MountContext, Parts};
 use crate::volumes::scope::{Member, Scope, Wants};
-pub(crate) use admission::Turn;
-use admission::{Admission, has_room};
 use arrivals::{Arrival, Mounts, Present, Unsettled};
 use link::broker::{AgentAnswer, MountId, Publish, Resume, Usage};
 use link::budget;

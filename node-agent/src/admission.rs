@@ -20,7 +20,7 @@ const OF_A_VOLUME: u64 = 16;
 /// For connections to the store, and cache files that are open.
 const SPARE_LEAST: u64 = 256;
 
-pub(super) struct Admission {
+pub(crate) struct Admission {
     turns: Arc<Semaphore>,
     /// How long a turn is waited for at least.
     least: Duration,
@@ -34,7 +34,7 @@ pub(crate) struct Turn {
 }
 
 impl Admission {
-    pub(super) fn of_this_machine() -> Self {
+    pub(crate) fn of_this_machine() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self::new(AT_ONCE_LEAST.max(2 * processors), TURN_LEAST)
     }
@@ -47,7 +47,7 @@ impl Admission {
     ///
     /// # Errors
     /// The turn has not come at `end`.
-    pub(super) async fn enter(&self, end: Instant) -> Result<Turn, Refusal> {
+    pub(crate) async fn enter(&self, end: Instant) -> Result<Turn, Refusal> {
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);
         let end = end.max(Instant::now() + self.least);
         let turn = tokio::time::timeout_at(end, self.turns.clone().acquire_owned()).await;
@@ -68,7 +68,7 @@ impl Admission {
 ///
 /// # Errors
 /// A sentence that says what to raise.
-pub(super) fn has_room() -> Result<(), Refusal> {
+pub(crate) fn has_room() -> Result<(), Refusal> {
     let uncounted = |e| Refusal::new(RefusalKind::Internal, format!("descriptors are not counted: {e}"));
     let startup::Descriptors { used, most } = startup::descriptors().map_err(uncounted)?;
     may_take(used, most)
