@@ -30,6 +30,8 @@ const GRACE: Duration = Duration::from_secs(2);
 const READ_AHEAD_KB_MAX: u32 = 64 << 10;
 /// A republish answers within 2 s, whatever the source does with a new key. The agent goes on trying.
 const ROTATE_LIMIT: Duration = Duration::from_secs(1);
+/// Device, control and the connection's shared memory.
+const DESCRIPTORS_OF_A_MOUNT: u64 = 3;
 /// Kept for the mounts that are there.
 const SPARE_DESCRIPTORS: u64 = 128;
 const REQUEST_TIMEOUT: &str = "the kernel ends a connection in which a request takes longer than fs.fuse.max_request_timeout (or default_request_timeout): healTimeout and storeTimeout are cut to less than half of it; set both to 0";
@@ -67,9 +69,13 @@ pub(super) fn control(
     }
 }
 
-/// The mounts that are there need descriptors for what comes: an agent that shows them, a look through each.
-fn has_room(startup::Descriptors { used, most }: startup::Descriptors) -> Result<(), Failure> {
-    if used.saturating_add(SPARE_DESCRIPTORS) <= most {
+/// The mounts that are there need descriptors for what comes: an agent that shows them, a look through each. Those that
+/// are being prepared are counted whole: all that come at once would find room for one.
+fn has_room(
+    startup::Descriptors { used, most }: startup::Descriptors,
+    preparing: usize,
+) -> Result<(), Failure> {
+    if used.saturating_add(DESCRIPTORS_OF_A_MOUNT * preparing as u64 + SPARE_DESCRIPTORS) <= most {
         return Ok(());
     }
     Err(Failure::Unavailable(format!(
@@ -97,7 +103,10 @@ impl Publisher {
         let kernel = &self.lifecycle.kernel;
         let device = kernel.open_device()?;
         let descriptors = startup::descriptors();
-        has_room(descriptors.map_err(|e| Failure::Internal(format!("descriptors are not counted: {e}")))?)?;
+        let descriptors =
+            descriptors.map_err(|e| Failure::Internal(format!("descriptors are not counted: {e}")))?;
+        let preparing = |mount: &Arc<Mount>| mount.state() == State::Preparing;
+        has_room(descriptors, self.lifecycle.table.all().iter().filter(|mount| preparing(mount)).count())?;
         let id = self.next_id()?;
         let connection = kernel.mount(target, device.as_fd(), &order.source(), order.options)?;
         self.targets.set_mounted(target.path(), &order.spec.volume.id, connection);
@@ -248,7 +257,9 @@ mod tests {
 
     #[test]
     fn the_last_descriptors_are_kept_for_the_mounts_that_are_there() {
-        let has_room = |used, most| super::has_room(startup::Descriptors { used, most });
+        let with = |used, preparing, most| has_room(startup::Descriptors { used, most }, preparing);
+        assert!(with(100, 265, 1024).is_ok() && with(100, 266, 1024).is_err(), "those that come at once");
+        let has_room = |used, most| with(used, 0, most);
         assert!(has_room(1024 - SPARE_DESCRIPTORS, 1024).is_ok());
         let failure = has_room(1024 - SPARE_DESCRIPTORS + 1, 1024).unwrap_err();
         assert!(matches!(&failure, Failure::Unavailable(why) if why.contains("of 1024 descriptors")));

@@ -98,6 +98,11 @@ impl<E> Mounts<E> {
         self.lock().keys().copied().collect()
     }
 
+    /// How many are on their way.
+    pub(super) fn coming(&self) -> usize {
+        self.lock().values().filter(|slot| matches!(slot, Slot::Arriving { .. })).count()
+    }
+
     pub(super) fn get<T>(&self, id: MountId, view: impl FnOnce(&E) -> T) -> Option<T> {
         match self.lock().get(&id) {
             Some(Slot::Here(entry)) => Some(view(entry)),
@@ -186,7 +191,7 @@ mod tests {
     fn what_is_taken_away_on_its_way_does_not_arrive() {
         let mounts = Mounts::default();
         let arrival = arrive(&mounts, "a").unwrap();
-        assert_eq!((mounts.ids(), mounts.get(ID, |e| *e)), (vec![ID], None));
+        assert_eq!((mounts.ids(), mounts.get(ID, |e| *e), mounts.coming()), (vec![ID], None, 1));
         assert_eq!(mounts.end(ID), None);
         assert_eq!(arrive(&mounts, "a").unwrap_err(), Present::UnderWay, "until it has noticed");
         let mut made = false;

@@ -156,7 +156,7 @@ impl Volumes {
         device: OwnedFd,
     ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
         let (id, volume, init) = (request.mount, spec.id.clone(), request.init.clone());
-        has_room()?;
+        has_room(self.mounts.coming())?;
         let end = tokio::time::Instant::now() + self.config().agent.source_wait.0;
         let scope = self.open_scope(scope, &spec, credentials, true).await?;
         self.may_join(&scope, request.spec.namespace())?;
