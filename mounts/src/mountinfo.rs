@@ -97,10 +97,11 @@ pub fn unescape(field: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The mounts stacked at exactly this path, the visible one last. Stacked mounts are children of one another; the
-/// order of lines says nothing reliable.
+/// The mounts stacked at exactly this path, however many slashes it is written with, the visible one last. Stacked mounts
+/// are children of one another; the order of lines says nothing reliable.
 pub fn stack_at<'t>(table: &'t [MountEntry], path: &Path) -> Vec<&'t MountEntry> {
-    // As bytes: paths are compared by component, which takes long where thousands are.
+    // As bytes, in the kernel's form: paths are compared by component, which takes long where thousands are.
+    let path: PathBuf = path.components().collect();
     let is_here = |e: &&MountEntry| e.mount_point.as_os_str() == path.as_os_str();
     let mut here: Vec<&MountEntry> = table.iter().filter(is_here).collect();
     let mut stack = Vec::with_capacity(here.len());
@@ -165,6 +166,7 @@ mod tests {
         let table = [entry(30, 20, "/t"), entry(20, 10, "/t"), entry(10, 1, "/t"), entry(5, 1, "/other")];
         let ids: Vec<u64> = stack_at(&table, Path::new("/t")).iter().map(|e| e.id).collect();
         assert_eq!(ids, [10, 20, 30]);
+        assert_eq!(stack_at(&table, Path::new("//t/./")).len(), 3, "as somebody else writes it");
         let circle = [entry(1, 2, "/t"), entry(2, 1, "/t"), entry(1, 1, "/t")];
         assert_eq!(stack_at(&circle, Path::new("/t")).len(), 3);
         // Each upon the one that comes behind it.
