@@ -51,6 +51,8 @@ fn run() -> anyhow::Result<ExitCode> {
     }
     let kernel: Arc<dyn Kernel> = match &config.node {
         Some(node) => {
+            // The mount table is read by many threads, each of which may have a heap of its own.
+            startup::memory::keep_small().context("cannot start a thread")?;
             // Three for each mount.
             if let Err(error) = startup::raise_descriptor_limit() {
                 tracing::warn!(%error, "the limit on open files stays low: hundreds of volumes may be too many");

@@ -293,7 +293,7 @@ impl App {
 
 /// Of this process as a whole, before it opens its cache.
 pub(crate) fn prepare_process() {
-    startup::map_large_blocks();
+    startup::memory::map_large_blocks();
     // Cache files, connections and workers' sockets are many.
     if let Err(error) = startup::raise_descriptor_limit() {
         tracing::warn!(%error, "the limit on open files stays low: large working sets may miss the cache");

@@ -1,28 +1,6 @@
-//! How much memory a process holds that the kernel cannot take back: anonymous and shared memory. And how this one gives
-//! back what it does not need.
+//! How much memory a process holds that the kernel cannot take back: anonymous and shared memory.
 
 use procfs::process::Process;
-use std::time::Duration;
-
-/// glibc makes up to eight for each processor, and each keeps what it once used.
-const HEAPS_MAX: libc::c_int = 4;
-/// It calls one function of the C library.
-const TRIM_STACK: usize = 64 << 10;
-const TRIM_EVERY: Duration = Duration::from_secs(30);
-
-/// To be called before other threads are started: what a busy minute has used is given back in the next one.
-pub(crate) fn keep_small() -> std::io::Result<()> {
-    // SAFETY: an integer; refused, memory is larger, nothing else.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, HEAPS_MAX) };
-    let trim = || {
-        loop {
-            std::thread::sleep(TRIM_EVERY);
-            // SAFETY: takes the heaps' own locks, one after the other.
-            unsafe { libc::malloc_trim(0) };
-        }
-    };
-    std::thread::Builder::new().name("trim".into()).stack_size(TRIM_STACK).spawn(trim).map(drop)
-}
 
 /// Bytes of process `pid`, or 0 when it is gone or hidden.
 pub(crate) fn of(pid: u32) -> u64 {

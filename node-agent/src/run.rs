@@ -2,16 +2,16 @@
 
 use crate::app::{App, prepare_process};
 use crate::config::Config;
+use crate::directories;
 use crate::handoff::drain::{self, End};
 use crate::handoff::standby;
-use crate::{directories, memory};
 use anyhow::{Context, Result};
 use link::budget;
 
 /// Runs until SIGTERM or SIGINT, or until a successor has taken over. Blocks: the runtime is made here, so that the
 /// program itself compiles none of it again.
 pub fn run(config: Config) -> Result<()> {
-    memory::keep_small()?;
+    startup::memory::keep_small()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let done = runtime.block_on(run_until_stopped(config));
     // Threads that wait in the kernel or for the broker end with the process.

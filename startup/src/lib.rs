@@ -1,14 +1,15 @@
 //! What each program of Millpond does first, before it has read its arguments.
 //!
 //! A log that is closed, full or slow holds up no thread ([`log`]); a panic anywhere ends the process, so that the
-//! agent or the broker heals it ([`mod@panic`]); and no dying process leaves its memory, which holds secrets, on a
-//! disk.
+//! agent or the broker heals it ([`mod@panic`]); what a busy minute took of memory goes back ([`memory`]); and no dying
+//! process leaves its memory, which holds secrets, on a disk.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod bounded_file;
 mod failpoints;
 pub mod log;
+pub mod memory;
 mod panic;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -38,20 +39,6 @@ pub fn raise_descriptor_limit() -> io::Result<()> {
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
-/// Blocks of 1 MiB and more come from the kernel one by one, and go back to it. By itself glibc takes the size of the first
-/// that is freed for a usual one and gives such blocks from its heaps from then on, where it must clear each: the 3 MiB
-/// that LMDB keeps for each store that is open, of which it uses some pages, became memory.
-pub fn map_large_blocks() {
-    const LARGE: libc::c_int = 1 << 20;
-    /// What is free at a heap's end before it is given back: glibc's own number once it has seen a few such blocks.
-    const TRIMMED_FROM: libc::c_int = 4 << 20;
-    // SAFETY: both set a number, under the allocator's own lock.
-    unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, TRIMMED_FROM);
-    }
-}
-
 /// Of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors {
@@ -74,24 +61,6 @@ pub fn descriptors() -> io::Result<Descriptors> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn large_blocks_that_are_not_touched_are_no_memory_however_often_they_come_and_go() {
-        let resident = || {
-            let status = std::fs::read_to_string("/proc/self/status").unwrap();
-            let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-            line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
-        };
-        map_large_blocks();
-        let take = || (0..32).map(|_| vec![0_u8; 2 << 20]).collect::<Vec<_>>();
-        let mut before = take();
-        before.iter_mut().for_each(|block| block.fill(1));
-        drop(before);
-        let none = resident();
-        let untouched = take();
-        assert!(resident() < none + (16 << 20), "{none} {}", resident());
-        drop(untouched);
-    }
 
     #[test]
     fn the_soft_limit_of_descriptors_becomes_the_hard_one() {
