@@ -138,5 +138,5 @@ renewals: release ## ROUNDS=100 deaths of agent and broker at once: paths work a
 kernels: release ## The node on Debian's 5.10, 6.1 and 6.12 kernels, in QEMU.
 	scripts/long-run kernels scripts/kernels
 
-bench: release ## Benchmarks beside the native file system and installed peers; never passes or fails.
-	scripts/long-run bench $(RELEASE)/bench --json target/bench.json --markdown target/bench.md
+bench: release ## Benchmarks: a record, target/bench.json; then target/release/bench compare A B. Never passes or fails.
+	scripts/long-run bench $(RELEASE)/bench run --json target/bench.json --markdown target/bench.md

@@ -15,4 +15,5 @@ pub mod pod;
 pub mod processes;
 pub mod random;
 pub mod scenario;
+pub mod supervised;
 pub mod tree;

@@ -133,6 +133,20 @@ pub fn cpu_time(pid: u32) -> Duration {
     of_ticks((11..15).filter_map(|k| fields.get(k)?.parse::<u64>().ok()).sum())
 }
 
+/// User and system time of the children that this process has reaped, and of those that they have.
+pub fn reaped_time() -> Duration {
+    // SAFETY: getrusage writes to the structure that it is given, for which zeros are a value.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage);
+        usage
+    };
+    let of = |time: libc::timeval| {
+        Duration::from_secs(time.tv_sec.unsigned_abs()) + Duration::from_micros(time.tv_usec.unsigned_abs())
+    };
+    of(usage.ru_utime) + of(usage.ru_stime)
+}
+
 /// Time in which a processor of this machine was at work for any process.
 pub fn machine_time() -> Duration {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();

@@ -23,7 +23,7 @@ pub fn serve(
     let init = inflight.init().expect("an INIT request is recorded");
     let offer = Offer::choose(&init, mode, &DisabledFeatures::default());
     let Session { null, transport } =
-        Transport::arm(inflight.clone(), device, true).expect("the first session");
+        Transport::arm(inflight.clone(), device, &DisabledFeatures::default()).expect("the first session");
     let adapter = Adapter { fs: fs(offer), transport: transport.clone(), offer };
     let mut config = fuser::Config::default();
     config.acl = SessionACL::All;

@@ -102,6 +102,9 @@ impl Offer {
     }
 }
 
+/// Pages of a READ that a worker can answer: more than it asks for, and as many as workers have asked for before it.
+const PAGES_SERVED: u16 = 256;
+
 /// May a worker that would have answered `own` serve a connection whose answer was `frozen`?
 pub(crate) fn can_serve(own: &[u8], frozen: &[u8]) -> Result<(), String> {
     let room = |reply: &[u8]| {
@@ -109,6 +112,7 @@ pub(crate) fn can_serve(own: &[u8], frozen: &[u8]) -> Result<(), String> {
         (word(reply, MAX_WRITE.start), pages.map_or(0, u16::from_ne_bytes))
     };
     let ((own_write, own_pages), (write, pages)) = (room(own), room(frozen));
+    let own_pages = own_pages.max(PAGES_SERVED);
     if write > own_write || pages > own_pages {
         return Err(format!(
             "this build answers INIT with less room than the connection has: requests of {own_write} bytes and {own_pages} \
@@ -216,6 +220,7 @@ mod tests {
         assert_eq!(can_serve(&own, &own), Ok(()));
         assert_eq!(can_serve(&own, &reply(flags, 12, 256)), Ok(()), "another pace");
         assert_eq!(can_serve(&own, &reply(flags, 128, 32)), Ok(()), "smaller requests");
+        assert_eq!(can_serve(&reply(flags, 128, 255), &own), Ok(()), "as much as workers once asked for");
         assert!(can_serve(&own, &reply(flags, 128, 512)).unwrap_err().contains("less room"));
         assert!(can_serve(&own, &reply(F::FUSE_ASYNC_READ, 128, 256)).unwrap_err().contains("another way"));
     }

@@ -130,7 +130,14 @@ fn filter(opens: bool) -> Result<BpfProgram, seccompiler::BackendError> {
         SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(threads), threads);
     rules.insert(libc::SYS_clone, vec![one(is_thread?)?]);
     // F_SETOWN and F_SETSIG send signals, F_SETLEASE and F_NOTIFY hold up others, F_ADD_SEALS changes shared memory.
-    let commands = [libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_DUPFD_CLOEXEC, libc::F_GET_SEALS];
+    let commands = [
+        libc::F_GETFD,
+        libc::F_SETFD,
+        libc::F_GETFL,
+        libc::F_DUPFD_CLOEXEC,
+        libc::F_GET_SEALS,
+        libc::F_SETPIPE_SZ,
+    ];
     let fcntl = commands.iter().map(|command| one(is(1, SeccompCmpArgLen::Dword, *command as u64)?));
     rules.insert(libc::SYS_fcntl, fcntl.collect::<Result<_, _>>()?);
     // The second for [`settle`]: it is set already, and cannot be taken back.
@@ -166,6 +173,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_write,
     libc::SYS_writev,
     libc::SYS_pread64,
+    libc::SYS_splice,
+    libc::SYS_pipe2,
     libc::SYS_close,
     libc::SYS_fstat,
     libc::SYS_newfstatat, // fstat in newer glibc

@@ -10,6 +10,7 @@ use fuse_abi::{
 use fuse_abi::{dirent, notify};
 use link::Cause;
 use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,11 @@ pub enum Delivery {
 pub trait Sink: Send + Sync {
     /// `error`: 0 or a negative errno.
     fn send(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> Delivery;
+    /// As `send` of `len` bytes of a file, from `offset` on, without copying them through this process. None: not
+    /// possible, the request still waits.
+    fn send_file(&self, _: u64, _: BorrowedFd<'_>, _offset: u64, _len: usize) -> Option<Delivery> {
+        None
+    }
     /// Tells the kernel something that it did not ask for.
     fn notify(&self, code: i32, body: &[u8]);
 }
@@ -84,6 +90,17 @@ impl Reply {
 
     pub fn data(self, data: &[u8]) {
         self.send(0, data);
+    }
+
+    /// As [`Self::data`], with bytes of a file that are not copied through this process. Err: that is not possible.
+    pub(crate) fn file(mut self, file: BorrowedFd<'_>, offset: u64, len: usize) -> Result<(), Self> {
+        match self.sink.send_file(self.unique, file, offset, len) {
+            Some(_) => {
+                self.open = false;
+                Ok(())
+            }
+            None => Err(self),
+        }
     }
 
     pub fn entry(self, entry: &Entry) {

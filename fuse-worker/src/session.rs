@@ -60,9 +60,8 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
     };
     let view = View::open(&assign.metadata).map_err(|e| format!("cannot read the metadata store: {e}"))?;
 
-    let Session { null, transport } =
-        Transport::arm(inflight.clone(), device, !assign.disabled_features.populate_write)
-            .map_err(|e| format!("cannot prepare the session: {e}"))?;
+    let Session { null, transport } = Transport::arm(inflight.clone(), device, &assign.disabled_features)
+        .map_err(|e| format!("cannot prepare the session: {e}"))?;
     // The pool's threads would not inherit what the lock-down of this thread gives up: they start after Go.
     let late = Arc::new(Late::default());
     let time = view.clone();
@@ -232,6 +231,7 @@ impl Heartbeat {
                 self.client.tell(FromWorker::Counted(counts));
             }
             self.fs.trim();
+            self.transport.trim();
         }
     }
 }

@@ -83,6 +83,15 @@ fn kill_9_of_a_worker_with_short_ttls_fails_no_call() {
 }
 
 #[test]
+fn large_reads_are_answered_without_a_copy() {
+    let mount = Mount::new(Mode::Kept, show(None), objects());
+    let (name, ..) = big(0);
+    let report = Application::start("whole", &[mount.target.to_str().unwrap(), &name]).finish();
+    assert_eq!(report.failures, Vec::<String>::new());
+    wait_for("count", || mount.agent.reads_spliced.load(SeqCst) > 0);
+}
+
+#[test]
 fn a_killed_caller_gets_out_while_its_read_is_never_answered() {
     let mut mount = Mount::new(Mode::Kept, show(None), objects());
     mount.agent.freeze_reads.store(true, SeqCst);

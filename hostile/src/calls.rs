@@ -81,6 +81,8 @@ const LIVED_BY: &[i64] = &[
     libc::SYS_write,
     libc::SYS_writev,
     libc::SYS_pread64,
+    libc::SYS_splice,
+    libc::SYS_pipe2,
     libc::SYS_close,
     libc::SYS_fstat,
     libc::SYS_newfstatat,
@@ -162,6 +164,7 @@ pub fn attempt(k: &Knowledge, report: &Report) {
     memory(report);
     every_call(report);
     descriptors(k, report);
+    pipes(report);
     threads(report);
 }
 
@@ -285,6 +288,36 @@ fn descriptors(k: &Knowledge, report: &Report) {
     );
     for number in made {
         let _ = call(libc::SYS_close, [number, 0, 0, 0, 0, 0]); // it is ours
+    }
+}
+
+/// Pipes of full size: what all processes of its user have of them is one account.
+fn pipes(report: &Report) {
+    let mut made: Vec<[i32; 2]> = Vec::new();
+    let end = loop {
+        let mut ends = [0; 2];
+        if let Err(errno) =
+            call(libc::SYS_pipe2, [ends.as_mut_ptr() as u64, libc::O_CLOEXEC as u64, 0, 0, 0, 0])
+        {
+            break errno;
+        }
+        made.push(ends);
+        if let Err(errno) = call(libc::SYS_fcntl, [fd(ends[0]), libc::F_SETPIPE_SZ as u64, 1 << 20, 0, 0, 0])
+        {
+            break errno;
+        }
+    };
+    let refused = matches!(end, libc::EPERM | libc::EMFILE);
+    let bounded = made.len() as u64 <= fuse_worker::lockdown::FILES_MAX / 2;
+    let shown =
+        if refused && bounded { "achieved: all that its user may have" } else { "beyond every limit" };
+    report.note("pipes without end", shown.to_owned());
+    // What is left of its descriptors it needs for what it tries next. The pipes it keeps, so that the other workers are
+    // seen to do without.
+    if end == libc::EMFILE {
+        for number in made.into_iter().flatten() {
+            let _ = call(libc::SYS_close, [fd(number), 0, 0, 0, 0, 0]); // it is ours
+        }
     }
 }
 

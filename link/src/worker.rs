@@ -110,6 +110,7 @@ pub struct DisabledFeatures {
     pub readdirplus: bool,
     pub landlock: bool,
     pub populate_write: bool,
+    pub splice: bool,
 }
 
 /// Debug: what a worker does to itself at a file of this name, so that what kills workers can be tested.
@@ -248,6 +249,8 @@ pub struct Counts {
     /// READ requests answered from the cache file without the agent.
     pub reads_hit: u64,
     pub bytes_hit: u64,
+    /// READ requests, of either kind, whose bytes went to the kernel without a copy in the worker.
+    pub reads_spliced: u64,
     /// READ requests that had to ask the agent.
     pub reads_miss: u64,
     pub bytes_miss: u64,

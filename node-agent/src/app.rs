@@ -14,6 +14,7 @@ use crate::prefetch::open_gate::OpenGate;
 use crate::prefetch::siblings::SiblingPrefetch;
 use crate::privileged::{self, Privileged};
 use crate::serve::Server;
+use crate::serve::dying::DyingCallers;
 use crate::source::outage::Tolerance;
 use crate::state::StateDir;
 use crate::supervisor::heals::{HealCause, Heals};
@@ -21,7 +22,7 @@ use crate::supervisor::{MountContext, SpawnOptions, Spawner};
 use crate::volumes::collect;
 use crate::volumes::{ScopeOpener, Volumes};
 use anyhow::{Context, Result};
-use cache::data::{Engine, Event};
+use cache::data::Engine;
 use futures::future::BoxFuture;
 use link::Refusal;
 use link::broker::{AgentAnswer, AgentRequest, Report};
@@ -127,10 +128,11 @@ impl App {
             privileged: privileged.clone(),
             metrics: metrics.clone(),
             runtime: runtime.clone(),
-            readahead: config.cache.readahead.0,
+            reading: config.cache.reading(),
             open_gate: OpenGate::default(),
             siblings: Arc::new(SiblingPrefetch::new(engine.clone())),
             backing_waits: Arc::default(),
+            dying: DyingCallers::default(),
         });
         let (tell_ended, mut ended) = tokio::sync::mpsc::unbounded_channel();
         let (tell_outage, mut outages) = tokio::sync::mpsc::unbounded_channel();
@@ -167,7 +169,7 @@ impl App {
             room,
         };
         let volumes = Volumes::new(opener, context, give_order);
-        follow_events(engine.clone(), volumes.clone())?;
+        crate::volumes::follow_cache(&engine, volumes.clone())?;
         // A broker that was restarted does not know the mounts of its predecessor, and cannot tell us of their end.
         let mounted = volumes.clone();
         tokio::spawn(async move {
@@ -321,52 +323,10 @@ fn engine_config(config: &Config) -> cache::data::Config {
         tiers: c.tiers.iter().map(tier).collect(),
         block_bytes: c.block.0,
         scope_limit_bytes: c.scope_limit.map(|s| s.0),
-        readahead_bytes: c.readahead.0,
+        reading: c.reading(),
+        reading_max: c.reading_max(),
         memory_bytes: c.memory.0,
-        part_bytes: c.part.0,
-        parallel_parts: c.parallel_parts,
         disk_timeout: config.disk_timeout(),
-    }
-}
-
-/// Tells the metadata store and the workers which files became whole or were dropped. A thread of its own:
-/// the store's writes block.
-fn follow_events(engine: Arc<Engine>, volumes: Arc<Volumes>) -> Result<()> {
-    let mut events = engine.events();
-    let follow = move || {
-        while let Some(event) = events.blocking_recv() {
-            let noted = match &event {
-                Event::Whole { key, file, root } => {
-                    volumes.scopes.get(&key.scope).map_or(Ok(()), |s| s.became_whole(*file, *root))
-                }
-                Event::Gone { key, file } => {
-                    for mount in volumes.mounts().iter().filter(|m| m.scope.id == key.scope) {
-                        mount.forget(*file);
-                    }
-                    volumes.scopes.get(&key.scope).map_or(Ok(()), |s| s.became_gone(*file))
-                }
-                Event::Disk { root, works } => {
-                    disk(&volumes, *root, *works);
-                    Ok(())
-                }
-            };
-            if let Err(error) = noted {
-                tracing::warn!(?event, %error, "cache state could not be noted: readers will ask");
-            }
-        }
-    };
-    std::thread::Builder::new().name("events".into()).spawn(follow).context("no thread for cache events")?;
-    Ok(())
-}
-
-/// Workers must not go to a disk that has begun to fail or to hang, nor do without one that works again: they forget
-/// what they hold of it, after the metadata store tells them no more, or again, where it lies.
-fn disk(volumes: &Volumes, root: u8, works: bool) {
-    for scope in volumes.scopes.all() {
-        let files = scope.disk(root, works);
-        for mount in volumes.mounts().iter().filter(|m| m.scope.id == scope.id) {
-            files.iter().for_each(|file| mount.forget(*file));
-        }
     }
 }
 

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -28,7 +29,8 @@ const LONGEST_ABSENCE: Duration = Duration::from_millis(250);
 /// A standby that was connected for so long was not sent away at once.
 const LASTING: Duration = Duration::from_secs(5);
 
-/// Serves what the broker asks. Runs on the agent's runtime.
+/// Serves what the broker asks. Runs on the agent's runtime, but what comes before the first wait, which happens in the
+/// order of the questions.
 #[async_trait::async_trait]
 pub(crate) trait Serve: Send + Sync {
     async fn serve(
@@ -319,7 +321,7 @@ impl Broker {
                 FromBroker::Answer { id, body } => connection.answered(id, body, runtime),
                 FromBroker::Ask { id, body } => {
                     let (server, connection) = (server.clone(), connection.clone());
-                    runtime.spawn(async move {
+                    let mut serving = Box::pin(async move {
                         let (body, fds) = match server.serve(body, fds).await {
                             Ok((answer, fds)) => (Ok(answer), fds),
                             Err(refusal) => (Err(refusal), Vec::new()),
@@ -328,6 +330,11 @@ impl Broker {
                             tracing::warn!(%error, "answer to the broker was lost");
                         }
                     });
+                    // Begun here, in the order in which the broker asks: an unpublish must find the publish before it.
+                    let _entered = runtime.enter();
+                    if serving.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                        runtime.spawn(serving);
+                    }
                 }
             }
         }
@@ -348,32 +355,49 @@ impl crate::privileged::Privileged for Broker {
 mod tests {
     use super::*;
 
-    struct ServesNothing(std::sync::mpsc::Sender<()>);
+    struct ServesNothing {
+        connected: std::sync::mpsc::Sender<()>,
+        /// In the order in which they were begun.
+        asked: Arc<Mutex<Vec<MountId>>>,
+    }
 
     #[async_trait::async_trait]
     impl Serve for ServesNothing {
         async fn serve(
             &self,
-            _: AgentRequest,
+            request: AgentRequest,
             _: Vec<OwnedFd>,
         ) -> Result<(AgentAnswer, Vec<OwnedFd>), Refusal> {
+            if let AgentRequest::Unpublish { mount } = request {
+                lock(&self.asked).push(mount);
+                tokio::task::yield_now().await;
+            }
             Err(Refusal::new(RefusalKind::Internal, "nothing is served here"))
         }
         async fn connected(self: Arc<Self>) {
-            let _ = self.0.send(()); // the test has ended
+            let _ = self.connected.send(()); // the test has ended
         }
         fn lost(&self) {}
     }
 
     /// A client in this process, and the broker's end of its connection.
     fn connected(dir: &std::path::Path, runtime: &tokio::runtime::Runtime) -> (Arc<Broker>, Packet) {
+        let (broker, peer, _) = connected_and_asked(dir, runtime);
+        (broker, peer)
+    }
+
+    fn connected_and_asked(
+        dir: &std::path::Path,
+        runtime: &tokio::runtime::Runtime,
+    ) -> (Arc<Broker>, Packet, Arc<Mutex<Vec<MountId>>>) {
         let path = dir.join("broker.sock");
         let listener = Packet::listen(&path).unwrap();
         let broker = Broker::new();
         let (sender, connected) = std::sync::mpsc::channel();
-        let (client, handle) = (broker.clone(), runtime.handle().clone());
+        let (client, handle, asked) = (broker.clone(), runtime.handle().clone(), Arc::default());
+        let server = ServesNothing { connected: sender, asked: Arc::clone(&asked) };
         // Never returns: it ends with the test.
-        std::thread::spawn(move || client.run(path, Arc::new(ServesNothing(sender)), handle));
+        std::thread::spawn(move || client.run(path, Arc::new(server), handle));
         let peer = Packet::accept(listener.as_fd()).unwrap();
         let mut buffer = vec![0; MAX_MESSAGE];
         let (hello, _) = recv::<FromAgent>(&peer, &mut buffer).unwrap();
@@ -381,7 +405,29 @@ mod tests {
         let welcome = BrokerAnswer::Welcome { protocol: version::LINK, broker_version: String::new() };
         send(&peer, &FromBroker::Answer { id: 0, body: Ok(welcome) }, &[]).unwrap();
         connected.recv_timeout(Duration::from_secs(20)).unwrap();
-        (broker, peer)
+        (broker, peer, asked)
+    }
+
+    /// An unpublish that overtook its publish would find nothing, and the volume would be served.
+    #[test]
+    fn what_the_broker_asks_is_begun_in_its_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(4).enable_all().build().unwrap();
+        let (_broker, peer, asked) = connected_and_asked(dir.path(), &runtime);
+        let mut buffer = vec![0; MAX_MESSAGE];
+        let all: Vec<MountId> = (1..=2_000).map(MountId).collect();
+        for some in all.chunks(50) {
+            for &mount in some {
+                send(&peer, &FromBroker::Ask { id: mount.0, body: AgentRequest::Unpublish { mount } }, &[])
+                    .unwrap();
+            }
+            for _ in some {
+                let (answer, _) = recv::<FromAgent>(&peer, &mut buffer).unwrap();
+                assert!(matches!(answer, FromAgent::Answer { body: Err(_), .. }), "{answer:?}");
+            }
+        }
+        assert_eq!(*lock(&asked), all);
     }
 
     #[test]

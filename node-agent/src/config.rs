@@ -1,12 +1,13 @@
 //! The agent's configuration file: TOML, parsed once, refused as a whole when any of it is wrong.
 
+use cache::data::Reading;
 use link::budget;
 use link::worker::InjectedFault;
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use volume::{AllowList, RequestTimeout, VolumeSpec, parse_bytes, parse_duration};
+use volume::{AllowList, Parameters, RequestTimeout, VolumeSpec, parse_bytes, parse_duration};
 
 /// Everything an agent needs to know. `docs/configuration.md` documents each key.
 #[derive(Clone, Debug, Deserialize)]
@@ -82,14 +83,17 @@ pub struct Cache {
     pub memory: Size,
     /// Most bytes one credential scope may hold, whatever its volumes want; None: the whole tier.
     pub scope_limit: Option<Size>,
-    /// Largest readahead of a sequential reader.
+    /// Largest readahead of a sequential reader, of volumes that do not say theirs; and what no volume goes beyond.
     #[serde(default = "readahead")]
     pub readahead: Size,
-    /// Size of one ranged GET of a large file, and how many run at once for one reader.
+    pub readahead_max: Option<Size>,
+    /// Size of one ranged GET of a large file, and how many run at once for one file; likewise.
     #[serde(default = "part")]
     pub part: Size,
+    pub part_max: Option<Size>,
     #[serde(default = "parallel_parts")]
     pub parallel_parts: usize,
+    pub parallel_parts_max: Option<usize>,
     /// A cache disk that takes longer for one call is passed by until it answers; see [`Config::disk_timeout`].
     #[serde(default = "ten_seconds")]
     pub disk_timeout: Span,
@@ -189,6 +193,7 @@ pub enum Feature {
     Readdirplus,
     Landlock,
     PopulateWrite,
+    Splice,
 }
 
 /// A size as people write it: `128Ki`, `20Gi`.
@@ -227,11 +232,55 @@ impl Cache {
             memory: memory(),
             scope_limit: None,
             readahead: readahead(),
+            readahead_max: None,
             disk_timeout: ten_seconds(),
             part: part(),
+            part_max: None,
             parallel_parts: parallel_parts(),
+            parallel_parts_max: None,
             tiers,
         }
+    }
+
+    /// How files are brought for volumes that do not say otherwise.
+    pub fn reading(&self) -> Reading {
+        Reading {
+            readahead_bytes: self.readahead.0,
+            part_bytes: self.part.0,
+            parallel_parts: self.parallel_parts,
+        }
+    }
+
+    /// What no volume's parameters go beyond. Where the operator does not say it, it is at least what volumes get that do
+    /// not say theirs.
+    pub fn reading_max(&self) -> Reading {
+        let Reading { readahead_bytes, part_bytes, parallel_parts } = self.reading();
+        let bytes = |said: Option<Size>, otherwise: u64| said.map_or(otherwise, |size| size.0);
+        Reading {
+            readahead_bytes: bytes(self.readahead_max, readahead_bytes.max(READAHEAD_MAX)),
+            part_bytes: bytes(self.part_max, part_bytes.max(PART_MAX)),
+            parallel_parts: self.parallel_parts_max.unwrap_or(parallel_parts.max(PARALLEL_PARTS_MAX)),
+        }
+    }
+
+    /// What of these a volume does not get, a sentence each.
+    pub fn limited(&self, parameters: &Parameters) -> Vec<String> {
+        let most = self.reading_max();
+        let asked = [
+            ("readahead", parameters.readahead, most.readahead_bytes, "readahead_max"),
+            ("part", parameters.part, most.part_bytes, "part_max"),
+            (
+                "parallelParts",
+                parameters.parallel_parts.map(u64::from),
+                most.parallel_parts as u64,
+                "parallel_parts_max",
+            ),
+        ];
+        let beyond = asked.into_iter().filter_map(|(name, asked, most, limit)| {
+            let asked = asked.filter(|asked| *asked > most)?;
+            Some(format!("{name} {asked} is above cache.{limit} of this node, and counts as {most}"))
+        });
+        beyond.collect()
     }
 
     pub fn metadata(&self) -> cache::meta::Options {
@@ -242,6 +291,12 @@ impl Cache {
         }
     }
 }
+
+const READAHEAD_MAX: u64 = 1 << 30;
+/// A part takes as long as its bytes take, within `storeTimeout`.
+const PART_MAX: u64 = 64 << 20;
+/// Of the requests that an endpoint gets from a node at once.
+const PARALLEL_PARTS_MAX: usize = 64;
 
 /// Shorter, and a busy machine looks like a worker that hangs; longer, and its readers might as well hang.
 const HANG_LIMIT_MIN: Duration = budget::HANG_LIMIT_LEAST.time;
@@ -383,6 +438,18 @@ impl Config {
         if self.cache.part.0 < block || !self.cache.part.0.is_multiple_of(block) {
             return wrong("cache.part must be a multiple of cache.block".into());
         }
+        let (reading, most) = (self.cache.reading(), self.cache.reading_max());
+        for (name, value, max) in [
+            ("readahead", reading.readahead_bytes, most.readahead_bytes),
+            ("part", reading.part_bytes, most.part_bytes),
+            ("parallel_parts", reading.parallel_parts as u64, most.parallel_parts as u64),
+        ] {
+            if value > max {
+                return wrong(format!(
+                    "cache.{name} is above cache.{name}_max: lower the one or raise the other"
+                ));
+            }
+        }
         if self.cache.parallel_parts == 0 || self.store.max_requests == 0 || self.workers.threads == 0 {
             return wrong(
                 "cache.parallel_parts, store.max_requests and workers.threads must be at least 1".into(),
@@ -440,6 +507,7 @@ impl Config {
             readdirplus: has(Feature::Readdirplus),
             landlock: has(Feature::Landlock),
             populate_write: has(Feature::PopulateWrite),
+            splice: has(Feature::Splice),
         }
     }
 }
@@ -475,6 +543,37 @@ mod tests {
         assert_eq!(config.store.max_requests, 64);
         assert_eq!(config.workers.hang_limit, Span(Duration::from_secs(15)));
         assert_eq!(config.disk_timeout(), Duration::from_secs(10));
+    }
+
+    #[test]
+    fn the_limits_of_what_volumes_ask_for_are_never_below_what_volumes_get_that_ask_for_nothing() {
+        let with = |more: &str| parse(&GOOD.replace("[cache]", &format!("[cache]\n{more}")));
+        let most = with("").unwrap().cache.reading_max();
+        assert_eq!((most.readahead_bytes, most.part_bytes, most.parallel_parts), (1 << 30, 64 << 20, 64));
+        // A configuration from before there were limits.
+        let most = with("part = \"128Mi\"\nparallel_parts = 100").unwrap().cache.reading_max();
+        assert_eq!((most.part_bytes, most.parallel_parts), (128 << 20, 100));
+        let most = with("parallel_parts_max = 32\nreadahead_max = \"256Mi\"").unwrap().cache.reading_max();
+        assert_eq!((most.readahead_bytes, most.parallel_parts), (256 << 20, 32));
+        let error = with("part_max = \"4Mi\"").unwrap_err().to_string();
+        assert!(error.contains("cache.part is above cache.part_max"), "{error}");
+    }
+
+    #[test]
+    fn a_volume_is_told_which_of_its_parameters_are_limited() {
+        let cache = parse(&GOOD.replace("[cache]", "[cache]\nparallel_parts_max = 32")).unwrap().cache;
+        let asks = |readahead, parallel_parts| Parameters {
+            readahead,
+            parallel_parts,
+            part: Some(64 << 20),
+            ..Parameters::default()
+        };
+        assert_eq!(cache.limited(&asks(None, None)), [""; 0]);
+        assert_eq!(cache.limited(&asks(Some(1 << 30), Some(32))), [""; 0]);
+        assert_eq!(
+            cache.limited(&asks(Some(0), Some(33))),
+            ["parallelParts 33 is above cache.parallel_parts_max of this node, and counts as 32"]
+        );
     }
 
     /// Until 0.2.

@@ -49,6 +49,7 @@ pub struct Metrics {
     opens: Counters,
     metadata: Counters,
     interrupts: Counters,
+    spliced: Counter,
     replayed: Counter,
     table_full: Counter,
     requests: Family<RequestLabel, Counter>,
@@ -90,6 +91,7 @@ impl Metrics {
             opens: Family::default(),
             metadata: Family::default(),
             interrupts: Family::default(),
+            spliced: Counter::default(),
             replayed: Counter::default(),
             table_full: Counter::default(),
             requests: Family::default(),
@@ -128,6 +130,11 @@ impl Metrics {
                 m.metadata.clone(),
             );
             r.register("interrupts", "Interrupted callers, and those that were let go", m.interrupts.clone());
+            r.register(
+                "reads_spliced",
+                "READ requests answered without a copy in the worker",
+                m.spliced.clone(),
+            );
             r.register("replayed_requests", "Requests executed in a dead worker's place", m.replayed.clone());
             r.register("table_full", "Times that a worker's in-flight table was full", m.table_full.clone());
             r.register(
@@ -256,6 +263,7 @@ impl Metrics {
         add(&self.metadata, "source", c.metadata_misses);
         add(&self.interrupts, "seen", c.interrupts);
         add(&self.interrupts, "let_go", c.interrupted);
+        self.spliced.inc_by(c.reads_spliced);
         self.replayed.inc_by(c.replayed);
         self.table_full.inc_by(c.table_full);
     }

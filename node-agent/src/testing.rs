@@ -150,20 +150,20 @@ impl Scripted {
             min_free_bytes_percent: 0,
             min_free_inodes_percent: 0,
         };
+        let reading = cache::data::Reading { readahead_bytes: 0, part_bytes: 1 << 20, parallel_parts: 1 };
         let config = cache::data::Config {
             tiers: vec![tier],
             block_bytes: 4096,
             scope_limit_bytes: None,
-            readahead_bytes: 0,
+            reading,
+            reading_max: reading,
             memory_bytes: 8 << 20,
-            part_bytes: 1 << 20,
-            parallel_parts: 1,
             disk_timeout: Duration::from_secs(60),
         };
         let (engine, _) = Engine::open(config, Arc::new(()), tokio::runtime::Handle::current()).unwrap();
         let shown = "scripted".to_owned();
         let names = Arc::new(names.unwrap());
-        (Scope::new(id, shown, names, metadata, engine, asked, health, 1), receiver)
+        (Scope::new(id, shown, names, metadata, engine, asked, health, 1, 48), receiver)
     }
 
     /// Does what it is to do instead of an answer. As every source does, it waits for a renewed token.

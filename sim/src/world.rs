@@ -343,7 +343,10 @@ impl World {
         if self.store_is_away || it.is_stuck {
             return self.after_ms(200..500, Ev::Answer(worker, connection, number));
         }
-        if self.dies_at("worker.answering", Process::Worker(worker)) {
+        if ["worker.spliced", "worker.answering"]
+            .iter()
+            .any(|step| self.dies_at(step, Process::Worker(worker)))
+        {
             return;
         }
         self.kernel.answer(connection, number, Outcome::Answered, self.queue.elapsed());

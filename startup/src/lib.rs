@@ -1,8 +1,8 @@
 //! What each program of Millpond does first, before it has read its arguments.
 //!
 //! A log that is closed, full or slow holds up no thread ([`log`]); a panic anywhere ends the process, so that the
-//! agent or the broker heals it ([`mod@panic`]); what a busy minute took of memory goes back ([`memory`]); and no dying
-//! process leaves its memory, which holds secrets, on a disk.
+//! agent or the broker heals it ([`mod@panic`]); what a busy minute took of memory goes back ([`memory`]); no dying process
+//! leaves its memory, which holds secrets, on a disk; and each hears when it is asked to stop.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -12,12 +12,14 @@ pub mod log;
 pub mod memory;
 mod panic;
 
+use nix::sys::signal::{SigSet, Signal};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 
 /// Call this first in `main`. It starts no thread: a helper process may still have to be alone.
 pub fn begin(program: &'static str) {
     forbid_core_dumps();
+    hear_when_asked_to_stop();
     panic::end_the_process(program);
     failpoints::listen();
 }
@@ -27,6 +29,13 @@ pub fn begin(program: &'static str) {
 fn forbid_core_dumps() {
     let limit = |bytes| Rlimit { current: Some(bytes), maximum: Some(bytes) };
     let _ = setrlimit(Resource::Core, limit(1)).or_else(|_| setrlimit(Resource::Core, limit(0)));
+}
+
+/// The mask of blocked signals is inherited, and a parent that waits for them itself has them blocked: who was started so
+/// would not stop when asked, and be killed with its work undone.
+fn hear_when_asked_to_stop() {
+    let asked: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
+    let _ = asked.thread_unblock(); // fails for no set that exists
 }
 
 /// As many descriptors as this process may have, for what serves a node: each mount takes some, each cache file one. The
@@ -61,6 +70,18 @@ pub fn descriptors() -> io::Result<Descriptors> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signals_that_the_parent_has_blocked_are_heard() {
+        let asked: SigSet = [Signal::SIGTERM, Signal::SIGINT].into_iter().collect();
+        let mut blocked = asked;
+        blocked.add(Signal::SIGUSR2);
+        blocked.thread_block().unwrap();
+        hear_when_asked_to_stop();
+        let now = SigSet::thread_get_mask().unwrap();
+        assert!(asked.iter().all(|signal| !now.contains(signal)), "{now:?}");
+        assert!(now.contains(Signal::SIGUSR2), "no other is touched");
+    }
 
     #[test]
     fn the_soft_limit_of_descriptors_becomes_the_hard_one() {

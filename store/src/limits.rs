@@ -38,6 +38,14 @@ impl Default for LimitsConfig {
     }
 }
 
+impl LimitsConfig {
+    /// Requests for bodies under way at once; the others are for names, which do not queue behind them.
+    pub fn data_slots(&self) -> usize {
+        let requests = self.requests.max(2);
+        requests - (requests / 4).max(1)
+    }
+}
+
 #[derive(Debug)]
 pub struct Limits {
     config: LimitsConfig,
@@ -61,10 +69,9 @@ struct Clients {
 
 impl Limits {
     pub fn new(config: LimitsConfig) -> Self {
-        let requests = config.requests.max(2);
-        let metadata = (requests / 4).max(1);
+        let data = config.data_slots();
         Self {
-            traffic: Traffic::new(metadata, requests - metadata),
+            traffic: Traffic::new(config.requests.max(2) - data, data),
             names: Names::of_the_machine(),
             key: ScopeKey::new(rand::random()),
             bandwidth: config.bytes_per_second.map(|rate| Mutex::new(Bucket::new(rate))),

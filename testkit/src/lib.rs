@@ -8,5 +8,6 @@ pub mod content;
 pub mod fault_fs;
 pub mod faults;
 pub mod hostile;
+pub mod passthrough;
 pub mod process;
 pub mod s3;

@@ -278,6 +278,7 @@ mod tests {
             base,
             with(&|p| (p.heal_timeout, p.cache_limit, p.readahead) = (minute, Some(1), Some(1)))
         );
+        assert_eq!(base, with(&|p| (p.part, p.parallel_parts) = (Some(1 << 20), Some(3))));
         assert_eq!(base, with(&|p| (p.uid, p.file_mode, p.allow_http) = (7, 0o400, true)));
     }
 

@@ -54,6 +54,9 @@ pub struct Parameters {
     pub profile: Profile,
     /// Largest readahead of a sequential reader, bytes; None: the agent's default.
     pub readahead: Option<u64>,
+    /// Largest ranged GET, bytes, and how many at once for one file; None: the agent's default. The agent's limits hold.
+    pub part: Option<u64>,
+    pub parallel_parts: Option<u16>,
     /// Most bytes of cache that this volume's scope may hold; None: the agent's default.
     pub cache_limit: Option<u64>,
     pub uid: u32,
@@ -79,6 +82,8 @@ impl Default for Parameters {
             stale_if_error: an_hour(),
             profile: Profile::Auto,
             readahead: None,
+            part: None,
+            parallel_parts: None,
             cache_limit: None,
             uid: 0,
             gid: 0,
@@ -97,6 +102,10 @@ fn an_hour() -> Duration {
     Duration::from_secs(3600)
 }
 
+/// Smaller, and a file of some size is nothing but requests, bytes.
+const PART_MIN: u64 = 64 << 10;
+const PARALLEL_PARTS_MAX: u16 = 1024;
+
 /// In the order of `docs/configuration.md`.
 const KNOWN_PARAMETERS: &[&str] = &[
     "source",
@@ -110,6 +119,8 @@ const KNOWN_PARAMETERS: &[&str] = &[
     "staleIfError",
     "profile",
     "readahead",
+    "part",
+    "parallelParts",
     "cacheLimit",
     "uid",
     "gid",
@@ -302,6 +313,16 @@ impl Parameters {
                             bad("readahead", "write a size up to 1Gi such as 64Mi; 0 is off")
                         })?);
                 }
+                "part" => {
+                    let parsed = parse_bytes(value).filter(|b| (PART_MIN..=1 << 30).contains(b));
+                    p.part =
+                        Some(parsed.ok_or_else(|| bad("part", "write a size from 64Ki to 1Gi such as 8Mi"))?);
+                }
+                "parallelParts" => {
+                    let parsed = value.parse().ok().filter(|parts| (1..=PARALLEL_PARTS_MAX).contains(parts));
+                    p.parallel_parts =
+                        Some(parsed.ok_or_else(|| bad("parallelParts", "write a number from 1 to 1024"))?);
+                }
                 "cacheLimit" => {
                     let parsed = parse_bytes(value).filter(|b| *b > 0);
                     p.cache_limit =
@@ -397,6 +418,8 @@ impl Parameters {
             stale_if_error,
             profile,
             readahead,
+            part,
+            parallel_parts,
             cache_limit,
             uid,
             gid,
@@ -437,6 +460,8 @@ impl Parameters {
                 },
             ),
             ("readahead", readahead.map(|bytes| bytes.to_string())),
+            ("part", part.map(|bytes| bytes.to_string())),
+            ("parallelParts", parallel_parts.map(|parts| parts.to_string())),
             ("cacheLimit", cache_limit.map(|bytes| bytes.to_string())),
             ("uid", (*uid != default.uid).then(|| uid.to_string())),
             ("gid", (*gid != default.gid).then(|| gid.to_string())),
@@ -519,6 +544,11 @@ mod tests {
             ("staleIfError", "400d"),
             ("profile", "huge"),
             ("readahead", "2Gi"),
+            ("part", "4Ki"),
+            ("part", "2Gi"),
+            ("parallelParts", "0"),
+            ("parallelParts", "1025"),
+            ("parallelParts", "many"),
             ("cacheLimit", "0"),
             ("uid", "-1"),
             ("gid", "4294967295"),
@@ -601,7 +631,16 @@ mod tests {
         };
         let with = |name, value| Parameters::parse([("source", "s3://bucket"), (name, value)], &values);
         assert_eq!(with("uid", "${pvc.annotations['uid']}").unwrap().1.uid, 1000);
-        for name in ["endpoint", "allowHttp", "cacheLimit", "healTimeout", "storeTimeout", "allowedSources"] {
+        for name in [
+            "endpoint",
+            "allowHttp",
+            "part",
+            "parallelParts",
+            "cacheLimit",
+            "healTimeout",
+            "storeTimeout",
+            "allowedSources",
+        ] {
             let error = with(name, "${pvc.annotations['uid']}").unwrap_err();
             assert!(matches!(error, ParameterError::NotTemplated { name: n } if n == name), "{error}");
         }

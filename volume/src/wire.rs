@@ -31,6 +31,9 @@ use std::time::Duration;
 /// Parameters that a build which does not know them may ignore.
 pub(crate) const HINTS: &[&str] = &[
     "staleIfError", // a build before it waits for the store, as it always has
+    // A build before them brings every volume's files as its agent's configuration says.
+    "part",
+    "parallelParts",
 ];
 
 /// They have done their work when a volume is described: its source is the whole one, and allowed.

@@ -11,14 +11,12 @@ pub struct Config {
     pub block_bytes: u64,
     /// How much one credential scope may keep, whatever its volumes say. None: no limit.
     pub scope_limit_bytes: Option<u64>,
-    /// How far ahead of a sequential reader the cache fetches at most, unless [`ReadOptions`] says otherwise.
-    pub readahead_bytes: u64,
+    /// For readers whose [`ReadOptions`] do not say otherwise.
+    pub reading: Reading,
+    /// What no reader's options go beyond.
+    pub reading_max: Reading,
     /// Bytes of bodies in memory between the network and the disk, all files together.
     pub memory_bytes: u64,
-    /// Size of one ranged GET at most.
-    pub part_bytes: u64,
-    /// GETs under way for one file at most (a reader's own range is always started).
-    pub parallel_parts: usize,
     /// A disk that takes longer for one call hangs: it is not used until it answers.
     pub disk_timeout: Duration,
 }
@@ -48,10 +46,44 @@ pub enum TierKind {
     Hdd,
 }
 
+/// How a file is brought for a reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// How far ahead of a sequential reader the cache fetches at most.
+    pub readahead_bytes: u64,
+    /// Size of one ranged GET at most.
+    pub part_bytes: u64,
+    /// GETs under way for one file at most (a reader's own range is always started).
+    pub parallel_parts: usize,
+}
+
 /// What one volume asks for. None: as in [`Config`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReadOptions {
     pub readahead_bytes: Option<u64>,
+    pub part_bytes: Option<u64>,
+    pub parallel_parts: Option<usize>,
+}
+
+impl ReadOptions {
+    /// What a reader with these gets where `otherwise` holds for the rest.
+    pub(crate) fn within(self, config: &Config, otherwise: Reading) -> Reading {
+        let max = config.reading_max;
+        Reading {
+            readahead_bytes: self
+                .readahead_bytes
+                .unwrap_or(otherwise.readahead_bytes)
+                .min(max.readahead_bytes),
+            part_bytes: self
+                .part_bytes
+                .unwrap_or(otherwise.part_bytes)
+                .clamp(config.block_bytes, max.part_bytes),
+            parallel_parts: self
+                .parallel_parts
+                .unwrap_or(otherwise.parallel_parts)
+                .clamp(1, max.parallel_parts),
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -79,8 +111,12 @@ impl Config {
             if value < least { Err(ConfigError::TooSmall { name, value, least }) } else { Ok(()) }
         };
         least("memory_bytes", self.memory_bytes, 2 * self.block_bytes)?;
-        least("part_bytes", self.part_bytes, self.block_bytes)?;
-        least("parallel_parts", self.parallel_parts as u64, 1)?;
+        let Reading { readahead_bytes, part_bytes, parallel_parts } = self.reading;
+        least("part_bytes", part_bytes, self.block_bytes)?;
+        least("parallel_parts", parallel_parts as u64, 1)?;
+        least("reading_max.readahead_bytes", self.reading_max.readahead_bytes, readahead_bytes)?;
+        least("reading_max.part_bytes", self.reading_max.part_bytes, part_bytes)?;
+        least("reading_max.parallel_parts", self.reading_max.parallel_parts as u64, parallel_parts as u64)?;
         let mut seen = std::collections::HashSet::new();
         for tier in &self.tiers {
             let (low, high) = (tier.low_percent, tier.high_percent);

@@ -1,6 +1,6 @@
 //! The engine: hands out the one [`File`] of each key and owns what all files share.
 
-use super::config::{Config, ReadOptions};
+use super::config::{Config, ReadOptions, Reading};
 use super::evict::unlink;
 use super::fetch::Fetch;
 use super::file::File;
@@ -134,7 +134,7 @@ impl Engine {
     }
 
     /// The file of `key`: the instance that others read, one from the disk, or a new one. `fetch` replaces the one
-    /// given before (new credentials), and the readahead is that of readers that do not say theirs. Makes no system
+    /// given before (new credentials), and the options are those of readers that do not say theirs. Makes no system
     /// call.
     pub fn file(self: &Arc<Self>, key: FileKey, fetch: Arc<dyn Fetch>, options: ReadOptions) -> Arc<File> {
         self.reclaim();
@@ -153,14 +153,14 @@ impl Engine {
                 id
             }
         };
-        let readahead = options.readahead_bytes.unwrap_or(self.config.readahead_bytes);
+        let reading = options.within(&self.config, self.config.reading);
         let file = match index.live.get(&id).and_then(|l| l.file.upgrade()) {
             Some(file) => {
                 drop(index);
-                file.renew(fetch, readahead);
+                file.renew(fetch, reading);
                 return file;
             }
-            None => self.instance(&mut index, id, key, fetch, readahead),
+            None => self.instance(&mut index, id, key, fetch, reading),
         };
         let rest = index.entries.get(&id).map(|e| e.rest);
         if file.is_large() && rest != Some(Rest::Whole) {
@@ -187,7 +187,8 @@ impl Engine {
             return None;
         }
         let key = index.key(id)?;
-        let file = self.instance(&mut index, id, key, super::fetch::nowhere(), 0);
+        let reading = Reading { readahead_bytes: 0, ..self.config.reading };
+        let file = self.instance(&mut index, id, key, super::fetch::nowhere(), reading);
         file.lock().has_source = false;
         Some(file)
     }
@@ -361,11 +362,11 @@ impl Engine {
         id: u64,
         key: FileKey,
         fetch: Arc<dyn Fetch>,
-        readahead: u64,
+        reading: Reading,
     ) -> Arc<File> {
         let busy = Arc::new(AtomicU32::new(0));
         let parked = index.parked.get(&id).cloned();
-        let file = Arc::new(File::new(self.clone(), id, key, fetch, readahead, busy.clone()));
+        let file = Arc::new(File::new(self.clone(), id, key, fetch, reading, busy.clone()));
         if let Some(entry) = index.entries.get(&id) {
             file.settle(entry, parked.as_deref());
         }

@@ -12,6 +12,7 @@
 use super::bitmap;
 use super::blocks::{Blocks, Known};
 use super::bypass::Bypass;
+use super::config::Reading;
 use super::engine::{DroppedFile, Engine};
 use super::fetch::{Fetch, FetchError};
 use super::index::{Entry, Rest};
@@ -19,6 +20,7 @@ use super::pool::{call_returned, lock_of_ours};
 use super::root::Root;
 use super::sidecar::Image;
 use super::stream::Streams;
+use super::waiters::{Waiter, Waiters};
 use super::{FileKey, NO_ROOT, Reason, SMALL_BLOCKS};
 use bytes::Bytes;
 use rustix::fs::{MemfdFlags, Mode, OFlags};
@@ -27,7 +29,6 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use tokio::sync::oneshot;
 
 /// What [`File::read`] gives.
 #[derive(Debug)]
@@ -76,11 +77,12 @@ pub struct File {
 pub(crate) struct State {
     pub fetch: Arc<dyn Fetch>,
     pub has_source: bool,
-    pub readahead: u64,
+    /// For readers that do not say how.
+    pub reading: Reading,
     pub stale: Option<FetchError>,
     pub body: Body,
     pub streams: Streams,
-    pub waiters: Vec<Waiter>,
+    pub waiters: Waiters<Woken>,
     pub flights: usize,
     /// How many want all of it.
     pub prefetch_all: usize,
@@ -101,6 +103,14 @@ pub(crate) enum Body {
 }
 
 impl Body {
+    fn has(&self, blocks: Range<u64>) -> bool {
+        match self {
+            Self::Whole => true,
+            Self::Partial(b) => b.has(blocks),
+            Self::Resting => false,
+        }
+    }
+
     /// Once nothing is missing, the body is whole; gives what was kept of its blocks. Under the lock that shows readers
     /// the last block: one that waited for all of the file finds it whole.
     pub(crate) fn complete(&mut self) -> Option<Box<Blocks>> {
@@ -113,12 +123,7 @@ impl Body {
     }
 }
 
-/// A reader that waits for blocks.
-pub(crate) struct Waiter {
-    pub blocks: Range<u64>,
-    pub sender: oneshot::Sender<Woken>,
-}
-
+/// What a reader that waits for blocks is told.
 #[derive(Clone, Debug)]
 pub(crate) enum Woken {
     /// Something changed: look again.
@@ -130,34 +135,26 @@ pub(crate) enum Woken {
 
 impl State {
     pub(crate) fn has(&self, blocks: Range<u64>) -> bool {
-        match &self.body {
-            Body::Whole => true,
-            Body::Partial(b) => b.has(blocks),
-            Body::Resting => false,
-        }
+        self.body.has(blocks)
     }
 
     /// Readers to wake because something happened to `touched`: those whose range is there; with `failure`, all that
     /// wanted any of it.
-    pub(crate) fn wake(&mut self, touched: &Range<u64>, failure: Option<&Woken>) -> Vec<(Waiter, Woken)> {
-        let mut woken = Vec::new();
-        let mut k = 0;
-        while k < self.waiters.len() {
-            let blocks = self.waiters[k].blocks.clone();
-            let meets = blocks.start < touched.end && touched.start < blocks.end;
-            let verdict =
-                if meets && self.has(blocks) { Some(&Woken::Look) } else { failure.filter(|_| meets) };
-            match verdict {
-                Some(verdict) => woken.push((self.waiters.swap_remove(k), verdict.clone())),
-                None => k += 1,
-            }
-        }
-        woken
+    pub(crate) fn wake(
+        &mut self,
+        touched: &Range<u64>,
+        failure: Option<&Woken>,
+    ) -> Vec<(Waiter<Woken>, Woken)> {
+        let Self { waiters, body, .. } = self;
+        waiters.take(touched, |blocks| match body.has(blocks.clone()) {
+            true => Some(Woken::Look),
+            false => failure.cloned(),
+        })
     }
 }
 
 /// Without any lock held, because a woken reader runs at once.
-pub(crate) fn send_all(woken: Vec<(Waiter, Woken)>) {
+pub(crate) fn send_all(woken: Vec<(Waiter<Woken>, Woken)>) {
     for (waiter, what) in woken {
         let _ = waiter.sender.send(what);
     }
@@ -169,7 +166,7 @@ impl File {
         id: u64,
         key: FileKey,
         fetch: Arc<dyn Fetch>,
-        readahead: u64,
+        reading: Reading,
         busy: Arc<AtomicU32>,
     ) -> Self {
         let blocks = key.size.div_ceil(engine.config.block_bytes);
@@ -188,11 +185,11 @@ impl File {
             state: Mutex::new(State {
                 fetch,
                 has_source: true,
-                readahead,
+                reading,
                 stale: None,
                 body: if blocks == 0 { Body::Whole } else { Body::Resting },
                 streams: Streams::default(),
-                waiters: Vec::new(),
+                waiters: Waiters::default(),
                 flights: 0,
                 prefetch_all: 0,
                 launches: Vec::new(),
@@ -387,11 +384,11 @@ impl File {
         }
     }
 
-    pub(crate) fn renew(&self, fetch: Arc<dyn Fetch>, readahead: u64) {
+    pub(crate) fn renew(&self, fetch: Arc<dyn Fetch>, reading: Reading) {
         let mut state = self.lock();
         state.fetch = fetch;
         state.has_source = true;
-        state.readahead = readahead;
+        state.reading = reading;
     }
 
     /// Its disk hangs: readers that wait go to the source.

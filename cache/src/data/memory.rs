@@ -5,7 +5,7 @@
 //! Choudhury and Hahne, 1998). A scope alone has four fifths, five greedy ones leave a twentieth, and however many
 //! there are something is free for one that has nothing.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 use volume::ScopeId;
@@ -24,12 +24,18 @@ pub(crate) struct Memory {
 struct State {
     free: u64,
     held: HashMap<ScopeId, u64>,
-    waiting: VecDeque<Waiting>,
+    /// By when they came. Thousands of readers may wait, so who comes, goes or gives back looks at the first of each scope
+    /// only.
+    waiting: HashMap<ScopeId, BTreeMap<u64, Waiting>>,
+    /// The first of each scope that waits.
+    first: BTreeMap<u64, ScopeId>,
+    next: u64,
+    #[cfg(test)]
+    looked_at: u64,
 }
 
 #[derive(Debug)]
 struct Waiting {
-    scope: ScopeId,
     units: u64,
     sender: oneshot::Sender<Share>,
 }
@@ -45,7 +51,15 @@ pub(crate) struct Share {
 impl Memory {
     pub(crate) fn new(bytes: u64) -> Arc<Self> {
         let all = (bytes / UNIT).max(1);
-        let state = State { free: all, held: HashMap::new(), waiting: VecDeque::new() };
+        let state = State {
+            free: all,
+            held: HashMap::new(),
+            waiting: HashMap::new(),
+            first: BTreeMap::new(),
+            next: 0,
+            #[cfg(test)]
+            looked_at: 0,
+        };
         Arc::new(Self { state: Mutex::new(state), all })
     }
 
@@ -58,28 +72,26 @@ impl Memory {
     /// Waits for it. Of one scope first come first served.
     pub(crate) async fn take(self: &Arc<Self>, scope: &ScopeId, bytes: u64) -> Option<Share> {
         let units = self.units(bytes);
-        let receiver = {
+        let (number, receiver) = {
             let mut state = self.lock();
-            let first = !state.waiting.iter().any(|w| w.scope == *scope && !w.sender.is_closed());
-            if first && state.take(scope, units) {
+            if !state.waiting.contains_key(scope) && state.take(scope, units) {
                 drop(state);
                 return Some(self.share(scope.clone(), units));
             }
             let (sender, receiver) = oneshot::channel();
-            state.waiting.push_back(Waiting { scope: scope.clone(), units, sender });
-            receiver
+            (state.join(scope, Waiting { units, sender }), receiver)
         };
         // A waiter that goes away may have been what others waited behind.
-        let mut waiting = Gone { memory: self, gone: true };
+        let mut waiting = Gone { memory: self, scope, number: Some(number) };
         let share = receiver.await.ok();
-        waiting.gone = false;
+        waiting.number = None;
         share
     }
 
     /// A call waits, or less than a quarter is free.
     pub(crate) fn is_short(&self) -> bool {
         let state = self.lock();
-        state.free < self.all / 4 || state.waiting.iter().any(|w| !w.sender.is_closed())
+        state.free < self.all / 4 || !state.waiting.is_empty()
     }
 
     /// Never more than there is.
@@ -96,24 +108,21 @@ impl Memory {
         let mut granted = Vec::new();
         {
             let mut state = self.lock();
-            let mut waiting = std::mem::take(&mut state.waiting);
-            let (mut full, mut behind) = (false, HashSet::new());
-            waiting.retain(|w| !w.sender.is_closed());
-            while let Some(next) = waiting.pop_front() {
-                let first = !behind.contains(&next.scope);
-                // The first in turn is waited for, even if it wants more than is free: or the small would keep the
-                // large out.
-                full |= first && state.may(&next.scope, next.units) && state.free < next.units;
-                if !full && first && state.take(&next.scope, next.units) {
-                    granted.push(next);
-                } else {
-                    behind.insert(next.scope.clone());
-                    state.waiting.push_back(next);
+            let mut after = 0;
+            while let Some((number, scope, units)) = state.first_from(after) {
+                after = number + 1;
+                if state.take(&scope, units) {
+                    // The next of this scope has its turn as it came.
+                    granted.extend(state.leave(&scope, number).map(|waiting| (scope, waiting)));
+                } else if state.may(&scope, units) {
+                    // The first in turn is waited for, even if it wants more than is free: or the small would keep the
+                    // large out.
+                    break;
                 }
             }
         }
         // Not under the lock: the share of a reader that has just gone is dropped here.
-        for Waiting { scope, units, sender } in granted {
+        for (scope, Waiting { units, sender }) in granted {
             let _ = sender.send(self.share(scope, units));
         }
     }
@@ -124,6 +133,41 @@ impl Memory {
 }
 
 impl State {
+    /// Returns its number.
+    fn join(&mut self, scope: &ScopeId, waiting: Waiting) -> u64 {
+        self.next += 1;
+        let number = self.next;
+        let queue = self.waiting.entry(scope.clone()).or_default();
+        if queue.is_empty() {
+            self.first.insert(number, scope.clone());
+        }
+        queue.insert(number, waiting);
+        number
+    }
+
+    fn leave(&mut self, scope: &ScopeId, number: u64) -> Option<Waiting> {
+        let queue = self.waiting.get_mut(scope)?;
+        let gone = queue.remove(&number)?;
+        if self.first.remove(&number).is_some() {
+            match queue.first_key_value() {
+                Some((next, _)) => drop(self.first.insert(*next, scope.clone())),
+                None => drop(self.waiting.remove(scope)),
+            }
+        }
+        Some(gone)
+    }
+
+    /// Of those that are the first of their scope, the one with this number or the next.
+    fn first_from(&mut self, number: u64) -> Option<(u64, ScopeId, u64)> {
+        #[cfg(test)]
+        {
+            self.looked_at += 1;
+        }
+        let (number, scope) = self.first.range(number..).next()?;
+        let units = self.waiting.get(scope)?.get(number)?.units;
+        Some((*number, scope.clone(), units))
+    }
+
     /// By the share that a scope may have, be it free or not.
     fn may(&self, scope: &ScopeId, units: u64) -> bool {
         let held = self.held.get(scope).copied().unwrap_or(0);
@@ -159,12 +203,15 @@ impl Drop for Share {
 
 struct Gone<'m> {
     memory: &'m Arc<Memory>,
-    gone: bool,
+    scope: &'m ScopeId,
+    /// None: it has its share.
+    number: Option<u64>,
 }
 
 impl Drop for Gone<'_> {
     fn drop(&mut self) {
-        if self.gone {
+        if let Some(number) = self.number {
+            drop(self.memory.lock().leave(self.scope, number)); // gone already where it was just granted
             self.memory.dispatch();
         }
     }
@@ -175,6 +222,7 @@ mod tests {
     use super::*;
     use futures::FutureExt;
     use proptest::prelude::*;
+    use std::collections::VecDeque;
 
     fn scope(n: u64) -> ScopeId {
         ScopeId::parse(&format!("{n:032x}")).unwrap()
@@ -231,6 +279,35 @@ mod tests {
         assert!((&mut waits).now_or_never().flatten().is_some());
     }
 
+    /// Reads past a full disk: thousands, each of which has to wait.
+    #[test]
+    fn a_crowd_that_waits_costs_each_a_few_looks() {
+        const CROWD: u64 = 10_000;
+        let memory = Memory::new(UNIT);
+        let mut held = memory.try_take(&scope(1), UNIT);
+        let mut crowd: VecDeque<_> = (0..CROWD)
+            .map(|n| {
+                let memory = memory.clone();
+                let mut one = Box::pin(async move { memory.take(&scope(n % 2), UNIT).await });
+                assert!((&mut one).now_or_never().is_none());
+                one
+            })
+            .collect();
+        // Half of them go, from the last to the first.
+        while crowd.len() > CROWD as usize / 2 {
+            drop(crowd.pop_back());
+        }
+        while let Some(mut next) = crowd.pop_front() {
+            drop(held.take());
+            held = (&mut next).now_or_never().flatten();
+            assert!(held.is_some(), "in the order in which they came, {} wait", crowd.len());
+        }
+        drop(held);
+        let state = memory.lock();
+        assert!(state.waiting.is_empty() && state.first.is_empty() && state.free == 1);
+        assert!(state.looked_at <= 4 * CROWD, "{} looks", state.looked_at);
+    }
+
     proptest! {
         /// Whatever is taken and given: never more than there is, and when all is given back all is free and no call
         /// waits.
@@ -266,7 +343,8 @@ mod tests {
             }
             drop(held);
             prop_assert_eq!(memory.lock().free, all);
-            prop_assert!(memory.lock().held.is_empty());
+            let state = memory.lock();
+            prop_assert!(state.held.is_empty() && state.waiting.is_empty() && state.first.is_empty());
         }
     }
 }

@@ -59,9 +59,10 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod verify;
+mod waiters;
 mod write;
 
-pub use config::{Config, ConfigError, ReadOptions, Tier, TierKind};
+pub use config::{Config, ConfigError, ReadOptions, Reading, Tier, TierKind};
 pub use engine::{Engine, Event, Evicted};
 pub use fetch::{Fetch, FetchError};
 pub use file::{Descriptors, File, Found, Presence};

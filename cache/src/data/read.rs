@@ -1,11 +1,11 @@
 //! A read: is the range there, is it on its way, or what has to be started. Decided under the file's lock, waited for
 //! without it.
 
-use super::ReadOptions;
 use super::blocks::Blocks;
 use super::fetch::FetchError;
-use super::file::{Body, File, Found, Launch, Presence, State, Waiter, Woken};
+use super::file::{Body, File, Found, Launch, Presence, State, Woken};
 use super::stream::{Goal, Limits};
+use super::{ReadOptions, Reading};
 use bytes::Bytes;
 use std::ops::Range;
 use std::sync::Arc;
@@ -156,20 +156,19 @@ impl File {
             (0..self.blocks(), self.blocks())
         };
         self.verify_soon(&mut state, &want);
-        if !self.start(&mut state, &want, ahead) {
+        if !self.start(&mut state, &want, ahead, limits.reading) {
             self.launch(state);
             return Look::Direct;
         }
         let (sender, receiver) = oneshot::channel();
-        state.waiters.retain(|waiter| !waiter.sender.is_closed());
-        state.waiters.push(Waiter { blocks: self.blocks_of(range), sender });
+        state.waiters.push(self.blocks_of(range), sender);
         self.launch(state);
         Look::Wait(receiver)
     }
 
     /// Starts fetching what is missing: all of `want`, and of what follows up to the block `ahead` as much as may be
     /// under way at once. False when something of `want` is missing and no disk can take it.
-    fn start(&self, state: &mut State, want: &Range<u64>, ahead: u64) -> bool {
+    fn start(&self, state: &mut State, want: &Range<u64>, ahead: u64, reading: Reading) -> bool {
         let Body::Partial(blocks) = &state.body else { return true };
         if blocks.next_missing(want.clone()).is_none() && want.end >= ahead {
             return true;
@@ -179,8 +178,8 @@ impl File {
         if !writable {
             return blocks.next_missing(want.clone()).is_none();
         }
-        let part = (self.engine.config.part_bytes / self.block_bytes()).max(1);
-        let slots = self.engine.config.parallel_parts.saturating_sub(state.flights);
+        let part = (reading.part_bytes / self.block_bytes()).max(1);
+        let slots = reading.parallel_parts.saturating_sub(state.flights);
         for run in missing_runs(blocks, want, ahead, part, slots) {
             blocks.claim(run.clone());
             state.flights += 1;
@@ -194,25 +193,21 @@ impl File {
         if state.stale.is_some() || matches!(state.body, Body::Whole | Body::Resting) {
             return;
         }
-        let mut wanted: Vec<Range<u64>> =
-            state.streams.wanted().map(|bytes| self.blocks_of(&bytes)).collect();
-        wanted.extend((state.prefetch_all > 0).then(|| 0..self.blocks()));
-        for blocks in wanted {
-            if state.flights >= self.engine.config.parallel_parts {
-                return;
+        let mut wanted: Vec<(Range<u64>, Reading)> =
+            state.streams.wanted().map(|(bytes, reading)| (self.blocks_of(&bytes), reading)).collect();
+        wanted.extend((state.prefetch_all > 0).then(|| (0..self.blocks(), state.reading)));
+        for (blocks, reading) in wanted {
+            if state.flights < reading.parallel_parts {
+                self.start(state, &(blocks.start..blocks.start), blocks.end.min(self.blocks()), reading);
             }
-            self.start(state, &(blocks.start..blocks.start), blocks.end.min(self.blocks()));
         }
     }
 
     fn limits(&self, state: &State, options: ReadOptions) -> Limits {
-        let readahead = options.readahead_bytes.unwrap_or(state.readahead);
-        Limits {
-            size: self.key().size,
-            // A small file comes whole anyway.
-            window_max: if self.is_large() { readahead } else { 0 },
-            part: self.engine.config.part_bytes,
-        }
+        let reading = options.within(&self.engine.config, state.reading);
+        // A small file comes whole anyway.
+        let readahead_bytes = if self.is_large() { reading.readahead_bytes } else { 0 };
+        Limits { size: self.key().size, reading: Reading { readahead_bytes, ..reading } }
     }
 }
 

@@ -4,6 +4,7 @@
 //! the reader had to ask, the round trip to the store is longer than the window is deep: small steps would each cost
 //! another one, so it quadruples, up to eight times what has been read.
 
+use super::config::Reading;
 use std::ops::Range;
 
 /// Window of a stream that starts at offset 0: such a reader nearly always goes on.
@@ -40,14 +41,15 @@ struct Stream {
     ahead: u64,
     /// 0: one read seen, not yet a stream.
     window: u64,
+    /// Of its last reader.
+    reading: Reading,
     used: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub size: u64,
-    pub window_max: u64,
-    pub part: u64,
+    pub reading: Reading,
 }
 
 /// What a read asks for beyond itself.
@@ -63,18 +65,24 @@ impl Streams {
     pub(crate) fn note(&mut self, range: Range<u64>, limits: Limits) -> Goal {
         self.clock += 1;
         let clock = self.clock;
-        if limits.window_max == 0 {
+        if limits.reading.readahead_bytes == 0 {
             return Goal { ahead: range.end, mark: None };
         }
         if let Some(stream) = self.list.iter_mut().find(|s| s.expects(&range)) {
             stream.used = clock;
             return stream.extend(range.end, Why::Waits, limits);
         }
-        let mut stream =
-            Stream { first: range.start, next: range.end, ahead: range.end, window: 0, used: clock };
+        let mut stream = Stream {
+            first: range.start,
+            next: range.end,
+            ahead: range.end,
+            window: 0,
+            reading: limits.reading,
+            used: clock,
+        };
         let mut goal = Goal { ahead: range.end, mark: None };
         if range.start == 0 {
-            stream.window = FIRST_WINDOW.min(limits.window_max);
+            stream.window = FIRST_WINDOW.min(limits.reading.readahead_bytes);
             stream.ahead = (range.end + stream.window).min(limits.size);
             goal = Goal { ahead: stream.ahead, mark: stream.mark(limits) };
         }
@@ -95,9 +103,9 @@ impl Streams {
         }
     }
 
-    /// Ranges that streams have asked for and that may still be missing.
-    pub(crate) fn wanted(&self) -> impl Iterator<Item = Range<u64>> + '_ {
-        self.list.iter().filter(|s| s.window > 0 && s.next < s.ahead).map(|s| s.next..s.ahead)
+    /// Ranges that streams have asked for and that may still be missing, and how they are brought.
+    pub(crate) fn wanted(&self) -> impl Iterator<Item = (Range<u64>, Reading)> + '_ {
+        self.list.iter().filter(|s| s.window > 0 && s.next < s.ahead).map(|s| (s.next..s.ahead, s.reading))
     }
 
     /// How far the longest stream has come, bytes.
@@ -120,8 +128,9 @@ impl Stream {
 
     fn extend(&mut self, position: u64, why: Why, limits: Limits) -> Goal {
         self.next = self.next.max(position);
+        self.reading = limits.reading;
         if self.window == 0 {
-            self.window = LATE_WINDOW.min(limits.window_max);
+            self.window = LATE_WINDOW.min(limits.reading.readahead_bytes);
         }
         if self.next + self.window >= self.ahead + self.step(limits) {
             let (growth, reach) = match why {
@@ -129,7 +138,7 @@ impl Stream {
                 Why::Passes => (2, 2),
             };
             let earned = (self.next - self.first.min(self.next)).saturating_mul(reach).max(self.window);
-            self.window = (self.window * growth).min(earned).min(limits.window_max);
+            self.window = (self.window * growth).min(earned).min(limits.reading.readahead_bytes);
             // Rounded, or every step would leave a sliver for a request of its own.
             let ahead = (self.next + self.window).next_multiple_of(self.step(limits));
             self.ahead = self.ahead.max(ahead).min(limits.size);
@@ -139,7 +148,7 @@ impl Stream {
 
     /// How much room the window must have before another GET is worth it.
     fn step(&self, limits: Limits) -> u64 {
-        (self.window / 2).clamp(1, limits.part)
+        (self.window / 2).clamp(1, limits.reading.part_bytes)
     }
 
     fn mark(&self, limits: Limits) -> Option<u64> {
@@ -152,13 +161,14 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const LIMITS: Limits = Limits { size: 4096 * MIB, window_max: 256 * MIB, part: 8 * MIB };
+    const READING: Reading = Reading { readahead_bytes: 256 * MIB, part_bytes: 8 * MIB, parallel_parts: 32 };
+    const LIMITS: Limits = Limits { size: 4096 * MIB, reading: READING };
 
     #[test]
     fn a_reader_that_waits_gets_the_widest_window_after_a_few_questions() {
         let (mut streams, mut at, mut questions) = (Streams::default(), 0, 0);
         let mut ahead = 0;
-        while ahead < at + LIMITS.window_max {
+        while ahead < at + LIMITS.reading.readahead_bytes {
             ahead = streams.note(at..at + MIB, LIMITS).ahead;
             at += MIB;
             questions += 1;
@@ -171,7 +181,11 @@ mod tests {
         let mut streams = Streams::default();
         let mut goal = streams.note(0..MIB, LIMITS);
         while let Some(mark) = goal.mark {
-            assert!(goal.ahead - mark <= (2 * mark + LIMITS.part).min(LIMITS.window_max), "{goal:?}");
+            assert!(
+                goal.ahead - mark
+                    <= (2 * mark + LIMITS.reading.part_bytes).min(LIMITS.reading.readahead_bytes),
+                "{goal:?}"
+            );
             goal = streams.advance(mark + 1, LIMITS);
         }
         assert_eq!(goal.ahead, LIMITS.size);

@@ -7,8 +7,7 @@ use super::listing::ListingWriter;
 use super::record::Directory;
 use super::room::Room;
 use super::types::{
-    Attributes, Cached, INO_LIMIT, Incoming, InodeNumbers, Kind, MetaError, Opened, Options, Stats,
-    TOTAL_REACHED,
+    Attributes, Cached, INO_LIMIT, Incoming, InodeNumbers, MetaError, Opened, Options, Stats, TOTAL_REACHED,
 };
 use super::view::{View, unexpected};
 use super::write::{Origin, Pending, Write, is_name, is_showable};
@@ -216,20 +215,22 @@ impl Store {
     ) -> Result<Option<Attributes>, MetaError> {
         let _order = self.pending();
         let mut write = self.begin_write()?;
-        let Some((key, mut known)) = write.known_of(ino)? else { return Ok(None) };
-        let Some(attributes) =
-            known.attributes.as_mut().filter(|a| a.version == version && a.kind == Kind::File)
-        else {
-            return Ok(None);
-        };
-        if attributes.cached != cached {
-            attributes.locate(cached);
-            let attributes = attributes.clone();
-            write.put_known(&key, &known)?;
+        let located = write.locate(ino, version, cached)?;
+        if located.as_ref().is_some_and(|located| located.changed) {
             write.commit()?;
-            return Ok(Some(attributes));
         }
-        Ok(known.attributes)
+        Ok(located.map(|located| located.attributes))
+    }
+
+    /// As [`Self::set_cached`] for each of them, in one commit. An error: of none.
+    pub fn set_cached_all(&self, all: &[(u64, u32, Option<Cached>)]) -> Result<(), MetaError> {
+        let _order = self.pending();
+        let mut write = self.begin_write()?;
+        let mut changed = false;
+        for (ino, version, cached) in all {
+            changed |= write.locate(*ino, *version, *cached)?.is_some_and(|located| located.changed);
+        }
+        if changed { write.commit() } else { Ok(()) }
     }
 
     /// Makes a directory unknown again, as if it had never been listed nor a name in it asked for. Inode numbers stay.

@@ -43,6 +43,13 @@ pub(super) enum Listed {
     Undecided,
 }
 
+/// The file whose content lies there now.
+pub(super) struct Located {
+    pub(super) attributes: Attributes,
+    /// It was not known to lie there before.
+    pub(super) changed: bool,
+}
+
 /// Can a directory show this name?
 pub fn is_name(name: &[u8]) -> bool {
     !name.is_empty()
@@ -117,6 +124,27 @@ impl<'v> Write<'v> {
     pub(super) fn put_known(&mut self, key: &NameKey, known: &Known) -> Result<(), MetaError> {
         known.encode(&mut self.buffer)?;
         self.tables().names.put(&mut self.txn, key.as_bytes(), &self.buffer).map_err(unexpected)
+    }
+
+    /// None: the inode is unknown, no file, or has another version.
+    pub(super) fn locate(
+        &mut self,
+        ino: u64,
+        version: u32,
+        cached: Option<Cached>,
+    ) -> Result<Option<Located>, MetaError> {
+        let Some((key, mut known)) = self.known_of(ino)? else { return Ok(None) };
+        let of_this = |a: &&mut Attributes| a.version == version && a.kind == Kind::File;
+        let Some(attributes) = known.attributes.as_mut().filter(of_this) else { return Ok(None) };
+        let changed = attributes.cached != cached;
+        if changed {
+            attributes.locate(cached);
+        }
+        let attributes = attributes.clone();
+        if changed {
+            self.put_known(&key, &known)?;
+        }
+        Ok(Some(Located { attributes, changed }))
     }
 
     /// Stores what the source says of an existing name.

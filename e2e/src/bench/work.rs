@@ -99,6 +99,25 @@ pub(super) fn walk(root: &Path) -> Result<(f64, u64)> {
     Ok((begun.elapsed().as_secs_f64(), names))
 }
 
+/// Reads everything below `root`, so that it is in the page cache; of files of `most` bytes or more nothing, for they would
+/// take the place of the rest.
+pub(super) fn heat(root: &Path, most: u64) -> Result<()> {
+    let (mut open, mut buffer) = (vec![root.to_owned()], vec![0; 1 << 20]);
+    while let Some(dir) = open.pop() {
+        for entry in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
+            let entry = entry?;
+            let found = entry.metadata()?;
+            if found.is_dir() {
+                open.push(entry.path());
+            } else if found.len() < most {
+                let mut file = File::open(entry.path())?;
+                while file.read(&mut buffer)? > 0 {}
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The host of a virtual machine may have taken back memory that was free for a while. The first touch of each such page
 /// is slow, and would be measured with the subject that comes first.
 pub(super) fn touch_free_memory(bytes: u64) {

@@ -7,8 +7,10 @@ use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
 use e2e::scenario::torture::{self, Class, Length, Plan, SoakPlan, TortureReport};
 use e2e::scenario::{away, burst, cycles, faults, frozen, listing, memory, noisy, renewals, scale, scopes};
+use e2e::supervised::supervised;
 use e2e::tree::{Shape, Tree};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 #[derive(Parser)]
@@ -169,7 +171,11 @@ enum Command {
     },
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<ExitCode> {
+    supervised(run)
+}
+
+fn run() -> Result<()> {
     let seed = |given: Option<u64>| given.unwrap_or_else(|| e2e::clock::monotonic_ns() % 1_000_000);
     match Command::parse() {
         Command::Kills { kills, volumes, seed: given } => {

@@ -40,6 +40,8 @@ pub struct AgentOptions {
     pub inject_faults: Vec<InjectedFault>,
     /// Credentials of the agent's own environment, which volumes without a secret may use.
     pub environment: Option<(&'static str, &'static str)>,
+    /// Certificates (PEM) that the agent trusts instead of the machine's.
+    pub authority: Option<String>,
     /// The sources that may be used.
     pub allow: &'static str,
     /// The endpoints that may be asked. Those of tests are on this machine, so they must be named.
@@ -92,10 +94,16 @@ pub struct Tier {
     pub min_free_percent: u8,
 }
 
+/// The user that agent and workers run as: in each lane of tests another (`scripts/lanes`), for what the kernel grants to a
+/// user, such as memory of pipes, the processes of all lanes would share.
+fn lane_user() -> u32 {
+    std::env::var("MILLPOND_TEST_UID").ok().and_then(|uid| uid.parse().ok()).unwrap_or(64_321)
+}
+
 impl Default for AgentOptions {
     fn default() -> Self {
         Self {
-            uid: 64_321,
+            uid: lane_user(),
             tiers: Vec::new(),
             block: "128Ki",
             memory: "96Mi",
@@ -110,6 +118,7 @@ impl Default for AgentOptions {
             memory_limit: "512Mi",
             inject_faults: Vec::new(),
             environment: None,
+            authority: None,
             allow: "s3://*",
             endpoints: &["http://127.0.0.1:*", "http://localhost:*"],
             version: Version::This,
@@ -224,6 +233,11 @@ impl Agent {
         command.arg("--config").arg(&config).uid(options.uid).gid(options.uid).current_dir("/");
         if let Some((id, secret)) = options.environment {
             command.env("AWS_ACCESS_KEY_ID", id).env("AWS_SECRET_ACCESS_KEY", secret);
+        }
+        if let Some(pem) = &options.authority {
+            let bundle = places.root().join("run/authority.pem");
+            std::fs::write(&bundle, pem)?;
+            command.env("SSL_CERT_FILE", bundle);
         }
         command.envs(options.failpoints.agent.map(|step| ("MILLPOND_FAILPOINT", step)));
         command.env("MILLPOND_WORKER_FAILPOINTS", options.failpoints.workers.join(","));

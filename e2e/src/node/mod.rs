@@ -17,7 +17,7 @@ pub use disk::{FaultyDisk, small_disk};
 pub use handover::Outcome;
 pub use log::LogTo;
 pub use many::Published;
-pub use places::{OneAtATime, Places, Version, programs};
+pub use places::{OneAtATime, Places, Version, clean_up_after, programs};
 pub use plugin::{Plugin, capability};
 pub use server::{BUCKET, Proxy, Server, secrets};
 

@@ -64,7 +64,7 @@ pub struct Places {
 impl Places {
     /// Creates the tree; directories of the agent belong to `uid`.
     pub fn create(uid: u32) -> Result<Self> {
-        sweep()?;
+        sweep(PREFIX)?;
         let root =
             tempfile::Builder::new().prefix(&format!("{PREFIX}{}-", std::process::id())).tempdir()?.keep();
         let places = Self { root };
@@ -193,17 +193,25 @@ pub fn programs() -> Result<PathBuf> {
     }
 }
 
-/// Removes what runs that were killed have left. The caller holds the lock, so nothing that is found is in use.
-fn sweep() -> Result<()> {
+/// Removes what runs that were killed have left, those whose name begins with `prefix`. The caller holds the lock, or has
+/// seen the process end whose they are, so nothing that is found is in use.
+fn sweep(prefix: &str) -> Result<()> {
     for entry in fs::read_dir(std::env::temp_dir())? {
         let entry = entry?;
-        let ours = |name: &str| name.strip_prefix(PREFIX).is_some_and(|rest| rest.contains('-'));
+        let ours = |name: &str| {
+            name.starts_with(prefix) && name.strip_prefix(PREFIX).is_some_and(|rest| rest.contains('-'))
+        };
         if entry.file_name().to_str().is_some_and(ours) {
             eprintln!("e2e: cleaning up after a run that was killed: {}", entry.path().display());
             clean(&entry.path());
         }
     }
     Ok(())
+}
+
+/// Of a process that was killed: unmounts, ends and removes what its nodes have left.
+pub fn clean_up_after(pid: u32) -> Result<()> {
+    sweep(&format!("{PREFIX}{pid}-"))
 }
 
 fn clean(root: &Path) -> Vec<String> {

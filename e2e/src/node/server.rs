@@ -163,11 +163,12 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    pub fn start(places: &Places, to: &Server, rtt_ms: u64, megabytes_per_s: u64) -> Result<Self> {
+    /// `to`: host and port.
+    pub fn start(places: &Places, to: &str, rtt_ms: u64, megabytes_per_s: u64) -> Result<Self> {
         let ready = places.root().join("run/proxy.address");
         let _ = std::fs::remove_file(&ready); // of an earlier proxy
         let mut command = Command::new(places.bin("shape-proxy"));
-        command.args(["--to", to.address(), "--rtt-ms", &rtt_ms.to_string()]);
+        command.args(["--to", to, "--rtt-ms", &rtt_ms.to_string()]);
         command.args(["--mbps", &megabytes_per_s.to_string(), "--ready-file"]).arg(&ready);
         let mut process = spawn(&mut command, places, "shape-proxy")?;
         let address = process.wait_for_ready_file(&ready, START)?;
@@ -176,6 +177,9 @@ impl Proxy {
 
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
+    }
+    pub fn address(&self) -> &str {
+        &self.address
     }
 }
 

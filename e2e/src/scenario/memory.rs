@@ -144,18 +144,36 @@ fn memory_group(pid: u32) -> Option<PathBuf> {
 }
 
 /// How many groups there are that were made for workers, of nodes beside this process.
-pub(super) fn groups() -> usize {
-    fn below(dir: &Path, depth: usize) -> usize {
-        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        let count = |entry: std::fs::DirEntry| {
-            let deeper = if depth > 0 { below(&entry.path(), depth - 1) } else { 0 };
-            usize::from(entry.file_name().to_string_lossy().starts_with(GROUP)) + deeper
-        };
-        dirs.map(count).sum()
+pub fn groups() -> usize {
+    group_dirs().len()
+}
+
+/// Groups of workers that are gone, whose node can remove them no more.
+pub(crate) fn remove_empty_groups() {
+    for dir in group_dirs() {
+        let _ = std::fs::remove_dir(dir); // one that has a process stays
     }
+}
+
+fn group_dirs() -> Vec<PathBuf> {
+    fn below(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if depth > 0 {
+                    below(&entry.path(), depth - 1, found);
+                }
+                if entry.file_name().to_string_lossy().starts_with(GROUP) {
+                    found.push(entry.path());
+                }
+            }
+        }
+    }
+    let mut found = Vec::new();
     // The plugin makes them in its own group, which is ours, or beside the leaf that it moves to.
-    memory_group(std::process::id()).map_or(0, |own| below(&own, 1))
+    if let Some(own) = memory_group(std::process::id()) {
+        below(&own, 1, &mut found);
+    }
+    found
 }
 
 /// Could a group with a limit be made beside this process? Leaves nothing.

@@ -22,7 +22,8 @@ fn fifty_deaths_of_workers_are_not_noticed() -> Result<()> {
 #[test]
 fn deaths_are_not_noticed_where_the_kernel_offers_nothing() -> Result<()> {
     let seed = seed();
-    let disabled_features = vec!["passthrough", "no_open", "readdirplus", "landlock", "populate_write"];
+    let disabled_features =
+        vec!["passthrough", "no_open", "readdirplus", "landlock", "populate_write", "splice"];
     let mut node = Node::start(AgentOptions { disabled_features, ..AgentOptions::default() })?;
     let report = kills::run(&mut node, &KillPlan { kills: 20, ..KillPlan::short(seed) })?;
     println!("{report}");

@@ -22,6 +22,7 @@ const WORKER_STEPS: &[&str] = &[
     "worker.orphan",
     "worker.read",
     "worker.recorded",
+    "worker.spliced",
     "worker.answering",
     "worker.answered",
 ];

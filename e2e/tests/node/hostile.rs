@@ -59,6 +59,7 @@ const CALLS: &[(&str, &str)] = &[
     ("four gigabytes of its own", "ENOMEM"),
     ("every other system call by its number", "let in: []"),
     ("descriptors without end", "EMFILE, at its limit"),
+    ("pipes without end", "achieved: all that its user may have"),
     ("threads without end", "EPERM after 0"),
     ("forget pages of its own mount", "achieved: told"),
     ("forget pages of a node that it never had", "ENOENT"),

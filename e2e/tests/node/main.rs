@@ -1,6 +1,7 @@
 //! Promises that only real processes on a real kernel can keep or break. One node at a time: see `e2e::node`.
 
 mod bad_input;
+mod bench;
 mod changes;
 mod claims;
 mod deaths;
@@ -13,6 +14,7 @@ mod handovers;
 mod hangs;
 mod holders;
 mod hostile;
+mod interrupted;
 mod laptop;
 mod logs;
 mod memory;

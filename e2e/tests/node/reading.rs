@@ -26,7 +26,7 @@ fn published_volumes_show_the_right_bytes_in_every_profile() -> Result<()> {
 #[test]
 fn what_the_kernel_does_not_offer_is_done_without() -> Result<()> {
     for disabled_features in
-        [vec!["passthrough"], vec!["no_open"], vec!["readdirplus", "landlock", "populate_write"]]
+        [vec!["passthrough"], vec!["no_open"], vec!["readdirplus", "landlock", "populate_write", "splice"]]
     {
         let mut node = Node::start(AgentOptions {
             disabled_features: disabled_features.clone(),

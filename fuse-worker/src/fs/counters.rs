@@ -24,6 +24,8 @@ pub struct Counters {
     pub opens_estale: Count,
     pub reads_hit: Count,
     pub bytes_hit: Count,
+    /// Of those, and of the answered misses, without a copy.
+    pub reads_spliced: Count,
     pub reads_miss: Count,
     pub bytes_miss: Count,
     pub reads_uncached: Count,
@@ -51,6 +53,7 @@ impl Counters {
             opens_estale: self.opens_estale.take(),
             reads_hit: self.reads_hit.take(),
             bytes_hit: self.bytes_hit.take(),
+            reads_spliced: self.reads_spliced.take(),
             reads_miss: self.reads_miss.take(),
             bytes_miss: self.bytes_miss.take(),
             reads_uncached: self.reads_uncached.take(),

@@ -1,7 +1,7 @@
 //! Bytes: from the cache file where they are present, through the agent where they are not.
 //!
 //! ```text
-//!  read ─► file open? ──► bits set? ──► pread ──► data
+//!  read ─► file open? ──► bits set? ──► splice, or pread ──► data
 //!            │ no           │ no          │ short, EIO
 //!            ▼              ▼             ▼
 //!        Ask::File      Ask::Read     Ask::Damaged (unless the disk hung as the file was opened), then once more
@@ -23,7 +23,7 @@ use link::Cause;
 use link::worker::{Ask, FromWorker, Mode, READ_MAX, Reply as AgentReply};
 use rustix::io::Errno;
 use startup::log::say;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// How often a file that is dropped or damaged under a reader is fetched anew. The last time its bytes come without it.
@@ -120,17 +120,21 @@ impl Reads {
     /// Reads a range that is present, and answers.
     fn send_bytes(self: &Arc<Self>, file: &Arc<OpenFile>, range: Range, reply: Reply) {
         let len = range.len as usize;
-        let mut buffer = self.buffers.take(len);
-        let read = read_fully(&file.data, &mut buffer[..len], range.offset);
-        if read != Ok(len) {
-            drop(buffer);
-            if file.is_placeholder() {
-                return self.once_more(file, range, reply); // its disk answers again
+        match reply.file(file.data.as_fd(), range.offset, len) {
+            Ok(()) => self.counters.reads_spliced.add(1),
+            Err(reply) => {
+                let mut buffer = self.buffers.take(len);
+                let read = read_fully(&file.data, &mut buffer[..len], range.offset);
+                if read != Ok(len) {
+                    drop(buffer);
+                    if file.is_placeholder() {
+                        return self.once_more(file, range, reply); // its disk answers again
+                    }
+                    return self.damaged(file, range, reply);
+                }
+                reply.data(&buffer[..len]);
             }
-            return self.damaged(file, range, reply);
         }
-        reply.data(&buffer[..len]);
-        drop(buffer);
         self.files.touch(file);
         let end = range.offset + range.len as u64;
         if file.passes_mark(end) {

@@ -1,9 +1,12 @@
 //! Requests from the device into shared memory, and answers back.
 
+use super::splice::{Pipes, READ_PAGES_MAX};
 use super::{Interrupts, SESSION, TRANSPORT};
 use crate::reply::{Delivery, Sink};
 use fuse_abi::{InHeader, InitOut, InterruptIn, OutHeader, ReadIn, opcode};
 use inflight::{Claim, Counter, Inflight, Orphan, STAGE_BYTES, STAGES, Slot};
+use link::worker::DisabledFeatures;
+use rustix::fs::FileType;
 use startup::log::say;
 use std::cell::Cell;
 use std::io::{self, IoSlice};
@@ -20,8 +23,10 @@ const SUSPECT_PAUSE: Duration = Duration::from_millis(2);
 
 /// What the worker tells the kernel, whatever fuser chose: a read-only connection needs no room for writes, and the
 /// room that the kernel demands of a read buffer grows with it (fuse_dev_do_read). 4096 is the kernel's own minimum.
+/// And a READ of as many pages as go through a pipe with its header.
 const MAX_WRITE: u32 = 4096;
 const MAX_WRITE_AT: usize = OutHeader::BYTES + offset_of!(InitOut, max_write);
+const MAX_PAGES_AT: usize = OutHeader::BYTES + offset_of!(InitOut, max_pages);
 
 /// The request that this thread works on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +54,7 @@ pub struct Transport {
     inflight: Arc<Inflight>,
     device: OwnedFd,
     interrupts: Arc<Interrupts>,
+    pipes: Pipes,
     init_given: AtomicBool,
     init_reply: Mutex<Option<Vec<u8>>>,
     populated: [AtomicBool; STAGES],
@@ -69,16 +75,20 @@ pub struct Session {
 
 impl Transport {
     /// Once per process. From here on, reads and writevs of `Session::null` are ours.
-    pub fn arm(inflight: Arc<Inflight>, device: OwnedFd, populate_with_madvise: bool) -> io::Result<Session> {
+    pub fn arm(inflight: Arc<Inflight>, device: OwnedFd, without: &DisabledFeatures) -> io::Result<Session> {
+        // A test's device may be a socket, which would make several messages of a pipe.
+        let is_device = rustix::fs::fstat(&device)
+            .is_ok_and(|about| FileType::from_raw_mode(about.st_mode) == FileType::CharacterDevice);
         let null = OwnedFd::from(std::fs::File::options().read(true).write(true).open("/dev/null")?);
         let transport = Arc::new(Self {
             inflight,
             device,
             interrupts: Arc::default(),
+            pipes: Pipes::new(without.splice || !is_device),
             init_given: AtomicBool::new(false),
             init_reply: Mutex::new(None),
             populated: [const { AtomicBool::new(false) }; STAGES],
-            populate_with_madvise,
+            populate_with_madvise: !without.populate_write,
             started: Instant::now(),
             executing: [const { AtomicU64::new(0) }; SEATS],
             seats: AtomicUsize::new(0),
@@ -217,13 +227,13 @@ impl Transport {
         if unique == 0 {
             return Err(libc::EPERM); // a notification; fuser is asked for none
         }
-        self.answer(unique, parts).map(|_| total)
+        self.answer(unique, || self.write_parts(parts)).map(|_| total)
     }
 
     /// Gives one answer, if it is the first.
-    fn answer(&self, unique: u64, parts: &[IoSlice<'_>]) -> Result<Delivery, i32> {
+    fn answer(&self, unique: u64, give: impl FnOnce() -> Result<(), i32>) -> Result<Delivery, i32> {
         match self.inflight.claim(unique) {
-            Some(claim) => self.deliver(claim, parts),
+            Some(claim) => self.deliver(claim, give),
             None => {
                 self.inflight.count(Counter::Dropped);
                 Ok(Delivery::Dropped)
@@ -231,28 +241,38 @@ impl Transport {
         }
     }
 
-    fn deliver(&self, claim: Claim, parts: &[IoSlice<'_>]) -> Result<Delivery, i32> {
-        failpoint::hit("worker.answering");
+    /// One message to the kernel. Err: its errno.
+    fn write_parts(&self, parts: &[IoSlice<'_>]) -> Result<(), i32> {
         // SAFETY: IoSlice has the layout of iovec, and the slices outlive the call.
         let written =
             unsafe { libc::syscall(libc::SYS_writev, self.device.as_raw_fd(), parts.as_ptr(), parts.len()) };
-        if written >= 0 {
-            failpoint::hit("worker.answered");
-            self.inflight.answered(claim);
-            return Ok(Delivery::Delivered);
-        }
-        match last_errno() {
+        if written < 0 { Err(last_errno()) } else { Ok(()) }
+    }
+
+    fn deliver(&self, claim: Claim, give: impl FnOnce() -> Result<(), i32>) -> Result<Delivery, i32> {
+        failpoint::hit("worker.answering");
+        match give() {
+            Ok(()) => {
+                failpoint::hit("worker.answered");
+                self.inflight.answered(claim);
+                Ok(Delivery::Delivered)
+            }
             // The caller is gone, or the connection is.
-            libc::ENOENT | libc::ENODEV => {
+            Err(libc::ENOENT | libc::ENODEV) => {
                 self.inflight.answered(claim);
                 self.inflight.count(Counter::Dropped);
                 Ok(Delivery::Dropped)
             }
-            errno => {
+            Err(errno) => {
                 self.inflight.refused(claim);
                 Err(errno)
             }
         }
+    }
+
+    /// Frees what answers without a copy have not needed for a while.
+    pub(crate) fn trim(&self) {
+        self.pipes.trim();
     }
 
     /// Answers EINTR to a caller that is being killed.
@@ -260,7 +280,7 @@ impl Transport {
         // Another thread is about to answer it, or to tell what was done: that is as good.
         let Some(claim) = self.inflight.claim_to_interrupt(unique) else { return };
         let header = OutHeader::new(0, -libc::EINTR, unique).to_bytes();
-        if self.deliver(claim, &[IoSlice::new(&header)]) == Ok(Delivery::Delivered) {
+        if self.deliver(claim, || self.write_parts(&[IoSlice::new(&header)])) == Ok(Delivery::Delivered) {
             self.inflight.count(Counter::Interrupted);
         }
     }
@@ -363,13 +383,19 @@ impl Transport {
 }
 
 impl Sink for Transport {
+    fn send_file(&self, unique: u64, file: BorrowedFd<'_>, offset: u64, len: usize) -> Option<Delivery> {
+        let header = OutHeader::new(len, 0, unique).to_bytes();
+        let mut pipe = self.pipes.fill(&header, file, offset, len)?;
+        failpoint::hit("worker.spliced");
+        let given = self.answer(unique, || pipe.empty_into(self.device.as_fd()));
+        given.inspect_err(|errno| self.pipes.disable(*errno)).ok()
+    }
+
     fn notify(&self, code: i32, body: &[u8]) {
         let mut message = OutHeader::new(body.len(), code, 0).to_bytes().to_vec();
         message.extend_from_slice(body);
-        let parts = [IoSlice::new(&message)];
         // A node id that the kernel has forgotten is ENOENT: nothing to tell, then.
-        // SAFETY: IoSlice has the layout of iovec, and the slices outlive the call.
-        unsafe { libc::syscall(libc::SYS_writev, self.device.as_raw_fd(), parts.as_ptr(), parts.len()) };
+        let _ = self.write_parts(&[IoSlice::new(&message)]);
     }
 
     fn send(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> Delivery {
@@ -378,7 +404,7 @@ impl Sink for Transport {
         let first = body.first().map_or(&[][..], |part| part);
         let parts = [IoSlice::new(&header), IoSlice::new(first)];
         let parts = if first.is_empty() { &parts[..1] } else { &parts };
-        match self.answer(unique, parts) {
+        match self.answer(unique, || self.write_parts(parts)) {
             Ok(delivery) => delivery,
             Err(errno) => {
                 say(&format!("fuse-worker: the kernel refused an answer of {len} bytes (errno {errno})"));
@@ -392,6 +418,10 @@ impl Sink for Transport {
 fn patch_init(mut reply: Vec<u8>) -> Vec<u8> {
     if let Some(field) = reply.get_mut(MAX_WRITE_AT..MAX_WRITE_AT + 4) {
         field.copy_from_slice(&MAX_WRITE.to_ne_bytes());
+    }
+    if let Some(field) = reply.get_mut(MAX_PAGES_AT..MAX_PAGES_AT + 2) {
+        let most = u16::from_ne_bytes([field[0], field[1]]).min(READ_PAGES_MAX);
+        field.copy_from_slice(&most.to_ne_bytes());
     }
     reply
 }

@@ -6,6 +6,7 @@
 
 mod device;
 mod interrupts;
+mod splice;
 
 pub(crate) use device::set_current;
 pub use device::{Current, Session, Transport, current};

@@ -49,6 +49,8 @@ pub struct Agent {
     pub asks: Mutex<BTreeMap<&'static str, u64>>,
     pub backing_closed: AtomicU64,
     pub passthrough_opens: AtomicU64,
+    /// READs that workers say they have answered without a copy.
+    pub reads_spliced: AtomicU64,
 }
 
 struct Counting(AtomicU64);
@@ -79,6 +81,7 @@ impl Agent {
             asks: Mutex::default(),
             backing_closed: AtomicU64::new(0),
             passthrough_opens: AtomicU64::new(0),
+            reads_spliced: AtomicU64::new(0),
         });
         for object in objects.iter().filter(|object| object.whole) {
             agent.make_whole(&object.path);
@@ -195,6 +198,9 @@ impl Agent {
         std::thread::spawn(move || {
             let mut buffer = vec![0; link::MAX_MESSAGE];
             while let Ok((message, _)) = recv::<FromWorker>(&link, &mut buffer) {
+                if let FromWorker::Counted(counts) = &message {
+                    agent.reads_spliced.fetch_add(counts.reads_spliced, SeqCst);
+                }
                 let FromWorker::Ask { id, body, .. } = message else { continue };
                 *agent.asks.lock().unwrap().entry(kind_of(&body)).or_default() += 1;
                 let frozen = match body {

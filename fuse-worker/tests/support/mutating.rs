@@ -8,6 +8,7 @@ use fuse_abi::{Attr, AttrOut, EntryOut, InHeader, InitOut, MkdirIn, OpenOut, Out
 use fuse_worker::reply::Sink;
 use fuse_worker::transport::Transport;
 use inflight::{Blame, Collected, Inflight, Operation, Outcome, STAGE_BYTES};
+use link::worker::DisabledFeatures;
 use std::fs;
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -164,7 +165,7 @@ pub fn serve(world: &Path, naive: bool) {
     let (inflight, alone) = Inflight::hold(memory).unwrap();
     assert!(alone, "the worker before is still there");
     let inflight = Arc::new(inflight);
-    let transport = Transport::arm(inflight.clone(), device, true).unwrap().transport;
+    let transport = Transport::arm(inflight.clone(), device, &DisabledFeatures::default()).unwrap().transport;
     let mut buffer = vec![0; STAGE_BYTES];
     transport.read(&mut buffer).unwrap();
     transport.write(&[IoSlice::new(&inflight.init_reply().unwrap())]).unwrap();

@@ -23,6 +23,7 @@ use link::Cause;
 use link::worker::{ANNOUNCED_FROM, Ask, FromWorker, Mode, Reply, Show};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, Timespec, memfd_create};
+use rustix::io::retry_on_intr;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
 };
@@ -230,7 +231,7 @@ impl Kernel {
         let header = InHeader { len, opcode, unique, nodeid, pid, ..InHeader::default() };
         let mut request = [&header.to_bytes()[..], body].concat();
         tell_true_size(opcode, &mut request[InHeader::BYTES..]);
-        send(&self.device, &request, SendFlags::NOSIGNAL).expect("it fits");
+        retry_on_intr(|| send(&self.device, &request, SendFlags::NOSIGNAL)).expect("it fits");
     }
 
     fn unique(&self) -> u64 {
@@ -243,9 +244,12 @@ impl Kernel {
             asked.iter().filter(|(_, opcode)| !is_silent(**opcode)).map(|(unique, _)| *unique).collect();
         let (mut seen, mut buffer) = (HashSet::new(), vec![0; 17 << 20]);
         while !left.is_empty() {
-            let ready = poll(&mut [PollFd::new(&self.device, PollFlags::IN)], Some(&PATIENCE));
+            // libFuzzer's clock interrupts it every few seconds.
+            let ready =
+                retry_on_intr(|| poll(&mut [PollFd::new(&self.device, PollFlags::IN)], Some(&PATIENCE)));
             assert!(ready == Ok(1), "no answer to {:?}", left.iter().map(|u| asked[u]).collect::<Vec<_>>());
-            let (_, len) = recv(&self.device, &mut buffer[..], RecvFlags::empty()).expect("a packet");
+            let (_, len) =
+                retry_on_intr(|| recv(&self.device, &mut buffer[..], RecvFlags::empty())).expect("a packet");
             let header = OutHeader::from_bytes(buffer.first_chunk().expect("a header"));
             assert_eq!(header.len as usize, len);
             if header.unique == 0 {

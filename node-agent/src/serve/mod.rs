@@ -1,18 +1,20 @@
 //! Answers what workers ask. Nothing here blocks the mount's thread: a question that needs the network becomes a task.
 
+pub(crate) mod dying;
 pub(crate) mod questions;
 
 use crate::metrics::Metrics;
 use crate::prefetch::open_gate::OpenGate;
 use crate::prefetch::siblings::{self, SiblingPrefetch};
 use crate::privileged::Privileged;
+use crate::serve::dying::DyingCallers;
 use crate::serve::questions::Questions;
 use crate::source::outage::Tolerance;
 use crate::source::stale::{self, Told};
 use crate::supervisor::{Answer, Mount};
 use crate::volumes::scope::Scope;
 use bytes::Bytes;
-use cache::data::{Engine, File, Found, ReadOptions};
+use cache::data::{Engine, File, Found, ReadOptions, Reading};
 use cache::meta::{View, is_name};
 use inflight::on_behalf;
 use link::broker::{BrokerAnswer, BrokerRequest};
@@ -23,8 +25,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Threads that a worker may ask about at once: as many as wait in a pod that is being killed, and then some.
-const TIDS_MAX: usize = 4096;
 /// Questions of one worker that have no answer yet: one for each request in flight, and a few of its own. A worker that
 /// asks more is not one of ours any more.
 const QUESTIONS_MAX: usize = inflight::SLOTS + 1024;
@@ -34,12 +34,13 @@ pub struct Server {
     pub privileged: Arc<dyn Privileged>,
     pub metrics: Arc<Metrics>,
     pub runtime: tokio::runtime::Handle,
-    /// Bytes ahead of a sequential reader, for volumes that do not say.
-    pub readahead: u64,
+    /// Of volumes that do not say otherwise.
+    pub reading: Reading,
     pub(crate) open_gate: OpenGate,
     pub(crate) siblings: Arc<SiblingPrefetch>,
     /// How many passthrough ids the broker keeps us waiting for.
     pub(crate) backing_waits: Arc<AtomicUsize>,
+    pub(crate) dying: DyingCallers,
 }
 
 /// A broker that works takes microseconds.
@@ -93,12 +94,22 @@ impl Answer for Arc<Server> {
 impl Server {
     /// What this volume asks of the cache; what it leaves open the agent's configuration decides.
     pub(crate) fn read_options(mount: &Mount) -> ReadOptions {
-        ReadOptions { readahead_bytes: mount.spec.parameters.readahead }
+        let parameters = &mount.spec.parameters;
+        ReadOptions {
+            readahead_bytes: parameters.readahead,
+            part_bytes: parameters.part,
+            parallel_parts: parameters.parallel_parts.map(usize::from),
+        }
     }
 
     /// The same for one read: others may have opened the file since.
     fn reader_options(&self, mount: &Mount) -> ReadOptions {
-        ReadOptions { readahead_bytes: Some(mount.spec.parameters.readahead.unwrap_or(self.readahead)) }
+        let asked = Self::read_options(mount);
+        ReadOptions {
+            readahead_bytes: asked.readahead_bytes.or(Some(self.reading.readahead_bytes)),
+            part_bytes: asked.part_bytes.or(Some(self.reading.part_bytes)),
+            parallel_parts: asked.parallel_parts.or(Some(self.reading.parallel_parts)),
+        }
     }
 
     /// A cache file that this worker was given: of its volume's scope, whatever number it names.
@@ -232,13 +243,9 @@ impl Server {
                     other => Err(refused("backing close", other)),
                 }
             }
-            Ask::Dying { mut tids } => {
-                tids.truncate(TIDS_MAX);
-                match self.privileged.ask(BrokerRequest::Dying { tids }, Vec::new()).await {
-                    Ok(BrokerAnswer::Dying { tids }) => Ok((Reply::Dying { tids }, Vec::new())),
-                    // Nothing is known of the caller: it counts as alive.
-                    _ => Ok((Reply::Dying { tids: Vec::new() }, Vec::new())),
-                }
+            Ask::Dying { tids } => {
+                let tids = self.dying.among(questions, &*self.privileged, tids).await;
+                Ok((Reply::Dying { tids }, Vec::new()))
             }
             Ask::Space => {
                 let known = scope.known();

@@ -20,6 +20,8 @@ pub(crate) struct Questions {
     open: AtomicUsize,
     /// Tasks that wait until the worker takes an answer.
     turn: tokio::sync::Mutex<()>,
+    /// A question which callers are being killed is under way.
+    looking: tokio::sync::Mutex<()>,
     room: Arc<Semaphore>,
     lent: Mutex<Lent>,
 }
@@ -57,6 +59,7 @@ impl Default for Questions {
         Self {
             open: AtomicUsize::new(0),
             turn: tokio::sync::Mutex::new(()),
+            looking: tokio::sync::Mutex::new(()),
             room: Arc::new(Semaphore::new(LENT_MAX)),
             lent: Mutex::default(),
         }
@@ -73,6 +76,11 @@ impl Questions {
 
     pub(crate) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.turn.lock().await
+    }
+
+    /// Waits until no other look at the callers of this worker is under way.
+    pub(crate) async fn one_look(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.looking.lock().await
     }
 
     /// Waits until `most` more bytes may be lent. To be had before they are brought: what waits here takes no memory.

@@ -506,6 +506,7 @@ fn add(total: &mut Counts, more: &Counts) {
     add(&mut total.opens_estale, more.opens_estale);
     add(&mut total.reads_hit, more.reads_hit);
     add(&mut total.bytes_hit, more.bytes_hit);
+    add(&mut total.reads_spliced, more.reads_spliced);
     add(&mut total.reads_miss, more.reads_miss);
     add(&mut total.bytes_miss, more.bytes_miss);
     add(&mut total.reads_uncached, more.reads_uncached);

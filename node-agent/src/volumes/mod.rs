@@ -1,6 +1,7 @@
 //! Publish and unpublish: from a mount request to a worker that serves it, and back.
 
 mod arrivals;
+mod cache_events;
 pub(crate) mod collect;
 mod open;
 mod requests;
@@ -14,6 +15,7 @@ use crate::handoff::order::Order;
 use crate::supervisor::{self, Descriptors, Mount, MountContext, Parts};
 use crate::volumes::scope::{Member, Scope, Wants};
 use arrivals::{Arrival, Mounts, Present, Unsettled};
+pub(crate) use cache_events::follow as follow_cache;
 use link::broker::{AgentAnswer, MountId, Publish, Resume, Usage};
 use link::budget;
 use link::worker::{Assign, Mode, Show};
@@ -131,6 +133,9 @@ impl Volumes {
         }
         let spec = understand(&request.spec)?;
         self.may_serve(&spec)?;
+        for limited in self.config().cache.limited(&spec.parameters) {
+            tracing::warn!(volume = %spec.id, "{limited}");
+        }
         let credentials = self.opener.credentials(&request.secrets, request.spec.environment)?;
         let (id, scope) = (request.mount, spec.scope(&credentials, self.opener.numbers.scope_key()));
         let arrival = match self.arrive(id, &scope, request.spec.namespace())? {

@@ -99,6 +99,7 @@ impl ScopeOpener {
             asked,
             health,
             self.generation,
+            self.limits.config().data_slots(),
         );
         place.open(scope.clone());
         Ok(scope)

@@ -42,9 +42,6 @@ const VERSIONS_KEPT: usize = 65_536;
 const DIRECTORIES_KEPT: usize = 65_536;
 /// Files that are not whole and are held for the workers; each has a descriptor.
 const HELD_MAX: usize = 1024;
-/// Siblings (`prefetch::siblings`) of one scope that are fetched ahead at once, over all its directories. Below the
-/// request slots: readers come first. Of each scope by itself: a source that does not answer keeps what it has.
-const SIBLINGS_UNDER_WAY: usize = 32;
 /// How much is reported of why a source does not answer: a store may say much.
 const AWAY_CHARS_MAX: usize = 1000;
 /// Pages in a row of one listing that bring nothing. A store that skips over what it has deleted may send some.
@@ -86,7 +83,8 @@ pub struct Scope {
     failing: Mutex<HashSet<u8>>,
     health: Arc<Health>,
     pub(crate) outage: Outage,
-    /// Slots for files that are fetched ahead.
+    /// Slots for files that are fetched ahead (`prefetch::siblings`), over all its directories. Of each scope by itself: a
+    /// source that does not answer keeps what it has.
     pub(crate) ahead: Arc<Semaphore>,
     me: Weak<Scope>,
 }
@@ -158,6 +156,11 @@ impl Drop for Metadata {
     }
 }
 
+/// A quarter of the slots is left: readers come first.
+fn ahead(data_slots: usize) -> usize {
+    (data_slots - data_slots / 4).max(1)
+}
+
 impl Scope {
     #[cfg(test)]
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -169,6 +172,7 @@ impl Scope {
         drop(self.metadata.0.take());
     }
 
+    /// `data_slots`: requests for bodies to all stores at once.
     pub(crate) fn new(
         id: ScopeId,
         shown: String,
@@ -178,6 +182,7 @@ impl Scope {
         source: CredentialedSource,
         health: Arc<Health>,
         generation: u64,
+        data_slots: usize,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             id,
@@ -201,7 +206,7 @@ impl Scope {
             failing: Mutex::default(),
             health,
             outage: Outage::default(),
-            ahead: Arc::new(Semaphore::new(SIBLINGS_UNDER_WAY)),
+            ahead: Arc::new(Semaphore::new(ahead(data_slots))),
             me: me.clone(),
         })
     }
@@ -569,20 +574,32 @@ impl Scope {
         lock(&self.failing).contains(&root)
     }
 
-    /// A cache file became whole and verified: from now on workers may open it without asking.
+    /// Cache files, each with its root, became whole and verified: from now on workers may open them without asking.
     /// Blocking; for the event thread.
-    pub(crate) fn became_whole(&self, file: u64, root: u8) -> Result<(), MetaError> {
-        let (found, let_go) = {
+    pub(crate) fn became_whole(&self, files: &[(u64, u8)]) -> Result<(), MetaError> {
+        let (mut found, mut let_go) = (Vec::new(), Vec::new());
+        {
             let mut versions = lock(&self.versions);
-            (versions.by_file.get(&file).copied(), versions.held.remove(&file))
-        };
-        drop(let_go); // the index knows whole files by itself
-        let Some((ino, version)) = found else { return Ok(()) };
-        if self.disk_fails(root) {
-            return Ok(());
+            for (file, root) in files {
+                found.extend(versions.by_file.get(file).map(|at| (*at, *file, *root)));
+                let_go.extend(versions.held.remove(file));
+            }
         }
-        let cached = Cached { generation: self.generation, root, file };
-        self.metadata.set_cached(ino, version, Some(cached)).map(|_| ())
+        drop(let_go); // the index knows whole files by itself
+        found.retain(|(_, _, root)| !self.disk_fails(*root));
+        let located = found.into_iter().map(|((ino, version), file, root)| {
+            (ino, version, Some(Cached { generation: self.generation, root, file }))
+        });
+        let located: Vec<_> = located.collect();
+        match self.metadata.set_cached_all(&located) {
+            // One record may be damaged: the others are none the worse for it.
+            Err(error) if !matches!(error, MetaError::Full(_)) => {}
+            done => return done,
+        }
+        let each = located
+            .into_iter()
+            .map(|(ino, version, cached)| self.metadata.set_cached(ino, version, cached).map(|_| ()));
+        each.fold(Ok(()), Result::and)
     }
 
     /// A cache file was evicted or dropped. Blocking; for the event thread.

@@ -48,6 +48,7 @@ pub const STEPS: &[&str] = &[
     "worker.read",
     "worker.recorded",
     "worker.serving",
+    "worker.spliced",
 ];
 
 /// Whose step it is.

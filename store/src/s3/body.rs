@@ -33,6 +33,8 @@ struct Body {
     rest: Range<u64>,
     attempts: Attempts,
     transfer: Option<Transfer>,
+    /// All has come; its end has not been read.
+    over: Option<Response>,
 }
 
 /// One connection's part of the work. Dropped on any fault, and with it the slot.
@@ -55,8 +57,16 @@ pub(super) async fn open(
     }
     let (url, what) = (client.object_url(key), client.what(key));
     let attempts = Attempts::new(question);
-    let mut body =
-        Body { client, url, what, version: version.clone(), rest: range, attempts, transfer: None };
+    let mut body = Body {
+        client,
+        url,
+        what,
+        version: version.clone(),
+        rest: range,
+        attempts,
+        transfer: None,
+        over: None,
+    };
     body.connect().await?;
     let stream = futures::stream::unfold(Some(body), |body| async {
         let mut body = body?;
@@ -80,14 +90,19 @@ impl Body {
                 self.connect().await?;
             }
             match self.receive().await {
-                Ok(piece) => return Ok(Some(piece)),
+                Ok(piece) => {
+                    if self.rest.is_empty() {
+                        self.all_came();
+                    }
+                    return Ok(Some(piece));
+                }
                 Err(fault) => self.back_off(fault).await?,
             }
         }
     }
 
     async fn connect(&mut self) -> Result<(), StoreError> {
-        let Self { client, url, what, version, rest, attempts, transfer } = self;
+        let Self { client, url, what, version, rest, attempts, transfer, .. } = self;
         let attempt = |patience| client.get(url, what, version, rest.clone(), patience);
         let (response, slot, meter) = attempts.ask(&client.request("get", Lane::Data, what), attempt).await?;
         slot.moves(0);
@@ -136,10 +151,17 @@ impl Body {
         self.attempts.back_off(&self.client.request("get", Lane::Data, &self.what), fault).await
     }
 
+    /// Most readers know how much comes and do not ask whether that was all: the request is over now.
+    fn all_came(&mut self) {
+        let Some(Transfer { response, meter, slot }) = self.transfer.take() else { return };
+        meter.end(Outcome::Ok);
+        drop(slot);
+        self.over = Some(response);
+    }
+
     async fn finish(&mut self) {
-        let Some(mut transfer) = self.transfer.take() else { return };
+        let Some(mut response) = self.over.take() else { return };
         // Reading the end lets the connection go back to the pool; it is there already, or not worth waiting for.
-        let _ = timeout(Duration::from_millis(100), transfer.response.chunk()).await;
-        transfer.meter.end(Outcome::Ok);
+        let _ = timeout(Duration::from_millis(100), response.chunk()).await;
     }
 }

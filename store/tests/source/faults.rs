@@ -218,3 +218,24 @@ async fn the_observer_hears_of_every_attempt() {
     assert_eq!(requests[2], ("get", Outcome::Abandoned, 0));
     assert_eq!(*log.retries.lock().unwrap(), [("get", RetryCause::Reset)]);
 }
+
+/// As the cache reads: it knows how much is to come, and does not ask whether that was all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_whose_end_nobody_asks_for_is_whole_and_its_connection_is_used_again() {
+    const READS: usize = 100;
+    let (server, version) = one_object().await;
+    let log = Arc::new(Log::default());
+    let source = open(&spec(&server, "s3://bucket"), quick(), log.clone());
+    for n in 0..READS as u64 {
+        let len = [1000, 100_000, SIZE - READS as u64][n as usize % 3];
+        let mut stream = source.get(b"o", &version, n..n + len).await.unwrap();
+        let mut got = 0;
+        while got < len {
+            got += stream.try_next().await.unwrap().unwrap().len() as u64;
+        }
+        assert_eq!(log.requests.lock().unwrap().last(), Some(&("get", Outcome::Ok, len)));
+    }
+    // The client may need a moment to find that a body is over: then the next read opens another one.
+    let connections = server.stats().connections;
+    assert!(connections < READS as u64 / 4, "{connections} for {READS} reads, one after the other");
+}

@@ -223,7 +223,7 @@ async fn a_disk_that_hangs_keeps_neither_an_engine_from_ending_nor_the_next_from
 async fn a_disk_that_stands_still_gives_back_the_memory_that_others_wait_for() {
     let (mut disk, sound) = (Disk::new().await, tempfile::tempdir().unwrap());
     let mut config = hasty(vec![tier(&[&disk.path()]), tier(&[sound.path()])]);
-    (config.disk_timeout, config.parallel_parts) = (Duration::from_secs(600), 64);
+    (config.disk_timeout, config.reading.parallel_parts) = (Duration::from_secs(600), 64);
     let (engine, _, _) = open(&config);
     let slow = Object::new(1, 64 * MIB);
     let begun = file(&engine, "slow", &slow);

@@ -213,10 +213,9 @@ pub(super) fn config(tiers: Vec<Tier>) -> Config {
         tiers,
         block_bytes: BLOCK,
         scope_limit_bytes: None,
-        readahead_bytes: 4 * MIB,
+        reading: Reading { readahead_bytes: 4 * MIB, part_bytes: 512 << 10, parallel_parts: 4 },
+        reading_max: Reading { readahead_bytes: 4 * MIB, part_bytes: MIB, parallel_parts: 64 },
         memory_bytes: 8 * MIB,
-        part_bytes: 512 << 10,
-        parallel_parts: 4,
         disk_timeout: Duration::from_secs(10),
     }
 }

@@ -81,7 +81,7 @@ async fn a_reader_wakes_when_its_own_range_is_there() {
     let (engine, _, _) = open(&config(vec![tier(&[dir.path()])]));
     let object = Object::new(9, 4 * MIB);
     object.gated.store(true, SeqCst);
-    let options = ReadOptions { readahead_bytes: Some(0) };
+    let options = ReadOptions { readahead_bytes: Some(0), ..ReadOptions::default() };
     let file = engine.file(key("gated", object.size), Arc::new(From(object.clone())), options);
     let read = |len: u32| {
         let file = file.clone();
@@ -146,7 +146,7 @@ async fn each_reader_is_fetched_ahead_for_as_it_says_whoever_opened_the_file_las
     let dir = tempfile::tempdir().unwrap();
     let (engine, _, _) = open(&config(vec![tier(&[dir.path()])]));
     let object = Object::new(13, 64 * MIB);
-    let none = ReadOptions { readahead_bytes: Some(0) };
+    let none = ReadOptions { readahead_bytes: Some(0), ..ReadOptions::default() };
     // The last opener wants much, this reader nothing.
     let file = file(&engine, "shared", &object);
     for k in 0..64 {
@@ -155,11 +155,58 @@ async fn each_reader_is_fetched_ahead_for_as_it_says_whoever_opened_the_file_las
     assert_eq!(object.fetched(), 64 * BLOCK);
     // And the other way round.
     engine.file(key("shared", object.size), Arc::new(From(object.clone())), none);
-    let much = ReadOptions { readahead_bytes: Some(4 * MIB) };
+    let much = ReadOptions { readahead_bytes: Some(4 * MIB), ..ReadOptions::default() };
     for k in 0..64 {
         file.read_with(32 * MIB + k * BLOCK, BLOCK as u32, much).await.unwrap();
     }
     until("there is more than was read", || object.fetched() > (64 + 64 + 16) * BLOCK).await;
+}
+
+/// Reads an object from its beginning to its end. Returns how many requests it took and how many were under way at once.
+async fn stream(engine: &Arc<Engine>, path: &str, options: ReadOptions) -> (u64, usize) {
+    let object = Object::new(14, 8 * MIB);
+    let file = file(engine, path, &object);
+    for k in 0..object.size / (64 << 10) {
+        file.read_with(k * (64 << 10), 64 << 10, options).await.unwrap();
+    }
+    assert_eq!(object.fetched(), object.size);
+    (object.requests(), object.in_flight_max.load(SeqCst))
+}
+
+#[tokio::test]
+async fn each_reader_has_the_parts_that_it_asks_for_within_the_operators_limits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (engine, _, _) = open(&config(vec![tier(&[dir.path()])]));
+    let (part, parts) = (engine.config.reading_max.part_bytes, engine.config.reading_max.parallel_parts);
+    let with = |part_bytes, parallel_parts| ReadOptions {
+        part_bytes: Some(part_bytes),
+        parallel_parts: Some(parallel_parts),
+        ..ReadOptions::default()
+    };
+    let (requests, at_once) = stream(&engine, "one small part", with(128 << 10, 1)).await;
+    assert!(requests >= 64, "{requests} requests");
+    assert!(at_once <= 2, "{at_once} at once: one, and a reader's own");
+    let (requests, _) = stream(&engine, "large parts", with(part, 2)).await;
+    assert!(requests <= 16, "{requests} requests");
+    let (requests, at_once) = stream(&engine, "more than there is", with(1 << 40, usize::MAX)).await;
+    assert!(requests >= 8 && at_once <= parts + 1, "{requests} requests, {at_once} at once");
+    let (requests, _) = stream(&engine, "nothing", with(0, 0)).await;
+    assert!(requests <= 8 * MIB / BLOCK, "{requests} requests");
+}
+
+#[test]
+fn what_a_volume_leaves_open_is_as_the_operator_says_and_nothing_goes_beyond_the_limits() {
+    let config = config(Vec::new());
+    assert_eq!(ReadOptions::default().within(&config, config.reading), config.reading);
+    let all = ReadOptions {
+        readahead_bytes: Some(u64::MAX),
+        part_bytes: Some(u64::MAX),
+        parallel_parts: Some(usize::MAX),
+    };
+    assert_eq!(all.within(&config, config.reading), config.reading_max);
+    let none = ReadOptions { readahead_bytes: Some(0), part_bytes: Some(0), parallel_parts: Some(0) };
+    let least = Reading { readahead_bytes: 0, part_bytes: BLOCK, parallel_parts: 1 };
+    assert_eq!(none.within(&config, config.reading), least);
 }
 
 #[tokio::test]

@@ -121,6 +121,31 @@ fn a_location_of_another_version_or_of_no_file_changes_nothing() {
 }
 
 #[test]
+fn many_are_located_at_once_and_those_that_cannot_be_are_passed_over() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let files: Vec<_> = (0..5).map(|k| store.put(ROOT, &file(&format!("f{k}"), "1")).unwrap()).collect();
+    let d = store.put(ROOT, &directory("d")).unwrap();
+    store.put(ROOT, &file("f3", "22")).unwrap();
+    let there = |file: u64| Some(Cached { file, ..HERE });
+    store.set_cached(files[4].ino, 1, there(44)).unwrap().unwrap();
+    let mut all: Vec<_> = files.iter().map(|f| (f.ino, 1, there(f.ino))).collect();
+    all.extend([(d.ino, 1, there(7)), (77_777, 1, there(8)), (files[4].ino, 1, None)]);
+    store.set_cached_all(&all).unwrap();
+    let now = |name: &str| found(&store, ROOT, name);
+    for (k, f) in files[..3].iter().enumerate() {
+        let now = now(&format!("f{k}"));
+        assert_eq!((now.cached, now.epoch), (there(f.ino), 1));
+    }
+    assert_eq!(now("f3").cached, None, "another version");
+    assert_eq!((now("f4").cached, now("f4").epoch), (None, 4), "in their order");
+    let before = store.stats().unwrap();
+    store.set_cached_all(&all[..3]).unwrap();
+    store.set_cached_all(&[]).unwrap();
+    assert_eq!(store.stats().unwrap(), before, "nothing is written where nothing changes");
+}
+
+#[test]
 fn what_comes_back_is_served_by_the_worker_first() {
     let bench = Bench::new();
     let store = bench.open();

@@ -5,7 +5,7 @@
 //! | `source`, `path`, `endpoint`, `region`, `addressingStyle`, keys | they name the scope: volumes that differ share nothing |
 //! | `storeTimeout` | a question goes on for the longest; each volume waits for its own (`Scope::within`) |
 //! | `cacheLimit` | the largest; none where one volume names none; never above the operator's limit |
-//! | `readahead` | each reader's, read by read |
+//! | `readahead`, `part`, `parallelParts` | each reader's, read by read; never above the operator's limits |
 //! | `freshness`, `metadataTtl` | each question's; what one volume learns is known to all |
 //! | `profile`, `healTimeout`, `uid`, `gid`, `fileMode`, `dirMode` | the mount's own: no other mount sees them |
 //! | `allowHttp`, `allowedSources` | checked before a volume is here |

@@ -271,7 +271,7 @@ async fn only_the_file_at_which_a_name_points_takes_its_place_away_when_it_goes(
     source.resize(3);
     let scope = source.scope();
     let first = whole(&scope).await;
-    scope.became_whole(first.id(), first.root()).unwrap();
+    scope.became_whole(&[(first.id(), first.root())]).unwrap();
     let ino = scope.names.resolve(b"f").unwrap().unwrap();
     let cached = || scope.names.last_attributes(ino).unwrap().unwrap().cached.map(|cached| cached.file);
     assert_eq!(cached(), Some(first.id()));
@@ -279,7 +279,7 @@ async fn only_the_file_at_which_a_name_points_takes_its_place_away_when_it_goes(
     assert_eq!(cached(), Some(first.id()), "another file");
     source.resize(5);
     let second = whole(&scope).await;
-    scope.became_whole(second.id(), second.root()).unwrap();
+    scope.became_whole(&[(second.id(), second.root())]).unwrap();
     scope.became_gone(first.id()).unwrap();
     assert_eq!(cached(), Some(second.id()), "the one before");
     scope.became_gone(second.id()).unwrap();
@@ -287,6 +287,19 @@ async fn only_the_file_at_which_a_name_points_takes_its_place_away_when_it_goes(
     // Nothing is pointed at on a disk that fails.
     let third = whole(&scope).await;
     scope.disk(third.root(), false);
-    scope.became_whole(third.id(), third.root()).unwrap();
+    scope.became_whole(&[(third.id(), third.root())]).unwrap();
     assert_eq!(cached(), None);
+}
+
+#[test]
+fn what_is_fetched_ahead_leaves_slots_for_readers_and_is_never_nothing() {
+    let ahead = |requests| {
+        let slots = store::LimitsConfig { requests, ..store::LimitsConfig::default() }.data_slots();
+        (super::ahead(slots), slots)
+    };
+    assert_eq!([0, 2, 8, 64, 128].map(ahead), [(1, 1), (1, 1), (5, 6), (36, 48), (72, 96)]);
+    for requests in 6..1000 {
+        let (ahead, slots) = ahead(requests);
+        assert!((1..slots).contains(&ahead), "{ahead} of {slots}");
+    }
 }

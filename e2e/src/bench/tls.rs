@@ -1,0 +1,135 @@
+//! TLS in front of a server that has none: an authority made on the spot, and a relay that speaks with its certificate.
+
+use anyhow::{Context, Result};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio_rustls::rustls::{ServerConfig, version};
+
+/// Signs one certificate, for 127.0.0.1.
+pub(super) struct Authority {
+    /// Its own certificate, for those who shall trust it.
+    pub(super) pem: String,
+    server: Arc<ServerConfig>,
+}
+
+impl Authority {
+    pub(super) fn create() -> Result<Self> {
+        let key = KeyPair::generate()?;
+        let mut of_authority = CertificateParams::default();
+        of_authority.distinguished_name.push(DnType::CommonName, "Millpond benchmark");
+        of_authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        of_authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        let own = of_authority.self_signed(&key)?;
+        let issuer = Issuer::new(of_authority, key);
+        let key_of_server = KeyPair::generate()?;
+        let certificate =
+            CertificateParams::new(vec!["127.0.0.1".to_owned()])?.signed_by(&key_of_server, &issuer)?;
+        let chain: Vec<CertificateDer<'static>> = vec![certificate.der().clone(), own.der().clone()];
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key_of_server.serialize_der()));
+        let server = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[&version::TLS13, &version::TLS12])?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)?;
+        Ok(Self { pem: own.pem(), server: Arc::new(server) })
+    }
+}
+
+/// Takes TLS connections and passes them on in the clear; ends when it is dropped.
+pub(super) struct Front {
+    pub(super) address: SocketAddr,
+    runtime: Option<Runtime>,
+}
+
+impl Front {
+    /// `to`: host and port.
+    pub(super) fn start(authority: &Authority, to: &str) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).context("listen")?;
+        let address = listener.local_addr()?;
+        let (acceptor, to) = (TlsAcceptor::from(authority.server.clone()), to.to_owned());
+        runtime.spawn(async move {
+            loop {
+                match listener.accept().await {
+                    Ok((client, _)) => drop(tokio::spawn(relay(acceptor.clone(), client, to.clone()))),
+                    // Out of descriptors, or the client has gone: the next one may do better.
+                    Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+                }
+            }
+        });
+        Ok(Self { address, runtime: Some(runtime) })
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// Errors are for the two ends: they see their connection close.
+async fn relay(acceptor: TlsAcceptor, client: TcpStream, to: String) -> std::io::Result<()> {
+    client.set_nodelay(true)?;
+    let mut client = acceptor.accept(client).await?;
+    let mut server = TcpStream::connect(to).await?;
+    server.set_nodelay(true)?;
+    tokio::io::copy_bidirectional_with_sizes(&mut client, &mut server, BUFFER_BYTES, BUFFER_BYTES).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio_rustls::TlsConnector;
+    use tokio_rustls::rustls::pki_types::ServerName;
+    use tokio_rustls::rustls::pki_types::pem::PemObject;
+    use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+    async fn echo(trusts: &Authority, to: SocketAddr) -> std::io::Result<String> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(trusts.pem.as_bytes()).unwrap()).unwrap();
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let stream = TcpStream::connect(to).await?;
+        let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+        stream.write_all(b"pond").await?;
+        let mut back = [0; 4];
+        stream.read_exact(&mut back).await?;
+        Ok(String::from_utf8_lossy(&back).into_owned())
+    }
+
+    #[test]
+    fn the_front_passes_on_what_those_say_who_trust_its_authority() {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = server.local_addr().unwrap().to_string();
+        std::thread::spawn(move || {
+            use std::io::{Read, Write};
+            let mut stream = server.accept().unwrap().0;
+            let mut said = [0; 4];
+            stream.read_exact(&mut said).unwrap();
+            stream.write_all(&said).unwrap();
+        });
+        let authority = Authority::create().unwrap();
+        let front = Front::start(&authority, &to).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let other = Authority::create().unwrap();
+        let refused = runtime.block_on(echo(&other, front.address)).unwrap_err();
+        assert!(refused.to_string().contains("invalid peer certificate"), "{refused}");
+        assert_eq!(runtime.block_on(echo(&authority, front.address)).unwrap(), "pond");
+    }
+}
