@@ -264,6 +264,11 @@ impl Engine {
         self.roots.get(usize::from(root)).is_some_and(|root| root.hangs())
     }
 
+    /// The disk of this root answers and has not failed of late: its files may be read where no error of it is seen.
+    pub fn trusts(&self, root: u8) -> bool {
+        self.roots.get(usize::from(root)).is_some_and(|root| root.is_trusted())
+    }
+
     /// Asks no disk: what the file systems said is a second old.
     pub fn usage(&self) -> Usage {
         let spaces: Vec<_> = self.roots.iter().map(|root| root.space()).collect();
@@ -278,7 +283,7 @@ impl Engine {
                 unlinked_bytes: used.zombie_bytes,
                 free_bytes: space.map_or(0, |s| s.free_bytes),
                 free_inodes: space.map_or(0, |s| s.free_inodes),
-                degraded: !root.is_writable(),
+                degraded: !root.is_writable() || !root.is_trusted(),
             }
         };
         let tiers = self.config.tiers.iter().enumerate().map(|(k, tier)| {

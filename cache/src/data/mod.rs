@@ -56,6 +56,7 @@ mod save;
 mod scopes;
 mod sidecar;
 mod stream;
+mod suspicion;
 #[cfg(test)]
 mod tests;
 mod verify;

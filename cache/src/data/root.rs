@@ -9,11 +9,13 @@
 //!  any ────────────────────────────────────► hanging ─────────────────────────────────────► writable or degraded
 //! ```
 //!
-//! While a disk hangs nothing is asked of it: what it has is fetched from the source, past it.
+//! While a disk hangs nothing is asked of it: what it has is fetched from the source, past it. One that has failed of late
+//! ([`Suspicion`]) is written and read, but no reader is sent to it that we do not see.
 
 use super::journal::Journal;
 use super::layout;
 use super::pool::{Pool, call_returned, lock_of_ours};
+use super::suspicion::Suspicion;
 use super::{FileKey, Observer, Tier};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::collections::HashMap;
@@ -103,6 +105,7 @@ struct Health {
     checked_at: Option<Instant>,
     hung_at: Option<Instant>,
     hang_pause: Duration,
+    suspicion: Suspicion,
 }
 
 /// What the file system says: bytes and inodes that an unprivileged process may still take.
@@ -174,6 +177,11 @@ impl Root {
     /// Nothing is to be asked of this disk now.
     pub(crate) fn hangs(&self) -> bool {
         *self.hanging.borrow()
+    }
+    /// It answers, and has not failed of late: the kernel may read its files for others.
+    pub(crate) fn is_trusted(&self) -> bool {
+        let health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        !self.hangs() && !health.suspicion.holds(Instant::now())
     }
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Ordering::Relaxed)
@@ -333,17 +341,19 @@ impl Root {
         *self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A read or a write failed: count it, and if it was a write stop writing here until a probe succeeds.
+    /// A read or a write failed: count it, suspect the disk, and if it was a write stop writing here until a probe
+    /// succeeds.
     pub(crate) fn failed(&self, operation: &'static str, error: &io::Error, writing: bool) {
         self.observer.disk_error(self.number, operation, error);
         tracing::warn!(root = %self.path.display(), operation, %error, "cache disk error");
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        health.suspicion.failed(error, Instant::now());
         if !writing {
             return;
         }
         if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
             self.full.store(true, Ordering::Relaxed);
         }
-        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
         if self.writable.swap(false, Ordering::Relaxed) {
             health.pause = PROBE_PAUSE;
             health.probe_at = Some(Instant::now() + PROBE_PAUSE);
@@ -384,6 +394,7 @@ impl Root {
             }
             Err(error) => {
                 self.observer.disk_error(self.number, "probe", &error);
+                health.suspicion.failed(&error, now);
                 health.pause = (health.pause * 2).clamp(PROBE_PAUSE, PROBE_PAUSE_MAX);
                 health.probe_at = Some(now + health.pause);
             }
@@ -482,7 +493,7 @@ impl Root {
 
     /// Whether the disk works, if that has changed since it was last asked here.
     pub(crate) fn news(&self) -> Option<bool> {
-        let works = self.is_writable() || self.is_full() && !self.hangs();
+        let works = (self.is_writable() || self.is_full()) && self.is_trusted();
         (self.announced.swap(works, Ordering::Relaxed) != works).then_some(works)
     }
 }

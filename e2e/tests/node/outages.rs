@@ -12,7 +12,7 @@ use e2e::tree::{Shape, Tree};
 use rustix::process::Signal;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use testkit::fault_fs::{Call, DiskFaults};
 
 pub(crate) fn worker_of(node: &Node, volume: &str) -> Option<u32> {
@@ -138,6 +138,34 @@ fn files_that_were_open_when_the_disk_failed_may_fail_and_new_opens_do_not() -> 
         drop((open, pod));
         node.unpublish(&mounted)?;
     }
+    node.finish()
+}
+
+/// It answers probes in between, and is written to again after each.
+#[test]
+fn new_opens_do_not_see_the_errors_of_a_disk_that_fails_now_and_then() -> Result<()> {
+    let (disk, mut node, tree) = on_a_faulty_disk(|_| {})?;
+    let mounted = node.volume("v", "set", &[("profile", "large")])?;
+    let pod = node.pod(&mounted)?;
+    pod.verify(&tree, 2)?.ensure_all(&tree)?;
+    let every_call = vec![Call::Read, Call::Write, Call::Open, Call::Fsync, Call::Metadata];
+    disk.set(&DiskFaults { eio: every_call, every: Some(5), ..DiskFaults::default() })?;
+    let recovered = || -> Result<bool> {
+        let name = "millpond_cache_events_total{kind=\"root_recovered\"}";
+        Ok(node.agent().stats()?.get(name).is_some_and(|times| *times > 0.0))
+    };
+    let noticed = || node.agent().cache().is_ok_and(|c| c.tiers.iter().any(|t| t.degraded));
+    ensure!(wait_until(Duration::from_secs(10), noticed), "the agent does not notice");
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut rounds_since = 0;
+    while rounds_since < 200 {
+        ensure!(Instant::now() < until, "the disk does not pass for sound in between");
+        pod.verify(&tree, 2)?.ensure_all(&tree).with_context(|| format!("round {rounds_since}"))?;
+        rounds_since += u32::from(recovered()?);
+    }
+    disk.set(&DiskFaults::default())?;
+    drop(pod);
+    node.unpublish(&mounted)?;
     node.finish()
 }
 

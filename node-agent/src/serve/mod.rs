@@ -221,8 +221,8 @@ impl Server {
             }
             Ask::BackingOpen { file } => {
                 // Not on a disk that fails: the kernel would hand its errors to the reader.
-                let fails = |root| scope.disk_fails(root) || self.engine.hangs(root);
-                let usable = |f: &Arc<File>| f.is_whole() && !fails(f.root());
+                let sound = |root| !scope.disk_fails(root) && self.engine.trusts(root);
+                let usable = |f: &Arc<File>| f.is_whole() && sound(f.root());
                 let file = self.file_of(mount, file).filter(usable).ok_or(Cause::Stale)?;
                 let descriptors = file.descriptors().await.map_err(|_| Cause::Internal)?;
                 if descriptors.presence.is_some() {
