@@ -22,7 +22,7 @@ mod log_limit;
 mod manifests;
 mod memory;
 mod metrics;
-mod prefetch;
+pub mod prefetch;
 pub mod privileged;
 mod run;
 mod serve;

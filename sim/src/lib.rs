@@ -11,14 +11,19 @@
 //! No thread, no process, no root, no waiting: an hour of a node takes milliseconds. What happens is decided by a seed; a
 //! history that fails prints it, and is the same again.
 //!
-//! Not here: prefetch and eviction, which depend on nothing that dies.
+//! Beside it, for what is fetched before it is asked for: [`small_files`] (the prefetch of a directory) and [`large_file`] (the
+//! windows of sequential readers), each with its link and its programs.
+//!
+//! Not here: eviction, which depends on nothing that dies.
 
 pub mod agent;
 pub mod broker;
 pub mod handoff;
 pub mod kernel;
 mod kubelet;
+pub mod large_file;
 pub mod queue;
+pub mod small_files;
 pub mod world;
 
 pub use world::{Plan, STEPS, Summary, World};

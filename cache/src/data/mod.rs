@@ -55,7 +55,7 @@ mod root;
 mod save;
 mod scopes;
 mod sidecar;
-mod stream;
+pub mod stream;
 mod suspicion;
 #[cfg(test)]
 mod tests;

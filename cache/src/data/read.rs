@@ -4,7 +4,7 @@
 use super::blocks::Blocks;
 use super::fetch::FetchError;
 use super::file::{Body, File, Found, Launch, Presence, State, Woken};
-use super::stream::{Goal, Limits};
+use super::stream::{Goal, Limits, Missing, parts};
 use super::{ReadOptions, Reading};
 use bytes::Bytes;
 use std::ops::Range;
@@ -180,7 +180,7 @@ impl File {
         }
         let part = (reading.part_bytes / self.block_bytes()).max(1);
         let slots = reading.parallel_parts.saturating_sub(state.flights);
-        for run in missing_runs(blocks, want, ahead, part, slots) {
+        for run in parts(&**blocks, want, ahead, part, slots) {
             blocks.claim(run.clone());
             state.flights += 1;
             state.launches.push(Launch::Fetch(run));
@@ -211,21 +211,13 @@ impl File {
     }
 }
 
-/// Missing blocks as ranges of at most `part` blocks: all that begin within `want`, and up to `slots` in all that lie
-/// before `ahead`. Parts end at multiples of `part`, so that two readers' parts meet without leaving slivers.
-fn missing_runs(blocks: &Blocks, want: &Range<u64>, ahead: u64, part: u64, slots: usize) -> Vec<Range<u64>> {
-    let mut runs: Vec<Range<u64>> = Vec::new();
-    let mut k = want.start;
-    let last = ahead.max(want.end);
-    while let Some(first) = blocks.next_missing(k..last) {
-        if first >= want.end && runs.len() >= slots {
-            break;
-        }
-        let limit = ((first / part + 1) * part).min(last);
-        k = blocks.end_of_missing(first..limit);
-        runs.push(first..k);
+impl Missing for Blocks {
+    fn next_missing(&self, range: Range<u64>) -> Option<u64> {
+        Self::next_missing(self, range)
     }
-    runs
+    fn end_of_missing(&self, range: Range<u64>) -> u64 {
+        Self::end_of_missing(self, range)
+    }
 }
 
 /// Counts a user of the file, so that it is not evicted before others.

@@ -17,7 +17,7 @@ const STREAMS_MAX: usize = 16;
 
 /// The sequential readers of one file.
 #[derive(Debug, Default)]
-pub(crate) struct Streams {
+pub struct Streams {
     list: Vec<Stream>,
     clock: u64,
 }
@@ -47,14 +47,14 @@ struct Stream {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub struct Limits {
     pub size: u64,
     pub reading: Reading,
 }
 
 /// What a read asks for beyond itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Goal {
+pub struct Goal {
     /// Have everything up to here fetched or under way (byte offset, not rounded).
     pub ahead: u64,
     /// When the reader passes this offset, more is wanted.
@@ -62,7 +62,7 @@ pub(crate) struct Goal {
 }
 
 impl Streams {
-    pub(crate) fn note(&mut self, range: Range<u64>, limits: Limits) -> Goal {
+    pub fn note(&mut self, range: Range<u64>, limits: Limits) -> Goal {
         self.clock += 1;
         let clock = self.clock;
         if limits.reading.readahead_bytes == 0 {
@@ -96,7 +96,7 @@ impl Streams {
     }
 
     /// A reader has come to `offset` without asking the engine for bytes.
-    pub(crate) fn advance(&mut self, offset: u64, limits: Limits) -> Goal {
+    pub fn advance(&mut self, offset: u64, limits: Limits) -> Goal {
         match self.list.iter_mut().find(|s| s.window > 0 && s.expects(&(offset..offset))) {
             Some(stream) => stream.extend(offset, Why::Passes, limits),
             None => Goal { ahead: offset, mark: None },
@@ -104,7 +104,7 @@ impl Streams {
     }
 
     /// Ranges that streams have asked for and that may still be missing, and how they are brought.
-    pub(crate) fn wanted(&self) -> impl Iterator<Item = (Range<u64>, Reading)> + '_ {
+    pub fn wanted(&self) -> impl Iterator<Item = (Range<u64>, Reading)> + '_ {
         self.list.iter().filter(|s| s.window > 0 && s.next < s.ahead).map(|s| (s.next..s.ahead, s.reading))
     }
 
@@ -154,6 +154,37 @@ impl Stream {
     fn mark(&self, limits: Limits) -> Option<u64> {
         (self.ahead < limits.size).then(|| (self.ahead + self.step(limits)).saturating_sub(self.window))
     }
+}
+
+/// Which blocks of a file are neither there nor under way.
+pub trait Missing {
+    /// The first of them in `range`.
+    fn next_missing(&self, range: Range<u64>) -> Option<u64>;
+    /// Where the run of them that begins with `range` ends, within it.
+    fn end_of_missing(&self, range: Range<u64>) -> u64;
+}
+
+/// Missing blocks as ranges of at most `part` blocks: all that begin within `want`, and up to `slots` in all that lie
+/// before `ahead`. Parts end at multiples of `part`, so that two readers' parts meet without leaving slivers.
+pub fn parts(
+    blocks: &impl Missing,
+    want: &Range<u64>,
+    ahead: u64,
+    part: u64,
+    slots: usize,
+) -> Vec<Range<u64>> {
+    let mut parts: Vec<Range<u64>> = Vec::new();
+    let mut k = want.start;
+    let last = ahead.max(want.end);
+    while let Some(first) = blocks.next_missing(k..last) {
+        if first >= want.end && parts.len() >= slots {
+            break;
+        }
+        let limit = ((first / part + 1) * part).min(last);
+        k = blocks.end_of_missing(first..limit);
+        parts.push(first..k);
+    }
+    parts
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ),
     ("millpond-proto", &[]),
     ("millpond-proto-generate", &[]),
-    ("millpond-sim", &["csi-plugin", "inflight", "link", "mounts", "node-agent", "volume"]),
+    ("millpond-sim", &["cache", "csi-plugin", "inflight", "link", "mounts", "node-agent", "volume"]),
     ("millpond-startup", &["failpoint"]),
     ("millpond-store", &["volume"]),
     ("millpond-testkit", &[]),

@@ -5,6 +5,7 @@
 //! end: so its other files are fetched ahead, in the order of its listing, the more of them the more were missed.
 //! A reader of a few files of a directory pays for a few more.
 
+use super::ledger::Ledger;
 use crate::lock::lock;
 use crate::volumes::scope::Scope;
 use cache::data::{Engine, ReadOptions, Usage};
@@ -12,18 +13,11 @@ use cache::meta::Kind;
 use inflight::carry;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use volume::ScopeId;
 
 /// Files up to this size are fetched whole when they are first read, bytes; larger ones have readahead of their own.
 pub(crate) const SMALL: u64 = 1 << 20;
-/// Misses in one directory before anything is fetched ahead.
-const PATIENCE: u32 = 8;
-/// Files that one further miss is worth: half of the misses so far, and at most this. So a thousand files that are read in
-/// a random order cost some 60 round trips, and who reads sixteen of them pays for fifty more.
-const CREDIT_MAX: u32 = 32;
-/// A directory that was left alone for this long begins anew.
-const FORGOTTEN: Duration = Duration::from_secs(120);
 const DIRECTORIES_MAX: usize = 4096;
 /// Fetching ahead must not evict: it ends when this much of a quota is used.
 const FULL_PERCENT: u64 = 85;
@@ -31,38 +25,6 @@ const FULL_PERCENT: u64 = 85;
 pub(crate) struct SiblingPrefetch {
     engine: Arc<Engine>,
     directories: Mutex<HashMap<(ScopeId, u64), Ledger>>,
-}
-
-/// What the readers of one directory have earned.
-#[derive(Debug)]
-struct Ledger {
-    misses: u32,
-    /// Files still to be fetched ahead.
-    owed: u32,
-    /// The last name that was looked at, by its inode number.
-    after: Option<u64>,
-    /// A fetch is under way.
-    running: bool,
-    last: Instant,
-}
-
-impl Ledger {
-    fn new(now: Instant) -> Self {
-        Self { misses: 0, owed: 0, after: None, running: false, last: now }
-    }
-
-    /// True: the caller has to begin.
-    fn missed(&mut self, now: Instant) -> bool {
-        if now.duration_since(self.last) > FORGOTTEN && !self.running {
-            *self = Self::new(now);
-        }
-        self.last = now;
-        self.misses += 1;
-        if self.misses > PATIENCE {
-            self.owed += (self.misses / 2).min(CREDIT_MAX);
-        }
-        self.owed > 0 && !std::mem::replace(&mut self.running, self.owed > 0)
-    }
 }
 
 impl SiblingPrefetch {
@@ -79,7 +41,7 @@ impl SiblingPrefetch {
         let now = Instant::now();
         let mut directories = self.lock();
         if directories.len() >= DIRECTORIES_MAX {
-            directories.retain(|_, ledger| ledger.running || now.duration_since(ledger.last) < FORGOTTEN);
+            directories.retain(|_, ledger| !ledger.is_forgotten(now));
             if directories.len() >= DIRECTORIES_MAX {
                 return;
             }
@@ -96,27 +58,14 @@ impl SiblingPrefetch {
     async fn fetch(self: Arc<Self>, scope: &Arc<Scope>, dir: u64, options: ReadOptions) {
         let key = (scope.id.clone(), dir);
         loop {
-            let (owed, after) = match self.lock().get_mut(&key) {
-                Some(ledger) if ledger.owed > 0 && has_room(&self.engine.usage(), &scope.id) => {
-                    (ledger.owed, ledger.after)
-                }
-                Some(ledger) => {
-                    (ledger.running, ledger.owed) = (false, 0);
-                    return;
-                }
-                None => return,
-            };
+            let has_room = has_room(&self.engine.usage(), &scope.id);
+            let due = self.lock().get_mut(&key).and_then(|ledger| ledger.due(has_room));
+            let Some((owed, after)) = due else { return };
             let (files, last) = next_files(scope, dir, after, owed as usize);
-            {
-                let mut directories = self.lock();
-                let Some(ledger) = directories.get_mut(&key) else { return };
-                ledger.owed -= ledger.owed.min(files.len() as u32);
-                ledger.after = last;
-                if files.is_empty() {
-                    // To the end: what is missed from now on was evicted, or is new.
-                    *ledger = Ledger::new(Instant::now());
-                    return;
-                }
+            let found = files.len() as u32;
+            let goes_on = |ledger: &mut Ledger| ledger.found(found, last, Instant::now());
+            if !self.lock().get_mut(&key).is_some_and(goes_on) {
+                return;
             }
             for (ino, version) in files {
                 let Ok(slot) = scope.ahead.clone().acquire_owned().await else { return };
@@ -126,7 +75,7 @@ impl SiblingPrefetch {
                     let failed = file.whole().await.is_err(); // its reader will get the error
                     drop(slot);
                     if let Some(ledger) = me.lock().get_mut(&key).filter(|_| failed) {
-                        ledger.owed = 0;
+                        ledger.failed();
                     }
                 }));
             }
@@ -169,9 +118,11 @@ fn next_files(scope: &Scope, dir: u64, after: Option<u64>, most: usize) -> (Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prefetch::ledger::PATIENCE;
     use crate::testing::{SMALL_BYTES, Scripted};
     use cache::data::{ScopeUsage, TierUsage};
     use cache::meta::ROOT;
+    use std::time::Duration;
 
     /// Fetched so far, once no more come: what is owed was paid.
     async fn fetched(scripted: &Scripted, at_least: u64) -> u64 {
@@ -182,20 +133,6 @@ mod tests {
         };
         tokio::time::timeout(Duration::from_secs(20), all).await.expect("what is owed is fetched");
         scripted.sent() / SMALL_BYTES
-    }
-
-    #[test]
-    fn what_readers_have_earned_is_forgotten_after_a_pause() {
-        let start = Instant::now();
-        let mut ledger = Ledger::new(start);
-        let mut owed = |misses: u32, at: Instant| {
-            let _begun = (0..misses).filter(|_| ledger.missed(at)).count();
-            ledger.running = false;
-            ledger.owed
-        };
-        assert_eq!(owed(PATIENCE, start), 0);
-        assert!(owed(1, start + FORGOTTEN) > 0, "the pause is not longer yet");
-        assert_eq!(owed(PATIENCE, start + 2 * FORGOTTEN + Duration::from_nanos(1)), 0);
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -287,42 +224,5 @@ mod tests {
             scope.list(ROOT, volume::Freshness::Ttl(Duration::from_secs(60))).await.unwrap();
             assert_eq!(next_files(&scope, ROOT, None, 10).0.len(), usize::from(is_small), "{bytes}");
         }
-    }
-
-    /// Files fetched ahead after each of `misses` in a row.
-    fn owed(misses: u32) -> Vec<u32> {
-        let now = Instant::now();
-        let mut ledger = Ledger::new(now);
-        (0..misses)
-            .map(|_| {
-                ledger.missed(now);
-                ledger.owed
-            })
-            .collect()
-    }
-
-    #[test]
-    fn a_few_files_of_a_directory_bring_nothing_and_some_more_bring_a_few() {
-        let owed = owed(32);
-        assert!(owed[..8].iter().all(|&n| n == 0));
-        assert!((1..=4).contains(&owed[8]) && owed[15] <= 3 * 16, "{owed:?}");
-    }
-
-    #[test]
-    fn a_directory_of_a_thousand_is_paid_for_after_a_sixteenth_of_it() {
-        let owed = owed(100);
-        assert!(owed[62] >= 900, "{owed:?}");
-        assert!(owed.windows(2).all(|pair| pair[1] - pair[0] <= CREDIT_MAX));
-    }
-
-    #[test]
-    fn one_begins_and_after_a_while_everything_begins_anew() {
-        let now = Instant::now();
-        let mut ledger = Ledger::new(now);
-        let begun: Vec<bool> = (0..10).map(|_| ledger.missed(now)).collect();
-        assert_eq!(begun.iter().filter(|&&begins| begins).count(), 1);
-        ledger.running = false;
-        ledger.missed(now + FORGOTTEN + Duration::from_secs(1));
-        assert_eq!((ledger.misses, ledger.owed), (1, 0));
     }
 }

@@ -11,6 +11,7 @@ pub(crate) use members::{Member, Wants};
 
 use crate::lock::lock;
 use crate::log_limit::Seldom;
+use crate::prefetch::ledger::at_once;
 use crate::single_flight::SingleFlight;
 use crate::source::credentials::CredentialedSource;
 use crate::source::health::Health;
@@ -156,11 +157,6 @@ impl Drop for Metadata {
     }
 }
 
-/// A quarter of the slots is left: readers come first.
-fn ahead(data_slots: usize) -> usize {
-    (data_slots - data_slots / 4).max(1)
-}
-
 impl Scope {
     #[cfg(test)]
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -206,7 +202,7 @@ impl Scope {
             failing: Mutex::default(),
             health,
             outage: Outage::default(),
-            ahead: Arc::new(Semaphore::new(ahead(data_slots))),
+            ahead: Arc::new(Semaphore::new(at_once(data_slots))),
             me: me.clone(),
         })
     }

@@ -1,4 +1,5 @@
 use super::{AWAY_CHARS_MAX, Scope};
+use crate::prefetch::ledger::at_once;
 use crate::testing::{Does, Scripted};
 use cache::data::{File, ReadOptions};
 use cache::meta::{Lookup, ROOT};
@@ -295,7 +296,7 @@ async fn only_the_file_at_which_a_name_points_takes_its_place_away_when_it_goes(
 fn what_is_fetched_ahead_leaves_slots_for_readers_and_is_never_nothing() {
     let ahead = |requests| {
         let slots = store::LimitsConfig { requests, ..store::LimitsConfig::default() }.data_slots();
-        (super::ahead(slots), slots)
+        (at_once(slots), slots)
     };
     assert_eq!([0, 2, 8, 64, 128].map(ahead), [(1, 1), (1, 1), (5, 6), (36, 48), (72, 96)]);
     for requests in 6..1000 {
