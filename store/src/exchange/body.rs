@@ -18,7 +18,7 @@ use crate::traffic::Slot;
 use crate::{ByteStream, StoreError, Version};
 use bytes::Bytes;
 use futures::StreamExt;
-use reqwest::Response;
+use reqwest::{Response, Url};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 struct Body {
     client: Arc<Client>,
-    url: String,
+    url: Url,
     what: String,
     version: Version,
     /// Still to come.

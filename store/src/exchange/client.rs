@@ -40,8 +40,8 @@ pub(super) struct Client {
     bucket: String,
     /// Scheme, host, port; for messages.
     endpoint: String,
-    /// What object URLs start with; ends in "/".
-    base: String,
+    /// What URLs start with, parsed once: of a request only the path and the query are new. Ends in "/".
+    base: Url,
 }
 
 /// What HEAD tells.
@@ -71,18 +71,17 @@ impl Client {
             Addressing::Virtual => format!("{}/", endpoint.replacen("://", &format!("://{bucket}."), 1)),
         };
         // An IP address, or a bucket that no host can be called, in virtual style. The signer would panic on it.
-        if let Err(e) = Url::parse(&base) {
+        let base = Url::parse(&base).map_err(|e| {
             let why = format!(
                 "{base} is no URL ({e}): use addressingStyle \"path\", or an endpoint with a host name"
             );
-            return Err(StoreError::Invalid { what: format!("s3://{bucket}"), why });
-        }
+            StoreError::Invalid { what: format!("s3://{bucket}"), why }
+        })?;
         let http = limits.client(&endpoint)?;
         let credentials = access.credentials();
         let signing = Mutex::new((credentials.clone(), credential(&credentials)?));
         // Where requests really go: a bucket that is a host of its own is an endpoint of its own.
-        let host = Url::parse(&base).map(|url| url.origin().ascii_serialization());
-        let place = limits.place(host.as_deref().unwrap_or(&endpoint), readers, 1);
+        let place = limits.place(&base.origin().ascii_serialization(), readers, 1);
         let bucket = bucket.to_owned();
         Ok(Self { http, limits, place, observer, access, signing, region, bucket, endpoint, base })
     }
@@ -106,29 +105,33 @@ impl Client {
         format!("s3://{}/{}", self.bucket, show(key))
     }
 
-    pub(super) fn object_url(&self, key: &[u8]) -> String {
-        format!("{}{}", self.base, encode_path(key))
+    pub(super) fn object_url(&self, key: &[u8]) -> Url {
+        let mut url = self.base.clone();
+        url.set_path(&format!("{}{}", self.base.path(), encode_path(key)));
+        url
     }
 
-    pub(super) fn list_url(&self, prefix: &[u8], delimiter: bool, token: Option<&str>, max: usize) -> String {
-        let mut url = format!("{}?list-type=2&encoding-type=url&max-keys={max}", self.base);
+    pub(super) fn list_url(&self, prefix: &[u8], delimiter: bool, token: Option<&str>, max: usize) -> Url {
+        let mut query = format!("list-type=2&encoding-type=url&max-keys={max}");
         if delimiter {
-            url.push_str("&delimiter=%2F");
+            query.push_str("&delimiter=%2F");
         }
         if !prefix.is_empty() {
-            url.push_str("&prefix=");
-            url.push_str(&encode_query(prefix));
+            query.push_str("&prefix=");
+            query.push_str(&encode_query(prefix));
         }
         if let Some(token) = token {
-            url.push_str("&continuation-token=");
-            url.push_str(&encode_query(token.as_bytes()));
+            query.push_str("&continuation-token=");
+            query.push_str(&encode_query(token.as_bytes()));
         }
+        let mut url = self.base.clone();
+        url.set_query(Some(&query));
         url
     }
 
     pub(super) async fn list(
         &self,
-        url: &str,
+        url: &Url,
         what: &str,
         patience: Duration,
     ) -> Result<(listing::Answer, u64), Fault> {
@@ -140,7 +143,7 @@ impl Client {
 
     pub(super) async fn head(
         &self,
-        url: &str,
+        url: &Url,
         what: &str,
         patience: Duration,
     ) -> Result<(Option<Object>, u64), Fault> {
@@ -160,7 +163,7 @@ impl Client {
     /// The answer to a GET of `range` of this version, its headers checked against the question.
     pub(super) async fn get(
         &self,
-        url: &str,
+        url: &Url,
         what: &str,
         wanted: &Version,
         range: Range<u64>,
@@ -204,7 +207,7 @@ impl Client {
     async fn send(
         &self,
         method: Method,
-        url: &str,
+        url: &Url,
         what: &str,
         headers: HeaderMap,
         patience: Duration,
@@ -213,7 +216,8 @@ impl Client {
         let head = method == Method::HEAD;
         let mut request = Request::new(HttpRequestBody::empty());
         *request.method_mut() = method;
-        *request.uri_mut() = url.parse().map_err(|e| broken(format!("no URL can be made of it: {e}")))?;
+        *request.uri_mut() =
+            url.as_str().parse().map_err(|e| broken(format!("no URL can be made of it: {e}")))?;
         *request.headers_mut() = headers;
         let credential = self.credential().map_err(Fault::Fail)?;
         if let Some(credential) = &credential {
@@ -222,8 +226,7 @@ impl Client {
                 .map_err(|_| broken("the request could not be signed".to_owned()))?;
         }
         let (parts, _) = request.into_parts();
-        let url = Url::parse(url).map_err(|e| broken(format!("no URL can be made of it: {e}")))?;
-        let mut request = reqwest::Request::new(parts.method, url);
+        let mut request = reqwest::Request::new(parts.method, url.clone());
         *request.headers_mut() = parts.headers;
 
         let response = match timeout(patience, self.http.execute(request)).await {
@@ -372,6 +375,7 @@ pub(super) fn broken_body(error: reqwest::Error) -> Fault {
 mod tests {
     use super::*;
     use crate::{LimitsConfig, NoObserver};
+    use proptest::prelude::*;
 
     fn client(parameters: &Parameters) -> Client {
         let limits = Arc::new(Limits::new(LimitsConfig::default()));
@@ -382,14 +386,37 @@ mod tests {
     #[test]
     fn urls_follow_the_addressing_style() {
         let aws = Parameters { region: Some("eu-central-1".into()), ..Parameters::default() };
-        assert_eq!(client(&aws).object_url(b"a b"), "https://s3.eu-central-1.amazonaws.com/data/a%20b");
+        assert_eq!(
+            client(&aws).object_url(b"a b").as_str(),
+            "https://s3.eu-central-1.amazonaws.com/data/a%20b"
+        );
         let endpoint = Some(Url::parse("https://h.example:9000").unwrap());
         let own = Parameters { endpoint, addressing: Addressing::Virtual, ..Parameters::default() };
-        assert_eq!(client(&own).object_url(b"a+b"), "https://data.h.example:9000/a%2Bb");
+        assert_eq!(client(&own).object_url(b"a+b").as_str(), "https://data.h.example:9000/a%2Bb");
         assert_eq!(
-            client(&own).list_url(b"x&y/", true, Some("t=="), 7),
+            client(&own).list_url(b"x&y/", true, Some("t=="), 7).as_str(),
             "https://data.h.example:9000/?list-type=2&encoding-type=url&max-keys=7&delimiter=%2F&prefix=x%26y%2F&continuation-token=t%3D%3D"
         );
+    }
+
+    proptest! {
+        #[test]
+        fn a_url_that_is_made_of_a_parsed_one_is_what_parsing_the_whole_gives(
+            key in proptest::collection::vec(any::<u8>(), 0..40),
+            endpoint in "https?://[a-z]{1,8}(:[1-9][0-9]{3})?(/[a-z%20]{0,6})?",
+            is_virtual in any::<bool>(),
+        ) {
+            prop_assume!(key.split(|b| *b == b'/').all(|s| !matches!(s, b"." | b"..")));
+            let endpoint = Url::parse(&endpoint).unwrap();
+            let addressing = if is_virtual { Addressing::Virtual } else { Addressing::Path };
+            let client = client(&Parameters { endpoint: Some(endpoint), addressing, ..Parameters::default() });
+            let whole = format!("{}{}", client.base, encode_path(&key));
+            let made = client.object_url(&key);
+            prop_assert_eq!(made.as_str(), whole.as_str());
+            prop_assert_eq!(Url::parse(&whole).unwrap(), made);
+            let list = client.list_url(&key, true, Some("t+/="), 7);
+            prop_assert_eq!(Url::parse(list.as_str()).unwrap(), list);
+        }
     }
 
     #[test]
