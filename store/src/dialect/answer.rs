@@ -12,7 +12,9 @@ use std::time::Duration;
 /// The parts of an S3 error document that help.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Said {
+    /// As it was sent: it decides, and is shown only by way of `shown`.
     pub(super) code: String,
+    shown: String,
     pub(super) message: String,
     pub(super) region: Option<String>,
     pub(super) endpoint: Option<String>,
@@ -25,9 +27,10 @@ pub(super) struct Place<'a> {
 }
 
 impl Said {
-    /// Stores like to repeat the key id; with some luck, so do logs.
+    /// Stores like to repeat the key id; with some luck, so do logs. A key id may be a part of a code: that is no reason
+    /// not to understand it.
     pub(super) fn scrub(&mut self, secrets: &[&str]) {
-        let texts = [&mut self.message, &mut self.code];
+        let texts = [&mut self.message, &mut self.shown];
         for text in texts.into_iter().chain(&mut self.region).chain(&mut self.endpoint) {
             for secret in secrets.iter().filter(|secret| !secret.is_empty()) {
                 if text.contains(secret) {
@@ -42,7 +45,7 @@ impl Said {
 
     /// `SlowDown: reduce your request rate`
     fn text(&self, status: StatusCode) -> String {
-        match (self.code.as_str(), self.message.as_str()) {
+        match (self.shown.as_str(), self.message.as_str()) {
             ("", _) => format!("HTTP {}", status.as_u16()),
             (code, "") => format!("HTTP {} {code}", status.as_u16()),
             (code, message) => format!("HTTP {} {code}: {message}", status.as_u16()),
@@ -124,7 +127,10 @@ pub(super) fn parse(body: &[u8]) -> Said {
                     _ => {}
                 }
             }
-            Ok(Event::Eof) | Err(_) => return said,
+            Ok(Event::Eof) | Err(_) => {
+                said.shown = said.code.clone();
+                return said;
+            }
             Ok(_) => {}
         }
     }
@@ -197,6 +203,22 @@ mod tests {
         said.scrub(&["AKIA1", "T0K"]);
         assert_eq!(said.message, "key … token …");
         assert_eq!((said.region.as_deref(), said.endpoint.as_deref()), (Some("…"), Some("….h")));
+    }
+
+    #[test]
+    fn a_code_that_has_the_key_id_in_it_is_understood_and_not_shown() {
+        let body = b"<Error><Code>InvalidObjectState</Code><Message>it is a glacier</Message></Error>";
+        let mut said = parse(body);
+        said.scrub(&["a"]);
+        match judge(StatusCode::FORBIDDEN, &said, None, &PLACE) {
+            Fault::Fail(StoreError::Denied { why, .. }) => {
+                assert!(
+                    why.contains("restore it first") && why.contains("Inv…lidObjectSt…te: it is … gl…cier"),
+                    "{why}"
+                );
+            }
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

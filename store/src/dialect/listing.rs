@@ -30,6 +30,11 @@ impl Answer {
         self.objects.is_empty() && self.prefixes.is_empty()
     }
 
+    /// Ends in "/".
+    pub(super) fn has_prefix(&self, directory: &[u8]) -> bool {
+        self.prefixes.iter().any(|prefix| prefix == directory)
+    }
+
     pub(super) fn first_key(&self) -> Option<&[u8]> {
         self.objects.first().map(|object| object.key.as_slice())
     }

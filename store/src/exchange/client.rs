@@ -44,6 +44,22 @@ pub(super) struct Client {
     base: Url,
 }
 
+/// Where a listing begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum From<'a> {
+    Start,
+    /// Where the page before said.
+    Token(&'a str),
+    /// After this key. Not every store can do that: some begin at the start.
+    After(&'a [u8]),
+}
+
+impl<'a> From<'a> {
+    pub(super) fn page(token: Option<&'a str>) -> Self {
+        token.map_or(Self::Start, Self::Token)
+    }
+}
+
 /// What HEAD tells.
 pub(super) struct Object {
     pub(super) size: u64,
@@ -111,7 +127,7 @@ impl Client {
         url
     }
 
-    pub(super) fn list_url(&self, prefix: &[u8], delimiter: bool, token: Option<&str>, max: usize) -> Url {
+    pub(super) fn list_url(&self, prefix: &[u8], delimiter: bool, from: From<'_>, max: usize) -> Url {
         let mut query = format!("list-type=2&encoding-type=url&max-keys={max}");
         if delimiter {
             query.push_str("&delimiter=%2F");
@@ -120,9 +136,16 @@ impl Client {
             query.push_str("&prefix=");
             query.push_str(&encode_query(prefix));
         }
-        if let Some(token) = token {
-            query.push_str("&continuation-token=");
-            query.push_str(&encode_query(token.as_bytes()));
+        match from {
+            From::Start => {}
+            From::Token(token) => {
+                query.push_str("&continuation-token=");
+                query.push_str(&encode_query(token.as_bytes()));
+            }
+            From::After(key) => {
+                query.push_str("&start-after=");
+                query.push_str(&encode_query(key));
+            }
         }
         let mut url = self.base.clone();
         url.set_query(Some(&query));
@@ -394,7 +417,7 @@ mod tests {
         let own = Parameters { endpoint, addressing: Addressing::Virtual, ..Parameters::default() };
         assert_eq!(client(&own).object_url(b"a+b").as_str(), "https://data.h.example:9000/a%2Bb");
         assert_eq!(
-            client(&own).list_url(b"x&y/", true, Some("t=="), 7).as_str(),
+            client(&own).list_url(b"x&y/", true, From::Token("t=="), 7).as_str(),
             "https://data.h.example:9000/?list-type=2&encoding-type=url&max-keys=7&delimiter=%2F&prefix=x%26y%2F&continuation-token=t%3D%3D"
         );
     }
@@ -414,7 +437,7 @@ mod tests {
             let made = client.object_url(&key);
             prop_assert_eq!(made.as_str(), whole.as_str());
             prop_assert_eq!(Url::parse(&whole).unwrap(), made);
-            let list = client.list_url(&key, true, Some("t+/="), 7);
+            let list = client.list_url(&key, true, From::Token("t+/="), 7);
             prop_assert_eq!(Url::parse(list.as_str()).unwrap(), list);
         }
     }

@@ -30,11 +30,12 @@ use crate::observe::Observer;
 use crate::retry::{Attempts, Fault};
 use crate::{ByteStream, Entry, Kind, Page, Source, StoreError, Version};
 use async_trait::async_trait;
-use client::Client;
+use client::{Client, From};
 use futures::FutureExt;
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use volume::Parameters;
 
@@ -43,6 +44,8 @@ pub(crate) struct S3 {
     /// "" or ends in "/".
     prefix: String,
     access: Arc<Access>,
+    /// It has shown an empty directory (see [`S3::is_shown`]).
+    shows_empty: AtomicBool,
 }
 
 impl std::fmt::Debug for S3 {
@@ -62,7 +65,7 @@ impl S3 {
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StoreError> {
         let client = Arc::new(Client::new(bucket, parameters, access.clone(), readers, limits, observer)?);
-        Ok(Self { client, prefix: prefix.to_owned(), access })
+        Ok(Self { client, prefix: prefix.to_owned(), access, shows_empty: AtomicBool::new(false) })
     }
 
     fn key(&self, path: &[u8]) -> Vec<u8> {
@@ -100,14 +103,24 @@ impl S3 {
         &self,
         key: &[u8],
         delimiter: bool,
-        token: Option<&str>,
+        from: From<'_>,
         max: usize,
         question: Question,
     ) -> Result<listing::Answer, StoreError> {
         let what = self.client.what(key);
-        let url = self.client.list_url(key, delimiter, token, max);
+        let url = self.client.list_url(key, delimiter, from, max);
         let attempt = |patience| self.client.list(&url, &what, patience).boxed();
         self.ask("list", &what, question, attempt).await
+    }
+
+    /// Does the parent's listing have this directory, although its own listing is empty? A gateway in front of a file
+    /// system has empty directories.
+    async fn is_shown(&self, directory: &[u8], question: Question) -> Result<bool, StoreError> {
+        let name = directory.strip_suffix(b"/").unwrap_or(directory);
+        // `d.…` is all that sorts between this and `d/`.
+        let before = [name, ".\u{10ffff}".as_bytes()].concat();
+        let page = self.page(name, true, From::After(&before), crate::PAGE_ENTRIES, question).await?;
+        Ok(page.has_prefix(directory))
     }
 
     /// The object of exactly this key; None also where a listing would report it as one that cannot be shown.
@@ -138,11 +151,15 @@ impl Source for S3 {
         if !dir.is_empty() && !is_path(dir) {
             return Err(StoreError::not_found(&self.client.what(&key)));
         }
-        let answer = self.page(&key, true, token, crate::PAGE_ENTRIES, self.access.question()).await?;
+        let answer =
+            self.page(&key, true, From::page(token), crate::PAGE_ENTRIES, self.access.question()).await?;
         // Keys below it are all that makes a directory. The volume's root was checked at publish; should it become
         // empty later, an empty directory is the truth.
         if !dir.is_empty() && token.is_none() && answer.is_empty() {
-            return Err(StoreError::not_found(&self.client.what(&key)));
+            if !self.is_shown(&key, self.access.question()).await? {
+                return Err(StoreError::not_found(&self.client.what(&key)));
+            }
+            self.shows_empty.store(true, Ordering::Relaxed);
         }
         Ok(answer.into_page(&key))
     }
@@ -158,7 +175,7 @@ impl Source for S3 {
             let both = self.access.question();
             let answers = tokio::join!(
                 self.object(&key, self.access.question()),
-                self.page(&below, false, None, 1, self.access.question())
+                self.page(&below, false, From::Start, 1, self.access.question())
             );
             match answers {
                 // A HEAD answer has no body that says what was refused. Was it the token, the listing has waited.
@@ -166,18 +183,21 @@ impl Source for S3 {
                 answers => break answers,
             }
         };
+        let directory = || Entry { name: name.clone(), kind: Kind::Directory, modified_ns: 0 };
         let file = |object: client::Object| Entry {
             name: name.clone(),
             kind: Kind::File { size: object.size, version: object.version },
             modified_ns: object.modified_ns,
         };
         match (object, below) {
-            (_, Ok(below)) if !below.is_empty() => {
-                Ok(Some(Entry { name, kind: Kind::Directory, modified_ns: 0 }))
-            }
+            (_, Ok(below)) if !below.is_empty() => Ok(Some(directory())),
             (Ok(Some(object)), Ok(_)) => Ok(Some(file(object))),
             // Credentials that may read but not list still see the files that they name.
             (Ok(Some(object)), Err(StoreError::Denied { .. })) => Ok(Some(file(object))),
+            (Ok(None), Ok(_)) if self.shows_empty.load(Ordering::Relaxed) => {
+                let key = self.directory_key(path);
+                Ok(self.is_shown(&key, self.access.question()).await?.then(directory))
+            }
             (Ok(None), Ok(_)) => Ok(None),
             // Of two errors the listing's says more: a HEAD answer has no body.
             (_, Err(e)) | (Err(e), Ok(_)) => Err(e),
@@ -195,7 +215,7 @@ impl Source for S3 {
     async fn check(&self, limit: Duration) -> Result<(), StoreError> {
         let started = tokio::time::Instant::now();
         let prefix = self.prefix.as_bytes();
-        let answer = self.page(prefix, false, None, 1, self.access.probe(limit)).await?;
+        let answer = self.page(prefix, false, From::Start, 1, self.access.probe(limit)).await?;
         if answer.is_empty() && !prefix.is_empty() {
             return Err(StoreError::NotFound {
                 what: self.client.what(prefix),

@@ -4,7 +4,7 @@ use crate::common::*;
 use std::collections::BTreeMap;
 use store::{Kind, Source, StoreError};
 use testkit::content;
-use testkit::s3::Server;
+use testkit::s3::{Bucket, Gateway, Server};
 
 async fn names(source: &dyn Source, dir: &str) -> (BTreeMap<String, Kind>, Vec<String>) {
     let (mut found, mut unnameable, mut token) = (BTreeMap::new(), Vec::new(), None);
@@ -49,6 +49,36 @@ async fn listing_and_head_agree_on_what_is_too_large_for_a_file() {
         let bytes = read(&*source, b"largest", &version, start..start + 100).await.unwrap();
         assert_eq!(bytes, content::bytes(content::id("largest"), start..start + 100), "from {start}");
     }
+}
+
+/// Empty directories of gateways in front of a file system: common prefixes of their parents, without a key below them.
+#[tokio::test]
+async fn an_empty_directory_that_its_parent_lists_is_shown_empty() {
+    let shown = ["empty", "a/b/empty", "many"];
+    let bucket = Gateway::with_directories(&shown).unwrap();
+    // More than a page of what sorts before `many/`.
+    for k in 0..2_500 {
+        bucket.put(&format!("many-{k:04}"), "x".into()).unwrap();
+    }
+    bucket.put("full/file", "x".into()).unwrap();
+    let config = testkit::s3::Config::default().bucket(BUCKET, bucket);
+    let server = Server::start(config).await.unwrap();
+    let source = source(&server);
+    assert_eq!(names(&*source, "").await.0.get("empty"), Some(&Kind::Directory));
+    for dir in shown {
+        assert_eq!(names(&*source, dir).await, (BTreeMap::new(), vec![]), "{dir}");
+        let found = source.head(dir.as_bytes()).await.unwrap();
+        assert_eq!(found.map(|entry| entry.kind), Some(Kind::Directory), "{dir}");
+    }
+    for nothing in ["emp", "empty/", "a/b/emptyx", "full/fil"] {
+        let listed = source.list(nothing.as_bytes(), None).await;
+        assert!(matches!(listed, Err(StoreError::NotFound { .. })), "{nothing}: {listed:?}");
+        assert_eq!(source.head(nothing.as_bytes()).await.unwrap(), None, "{nothing}");
+    }
+    server.reset_stats();
+    let fresh = crate::common::source(&server);
+    assert_eq!(fresh.head(b"nothing").await.unwrap(), None);
+    assert_eq!(server.stats().total(), 2, "no more than stores without such directories need");
 }
 
 #[tokio::test]

@@ -29,6 +29,10 @@ pub type Body = BoxStream<'static, io::Result<Bytes>>;
 pub trait Bucket: Send + Sync + 'static {
     /// Visits keys in byte order from `start` on.
     fn scan(&self, start: Bound<&str>, visit: Visitor<'_>) -> io::Result<()>;
+    /// No object, although [`Self::scan`] visits it: an empty directory, which only the listing of its parent shows.
+    fn is_directory(&self, _key: &str) -> bool {
+        false
+    }
     fn stat(&self, key: &str) -> io::Result<Option<Meta>>;
     /// `range` lies within the object whose `meta` was just asked for.
     fn read(&self, key: &str, meta: &Meta, range: Range<u64>) -> io::Result<Body>;
@@ -78,6 +82,9 @@ pub fn list(
             let end = key[prefix.len()..].find(delimiter)? + prefix.len() + delimiter.len();
             Some(&key[..end])
         });
+        if group.is_none() && bucket.is_directory(key) {
+            return Next::Continue;
+        }
         // A page that ended within a group named the group as its end: the group's other keys belong to it.
         if let Some(group) = group
             && after.is_some_and(|after| after.starts_with(group))

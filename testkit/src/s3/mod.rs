@@ -12,6 +12,7 @@
 mod body;
 mod bucket;
 mod directory;
+mod gateway;
 mod memory;
 mod serve;
 mod service;
@@ -22,6 +23,7 @@ mod tests;
 
 pub use bucket::{Body, Bucket, Listing, Meta, Next, Visitor, list};
 pub use directory::Directory;
+pub use gateway::Gateway;
 pub use memory::Memory;
 pub use stats::Stats;
 pub use synthetic::Synthetic;
