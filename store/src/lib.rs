@@ -1,6 +1,6 @@
 //! Source and credentials become something that lists, describes and streams objects.
 //!
-//! [`open`] turns a volume's specification into a [`Source`]: an S3 bucket or a directory. What happens here: requests,
+//! [`open`] turns a volume's specification into a [`Source`]: a bucket of an object store or a directory. What happens here: requests,
 //! retries, limits, checks of every answer, and the translation of whatever went wrong into a [`StoreError`] that says
 //! what to do. What never happens here: caching, FUSE, CSI, processes. Nothing is remembered between two calls but
 //! open connections.
@@ -8,29 +8,31 @@
 mod access;
 mod breaker;
 mod budget;
+mod dialect;
 mod directory;
 mod dispatch;
 mod egress;
 mod error;
+mod exchange;
 mod keys;
 mod limits;
 mod observe;
 mod resolve;
 mod retry;
-mod s3;
 mod shares;
 mod traffic;
 
 pub use access::{Access, ExpiryObserver, Question};
+#[cfg(fuzzing)]
+pub use dialect::fuzz;
 pub use egress::{BadNetwork, EgressConfig, Network};
 pub use error::StoreError;
 pub use limits::{Limits, LimitsConfig};
 pub use observe::{NoObserver, Observer, Outcome, RetryCause};
-#[cfg(fuzzing)]
-pub use s3::fuzz;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use dialect::{Dialect, Oss, S3};
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -125,15 +127,17 @@ pub fn open(
 ) -> Result<Arc<dyn Source>, StoreError> {
     // Volumes that share what they bring in share what they may ask for, too.
     let readers = limits.readers(spec, &access.credentials());
-    match &spec.source {
-        SourceUrl::S3 { bucket, prefix } => {
-            let p = &spec.parameters;
-            let source = s3::S3::open(bucket, prefix, p, access, readers.as_str(), limits, observer)?;
-            Ok(Arc::new(source))
+    let dialect: (Box<dyn Dialect>, &str) = match &spec.source {
+        SourceUrl::S3 { bucket, prefix } => (Box::new(S3::new(bucket, &spec.parameters)?), prefix),
+        SourceUrl::Oss { bucket, prefix, .. } => {
+            let endpoint = spec.endpoint();
+            (Box::new(Oss::new(bucket, endpoint.as_ref(), &spec.parameters)?), prefix)
         }
         SourceUrl::Dir { path } => {
             let source = directory::Directory::new(path.clone(), access, readers.as_str(), &limits, observer);
-            Ok(Arc::new(source))
+            return Ok(Arc::new(source));
         }
-    }
+    };
+    let (dialect, prefix) = dialect;
+    Ok(Arc::new(exchange::Bucket::open(dialect, prefix, access, readers.as_str(), limits, observer)?))
 }

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AllowList {
-    /// `s3://*`, `s3://team-a-*`, `s3://bucket/prefix/`. Empty: no S3 source is allowed.
+    /// `s3://*`, `s3://team-a-*`, `oss://bucket/prefix/`. Empty: no source but directories is allowed.
     pub sources: Vec<String>,
-    /// `https://*.example.com`, `http://127.0.0.1:9000`. A volume without `endpoint` uses AWS's own and needs no entry.
+    /// `https://*.example.com`, `http://127.0.0.1:9000`. A volume without `endpoint` uses the cloud's own and needs no entry.
     pub endpoints: Vec<EndpointPattern>,
     /// Directories below which `file://` sources may lie. Empty: none.
     pub roots: Vec<PathBuf>,
@@ -33,7 +33,7 @@ pub enum NotAllowed {
 impl AllowList {
     pub fn check(&self, source: &SourceUrl, parameters: &Parameters) -> Result<(), NotAllowed> {
         match source {
-            SourceUrl::S3 { .. } => {
+            SourceUrl::S3 { .. } | SourceUrl::Oss { .. } => {
                 let text = source.to_string();
                 if !self.sources.iter().any(|entry| covers(entry, &text)) {
                     return Err(NotAllowed::Source(text));

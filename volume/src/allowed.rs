@@ -2,7 +2,7 @@
 
 use crate::SourceUrl;
 
-const EXPECTED: &str = "write source prefixes such as s3://bucket/team-a, separated by commas, or s3://* for any bucket; no other '*'";
+const EXPECTED: &str = "write source prefixes such as s3://bucket/team-a, separated by commas, or s3://* (oss://*) for any bucket; no other '*'";
 
 /// Comma-separated; each entry is a whole source, so that only whole path segments can match.
 pub(crate) struct AllowedSources {
@@ -11,8 +11,8 @@ pub(crate) struct AllowedSources {
 }
 
 enum Entry {
-    /// `s3://*`: the one pattern. Elsewhere a star would match the half of a name.
-    AnyBucket,
+    /// `s3://*`, `oss://*`: the one pattern. Elsewhere a star would match the half of a name, or an endpoint.
+    AnyBucket(&'static str),
     Below(SourceUrl),
 }
 
@@ -20,7 +20,8 @@ impl AllowedSources {
     /// The error says what is expected.
     pub(crate) fn parse(value: &str) -> Result<Self, &'static str> {
         let entry = |text: &str| match text {
-            "s3://*" => Ok(Entry::AnyBucket),
+            "s3://*" => Ok(Entry::AnyBucket("s3")),
+            "oss://*" => Ok(Entry::AnyBucket("oss")),
             text if text.contains('*') => Err(EXPECTED),
             text => SourceUrl::parse(text).map(Entry::Below).map_err(|_| EXPECTED),
         };
@@ -30,7 +31,7 @@ impl AllowedSources {
 
     pub(crate) fn covers(&self, source: &SourceUrl) -> bool {
         self.entries.iter().any(|entry| match entry {
-            Entry::AnyBucket => matches!(source, SourceUrl::S3 { .. }),
+            Entry::AnyBucket(scheme) => source.scheme() == *scheme && source.endpoint().is_none(),
             Entry::Below(prefix) => source.lies_in(prefix),
         })
     }

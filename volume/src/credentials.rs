@@ -5,7 +5,7 @@ use secrecy::{ExposeSecret, SecretBox, SecretString};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// S3-style credentials. `Debug` shows no secret; there is no `Serialize` on purpose, see [`Credentials::to_secrets`].
+/// A key id, its secret and perhaps a session token, as S3 and OSS have them. `Debug` shows no secret; there is no `Serialize` on purpose, see [`Credentials::to_secrets`].
 #[derive(Clone, Debug, Default)]
 pub struct Credentials {
     keys: Option<Keys>,
@@ -35,8 +35,13 @@ impl PartialEq for Credentials {
 pub enum CredentialsError {
     #[error("the secret has {have} but no {missing}: it needs both accessKeyId and secretAccessKey")]
     Incomplete { have: &'static str, missing: &'static str },
-    #[error("the secret has an unknown key {0:?}: it takes accessKeyId, secretAccessKey and sessionToken")]
+    #[error(
+        "the secret has an unknown key {0:?}: it takes accessKeyId, secretAccessKey and sessionToken, or what Fluid, JuiceFS \
+         and the clouds' own drivers call them (docs/stores.md)"
+    )]
     Unknown(String),
+    #[error("the secret says {0} twice, under two names: keep one")]
+    Twice(&'static str),
     #[error("the secret's {0} is empty or has control characters (a trailing newline?)")]
     Malformed(&'static str),
 }
@@ -53,12 +58,16 @@ impl Credentials {
     ) -> Result<Self, CredentialsError> {
         let (mut id, mut key, mut token) = (None, None, None);
         for (name, value) in secrets {
-            let (slot, name) = match name.as_ref() {
-                "accessKeyId" => (&mut id, "accessKeyId"),
-                "secretAccessKey" => (&mut key, "secretAccessKey"),
-                "sessionToken" => (&mut token, "sessionToken"),
-                other => return Err(CredentialsError::Unknown(other.to_owned())),
+            let name =
+                ours(name.as_ref()).ok_or_else(|| CredentialsError::Unknown(name.as_ref().to_owned()))?;
+            let slot = match name {
+                "accessKeyId" => &mut id,
+                "secretAccessKey" => &mut key,
+                _ => &mut token,
             };
+            if slot.is_some() {
+                return Err(CredentialsError::Twice(name));
+            }
             let value = value.as_ref();
             if value.is_empty() || value.chars().any(char::is_control) {
                 return Err(CredentialsError::Malformed(name));
@@ -108,6 +117,44 @@ impl Credentials {
     pub fn is_anonymous(&self) -> bool {
         self.keys.is_none()
     }
+}
+
+/// Our name of a secret's key. Others': a Secret that works with what people have used before works as it is.
+fn ours(name: &str) -> Option<&'static str> {
+    const NAMES: [(&str, &[&str]); 3] = [
+        (
+            "accessKeyId",
+            &[
+                "AWS_ACCESS_KEY_ID",
+                "fs.oss.accessKeyId", // Fluid with JindoCache
+                "aws.accessKeyId",    // Fluid with Alluxio
+                "fs.s3a.access.key",  // Hadoop
+                "access-key",         // JuiceFS
+                "akId",               // Alibaba Cloud's CSI driver for OSS
+                "key_id",             // Mountpoint for S3's CSI driver
+                "accessKeyID",        // csi-s3
+            ],
+        ),
+        (
+            "secretAccessKey",
+            &[
+                "AWS_SECRET_ACCESS_KEY",
+                "fs.oss.accessKeySecret",
+                "aws.secretKey",
+                "fs.s3a.secret.key",
+                "secret-key",
+                "akSecret",
+                "access_key",
+            ],
+        ),
+        (
+            "sessionToken",
+            &["AWS_SESSION_TOKEN", "fs.oss.securityToken", "fs.s3a.session.token", "session-token"],
+        ),
+    ];
+    let of =
+        |(ours, others): &(&'static str, &[&str])| (*ours == name || others.contains(&name)).then_some(*ours);
+    NAMES.iter().find_map(of)
 }
 
 /// Makes the names of scopes those of one node: a reader of one cannot test guesses of a secret against it, and
@@ -234,6 +281,26 @@ mod tests {
             Err(CredentialsError::Malformed("accessKeyId"))
         ));
         assert!(Credentials::from_secrets::<&str, &str>([]).unwrap().is_anonymous());
+    }
+
+    #[test]
+    fn a_secret_as_other_drivers_want_it_is_the_same_credentials() {
+        let ours = keys("id", "hunter2");
+        for (id, secret) in [
+            ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+            ("fs.oss.accessKeyId", "fs.oss.accessKeySecret"),
+            ("aws.accessKeyId", "aws.secretKey"),
+            ("fs.s3a.access.key", "fs.s3a.secret.key"),
+            ("access-key", "secret-key"),
+            ("akId", "akSecret"),
+            ("key_id", "access_key"),
+            ("accessKeyID", "secretAccessKey"),
+        ] {
+            let theirs = Credentials::from_secrets([(id, "id"), (secret, "hunter2")]).unwrap();
+            assert_eq!(theirs, ours, "{id}");
+        }
+        let twice = [("akId", "id"), ("accessKeyId", "id"), ("akSecret", "s")];
+        assert_eq!(Credentials::from_secrets(twice), Err(CredentialsError::Twice("accessKeyId")));
     }
 
     fn key(byte: u8) -> ScopeKey {

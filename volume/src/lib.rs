@@ -65,6 +65,11 @@ impl VolumeSpec {
             || *scope == ScopeId::without_key(&self.source, &self.parameters, credentials)
     }
 
+    /// Where requests go; None: where the store's own are, for this region.
+    pub fn endpoint(&self) -> Option<url::Url> {
+        self.parameters.endpoint.clone().or_else(|| self.source.endpoint())
+    }
+
     /// See [`WireSpec::digest`].
     pub fn digest(&self) -> String {
         WireSpec::from(self).digest()

@@ -160,7 +160,9 @@ pub const TEMPLATED_PARAMETERS: &[&str] = &[
 pub enum ParameterError {
     #[error("unknown parameter {name:?}{}", .nearest.map(|n| format!(": did you mean {n:?}?")).unwrap_or_else(|| format!("; known: {}", known().collect::<Vec<_>>().join(", "))))]
     Unknown { name: String, nearest: Option<&'static str> },
-    #[error("parameter \"source\" is missing: set it to s3://bucket/prefix or file:///directory")]
+    #[error(
+        "parameter \"source\" is missing: set it to s3://bucket/prefix, oss://bucket/prefix or file:///directory"
+    )]
     NoSource,
     #[error("parameter {name:?} has value {value:?}: {expected}")]
     Value { name: &'static str, value: String, expected: &'static str },
@@ -174,8 +176,10 @@ pub enum ParameterError {
     StaleWithoutTtl(&'static str),
     #[error("parameter \"endpoint\" {0:?} is plain HTTP: use https, or set \"allowHttp\" to \"true\"")]
     PlainHttp(String),
-    #[error("parameter {0:?} applies to s3:// sources only")]
-    NotForDirectories(&'static str),
+    #[error("parameter {name:?} has no meaning for {scheme}:// sources: leave it out")]
+    NotForScheme { name: &'static str, scheme: &'static str },
+    #[error("source {source_url} names its endpoint: leave parameter \"endpoint\" out")]
+    TwoEndpoints { source_url: SourceUrl },
     #[error(
         "profile \"small\" cannot be used with freshness \"strict\": without OPEN requests nothing can revalidate at open; use \"ttl\" or profile \"large\""
     )]
@@ -203,7 +207,8 @@ impl Parameters {
     ) -> Result<(SourceUrl, Self), ParameterError> {
         let mut p = Self::default();
         let (mut source, mut path, mut freshness, mut ttl, mut stale) = (None, None, None, None, None);
-        let (mut s3_only, mut allowed, mut source_template) = (None, None, None);
+        let mut addressing = None;
+        let (mut remote_only, mut allowed, mut source_template) = (None, None, None);
         for (name, value) in pairs {
             let (name, value) = (name.as_ref(), value.as_ref());
             if name.starts_with("csi.storage.k8s.io/") {
@@ -257,7 +262,7 @@ impl Parameters {
                         });
                     }
                     p.endpoint = Some(url);
-                    s3_only = Some("endpoint");
+                    remote_only = Some("endpoint");
                 }
                 "region" => {
                     let legal = |c: char| c.is_ascii_alphanumeric() || c == '-';
@@ -265,7 +270,7 @@ impl Parameters {
                         return Err(bad("region", "write a region name such as eu-central-1"));
                     }
                     p.region = Some(value.to_owned());
-                    s3_only = Some("region");
+                    remote_only = Some("region");
                 }
                 "addressingStyle" => {
                     p.addressing = match value {
@@ -273,7 +278,7 @@ impl Parameters {
                         "virtual" => Addressing::Virtual,
                         _ => return Err(bad("addressingStyle", "use \"path\" or \"virtual\"")),
                     };
-                    s3_only = Some("addressingStyle");
+                    addressing = Some("addressingStyle");
                 }
                 "allowHttp" => {
                     p.allow_http = match value {
@@ -281,7 +286,7 @@ impl Parameters {
                         "false" => false,
                         _ => return Err(bad("allowHttp", "use \"true\" or \"false\"")),
                     };
-                    s3_only = Some("allowHttp");
+                    remote_only = Some("allowHttp");
                 }
                 "freshness" => freshness = Some(value.to_owned()),
                 "metadataTtl" => {
@@ -372,8 +377,16 @@ impl Parameters {
             return Err(ParameterError::SmallStrict);
         }
         let source = source.ok_or(ParameterError::NoSource)?;
-        if let (SourceUrl::Dir { .. }, Some(name)) = (&source, s3_only) {
-            return Err(ParameterError::NotForDirectories(name));
+        let meaningless = match &source {
+            SourceUrl::S3 { .. } => None,
+            SourceUrl::Oss { .. } => addressing, // the store takes one style only
+            SourceUrl::Dir { .. } => addressing.or(remote_only),
+        };
+        if let Some(name) = meaningless {
+            return Err(ParameterError::NotForScheme { name, scheme: source.scheme() });
+        }
+        if p.endpoint.is_some() && source.endpoint().is_some() {
+            return Err(ParameterError::TwoEndpoints { source_url: source });
         }
         if let Some(endpoint) = &p.endpoint
             && endpoint.scheme() == "http"
@@ -581,7 +594,7 @@ mod tests {
         );
         assert!(matches!(
             parse(&[("source", "file:///d"), ("region", "x")]),
-            Err(ParameterError::NotForDirectories("region"))
+            Err(ParameterError::NotForScheme { name: "region", scheme: "file" })
         ));
         assert_eq!(parse(&[]), Err(ParameterError::NoSource));
     }

@@ -108,7 +108,9 @@ fn source(text: &str) {
 /// No segment leads out of it, and none is left to a store's or a kernel's guess.
 fn stays_below(source: &SourceUrl) {
     match source {
-        SourceUrl::S3 { bucket, prefix } => {
+        SourceUrl::S3 { bucket, prefix } | SourceUrl::Oss { bucket, prefix, .. } => {
+            let host = source.endpoint().and_then(|url| url.host_str().map(str::to_owned));
+            assert!(host.is_none_or(|host| host.ends_with(".aliyuncs.com")));
             assert!(!bucket.contains(['/', '@', '?', '#', '\0']) && !prefix.contains('\0'));
             let mut segments = prefix.strip_suffix('/').unwrap_or(prefix).split('/');
             assert!(

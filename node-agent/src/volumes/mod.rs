@@ -420,8 +420,8 @@ pub(crate) fn assign(
 pub(crate) fn allowed(config: &Config, spec: &VolumeSpec) -> Result<(), Refusal> {
     let refuse = |e: &dyn std::fmt::Display| Refusal::new(RefusalKind::Denied, e.to_string());
     config.allow.check(&spec.source, &spec.parameters).map_err(|e| refuse(&e))?;
-    let mut endpoint = spec.parameters.endpoint.iter();
-    endpoint.try_for_each(|endpoint| config.egress().allows(endpoint)).map_err(|e| refuse(&e))
+    let endpoint = spec.endpoint();
+    endpoint.iter().try_for_each(|endpoint| config.egress().allows(endpoint)).map_err(|e| refuse(&e))
 }
 
 /// An agent serves what it understands; see `volume::WireSpec`.

@@ -1,5 +1,6 @@
-//! What the store's refusals mean: retry, or an error that says what to do.
+//! What refusals in S3's words mean: retry, or an error that says what to do.
 
+use super::{Place, Refusal};
 use crate::StoreError;
 use crate::observe::RetryCause;
 use crate::retry::Fault;
@@ -20,10 +21,10 @@ pub(super) struct Said {
     pub(super) endpoint: Option<String>,
 }
 
-pub(super) struct Place<'a> {
-    pub(super) what: &'a str,
-    pub(super) bucket: &'a str,
-    pub(super) endpoint: &'a str,
+/// What differs between stores that speak alike.
+pub(super) struct Words {
+    /// What a reader needs.
+    pub(super) rights: &'static str,
 }
 
 impl Said {
@@ -44,7 +45,7 @@ impl Said {
     }
 
     /// `SlowDown: reduce your request rate`
-    fn text(&self, status: StatusCode) -> String {
+    pub(super) fn text(&self, status: StatusCode) -> String {
         match (self.shown.as_str(), self.message.as_str()) {
             ("", _) => format!("HTTP {}", status.as_u16()),
             (code, "") => format!("HTTP {} {code}", status.as_u16()),
@@ -55,8 +56,9 @@ impl Said {
 
 const MESSAGE_CHARS_MAX: usize = 200;
 
-pub(super) fn judge(status: StatusCode, said: &Said, after: Option<Duration>, place: &Place<'_>) -> Fault {
-    let what = place.what.to_owned();
+pub(super) fn judge(refusal: &Refusal<'_>, said: &Said, place: &Place, words: &Words) -> Fault {
+    let (status, after) = (refusal.status, refusal.retry_after());
+    let what = refusal.what.to_owned();
     let text = said.text(status);
     let denied = |why: String| Fault::Fail(StoreError::Denied { what: what.clone(), why });
     let invalid = |why: String| Fault::Fail(StoreError::Invalid { what: what.clone(), why });
@@ -78,7 +80,8 @@ pub(super) fn judge(status: StatusCode, said: &Said, after: Option<Duration>, pl
         }
         (_, "InvalidObjectState") => denied(format!("the object is archived: restore it first ({text})")),
         (401 | 403, _) => denied(format!(
-            "these credentials may not do that: grant s3:ListBucket and s3:GetObject, or check the secret ({text})"
+            "these credentials may not do that: grant {}, or check the secret ({text})",
+            words.rights
         )),
         (404, "NoSuchBucket") => Fault::Fail(StoreError::NotFound {
             what: format!("bucket {} at {}", place.bucket, place.endpoint),
@@ -142,7 +145,7 @@ pub(super) fn retry_after(text: &str) -> Option<Duration> {
 }
 
 /// `bytes 0-99/1000` → 0..100
-pub(super) fn content_range(text: &str) -> Option<Range<u64>> {
+pub(crate) fn content_range(text: &str) -> Option<Range<u64>> {
     let (range, _) = text.strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;
     Some(first.trim().parse().ok()?..last.trim().parse::<u64>().ok()?.checked_add(1)?)
@@ -152,10 +155,16 @@ pub(super) fn content_range(text: &str) -> Option<Range<u64>> {
 mod tests {
     use super::*;
 
-    const PLACE: Place<'_> = Place { what: "s3://b/k", bucket: "b", endpoint: "https://h" };
+    fn judged_said(status: u16, said: &Said) -> Fault {
+        let place = Place::new("s3", "b", "https://h", volume::Addressing::Path).unwrap();
+        let status = StatusCode::from_u16(status).unwrap();
+        let headers = http::HeaderMap::new();
+        let refusal = Refusal { what: "s3://b/k", status, headers: &headers, body: None };
+        judge(&refusal, said, &place, &Words { rights: "s3:ListBucket" })
+    }
 
     fn judged(status: u16, body: &str) -> Fault {
-        judge(StatusCode::from_u16(status).unwrap(), &parse(body.as_bytes()), None, &PLACE)
+        judged_said(status, &parse(body.as_bytes()))
     }
 
     #[test]
@@ -210,7 +219,7 @@ mod tests {
         let body = b"<Error><Code>InvalidObjectState</Code><Message>it is a glacier</Message></Error>";
         let mut said = parse(body);
         said.scrub(&["a"]);
-        match judge(StatusCode::FORBIDDEN, &said, None, &PLACE) {
+        match judged_said(403, &said) {
             Fault::Fail(StoreError::Denied { why, .. }) => {
                 assert!(
                     why.contains("restore it first") && why.contains("Inv…lidObjectSt…te: it is … gl…cier"),

@@ -11,7 +11,7 @@ const DEPTH_MAX: usize = 16;
 
 /// A page as the store tells it; keys are raw bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     objects: Vec<Object>,
     prefixes: Vec<Vec<u8>>,
     next: Option<String>,
@@ -26,21 +26,21 @@ struct Object {
 }
 
 impl Answer {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.objects.is_empty() && self.prefixes.is_empty()
     }
 
     /// Ends in "/".
-    pub(super) fn has_prefix(&self, directory: &[u8]) -> bool {
+    pub(crate) fn has_prefix(&self, directory: &[u8]) -> bool {
         self.prefixes.iter().any(|prefix| prefix == directory)
     }
 
-    pub(super) fn first_key(&self) -> Option<&[u8]> {
+    pub(crate) fn first_key(&self) -> Option<&[u8]> {
         self.objects.first().map(|object| object.key.as_slice())
     }
 
     /// Names relative to `dir` (the listing's prefix: "" or ends in "/").
-    pub(super) fn into_page(self, dir: &[u8]) -> Page {
+    pub(crate) fn into_page(self, dir: &[u8]) -> Page {
         let mut page = Page { next: self.next, ..Page::default() };
         for object in self.objects {
             let name = object.key.strip_prefix(dir).unwrap_or(&object.key);

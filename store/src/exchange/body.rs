@@ -55,7 +55,7 @@ pub(super) async fn open(
     if range.is_empty() {
         return Ok(futures::stream::empty().boxed());
     }
-    let (url, what) = (client.object_url(key), client.what(key));
+    let (url, what) = (client.dialect().object(key), client.what(key));
     let attempts = Attempts::new(question);
     let mut body = Body {
         client,

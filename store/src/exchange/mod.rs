@@ -1,28 +1,22 @@
-//! An S3 bucket, or a prefix of one, as a source.
+//! A bucket of an object store, or a prefix of one, as a source. What stores speak is their [`Dialect`]'s; what it takes to
+//! get an answer out of any of them is here, once.
 //!
-//! Every request is built, signed and judged here rather than by `object_store`: its `Path` type refuses whole pages
+//! Every request is built, sent and judged by us rather than by `object_store`: its `Path` type refuses whole pages
 //! because of one odd key, it retries inside its calls while we must give the request slot back, and it cannot resume
-//! a broken body in place. Taken from it is the part that must be exactly right: the signature (`AwsAuthorizer`).
+//! a broken body in place.
 //!
 //! ```text
 //! mod.rs      Source: which requests answer which question
 //! client.rs   one attempt: sign, send, wait for the headers, judge the status
 //! body.rs     a body that survives resets: the only request that resumes
-//! listing.rs  one ListObjectsV2 page: XML → entries, names, unnameable keys
-//! answer.rs   error answers → what to do
-//! date.rs     the two ways S3 writes a time
 //! ```
 
-mod answer;
 mod body;
 mod client;
-mod date;
-mod field;
-#[cfg(fuzzing)]
-pub mod fuzz;
-mod listing;
 
 use crate::access::{Access, Question};
+use crate::dialect::listing::Answer;
+use crate::dialect::{Dialect, From, Object};
 use crate::dispatch::Lane;
 use crate::keys::{is_path, show};
 use crate::limits::Limits;
@@ -30,41 +24,39 @@ use crate::observe::Observer;
 use crate::retry::{Attempts, Fault};
 use crate::{ByteStream, Entry, Kind, Page, Source, StoreError, Version};
 use async_trait::async_trait;
-use client::{Client, From};
+use client::Client;
 use futures::FutureExt;
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use volume::Parameters;
 
-pub(crate) struct S3 {
+pub(crate) struct Bucket {
     client: Arc<Client>,
     /// "" or ends in "/".
     prefix: String,
     access: Arc<Access>,
-    /// It has shown an empty directory (see [`S3::is_shown`]).
+    /// It has shown an empty directory (see [`Bucket::is_shown`]).
     shows_empty: AtomicBool,
 }
 
-impl std::fmt::Debug for S3 {
+impl std::fmt::Debug for Bucket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "S3({})", self.client.what(self.prefix.as_bytes()))
+        write!(f, "Bucket({})", self.client.what(self.prefix.as_bytes()))
     }
 }
 
-impl S3 {
+impl Bucket {
     pub(crate) fn open(
-        bucket: &str,
+        dialect: Box<dyn Dialect>,
         prefix: &str,
-        parameters: &Parameters,
         access: Arc<Access>,
         readers: &str,
         limits: Arc<Limits>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StoreError> {
-        let client = Arc::new(Client::new(bucket, parameters, access.clone(), readers, limits, observer)?);
+        let client = Arc::new(Client::new(dialect, access.clone(), readers, limits, observer)?);
         Ok(Self { client, prefix: prefix.to_owned(), access, shows_empty: AtomicBool::new(false) })
     }
 
@@ -106,9 +98,9 @@ impl S3 {
         from: From<'_>,
         max: usize,
         question: Question,
-    ) -> Result<listing::Answer, StoreError> {
+    ) -> Result<Answer, StoreError> {
         let what = self.client.what(key);
-        let url = self.client.list_url(key, delimiter, from, max);
+        let url = self.client.dialect().list(key, delimiter, from, max);
         let attempt = |patience| self.client.list(&url, &what, patience).boxed();
         self.ask("list", &what, question, attempt).await
     }
@@ -124,9 +116,9 @@ impl S3 {
     }
 
     /// The object of exactly this key; None also where a listing would report it as one that cannot be shown.
-    async fn object(&self, key: &[u8], question: Question) -> Result<Option<client::Object>, StoreError> {
+    async fn object(&self, key: &[u8], question: Question) -> Result<Option<Object>, StoreError> {
         let what = self.client.what(key);
-        let url = self.client.object_url(key);
+        let url = self.client.dialect().object(key);
         let attempt = |patience| self.client.head(&url, &what, patience).boxed();
         match self.ask("head", &what, question, attempt).await {
             Ok(found) => Ok(found),
@@ -137,7 +129,7 @@ impl S3 {
 }
 
 #[async_trait]
-impl Source for S3 {
+impl Source for Bucket {
     fn is_queued(&self) -> bool {
         self.client.place().is_queued(Lane::Metadata)
     }
@@ -184,7 +176,7 @@ impl Source for S3 {
             }
         };
         let directory = || Entry { name: name.clone(), kind: Kind::Directory, modified_ns: 0 };
-        let file = |object: client::Object| Entry {
+        let file = |object: Object| Entry {
             name: name.clone(),
             kind: Kind::File { size: object.size, version: object.version },
             modified_ns: object.modified_ns,

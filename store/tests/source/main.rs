@@ -4,6 +4,7 @@
 mod access;
 #[path = "../common/mod.rs"]
 mod common;
+mod contract;
 mod directory;
 mod fairness;
 mod faults;

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 use testkit::faults::Script;
-use testkit::s3::{ACCESS_KEY, Config, Directory, Key, Memory, Rights, SECRET_KEY, Server, Synthetic};
+use testkit::s3::{ACCESS_KEY, Config, Directory, Key, Memory, Oss, Rights, SECRET_KEY, Server, Synthetic};
 
 #[derive(Debug, Parser)]
-#[command(about = "An S3 server for tests: signatures checked, faults scripted, requests counted")]
+#[command(about = "An S3 (or OSS) server for tests: signatures checked, faults scripted, requests counted")]
 struct Options {
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
@@ -40,6 +40,9 @@ struct Options {
     /// Also answer requests without a signature.
     #[arg(long)]
     anonymous: bool,
+    /// Speak OSS instead of S3, as this region.
+    #[arg(long, value_name = "REGION")]
+    oss: Option<String>,
     /// A fault script: JSON, or @file.
     #[arg(long)]
     faults: Option<String>,
@@ -71,6 +74,7 @@ fn config(options: &Options) -> Result<Config> {
         listen: options.listen,
         anonymous: options.anonymous,
         keys: vec![Key::new(&options.access_key, &options.secret_key, Rights::All)],
+        oss: options.oss.clone().map(|region| Oss { region }),
         faults: match &options.faults {
             Some(text) => script(text)?,
             None => Script::default(),

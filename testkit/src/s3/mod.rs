@@ -14,6 +14,7 @@ mod bucket;
 mod directory;
 mod gateway;
 mod memory;
+mod oss;
 mod serve;
 mod service;
 mod stats;
@@ -25,6 +26,7 @@ pub use bucket::{Body, Bucket, Listing, Meta, Next, Visitor, list};
 pub use directory::Directory;
 pub use gateway::Gateway;
 pub use memory::Memory;
+pub use oss::Oss;
 pub use stats::Stats;
 pub use synthetic::Synthetic;
 
@@ -75,6 +77,8 @@ pub struct Config {
     pub listen: SocketAddr,
     pub anonymous: bool,
     pub keys: Vec<Key>,
+    /// It speaks OSS, and no S3.
+    pub oss: Option<Oss>,
     pub faults: Script,
     pub buckets: BTreeMap<String, Arc<dyn Bucket>>,
 }
@@ -85,6 +89,7 @@ impl Default for Config {
             listen: ([127, 0, 0, 1], 0).into(),
             anonymous: false,
             keys: vec![Key::new(ACCESS_KEY, SECRET_KEY, Rights::All)],
+            oss: None,
             faults: Script::default(),
             buckets: BTreeMap::new(),
         }
@@ -127,11 +132,19 @@ impl Server {
         }
         let mut builder = s3s::service::S3ServiceBuilder::new(Service { buckets: buckets.clone() });
         builder.set_auth(serve::Auth(auth));
-        builder.set_access(Access { anonymous: config.anonymous, keys: config.keys });
+        let guard = config.oss.map(|oss| serve::Guard {
+            oss,
+            keys: config.keys.clone(),
+            anonymous: config.anonymous,
+        });
+        // Whom the guard has let in brings no signature.
+        let anonymous = config.anonymous || guard.is_some();
+        builder.set_access(Access { anonymous, keys: config.keys });
         let faults = Faults::new(config.faults);
         let counters = Arc::new(Counters::default());
         let shared = serve::Shared {
             s3: builder.build(),
+            guard: guard.map(Arc::new),
             buckets: buckets.clone(),
             faults: faults.clone(),
             counters: counters.clone(),

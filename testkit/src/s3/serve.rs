@@ -1,6 +1,8 @@
 //! Connections: accept, count, ask the fault script, hand the request to `s3s`.
 
+use super::Key;
 use super::body::{Answer, Socket};
+use super::oss::Oss;
 use super::service::Buckets;
 use super::stats::Counters;
 use crate::faults::{Decision, Faults, Script, Seen};
@@ -23,9 +25,18 @@ use tokio::task::JoinSet;
 #[derive(Clone)]
 pub(super) struct Shared {
     pub(super) s3: S3Service,
+    /// None: `s3s` looks at signatures.
+    pub(super) guard: Option<Arc<Guard>>,
     pub(super) buckets: Buckets,
     pub(super) faults: Faults,
     pub(super) counters: Arc<Counters>,
+}
+
+/// Lets requests of another protocol in.
+pub(super) struct Guard {
+    pub(super) oss: Oss,
+    pub(super) keys: Vec<Key>,
+    pub(super) anonymous: bool,
 }
 
 /// The answer to an unknown key that AWS gives; `SimpleAuth` alone says NotSignedUp.
@@ -115,6 +126,17 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
         return Ok(response);
     }
     let head = request.method() == Method::HEAD;
+    let (mut parts, body) = request.into_parts();
+    if let Some(guard) = &shared.guard
+        && let Err((status, code, message)) = guard.oss.admit(&mut parts, &guard.keys, guard.anonymous, op)
+    {
+        let text =
+            format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>");
+        let text = if head { String::new() } else { text };
+        let quiet = Decision::default();
+        return Ok(in_flight.answer(status, Bytes::from(text).into(), None, op, &quiet, &shared, socket));
+    }
+    let request = Request::from_parts(parts, body);
     let response = match shared.s3.call(request.map(s3s::Body::from)).await {
         Ok(response) => response,
         Err(e) => return Err(io::Error::other(format!("{e:?}"))),

@@ -1,0 +1,242 @@
+//! What one kind of store speaks: requests out; entries, versions and faults in. Functions of bytes, without I/O.
+//!
+//! ```text
+//! s3.rs       S3 and what speaks it          listing.rs  a ListObjectsV2 page: XML → entries, unnameable keys
+//! oss.rs      Alibaba Cloud OSS              answer.rs   an error document: XML → what to do
+//!                                            field.rs, date.rs  sizes, ETags, times
+//! ```
+//!
+//! Who sends them, waits, retries and resumes is [`crate::exchange`], once for all. Signatures, which must be exactly right,
+//! are libraries'.
+
+mod answer;
+mod date;
+mod field;
+#[cfg(fuzzing)]
+pub mod fuzz;
+pub(crate) mod listing;
+mod oss;
+mod s3;
+
+pub(crate) use oss::Oss;
+pub(crate) use s3::S3;
+
+use crate::keys::{encode_path, encode_query};
+use crate::retry::Fault;
+use crate::{StoreError, Version};
+use http::header::{CONTENT_LENGTH, ETAG, HeaderMap, HeaderValue, IF_MATCH, LAST_MODIFIED, RANGE};
+use http::{StatusCode, request};
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use url::Url;
+use volume::{Addressing, Credentials};
+
+/// One bucket of one store.
+pub(crate) trait Dialect: Debug + Send + Sync {
+    fn place(&self) -> &Place;
+
+    /// One page of the keys that begin with `prefix`; with `delimiter`, those beyond the next "/" as common prefixes.
+    fn list(&self, prefix: &[u8], delimiter: bool, from: From<'_>, max: usize) -> Url {
+        let mut query = format!("list-type=2&encoding-type=url&max-keys={max}");
+        if delimiter {
+            query.push_str("&delimiter=%2F");
+        }
+        if !prefix.is_empty() {
+            query.push_str("&prefix=");
+            query.push_str(&encode_query(prefix));
+        }
+        match from {
+            From::Start => {}
+            From::Token(token) => {
+                query.push_str("&continuation-token=");
+                query.push_str(&encode_query(token.as_bytes()));
+            }
+            From::After(key) => {
+                query.push_str("&start-after=");
+                query.push_str(&encode_query(key));
+            }
+        }
+        let mut url = self.place().base.clone();
+        url.set_query(Some(&query));
+        url
+    }
+
+    fn listed(&self, body: &[u8]) -> Result<listing::Answer, String> {
+        listing::parse(body)
+    }
+
+    fn object(&self, key: &[u8]) -> Url {
+        let base = &self.place().base;
+        let mut url = base.clone();
+        url.set_path(&format!("{}{}", base.path(), encode_path(key)));
+        url
+    }
+
+    /// What a HEAD's answer tells. None: of a size that no file has, or of a version that cannot be asked for, as in a
+    /// listing.
+    fn seen(&self, headers: &HeaderMap) -> Result<Option<Object>, &'static str> {
+        // Not Response::content_length(): of a HEAD answer that is the length of the body that does not come.
+        let size =
+            header(headers, CONTENT_LENGTH).and_then(field::size).ok_or("HEAD without a Content-Length")?;
+        let modified = header(headers, LAST_MODIFIED).and_then(date::parse_http);
+        let etag = header(headers, ETAG).ok_or("HEAD without an ETag")?;
+        let version = field::unquoted(etag).filter(|_| size <= volume::FILE_BYTES_MAX);
+        Ok(version.map(|version| Object { size, version, modified_ns: modified.unwrap_or(0) }))
+    }
+
+    /// What makes a GET one of `range` of this version and no other. None: no header can carry that version.
+    fn reading(&self, version: &Version, range: &Range<u64>) -> Option<HeaderMap> {
+        let mut headers = HeaderMap::new();
+        headers.insert(RANGE, value(format!("bytes={}-{}", range.start, range.end - 1))?);
+        headers.insert(IF_MATCH, value(field::quoted(version))?);
+        Some(headers)
+    }
+
+    /// Of the object that a GET's answer brings.
+    fn version(&self, headers: &HeaderMap) -> Option<Version> {
+        field::unquoted(header(headers, ETAG)?)
+    }
+
+    /// An answer with any status but success. `secrets`: what no message may repeat.
+    fn refused(&self, refusal: &Refusal<'_>, secrets: &[&str]) -> Fault;
+
+    /// None: requests are not signed.
+    fn signer(&self, credentials: &Credentials) -> Result<Option<Arc<dyn Signer>>, StoreError>;
+}
+
+/// Signs with one set of credentials.
+pub(crate) trait Signer: Send + Sync {
+    /// Err: that cannot be signed.
+    fn sign(&self, request: &mut request::Parts) -> Result<(), ()>;
+    /// Of the credentials, what each request carries in clear: stores like to repeat it.
+    fn sent(&self) -> Vec<&str>;
+}
+
+/// Where a bucket is.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// `s3://bucket`, for messages.
+    pub(crate) shown: String,
+    pub(crate) bucket: String,
+    /// Scheme, host and port, for messages.
+    pub(crate) endpoint: String,
+    /// What URLs start with, parsed once: of a request only path and query are new. Ends in "/".
+    pub(crate) base: Url,
+}
+
+impl Place {
+    fn new(scheme: &str, bucket: &str, endpoint: &str, addressing: Addressing) -> Result<Self, StoreError> {
+        let endpoint = endpoint.trim_end_matches('/').to_owned();
+        let shown = format!("{scheme}://{bucket}");
+        let base = match addressing {
+            Addressing::Path => format!("{endpoint}/{bucket}/"),
+            Addressing::Virtual => format!("{}/", endpoint.replacen("://", &format!("://{bucket}."), 1)),
+        };
+        // An IP address, or a bucket that no host can be called, in virtual style. Signers would panic on it.
+        let base = Url::parse(&base).map_err(|e| {
+            let why = format!(
+                "{base} is no URL ({e}): use addressingStyle \"path\", or an endpoint with a host name"
+            );
+            StoreError::Invalid { what: shown.clone(), why }
+        })?;
+        Ok(Self { shown, bucket: bucket.to_owned(), endpoint, base })
+    }
+}
+
+/// Where a listing begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum From<'a> {
+    Start,
+    /// Where the page before said.
+    Token(&'a str),
+    /// After this key. Not every store can do that: some begin at the start.
+    After(&'a [u8]),
+}
+
+impl<'a> From<'a> {
+    pub(crate) fn page(token: Option<&'a str>) -> Self {
+        token.map_or(Self::Start, Self::Token)
+    }
+}
+
+/// What HEAD tells.
+#[derive(Debug)]
+pub(crate) struct Object {
+    pub(crate) size: u64,
+    pub(crate) version: Version,
+    pub(crate) modified_ns: i64,
+}
+
+/// An answer that is none.
+#[derive(Debug)]
+pub(crate) struct Refusal<'a> {
+    /// What was asked for.
+    pub(crate) what: &'a str,
+    pub(crate) status: StatusCode,
+    pub(crate) headers: &'a HeaderMap,
+    /// None: it has none, or it could not be read.
+    pub(crate) body: Option<&'a [u8]>,
+}
+
+impl Refusal<'_> {
+    fn retry_after(&self) -> Option<Duration> {
+        header(self.headers, http::header::RETRY_AFTER).and_then(answer::retry_after)
+    }
+}
+
+/// Of the range that an answer covers.
+pub(crate) use answer::content_range;
+
+pub(crate) fn header(headers: &HeaderMap, name: impl http::header::AsHeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok()
+}
+
+fn value(text: String) -> Option<HeaderValue> {
+    HeaderValue::try_from(text).ok()
+}
+
+/// Keys and tokens travel in headers; signers take it for granted that they can.
+fn can_be_sent(name: &str, text: &str) -> Result<(), StoreError> {
+    if text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Ok(());
+    }
+    let why = format!("{name} has characters that no request can carry: copy it again");
+    Err(StoreError::Invalid { what: "credentials".into(), why })
+}
+
+/// The keys of a volume's secret.
+struct Keys {
+    id: String,
+    secret: String,
+    token: Option<String>,
+}
+
+impl Keys {
+    /// None: the volume is anonymous.
+    fn of(credentials: &Credentials) -> Result<Option<Self>, StoreError> {
+        if credentials.is_anonymous() {
+            return Ok(None);
+        }
+        let mut secrets = credentials.to_secrets();
+        let mut take = |name: &str| secrets.remove(name).unwrap_or_default();
+        let (id, secret) = (take("accessKeyId"), take("secretAccessKey"));
+        let token = Some(take("sessionToken")).filter(|token| !token.is_empty());
+        can_be_sent("accessKeyId", &id)?;
+        token.iter().try_for_each(|token| can_be_sent("sessionToken", token))?;
+        Ok(Some(Self { id, secret, token }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_that_no_header_can_carry_are_refused_not_fatal() {
+        let secrets = [("accessKeyId", "schlüssel"), ("secretAccessKey", "hunter2")];
+        let error = Keys::of(&Credentials::from_secrets(secrets).unwrap()).err().unwrap().to_string();
+        assert!(error.contains("accessKeyId") && !error.contains("schlüssel"), "{error}");
+    }
+}

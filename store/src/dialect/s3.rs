@@ -1,0 +1,120 @@
+//! S3, and what speaks it.
+
+use super::answer::{self, Words};
+use super::{Dialect, Keys, Place, Refusal, Signer, header};
+use crate::StoreError;
+use crate::retry::Fault;
+use http::{Request, request};
+use object_store::aws::{AwsAuthorizer, AwsCredential};
+use object_store::client::HttpRequestBody;
+use std::sync::Arc;
+use volume::{Credentials, Parameters};
+
+#[derive(Debug)]
+pub(crate) struct S3 {
+    place: Place,
+    region: String,
+}
+
+impl S3 {
+    pub(crate) fn new(bucket: &str, parameters: &Parameters) -> Result<Self, StoreError> {
+        let region = parameters.region.clone().unwrap_or_else(|| "us-east-1".to_owned());
+        let endpoint = match &parameters.endpoint {
+            Some(url) => url.to_string(),
+            None if region.starts_with("cn-") => format!("https://s3.{region}.amazonaws.com.cn"),
+            None => format!("https://s3.{region}.amazonaws.com"),
+        };
+        Ok(Self { place: Place::new("s3", bucket, &endpoint, parameters.addressing)?, region })
+    }
+}
+
+impl Dialect for S3 {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn refused(&self, refusal: &Refusal<'_>, secrets: &[&str]) -> Fault {
+        let mut said = refusal.body.map(answer::parse).unwrap_or_default();
+        let region = header(refusal.headers, "x-amz-bucket-region").map(str::to_owned);
+        said.region = said.region.or(region);
+        said.scrub(secrets);
+        answer::judge(refusal, &said, &self.place, &Words { rights: "s3:ListBucket and s3:GetObject" })
+    }
+
+    fn signer(&self, credentials: &Credentials) -> Result<Option<Arc<dyn Signer>>, StoreError> {
+        let Some(Keys { id, secret, token }) = Keys::of(credentials)? else { return Ok(None) };
+        let credential = AwsCredential { key_id: id, secret_key: secret, token };
+        Ok(Some(Arc::new(Signs { credential, region: self.region.clone() })))
+    }
+}
+
+struct Signs {
+    credential: AwsCredential,
+    region: String,
+}
+
+impl Signer for Signs {
+    fn sign(&self, parts: &mut request::Parts) -> Result<(), ()> {
+        let (nothing, ()) = Request::new(()).into_parts();
+        let mut request = Request::from_parts(std::mem::replace(parts, nothing), HttpRequestBody::empty());
+        let signer = AwsAuthorizer::new(&self.credential, "s3", &self.region);
+        signer.try_authorize(&mut request, None).map_err(drop)?;
+        (*parts, _) = request.into_parts();
+        Ok(())
+    }
+
+    /// The secret key is never sent, so no store can echo it.
+    fn sent(&self) -> Vec<&str> {
+        [Some(self.credential.key_id.as_str()), self.credential.token.as_deref()]
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::From;
+    use crate::keys::encode_path;
+    use proptest::prelude::*;
+    use url::Url;
+    use volume::Addressing;
+
+    fn s3(parameters: &Parameters) -> S3 {
+        S3::new("data", parameters).unwrap()
+    }
+
+    #[test]
+    fn urls_follow_the_addressing_style() {
+        let aws = Parameters { region: Some("eu-central-1".into()), ..Parameters::default() };
+        assert_eq!(s3(&aws).object(b"a b").as_str(), "https://s3.eu-central-1.amazonaws.com/data/a%20b");
+        let endpoint = Some(Url::parse("https://h.example:9000").unwrap());
+        let own = Parameters { endpoint, addressing: Addressing::Virtual, ..Parameters::default() };
+        assert_eq!(s3(&own).object(b"a+b").as_str(), "https://data.h.example:9000/a%2Bb");
+        assert_eq!(
+            s3(&own).list(b"x&y/", true, From::Token("t=="), 7).as_str(),
+            "https://data.h.example:9000/?list-type=2&encoding-type=url&max-keys=7&delimiter=%2F&prefix=x%26y%2F&continuation-token=t%3D%3D"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_url_that_is_made_of_a_parsed_one_is_what_parsing_the_whole_gives(
+            key in proptest::collection::vec(any::<u8>(), 0..40),
+            endpoint in "https?://[a-z]{1,8}(:[1-9][0-9]{3})?(/[a-z%20]{0,6})?",
+            is_virtual in any::<bool>(),
+        ) {
+            prop_assume!(key.split(|b| *b == b'/').all(|s| !matches!(s, b"." | b"..")));
+            let endpoint = Url::parse(&endpoint).unwrap();
+            let addressing = if is_virtual { Addressing::Virtual } else { Addressing::Path };
+            let s3 = s3(&Parameters { endpoint: Some(endpoint), addressing, ..Parameters::default() });
+            let whole = format!("{}{}", s3.place.base, encode_path(&key));
+            let made = s3.object(&key);
+            prop_assert_eq!(made.as_str(), whole.as_str());
+            prop_assert_eq!(Url::parse(&whole).unwrap(), made);
+            let list = s3.list(&key, true, From::Token("t+/="), 7);
+            prop_assert_eq!(Url::parse(list.as_str()).unwrap(), list);
+        }
+    }
+}
