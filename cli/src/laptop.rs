@@ -45,12 +45,12 @@ const FAILED: &str = "failed ";
 
 #[derive(clap::Args)]
 pub(crate) struct MountOptions {
-    /// s3://bucket/prefix or file:///directory
+    /// s3://bucket/prefix, oss://bucket/prefix or file:///directory
     source: String,
     /// An existing empty directory.
     dir: PathBuf,
     /// A volume parameter, as in a StorageClass: -o endpoint=http://127.0.0.1:9000 -o allowHttp=true (repeatable).
-    /// Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+    /// Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, also those for OSS.
     #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
     options: Vec<String>,
     /// Where cache, metadata and state live.
@@ -336,7 +336,7 @@ fn config(options: &MountOptions, spec: &VolumeSpec) -> Result<Config> {
             directories_wait: Span(Duration::ZERO),
         },
         allow: AllowList {
-            sources: vec!["s3://*".into()],
+            sources: vec!["s3://*".into(), "oss://*".into()],
             endpoints: spec
                 .parameters
                 .endpoint

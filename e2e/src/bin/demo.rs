@@ -6,7 +6,7 @@
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use comfy_table::{ContentArrangement, Table, presets};
-use e2e::node::{AgentOptions, Mounted, Node};
+use e2e::node::{AgentOptions, Mounted, Node, Protocol};
 use e2e::oracle::Verified;
 use e2e::pod::Pod;
 use e2e::processes;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Serves real files from a real S3 server into twenty pods, kills workers meanwhile, shows a table (root).
+/// Serves real files from a real server into twenty pods, kills workers meanwhile, shows a table (root).
 #[derive(Parser)]
 struct Options {
     /// Real files to serve; default: the crate sources that Cargo has on this machine.
@@ -32,6 +32,9 @@ struct Options {
     /// Volumes, one pod each.
     #[arg(long, default_value_t = 20)]
     volumes: usize,
+    /// What the server speaks.
+    #[arg(long, value_enum, default_value = "s3")]
+    store: Protocol,
     /// Workers killed during each reading.
     #[arg(long, default_value_t = 5)]
     kills: usize,
@@ -57,9 +60,10 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<ExitCode> {
     let large_bytes = volume::parse_bytes(&options.large).context("--large: write a size such as 1Gi")?;
     anyhow::ensure!(options.volumes >= 2, "--volumes: two of them are read, so at least 2");
-    let mut node = Node::start(AgentOptions::default())?;
+    let mut node = Node::start(AgentOptions::with_store(options.store))?;
     println!(
-        "S3 server on {}, agent pid {}, CSI plugin pid {}",
+        "{} server on {}, agent pid {}, CSI plugin pid {}",
+        options.store.scheme().to_uppercase(),
         node.server.endpoint(),
         node.agent().pid(),
         node.plugin().pid()

@@ -2,6 +2,7 @@
 
 use super::log::{LogTo, Logged, limit_descriptors, spawn};
 use super::places::{Places, Version};
+use super::server::Protocol;
 use crate::clock::wait_until;
 use crate::processes::{self, Memory};
 use anyhow::{Context, Result, ensure};
@@ -42,6 +43,8 @@ pub struct AgentOptions {
     pub environment: Option<(&'static str, &'static str)>,
     /// Certificates (PEM) that the agent trusts instead of the machine's.
     pub authority: Option<String>,
+    /// What the node's server speaks.
+    pub store: Protocol,
     /// The sources that may be used.
     pub allow: &'static str,
     /// The endpoints that may be asked. Those of tests are on this machine, so they must be named.
@@ -60,6 +63,17 @@ pub struct AgentOptions {
     pub failpoints: Failpoints,
     /// Of agent and plugin.
     pub log: LogTo,
+}
+
+impl AgentOptions {
+    /// For a node whose server speaks this.
+    pub fn with_store(store: Protocol) -> Self {
+        let allow = match store {
+            Protocol::S3 => "s3://*",
+            Protocol::Oss => "oss://*",
+        };
+        Self { store, allow, ..Self::default() }
+    }
 }
 
 /// Steps at which processes of this node abort (the crate `failpoint`), until they are taken away again.
@@ -119,6 +133,7 @@ impl Default for AgentOptions {
             inject_faults: Vec::new(),
             environment: None,
             authority: None,
+            store: Protocol::S3,
             allow: "s3://*",
             endpoints: &["http://127.0.0.1:*", "http://localhost:*"],
             version: Version::This,

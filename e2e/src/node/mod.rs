@@ -19,7 +19,7 @@ pub use log::LogTo;
 pub use many::Published;
 pub use places::{OneAtATime, Places, Version, clean_up_after, programs};
 pub use plugin::{Plugin, capability};
-pub use server::{BUCKET, Proxy, Server, secrets};
+pub use server::{BUCKET, Protocol, Proxy, Server, secrets};
 
 use crate::clock::wait_until;
 use crate::pod::Pod;
@@ -81,7 +81,7 @@ impl Node {
             std::os::unix::fs::chown(&root, Some(options.uid), Some(options.uid))?;
         }
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let server = Server::start(&places, "s3")?;
+        let server = Server::speaking(options.store, &places, "s3")?;
         let mut node = Self {
             agent: None,
             standby: None,
@@ -299,10 +299,12 @@ impl Node {
     /// StorageClass parameters for a prefix of this node's bucket, completed by `more`.
     pub fn parameters(&self, prefix: &str, more: &[(&str, &str)]) -> HashMap<String, String> {
         let mut all = HashMap::from([
-            ("source".to_owned(), format!("s3://{BUCKET}/{prefix}")),
+            ("source".to_owned(), format!("{}://{BUCKET}/{prefix}", self.options.store.scheme())),
             ("endpoint".to_owned(), self.server.endpoint()),
             ("allowHttp".to_owned(), "true".to_owned()),
         ]);
+        let own = self.options.store.parameters();
+        all.extend(own.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())));
         all.extend(more.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
         all
     }

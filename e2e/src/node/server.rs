@@ -16,6 +16,42 @@ use testkit::s3::{ACCESS_KEY, SECRET_KEY, Stats};
 pub const BUCKET: &str = "data";
 const START: Duration = Duration::from_secs(60);
 
+/// What a server speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Protocol {
+    #[default]
+    S3,
+    Oss,
+}
+
+impl Protocol {
+    pub const ALL: [Self; 2] = [Self::S3, Self::Oss];
+    const REGION: &str = "cn-testkit";
+
+    /// Of sources.
+    pub fn scheme(self) -> &'static str {
+        match self {
+            Self::S3 => "s3",
+            Self::Oss => "oss",
+        }
+    }
+
+    /// Parameters that a class needs for it, besides source and endpoint.
+    pub fn parameters(self) -> Vec<(&'static str, &'static str)> {
+        match self {
+            Self::S3 => Vec::new(),
+            Self::Oss => vec![("region", Self::REGION)],
+        }
+    }
+
+    fn arguments(self) -> Vec<&'static str> {
+        match self {
+            Self::S3 => Vec::new(),
+            Self::Oss => vec!["--oss", Self::REGION],
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Server {
     process: Process,
@@ -29,6 +65,10 @@ pub struct Server {
 impl Server {
     /// `name` keeps the files of several servers of one node apart.
     pub fn start(places: &Places, name: &str) -> Result<Self> {
+        Self::speaking(Protocol::S3, places, name)
+    }
+
+    pub fn speaking(protocol: Protocol, places: &Places, name: &str) -> Result<Self> {
         let dir = places.buckets().join(name);
         std::fs::create_dir_all(&dir)?;
         let ready = places.root().join("run").join(format!("{name}.address"));
@@ -36,6 +76,7 @@ impl Server {
         command
             .arg("--dir")
             .arg(&dir)
+            .args(protocol.arguments())
             .args(["--bucket", BUCKET, "--rescan-ms", "200", "--ready-file"])
             .arg(&ready);
         let mut process = spawn(&mut command, places, name)?;

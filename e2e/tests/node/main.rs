@@ -31,6 +31,7 @@ mod scale;
 mod scopes;
 mod settings;
 mod stale;
+mod stores;
 mod successors;
 mod tenants;
 mod torture;

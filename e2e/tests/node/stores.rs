@@ -1,0 +1,74 @@
+//! What readers are promised holds for every store: the volume's source is the only difference.
+
+use crate::node_with_options;
+use anyhow::{Result, ensure};
+use e2e::clock::wait_until;
+use e2e::node::{AgentOptions, Protocol};
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[test]
+fn volumes_of_each_store_are_read_once_and_survive_their_workers() -> Result<()> {
+    for store in Protocol::ALL {
+        let scheme = store.scheme();
+        let (mut node, tree) = node_with_options("set", AgentOptions::with_store(store))?;
+        for profile in ["large", "small"] {
+            node.server.reset()?;
+            let mounted = node.volume(&format!("{scheme}-{profile}"), "set", &[("profile", profile)])?;
+            let pod = node.pod(&mounted)?;
+            let application = pod.oracle(&tree, &[])?;
+            for _ in 0..3 {
+                let worker = node.worker_of(&mounted.id, PATIENCE)?;
+                node.signal_worker(worker, rustix::process::Signal::KILL)?;
+                pod.verify(&tree, 2)?.ensure_all(&tree)?;
+                let replaced = || node.worker_of(&mounted.id, PATIENCE).is_ok_and(|now| now != worker);
+                ensure!(wait_until(PATIENCE, replaced), "{scheme}: the worker is not replaced");
+            }
+            application.finish(PATIENCE)?.ensure_clean()?;
+            let stats = node.server.stats()?;
+            println!(
+                "{scheme}, {profile}: {} bytes for {} of files, {:?}",
+                stats.bytes_get,
+                tree.bytes(),
+                stats.requests
+            );
+            node.server.reset()?;
+            pod.verify(&tree, 2)?.ensure_all(&tree)?;
+            ensure!(
+                node.server.stats()?.of("GetObject") == 0,
+                "{scheme}, {profile}: what is cached was fetched"
+            );
+            drop(pod);
+            node.unpublish(&mounted)?;
+            node.agent().evict_all()?;
+        }
+        node.finish()?;
+    }
+    Ok(())
+}
+
+/// As the documentation of Fluid with JindoCache writes it, and that of other drivers.
+#[test]
+fn a_secret_that_others_documentation_shows_works_as_it_is() -> Result<()> {
+    let (mut node, tree) = node_with_options("set", AgentOptions::with_store(Protocol::Oss))?;
+    let [(_, id), (_, secret)] = e2e::node::secrets();
+    for (k, names) in [
+        ["fs.oss.accessKeyId", "fs.oss.accessKeySecret"], // Fluid
+        ["access-key", "secret-key"],                     // JuiceFS
+        ["akId", "akSecret"],                             // Alibaba Cloud's CSI driver
+    ]
+    .iter()
+    .enumerate()
+    {
+        let volume = node.create(&format!("v{k}"), "set", &[])?;
+        let mounted =
+            node.publish_with(&volume, &format!("pod-{k}"), &[(names[0], id), (names[1], secret)])?;
+        node.pod(&mounted)?.verify(&tree, 2)?.ensure_all(&tree)?;
+        node.unpublish(&mounted)?;
+    }
+    let volume = node.create("unknown", "set", &[])?;
+    let refused = node.publish_with(&volume, "pod", &[("user", id), ("password", secret)]).unwrap_err();
+    ensure!(refused.message().contains("accessKeyId") && !refused.message().contains(secret), "{refused:?}");
+    node.finish()
+}
