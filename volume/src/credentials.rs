@@ -253,6 +253,10 @@ fn identity(
     if parameters.addressing == Addressing::Virtual {
         field(b"virtual");
     }
+    // Volumes of one scope ask alike, and who has not said so does not pay.
+    if parameters.requester_pays {
+        field(b"requester pays");
+    }
 }
 
 #[cfg(test)]
@@ -339,6 +343,7 @@ mod tests {
         assert_ne!(base, with(&|p| p.addressing = Addressing::Virtual));
         assert_ne!(base, with(&|p| p.endpoint = Some("https://h".parse().unwrap())));
         assert_ne!(base, with(&|p| p.region = Some("r".into())));
+        assert_ne!(base, with(&|p| p.requester_pays = true));
         let minute = std::time::Duration::from_secs(60);
         assert_eq!(base, with(&|p| p.store_timeout = minute));
         assert_eq!(

@@ -47,6 +47,8 @@ pub struct Parameters {
     pub region: Option<String>,
     pub addressing: Addressing,
     pub allow_http: bool,
+    /// Who asks pays for what is carried, not the bucket's owner.
+    pub requester_pays: bool,
     pub freshness: Freshness,
     /// For `ttl`: how long after its time has run out the last known answer goes on being used while the store gives
     /// none; zero: not at all.
@@ -78,6 +80,7 @@ impl Default for Parameters {
             region: None,
             addressing: Addressing::Path,
             allow_http: false,
+            requester_pays: false,
             freshness: Freshness::Ttl(Duration::from_secs(60)),
             stale_if_error: an_hour(),
             profile: Profile::Auto,
@@ -113,6 +116,7 @@ const KNOWN_PARAMETERS: &[&str] = &[
     "region",
     "addressingStyle",
     "allowHttp",
+    "requesterPays",
     "path",
     "freshness",
     "metadataTtl",
@@ -288,6 +292,14 @@ impl Parameters {
                     };
                     remote_only = Some("allowHttp");
                 }
+                "requesterPays" => {
+                    p.requester_pays = match value {
+                        "true" => true,
+                        "false" => false,
+                        _ => return Err(bad("requesterPays", "use \"true\" or \"false\"")),
+                    };
+                    remote_only = Some("requesterPays");
+                }
                 "freshness" => freshness = Some(value.to_owned()),
                 "metadataTtl" => {
                     let parsed = parse_duration(value).filter(|d| *d <= Duration::from_secs(365 * 86_400));
@@ -427,6 +439,7 @@ impl Parameters {
             region,
             addressing,
             allow_http,
+            requester_pays,
             freshness,
             stale_if_error,
             profile,
@@ -461,6 +474,7 @@ impl Parameters {
             ("region", region.clone()),
             ("addressingStyle", word(*addressing == Addressing::Virtual, "virtual")),
             ("allowHttp", word(*allow_http, "true")),
+            ("requesterPays", word(*requester_pays, "true")),
             ("freshness", fresh),
             ("metadataTtl", ttl),
             ("staleIfError", stale),

@@ -37,6 +37,9 @@ use volume::{Addressing, Credentials};
 pub(crate) trait Dialect: Debug + Send + Sync {
     fn place(&self) -> &Place;
 
+    /// What every request carries.
+    fn headers(&self) -> HeaderMap;
+
     /// One page of the keys that begin with `prefix`; with `delimiter`, those beyond the next "/" as common prefixes.
     fn list(&self, prefix: &[u8], delimiter: bool, from: From<'_>, max: usize) -> Url {
         let mut query = format!("list-type=2&encoding-type=url&max-keys={max}");

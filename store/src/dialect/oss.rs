@@ -17,10 +17,13 @@ use volume::{Addressing, Credentials, Parameters};
 /// Without it OSS answers a range beyond the end with the whole object.
 const RANGE_BEHAVIOR: HeaderName = HeaderName::from_static("x-oss-range-behavior");
 
+const PAYER: HeaderName = HeaderName::from_static("x-oss-request-payer");
+
 #[derive(Debug)]
 pub(crate) struct Oss {
     place: Place,
     region: String,
+    requester_pays: bool,
 }
 
 impl Oss {
@@ -41,7 +44,8 @@ impl Oss {
         // OSS refuses path style; what has an address for a name is no OSS, and can be asked in no other.
         let named = matches!(Url::parse(&endpoint).ok().as_ref().and_then(Url::host), Some(Host::Domain(_)));
         let addressing = if named { Addressing::Virtual } else { Addressing::Path };
-        Ok(Self { place: Place::new("oss", bucket, &endpoint, addressing)?, region })
+        let place = Place::new("oss", bucket, &endpoint, addressing)?;
+        Ok(Self { place, region, requester_pays: parameters.requester_pays })
     }
 }
 
@@ -56,6 +60,11 @@ fn region_of(endpoint: &Url) -> Option<String> {
 impl Dialect for Oss {
     fn place(&self) -> &Place {
         &self.place
+    }
+
+    fn headers(&self) -> HeaderMap {
+        let pays = self.requester_pays.then(|| (PAYER, HeaderValue::from_static("requester")));
+        pays.into_iter().collect()
     }
 
     fn reading(&self, version: &Version, range: &Range<u64>) -> Option<HeaderMap> {

@@ -4,16 +4,20 @@ use super::answer::{self, Words};
 use super::{Dialect, Keys, Place, Refusal, Signer, header};
 use crate::StoreError;
 use crate::retry::Fault;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Request, request};
 use object_store::aws::{AwsAuthorizer, AwsCredential};
 use object_store::client::HttpRequestBody;
 use std::sync::Arc;
 use volume::{Credentials, Parameters};
 
+const PAYER: HeaderName = HeaderName::from_static("x-amz-request-payer");
+
 #[derive(Debug)]
 pub(crate) struct S3 {
     place: Place,
     region: String,
+    requester_pays: bool,
 }
 
 impl S3 {
@@ -24,13 +28,19 @@ impl S3 {
             None if region.starts_with("cn-") => format!("https://s3.{region}.amazonaws.com.cn"),
             None => format!("https://s3.{region}.amazonaws.com"),
         };
-        Ok(Self { place: Place::new("s3", bucket, &endpoint, parameters.addressing)?, region })
+        let place = Place::new("s3", bucket, &endpoint, parameters.addressing)?;
+        Ok(Self { place, region, requester_pays: parameters.requester_pays })
     }
 }
 
 impl Dialect for S3 {
     fn place(&self) -> &Place {
         &self.place
+    }
+
+    fn headers(&self) -> HeaderMap {
+        let pays = self.requester_pays.then(|| (PAYER, HeaderValue::from_static("requester")));
+        pays.into_iter().collect()
     }
 
     fn refused(&self, refusal: &Refusal<'_>, secrets: &[&str]) -> Fault {

@@ -153,6 +153,7 @@ impl Client {
         parts.method = method;
         parts.uri = url.as_str().parse().map_err(|e| broken(format!("no URL can be made of it: {e}")))?;
         parts.headers = headers;
+        parts.headers.extend(self.dialect.headers());
         let signer = self.signer().map_err(Fault::Fail)?;
         if let Some(signer) = &signer {
             let signed = signer.sign(&mut parts);

@@ -20,11 +20,16 @@ const REGION: &str = "cn-testkit";
 
 /// One server for each that the testkit can be.
 async fn stores() -> Vec<Store> {
+    stores_where(|_| {}).await
+}
+
+async fn stores_where(change: impl Fn(&mut Config)) -> Vec<Store> {
     let mut stores = Vec::new();
     for (scheme, oss) in [("s3", None), ("oss", Some(Oss { region: REGION.into() }))] {
         let mut config = Config { oss, ..Config::default() };
         config.keys.push(Key::new("session", SECRET_KEY, Rights::All).with_token("good"));
         config.keys.push(Key::new("lists", SECRET_KEY, Rights::ListOnly));
+        change(&mut config);
         let server = Server::start(config.bucket(BUCKET, Memory::default())).await.unwrap();
         stores.push(Store { scheme, server });
     }
@@ -253,6 +258,23 @@ async fn what_is_wrong_is_said_with_what_to_do() {
                 store.scheme
             );
         }
+    }
+}
+
+#[tokio::test]
+async fn who_says_so_pays_and_nobody_else() {
+    for store in stores_where(|config| config.requester_pays = true).await {
+        let scheme = store.scheme;
+        let seen = store.put("d/o", 100);
+        let keys = [("accessKeyId", ACCESS_KEY), ("secretAccessKey", SECRET_KEY)];
+        let refused = store.check(BUCKET, store.parameters(), &keys).await;
+        assert!(matches!(refused, Err(StoreError::Denied { .. })), "{scheme}: {refused:?}");
+        let parameters = Parameters { requester_pays: true, ..store.parameters() };
+        let source = store.open(BUCKET, parameters, &keys);
+        source.check(Duration::from_secs(3)).await.unwrap();
+        assert_eq!(listed(&*source, "d").await.len(), 1, "{scheme}");
+        assert!(source.head(b"d/o").await.unwrap().is_some(), "{scheme}");
+        assert_eq!(read(&*source, b"d/o", &seen, 0..100).await.unwrap().len(), 100, "{scheme}");
     }
 }
 

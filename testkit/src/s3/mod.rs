@@ -79,6 +79,8 @@ pub struct Config {
     pub keys: Vec<Key>,
     /// It speaks OSS, and no S3.
     pub oss: Option<Oss>,
+    /// Who asks must say that he pays.
+    pub requester_pays: bool,
     pub faults: Script,
     pub buckets: BTreeMap<String, Arc<dyn Bucket>>,
 }
@@ -90,6 +92,7 @@ impl Default for Config {
             anonymous: false,
             keys: vec![Key::new(ACCESS_KEY, SECRET_KEY, Rights::All)],
             oss: None,
+            requester_pays: false,
             faults: Script::default(),
             buckets: BTreeMap::new(),
         }
@@ -145,6 +148,7 @@ impl Server {
         let shared = serve::Shared {
             s3: builder.build(),
             guard: guard.map(Arc::new),
+            requester_pays: config.requester_pays,
             buckets: buckets.clone(),
             faults: faults.clone(),
             counters: counters.clone(),

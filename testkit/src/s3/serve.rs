@@ -2,7 +2,7 @@
 
 use super::Key;
 use super::body::{Answer, Socket};
-use super::oss::Oss;
+use super::oss::{Denied, Oss};
 use super::service::Buckets;
 use super::stats::Counters;
 use crate::faults::{Decision, Faults, Script, Seen};
@@ -27,9 +27,23 @@ pub(super) struct Shared {
     pub(super) s3: S3Service,
     /// None: `s3s` looks at signatures.
     pub(super) guard: Option<Arc<Guard>>,
+    pub(super) requester_pays: bool,
     pub(super) buckets: Buckets,
     pub(super) faults: Faults,
     pub(super) counters: Arc<Counters>,
+}
+
+/// Who may not even ask.
+fn admit(parts: &mut http::request::Parts, shared: &Shared, op: &str) -> Result<(), Denied> {
+    let payer = if shared.guard.is_some() { "x-oss-request-payer" } else { "x-amz-request-payer" };
+    let pays = parts.headers.get(payer).is_some_and(|who| who == "requester");
+    if let Some(guard) = &shared.guard {
+        guard.oss.admit(parts, &guard.keys, guard.anonymous, op)?;
+    }
+    match shared.requester_pays && !pays {
+        true => Err((StatusCode::FORBIDDEN, "AccessDenied", "whoever asks for these objects pays for them")),
+        false => Ok(()),
+    }
 }
 
 /// Lets requests of another protocol in.
@@ -127,9 +141,7 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
     }
     let head = request.method() == Method::HEAD;
     let (mut parts, body) = request.into_parts();
-    if let Some(guard) = &shared.guard
-        && let Err((status, code, message)) = guard.oss.admit(&mut parts, &guard.keys, guard.anonymous, op)
-    {
+    if let Err((status, code, message)) = admit(&mut parts, &shared, op) {
         let text =
             format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>");
         let text = if head { String::new() } else { text };

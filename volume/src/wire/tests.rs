@@ -44,6 +44,9 @@ fn samples() -> Vec<WireSpec> {
         described("s3://bucket", &[("freshness", "static"), ("profile", "large"), ("path", "a?b/c=d")]),
         described("s3://bucket", &[("freshness", "strict")]),
         described("s3://bucket", &[("staleIfError", "5m"), ("part", "16Mi"), ("parallelParts", "48")]),
+        described("s3://bucket", &[("requesterPays", "true")]),
+        described("oss://bucket.oss-cn-shanghai-internal.aliyuncs.com/a", &[("path", "b@c/d")]),
+        described("oss://bucket", &[("region", "cn-shanghai")]),
     ]
 }
 
@@ -225,10 +228,29 @@ fn parameters() -> impl Strategy<Value = Parameters> {
         )
 }
 
+/// Without what has no meaning for this source.
+fn meant_for(source: &SourceUrl, mut parameters: Parameters) -> Parameters {
+    if matches!(source, SourceUrl::Oss { .. }) {
+        parameters.addressing = Addressing::Path;
+    }
+    if source.endpoint().is_some() {
+        parameters.endpoint = None;
+    }
+    parameters
+}
+
 fn sources() -> impl Strategy<Value = SourceUrl> {
     // What a path may append to a source, which is more than a URL may hold.
     let segment = "[^/\0.][^/\0]{0,8}";
-    (prop::sample::select(vec!["s3://bucket", "s3://bucket/a"]), prop::collection::vec(segment, 0..3))
+    (
+        prop::sample::select(vec![
+            "s3://bucket",
+            "s3://bucket/a",
+            "oss://bucket/a",
+            "oss://bucket.oss-r.aliyuncs.com",
+        ]),
+        prop::collection::vec(segment, 0..3),
+    )
         .prop_map(|(source, path)| SourceUrl::parse(source).unwrap().join(&path.join("/")).unwrap())
 }
 
@@ -242,6 +264,7 @@ fn identity(volume: &WireSpec) -> (&str, Vec<(&String, &String)>) {
 proptest! {
     #[test]
     fn every_volume_is_understood_as_it_was_meant(source in sources(), parameters in parameters()) {
+        let parameters = meant_for(&source, parameters);
         let meant = VolumeSpec { source, parameters, ..spec("s3://bucket", Parameters::default()) };
         let text = serde_json::to_string(&WireSpec::from(&meant)).unwrap();
         let read: WireSpec = serde_json::from_str(&text).unwrap();
