@@ -108,9 +108,16 @@ impl Limits {
         }
     }
 
-    /// One client for all sources of a scheme and a permission: it holds connections and TLS roots, no credentials.
-    pub(crate) fn client(&self, endpoint: &str) -> Result<reqwest::Client, StoreError> {
-        let invalid = |why| StoreError::Invalid { what: endpoint.to_owned(), why };
+    /// One client for all sources of a scheme and a permission: it holds connections and TLS roots, no credentials. A source
+    /// with an authority of its own (`ca_bundle`, PEM) has a client of its own.
+    pub(crate) fn client(
+        &self,
+        endpoint: &str,
+        ca_bundle: Option<&str>,
+    ) -> Result<reqwest::Client, StoreError> {
+        let invalid = |why: String| StoreError::Invalid { what: endpoint.to_owned(), why };
+        let not_a_certificate =
+            || invalid("caBundle in the secret is no certificate in PEM: copy it again".to_owned());
         let url = reqwest::Url::parse(endpoint).map_err(|e| invalid(format!("it is no URL: {e}")))?;
         let permission = self.config.egress.check(&url).map_err(|refused| refused.of(endpoint))?;
         let plain = endpoint.starts_with("http://");
@@ -120,7 +127,8 @@ impl Limits {
             (true, Permission::Anywhere) => &self.clients.plain_anywhere,
             (false, Permission::Anywhere) => &self.clients.secure_anywhere,
         };
-        if let Some(client) = kept.get() {
+        let ca_bundle = ca_bundle.filter(|_| !plain);
+        if let Some(client) = kept.get().filter(|_| ca_bundle.is_none()) {
             return Ok(client.clone());
         }
         // Of the process; it is there already if another client came first.
@@ -149,14 +157,22 @@ impl Limits {
             // It verifies nothing, so it needs no roots; without this, building fails where there are none.
             builder = builder.tls_certs_only([]);
         }
-        let client = builder.build().map_err(|e| StoreError::Invalid {
-            what: endpoint.to_owned(),
-            why: format!(
-                "no HTTPS without CA certificates: install the package ca-certificates on this machine or in the \
-                 image, or point SSL_CERT_FILE at a bundle ({})",
+        if let Some(pem) = ca_bundle {
+            let found = reqwest::Certificate::from_pem_bundle(pem.as_bytes());
+            let found = found.ok().filter(|found| !found.is_empty());
+            builder = builder.tls_certs_only(found.ok_or_else(not_a_certificate)?);
+        }
+        let client = builder.build().map_err(|e| match ca_bundle {
+            Some(_) => not_a_certificate(),
+            None => invalid(format!(
+                "no HTTPS without CA certificates: install the package ca-certificates on this machine or in the image, or \
+                 point SSL_CERT_FILE at a bundle ({})",
                 crate::retry::chain(&e)
-            ),
+            )),
         })?;
+        if ca_bundle.is_some() {
+            return Ok(client);
+        }
         Ok(kept.get_or_init(|| client).clone())
     }
 }

@@ -11,3 +11,4 @@ pub mod hostile;
 pub mod passthrough;
 pub mod process;
 pub mod s3;
+pub mod tls;

@@ -6,9 +6,18 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// A key id, its secret and perhaps a session token, as S3 and OSS have them. `Debug` shows no secret; there is no `Serialize` on purpose, see [`Credentials::to_secrets`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Credentials {
     keys: Option<Keys>,
+    /// Certificates (PEM) that the store's may be signed by, instead of those that the node trusts. No secret.
+    ca_bundle: Option<String>,
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ca_bytes = self.ca_bundle.as_ref().map(String::len);
+        f.debug_struct("Credentials").field("keys", &self.keys).field("ca_bytes", &ca_bytes).finish()
+    }
 }
 
 #[derive(Clone)]
@@ -42,9 +51,18 @@ pub enum CredentialsError {
     Unknown(String),
     #[error("the secret says {0} twice, under two names: keep one")]
     Twice(&'static str),
+    #[error(
+        "the secret's caBundle is no certificate in PEM, or longer than 32 KiB: put in the certificate of the authority that \
+         signed the store's, with its BEGIN and END lines"
+    )]
+    CaBundle,
     #[error("the secret's {0} is empty or has control characters (a trailing newline?)")]
     Malformed(&'static str),
 }
+
+/// They travel with the secret, in one message.
+const CA_BYTES_MAX: usize = 32 << 10;
+const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
 impl Credentials {
     /// No signature: public buckets, local directories.
@@ -56,10 +74,18 @@ impl Credentials {
     pub fn from_secrets<K: AsRef<str>, V: AsRef<str>>(
         secrets: impl IntoIterator<Item = (K, V)>,
     ) -> Result<Self, CredentialsError> {
-        let (mut id, mut key, mut token) = (None, None, None);
+        let (mut id, mut key, mut token, mut ca_bundle) = (None, None, None, None);
         for (name, value) in secrets {
             let name =
                 ours(name.as_ref()).ok_or_else(|| CredentialsError::Unknown(name.as_ref().to_owned()))?;
+            if name == "caBundle" {
+                let is_ca = value.as_ref().len() <= CA_BYTES_MAX && value.as_ref().contains(CERTIFICATE);
+                match ca_bundle.replace(value.as_ref().to_owned()) {
+                    Some(_) => return Err(CredentialsError::Twice(name)),
+                    None if !is_ca => return Err(CredentialsError::CaBundle),
+                    None => continue,
+                }
+            }
             let slot = match name {
                 "accessKeyId" => &mut id,
                 "secretAccessKey" => &mut key,
@@ -76,9 +102,10 @@ impl Credentials {
         }
         match (id, key) {
             (Some(access_key_id), Some(secret_access_key)) => {
-                Ok(Self { keys: Some(Keys { access_key_id, secret_access_key, session_token: token }) })
+                let keys = Some(Keys { access_key_id, secret_access_key, session_token: token });
+                Ok(Self { keys, ca_bundle })
             }
-            (None, None) if token.is_none() => Ok(Self::anonymous()),
+            (None, None) if token.is_none() => Ok(Self { keys: None, ca_bundle }),
             (Some(_), None) => {
                 Err(CredentialsError::Incomplete { have: "accessKeyId", missing: "secretAccessKey" })
             }
@@ -111,7 +138,13 @@ impl Credentials {
                 map.insert("sessionToken".into(), t.expose_secret().to_owned());
             }
         }
+        map.extend(self.ca_bundle.iter().map(|pem| ("caBundle".to_owned(), pem.clone())));
         map
+    }
+
+    /// PEM.
+    pub fn ca_bundle(&self) -> Option<&str> {
+        self.ca_bundle.as_deref()
     }
 
     pub fn is_anonymous(&self) -> bool {
@@ -121,7 +154,7 @@ impl Credentials {
 
 /// Our name of a secret's key. Others': a Secret that works with what people have used before works as it is.
 fn ours(name: &str) -> Option<&'static str> {
-    const NAMES: [(&str, &[&str]); 3] = [
+    const NAMES: [(&str, &[&str]); 4] = [
         (
             "accessKeyId",
             &[
@@ -151,6 +184,7 @@ fn ours(name: &str) -> Option<&'static str> {
             "sessionToken",
             &["AWS_SESSION_TOKEN", "fs.oss.securityToken", "fs.s3a.session.token", "session-token"],
         ),
+        ("caBundle", &["ca.crt"]), // as in every Secret of an authority in Kubernetes
     ];
     let of =
         |(ours, others): &(&'static str, &[&str])| (*ours == name || others.contains(&name)).then_some(*ours);
@@ -253,6 +287,11 @@ fn identity(
     if parameters.addressing == Addressing::Virtual {
         field(b"virtual");
     }
+    // Who trusts another authority may be answered by somebody else.
+    if let Some(ca_bundle) = &credentials.ca_bundle {
+        field(b"ca");
+        field(ca_bundle.as_bytes());
+    }
     // Volumes of one scope ask alike, and who has not said so does not pay.
     if parameters.requester_pays {
         field(b"requester pays");
@@ -285,6 +324,30 @@ mod tests {
             Err(CredentialsError::Malformed("accessKeyId"))
         ));
         assert!(Credentials::from_secrets::<&str, &str>([]).unwrap().is_anonymous());
+    }
+
+    #[test]
+    fn an_authority_of_the_stores_own_comes_with_the_secret() {
+        let pem = format!("{CERTIFICATE}\nMIIB\n-----END CERTIFICATE-----\n");
+        let with = |name: &str, pem: &str| {
+            Credentials::from_secrets([("accessKeyId", "id"), ("secretAccessKey", "s"), (name, pem)])
+        };
+        let credentials = with("caBundle", &pem).unwrap();
+        assert_eq!(
+            (credentials.ca_bundle(), &with("ca.crt", &pem).unwrap()),
+            (Some(pem.as_str()), &credentials)
+        );
+        assert_eq!(Credentials::from_secrets(credentials.to_secrets()), Ok(credentials.clone()));
+        assert!(!format!("{credentials:?}").contains("MIIB"));
+        let alone = Credentials::from_secrets([("caBundle", &pem)]).unwrap();
+        assert!(alone.is_anonymous() && alone.ca_bundle().is_some());
+        let source = SourceUrl::parse("s3://bucket").unwrap();
+        let scope = |of: &Credentials| ScopeId::of(&key(1), &source, &Parameters::default(), of);
+        assert_ne!(scope(&credentials), scope(&keys("id", "s")));
+        let long = format!("{pem}{}", "x".repeat(CA_BYTES_MAX));
+        for wrong in ["", "/etc/ssl/ca.pem", &long] {
+            assert_eq!(with("caBundle", wrong), Err(CredentialsError::CaBundle));
+        }
     }
 
     #[test]

@@ -14,7 +14,6 @@ mod rows;
 mod stage;
 mod subject;
 mod table;
-mod tls;
 mod who;
 mod work;
 mod workload;

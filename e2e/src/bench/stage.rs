@@ -6,7 +6,6 @@ use super::measure::measure;
 use super::peers;
 use super::record::Record;
 use super::subject::Subject;
-use super::tls::{Authority, Front};
 use super::who::Who;
 use super::work;
 use super::workload::{Delivered, Size, Workload, workloads};
@@ -14,6 +13,7 @@ use crate::node::{AgentOptions, Node, Proxy};
 use crate::tree::{Shape, Tree};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
+use testkit::tls::{Authority, Front};
 
 /// What shall be measured.
 #[derive(Clone, Debug)]

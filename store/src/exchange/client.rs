@@ -23,15 +23,32 @@ use volume::Credentials;
 
 /// Everything that is the same for all requests of one source.
 pub(super) struct Client {
-    http: reqwest::Client,
     limits: Arc<Limits>,
     place: Place,
     observer: Arc<dyn Observer>,
     access: Arc<Access>,
     dialect: Box<dyn Dialect>,
-    /// Of the credentials that it was made from: not made anew for each request, for each copy of a secret stays in memory
-    /// that was given back.
-    signing: Mutex<(Credentials, Option<Arc<dyn Signer>>)>,
+    session: Mutex<Arc<Session>>,
+}
+
+/// What requests are sent with, of the credentials that it was made from: not made anew for each request, for each copy
+/// of a secret stays in memory that was given back.
+struct Session {
+    credentials: Credentials,
+    signer: Option<Arc<dyn Signer>>,
+    http: reqwest::Client,
+}
+
+impl Session {
+    fn new(
+        credentials: Credentials,
+        dialect: &dyn Dialect,
+        limits: &Limits,
+    ) -> Result<Arc<Self>, StoreError> {
+        let http = limits.client(&dialect.place().endpoint, credentials.ca_bundle())?;
+        let signer = dialect.signer(&credentials)?;
+        Ok(Arc::new(Self { credentials, signer, http }))
+    }
 }
 
 impl Client {
@@ -42,12 +59,10 @@ impl Client {
         limits: Arc<Limits>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StoreError> {
-        let http = limits.client(&dialect.place().endpoint)?;
-        let credentials = access.credentials();
-        let signing = Mutex::new((credentials.clone(), dialect.signer(&credentials)?));
+        let session = Mutex::new(Session::new(access.credentials(), &*dialect, &limits)?);
         // Where requests really go: a bucket that is a host of its own is an endpoint of its own.
         let place = limits.place(&dialect.place().base.origin().ascii_serialization(), readers, 1);
-        Ok(Self { http, limits, place, observer, access, dialect, signing })
+        Ok(Self { limits, place, observer, access, dialect, session })
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -154,15 +169,15 @@ impl Client {
         parts.uri = url.as_str().parse().map_err(|e| broken(format!("no URL can be made of it: {e}")))?;
         parts.headers = headers;
         parts.headers.extend(self.dialect.headers());
-        let signer = self.signer().map_err(Fault::Fail)?;
-        if let Some(signer) = &signer {
+        let session = self.session().map_err(Fault::Fail)?;
+        if let Some(signer) = &session.signer {
             let signed = signer.sign(&mut parts);
             signed.map_err(|()| broken("the request could not be signed".to_owned()))?;
         }
         let mut request = reqwest::Request::new(parts.method, url.clone());
         *request.headers_mut() = parts.headers;
 
-        let response = match timeout(patience, self.http.execute(request)).await {
+        let response = match timeout(patience, session.http.execute(request)).await {
             // Not even its name server may have answered.
             Err(_) => {
                 let (endpoint, seconds) = (self.endpoint(), patience.as_secs_f64());
@@ -182,19 +197,17 @@ impl Client {
         // What the store says is for the message only: if it cannot be read, the status must do.
         let body = if head { None } else { read_all(response, ERROR_BYTES_MAX, patience).await.ok() };
         let refusal = Refusal { what, status, headers: &headers, body: body.as_deref() };
-        let sent = signer.as_ref().map(|signer| signer.sent()).unwrap_or_default();
+        let sent = session.signer.as_ref().map(|signer| signer.sent()).unwrap_or_default();
         Err(self.dialect.refused(&refusal, &sent))
     }
 
     /// Of the credentials that are in force now.
-    fn signer(&self) -> Result<Option<Arc<dyn Signer>>, StoreError> {
-        let mut signing = self.signing.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !self.access.has(&signing.0) {
-            let credentials = self.access.credentials();
-            let made = self.dialect.signer(&credentials)?;
-            *signing = (credentials, made);
+    fn session(&self) -> Result<Arc<Session>, StoreError> {
+        let mut session = self.session.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !self.access.has(&session.credentials) {
+            *session = Session::new(self.access.credentials(), &*self.dialect, &self.limits)?;
         }
-        Ok(signing.1.clone())
+        Ok(session.clone())
     }
 
     /// No answer at all: why, and is it worth a retry?
@@ -215,7 +228,7 @@ impl Client {
                 what: what.to_owned(),
                 why: format!(
                     "no TLS connection to {}: {why}; check that 'endpoint' speaks https and that its certificate is \
-                     signed by a CA that this node trusts",
+                     signed by a CA that this node trusts, or put that CA into the secret as caBundle",
                     self.endpoint()
                 ),
             });

@@ -9,6 +9,7 @@ use store::{Access, Kind, Limits, NoObserver, Source, StoreError};
 use testkit::content;
 use testkit::faults::{Fault, Rule, Script};
 use testkit::s3::{ACCESS_KEY, Config, Key, Memory, Oss, Rights, SECRET_KEY, Server};
+use testkit::tls::{Authority, Front};
 use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
 struct Store {
@@ -48,11 +49,20 @@ impl Store {
     }
 
     fn open(&self, bucket: &str, parameters: Parameters, secrets: &[(&str, &str)]) -> Arc<dyn Source> {
+        self.try_open(bucket, parameters, secrets).unwrap()
+    }
+
+    fn try_open(
+        &self,
+        bucket: &str,
+        parameters: Parameters,
+        secrets: &[(&str, &str)],
+    ) -> Result<Arc<dyn Source>, StoreError> {
         let source = SourceUrl::parse(&format!("{}://{bucket}", self.scheme)).unwrap();
         let spec = VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters };
         let credentials = Credentials::from_secrets(secrets.iter().copied()).unwrap();
         let access = Access::fixed(&spec, credentials);
-        store::open(&spec, access, Arc::new(Limits::new(quick())), Arc::new(NoObserver)).unwrap()
+        store::open(&spec, access, Arc::new(Limits::new(quick())), Arc::new(NoObserver))
     }
 
     fn source(&self) -> Arc<dyn Source> {
@@ -65,7 +75,7 @@ impl Store {
         parameters: Parameters,
         secrets: &[(&str, &str)],
     ) -> Result<(), StoreError> {
-        self.open(bucket, parameters, secrets).check(Duration::from_secs(3)).await
+        self.try_open(bucket, parameters, secrets)?.check(Duration::from_secs(3)).await
     }
 
     fn put(&self, key: &str, size: u64) -> store::Version {
@@ -275,6 +285,36 @@ async fn who_says_so_pays_and_nobody_else() {
         assert_eq!(listed(&*source, "d").await.len(), 1, "{scheme}");
         assert!(source.head(b"d/o").await.unwrap().is_some(), "{scheme}");
         assert_eq!(read(&*source, b"d/o", &seen, 0..100).await.unwrap().len(), 100, "{scheme}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_behind_an_authority_of_its_own_is_trusted_where_the_secret_has_it() {
+    let (ours, other) = (Authority::create().unwrap(), Authority::create().unwrap());
+    for store in stores().await {
+        let scheme = store.scheme;
+        store.put("o", 1);
+        let front = Front::start(&ours, &store.server.address().to_string()).unwrap();
+        let endpoint = Some(format!("https://{}", front.address).parse().unwrap());
+        let parameters = || Parameters { endpoint: endpoint.clone(), ..store.parameters() };
+        let keys = [("accessKeyId", ACCESS_KEY), ("secretAccessKey", SECRET_KEY)];
+        let with =
+            |pem: &str| [keys[0], keys[1], ("caBundle", pem)].map(|(k, v)| (k.to_owned(), v.to_owned()));
+        let check = async |secrets: Vec<(String, String)>| {
+            let secrets: Vec<_> = secrets.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+            store.check(BUCKET, parameters(), &secrets).await
+        };
+        check(with(&ours.pem).to_vec()).await.unwrap();
+        let bundle = format!("{}{}", other.pem, ours.pem);
+        check(with(&bundle).to_vec()).await.unwrap();
+        for secrets in [with(&other.pem).to_vec(), with(&other.pem)[..2].to_vec()] {
+            let error = check(secrets).await.unwrap_err().to_string();
+            assert!(error.contains("caBundle"), "{scheme}: {error}");
+        }
+        // What only looks like one.
+        let broken = "-----BEGIN CERTIFICATE-----\nnothing\n-----END CERTIFICATE-----\n";
+        let error = check(with(broken).to_vec()).await.unwrap_err().to_string();
+        assert!(error.contains("caBundle in the secret"), "{scheme}: {error}");
     }
 }
 

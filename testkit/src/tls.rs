@@ -13,17 +13,17 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs
 use tokio_rustls::rustls::{ServerConfig, version};
 
 /// Signs one certificate, for 127.0.0.1.
-pub(super) struct Authority {
+pub struct Authority {
     /// Its own certificate, for those who shall trust it.
-    pub(super) pem: String,
+    pub pem: String,
     server: Arc<ServerConfig>,
 }
 
 impl Authority {
-    pub(super) fn create() -> Result<Self> {
+    pub fn create() -> Result<Self> {
         let key = KeyPair::generate()?;
         let mut of_authority = CertificateParams::default();
-        of_authority.distinguished_name.push(DnType::CommonName, "Millpond benchmark");
+        of_authority.distinguished_name.push(DnType::CommonName, "Millpond tests");
         of_authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         of_authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         let own = of_authority.self_signed(&key)?;
@@ -42,17 +42,22 @@ impl Authority {
 }
 
 /// Takes TLS connections and passes them on in the clear; ends when it is dropped.
-pub(super) struct Front {
-    pub(super) address: SocketAddr,
+pub struct Front {
+    pub address: SocketAddr,
     runtime: Option<Runtime>,
 }
 
 impl Front {
     /// `to`: host and port.
-    pub(super) fn start(authority: &Authority, to: &str) -> Result<Self> {
+    pub fn start(authority: &Authority, to: &str) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).context("listen")?;
+        // Without waiting: the caller may be a runtime's own.
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).context("listen")?;
+        listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
+        let within = runtime.enter();
+        let listener = TcpListener::from_std(listener)?;
+        drop(within);
         let (acceptor, to) = (TlsAcceptor::from(authority.server.clone()), to.to_owned());
         runtime.spawn(async move {
             loop {
