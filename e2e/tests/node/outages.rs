@@ -149,13 +149,16 @@ fn new_opens_do_not_see_the_errors_of_a_disk_that_fails_now_and_then() -> Result
     let pod = node.pod(&mounted)?;
     pod.verify(&tree, 2)?.ensure_all(&tree)?;
     let every_call = vec![Call::Read, Call::Write, Call::Open, Call::Fsync, Call::Metadata];
-    disk.set(&DiskFaults { eio: every_call, every: Some(5), ..DiskFaults::default() })?;
+    let failing = |every| DiskFaults { eio: every_call.clone(), every, ..DiskFaults::default() };
     let recovered = || -> Result<bool> {
         let name = "millpond_cache_events_total{kind=\"root_recovered\"}";
         Ok(node.agent().stats()?.get(name).is_some_and(|times| *times > 0.0))
     };
     let noticed = || node.agent().cache().is_ok_and(|c| c.tiers.iter().any(|t| t.degraded));
-    ensure!(wait_until(Duration::from_secs(10), noticed), "the agent does not notice");
+    // What the agent asks an idle disk each second may be as many calls as it takes to the next that fails.
+    disk.set(&failing(None))?;
+    ensure!(wait_until(Duration::from_secs(30), noticed), "the agent does not notice");
+    disk.set(&failing(Some(50)))?;
     let until = Instant::now() + Duration::from_secs(60);
     let mut rounds_since = 0;
     while rounds_since < 200 {

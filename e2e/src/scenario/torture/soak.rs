@@ -57,6 +57,8 @@ pub struct Growth {
     /// The same of what was kept: the least of each five minutes, of which there were so many in all lives.
     pub kept_an_hour: f64,
     pub windows: usize,
+    /// What each measured life kept, MiB, in the order of its windows: a slope may be one of them.
+    pub kept_mib: Vec<Vec<f64>>,
 }
 
 impl Growth {
@@ -102,6 +104,12 @@ impl fmt::Display for SoakReport {
                 mib(g.an_hour),
                 mib(g.kept_an_hour)
             )?;
+        }
+        for (role, growth) in &self.memory {
+            for life in &growth.kept_mib {
+                let life: Vec<String> = life.iter().map(|mib| format!("{mib:.1}")).collect();
+                writeln!(f, "{role:?} kept, MiB, each five minutes: {}", life.join(" "))?;
+            }
         }
         writeln!(f, "\n| of the node | first | last | an hour |")?;
         writeln!(f, "|---|---:|---:|---:|")?;
@@ -279,6 +287,12 @@ impl Soak {
                 let kept: Vec<Series> = lives.iter().map(|life| kept(life)).collect();
                 growth.kept_an_hour = an_hour(&kept);
                 growth.windows = kept.iter().map(Vec::len).sum();
+                let mib = |life: &Series| life.iter().map(|(_, bytes)| bytes / f64::from(1 << 20)).collect();
+                growth.kept_mib = match role {
+                    // Thousands, and they keep next to nothing.
+                    Role::Worker => Vec::new(),
+                    Role::Agent | Role::Broker => kept.iter().map(mib).collect(),
+                };
             }
         }
         for (name, series) in self.levels {
