@@ -21,6 +21,11 @@ app.kubernetes.io/component: {{ . }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
+{{/* An array of strings for agent.toml, written as the manifests write it. */}}
+{{- define "millpond.array" -}}
+[{{ range $i, $value := . }}{{ if $i }}, {{ end }}{{ $value | toJson }}{{ end }}]
+{{- end -}}
+
 {{/* Directories of the tiers on disks, as JSON. */}}
 {{- define "millpond.tierPaths" -}}
 {{- $paths := list -}}
