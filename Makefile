@@ -27,7 +27,7 @@ RELEASE := target/release
 DEMO := node-agent fuse-worker csi-plugin s3-server oracle demo
 CRATES := cache cgroups cli csi-plugin e2e failpoint fuse-abi fuse-worker hostile inflight link mounts node-agent proto sim startup store testkit version volume
 
-.PHONY: help build release check test e2e demo lint model coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes fuzz fuzz-smoke scale burst open-files soak $(CRATES:%=test-%)
+.PHONY: help build release check test e2e demo lint model coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes fuzz fuzz-smoke scale burst open-files soak stores $(CRATES:%=test-%)
 
 help: ## Show this list.
 	@grep -hE '^[a-zA-Z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -51,6 +51,9 @@ test: ## Every test: unit, model, real FUSE, real processes, csi-sanity. Ends wi
 
 e2e: ## Millpond in a real Kubernetes, built and started here (the first time 15 minutes more); KUBECONFIG: in yours.
 	scripts/e2e
+
+stores: ## The stores' contract against servers that others wrote: moto, Azurite, fake-gcs-server, installed here.
+	scripts/long-run stores scripts/stores moto azurite fake-gcs-server
 
 demo: ## Real files from a real S3 server into twenty pods, workers killed meanwhile, every byte compared, a table.
 	cargo build --locked --release --workspace $(DEMO:%=--bin %)

@@ -45,12 +45,14 @@ const FAILED: &str = "failed ";
 
 #[derive(clap::Args)]
 pub(crate) struct MountOptions {
-    /// s3://bucket/prefix, oss://bucket/prefix or file:///directory
+    /// s3://bucket/prefix, oss://bucket/prefix, gs://bucket/prefix, az://container@ACCOUNT.blob.core.windows.net/prefix or
+    /// file:///directory
     source: String,
     /// An existing empty directory.
     dir: PathBuf,
     /// A volume parameter, as in a StorageClass: -o endpoint=http://127.0.0.1:9000 -o allowHttp=true (repeatable).
-    /// Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, also those for OSS.
+    /// Credentials come from the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (also for OSS),
+    /// GOOGLE_APPLICATION_CREDENTIALS (the key file of a service account), AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN.
     #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
     options: Vec<String>,
     /// Where cache, metadata and state live.
@@ -219,6 +221,30 @@ async fn clear(kernel: &Arc<Linux>, target: &Arc<Target>) -> Result<()> {
     Ok(())
 }
 
+/// Of who calls the command, as the tools of each cloud find them. None there: the volume is anonymous.
+fn own_credentials(source: &SourceUrl, get: impl Fn(&str) -> Option<String>) -> Result<Credentials> {
+    let pairs: Vec<(&str, String)> = match source {
+        SourceUrl::S3 { .. } | SourceUrl::Oss { .. } | SourceUrl::Dir { .. } => {
+            return Ok(Credentials::from_environment(get)?);
+        }
+        SourceUrl::Gcs { .. } => match get("GOOGLE_APPLICATION_CREDENTIALS") {
+            None => Vec::new(),
+            Some(path) => {
+                let file = std::fs::read_to_string(&path);
+                vec![(
+                    "serviceAccountKey",
+                    file.with_context(|| format!("GOOGLE_APPLICATION_CREDENTIALS: {path}"))?,
+                )]
+            }
+        },
+        SourceUrl::Azure { .. } => {
+            let one = [("accountKey", "AZURE_STORAGE_KEY"), ("sasToken", "AZURE_STORAGE_SAS_TOKEN")];
+            one.into_iter().filter_map(|(name, variable)| Some((name, get(variable)?))).take(1).collect()
+        }
+    };
+    Ok(Credentials::from_secrets(pairs)?)
+}
+
 async fn publish(
     app: &App,
     kernel: &Arc<Linux>,
@@ -230,13 +256,14 @@ async fn publish(
 ) -> Result<()> {
     let init = kernel.read_init(device.as_fd(), INIT_LIMIT)?;
     let copy = device.try_clone()?;
+    let credentials = own_credentials(&spec.source, |name| std::env::var(name).ok())?;
     // Without fusectl waiting requests cannot be counted, and an abort goes to the mount at its place.
     let control = kernel.control(connection, device.as_fd()).ok();
     direct.live.set(Live { device, connection, control }).map_err(|_| anyhow::anyhow!("mounted twice"))?;
     let request = Publish {
         mount: MOUNT,
         spec: MountSpec { environment: true, ..MountSpec::new(spec, target.path().display().to_string()) },
-        secrets: Credentials::from_environment(|name| std::env::var(name).ok())?.to_secrets(),
+        secrets: credentials.to_secrets(),
         init,
     };
     let (answer, _shared) = app.serve(AgentRequest::Publish(Box::new(request)), vec![copy]).await?;
@@ -336,7 +363,7 @@ fn config(options: &MountOptions, spec: &VolumeSpec) -> Result<Config> {
             directories_wait: Span(Duration::ZERO),
         },
         allow: AllowList {
-            sources: vec!["s3://*".into(), "oss://*".into()],
+            sources: ["s3://*", "oss://*", "gs://*", "az://*"].map(str::to_owned).to_vec(),
             endpoints: spec
                 .parameters
                 .endpoint
@@ -435,5 +462,40 @@ impl Privileged for Direct {
 
     fn connected(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use volume::CredentialsKind;
+
+    #[test]
+    fn each_store_finds_its_credentials_where_its_own_tools_do() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, "{}").unwrap();
+        let path = file.path().to_str().unwrap().to_owned();
+        let environment = |name: &str| match name {
+            "AWS_ACCESS_KEY_ID"
+            | "AWS_SECRET_ACCESS_KEY"
+            | "AZURE_STORAGE_KEY"
+            | "AZURE_STORAGE_SAS_TOKEN" => Some("x".to_owned()),
+            "GOOGLE_APPLICATION_CREDENTIALS" => Some(path.clone()),
+            _ => None,
+        };
+        for (source, kind) in [
+            ("s3://bucket", CredentialsKind::Keys),
+            ("oss://bucket", CredentialsKind::Keys),
+            ("gs://bucket", CredentialsKind::ServiceAccount),
+            ("az://container@account.blob.core.windows.net", CredentialsKind::Account),
+        ] {
+            let source = SourceUrl::parse(source).unwrap();
+            assert_eq!(own_credentials(&source, environment).unwrap().kind(), kind);
+            assert!(own_credentials(&source, |_| None).unwrap().is_anonymous());
+        }
+        let gone =
+            |name: &str| (name == "GOOGLE_APPLICATION_CREDENTIALS").then(|| "/no/such/file".to_owned());
+        let error = own_credentials(&SourceUrl::parse("gs://bucket").unwrap(), gone).unwrap_err().to_string();
+        assert!(error.contains("/no/such/file"), "{error}");
     }
 }

@@ -32,7 +32,7 @@ pub use observe::{NoObserver, Observer, Outcome, RetryCause};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dialect::{Dialect, Oss, S3};
+use dialect::{Azure, Dialect, Gcs, Oss, S3};
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -113,6 +113,35 @@ pub trait Source: Send + Sync + std::fmt::Debug {
 
     /// First contact at publish: does the source exist, may we list and read it? Gives up after `limit`.
     async fn check(&self, limit: Duration) -> Result<(), StoreError>;
+
+    /// The same step by step, for a person who wants to know where it fails; what comes after a failure is left out. Each
+    /// step takes no longer than `limit`.
+    async fn examine(&self, limit: Duration) -> Vec<Examined> {
+        let result = self.check(limit).await;
+        let result = result.map(|()| "may list and read".to_owned()).map_err(|e| e.to_string());
+        vec![Examined { step: Step::Access, result }]
+    }
+}
+
+/// One step of a first contact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The endpoint's name has an address.
+    Name,
+    /// It answers, over TLS where it should.
+    Connection,
+    /// Its clock and this node's agree.
+    Clock,
+    /// The credentials are accepted, the source exists, may be listed and read.
+    Access,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Examined {
+    pub step: Step,
+    /// What was seen, or what is wrong.
+    pub result: Result<String, String>,
 }
 
 /// What one [`Page`] is asked to hold.
@@ -132,6 +161,11 @@ pub fn open(
         SourceUrl::Oss { bucket, prefix, .. } => {
             let endpoint = spec.endpoint();
             (Box::new(Oss::new(bucket, endpoint.as_ref(), &spec.parameters)?), prefix)
+        }
+        SourceUrl::Gcs { bucket, prefix } => (Box::new(Gcs::new(bucket, &spec.parameters)?), prefix),
+        SourceUrl::Azure { container, prefix, .. } => {
+            let (endpoint, account) = (spec.endpoint(), spec.source.storage_account());
+            (Box::new(Azure::new(container, endpoint.as_ref(), account, &spec.parameters)?), prefix)
         }
         SourceUrl::Dir { path } => {
             let source = directory::Directory::new(path.clone(), access, readers.as_str(), &limits, observer);

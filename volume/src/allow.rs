@@ -33,7 +33,10 @@ pub enum NotAllowed {
 impl AllowList {
     pub fn check(&self, source: &SourceUrl, parameters: &Parameters) -> Result<(), NotAllowed> {
         match source {
-            SourceUrl::S3 { .. } | SourceUrl::Oss { .. } => {
+            SourceUrl::S3 { .. }
+            | SourceUrl::Oss { .. }
+            | SourceUrl::Gcs { .. }
+            | SourceUrl::Azure { .. } => {
                 let text = source.to_string();
                 if !self.sources.iter().any(|entry| covers(entry, &text)) {
                     return Err(NotAllowed::Source(text));

@@ -2,7 +2,7 @@
 
 use crate::SourceUrl;
 
-const EXPECTED: &str = "write source prefixes such as s3://bucket/team-a, separated by commas, or s3://* (oss://*) for any bucket; no other '*'";
+const EXPECTED: &str = "write source prefixes such as s3://bucket/team-a, separated by commas, or s3://* (oss://*, gs://*, az://*) for any bucket; no other '*'";
 
 /// Comma-separated; each entry is a whole source, so that only whole path segments can match.
 pub(crate) struct AllowedSources {
@@ -11,7 +11,8 @@ pub(crate) struct AllowedSources {
 }
 
 enum Entry {
-    /// `s3://*`, `oss://*`: the one pattern. Elsewhere a star would match the half of a name, or an endpoint.
+    /// `s3://*` and the like: the one pattern, elsewhere a star would match the half of a name. A source that has its host in
+    /// it counts: such a host is always one of the cloud's own.
     AnyBucket(&'static str),
     Below(SourceUrl),
 }
@@ -22,6 +23,8 @@ impl AllowedSources {
         let entry = |text: &str| match text {
             "s3://*" => Ok(Entry::AnyBucket("s3")),
             "oss://*" => Ok(Entry::AnyBucket("oss")),
+            "gs://*" => Ok(Entry::AnyBucket("gs")),
+            "az://*" => Ok(Entry::AnyBucket("az")),
             text if text.contains('*') => Err(EXPECTED),
             text => SourceUrl::parse(text).map(Entry::Below).map_err(|_| EXPECTED),
         };
@@ -31,7 +34,7 @@ impl AllowedSources {
 
     pub(crate) fn covers(&self, source: &SourceUrl) -> bool {
         self.entries.iter().any(|entry| match entry {
-            Entry::AnyBucket(scheme) => source.scheme() == *scheme && source.endpoint().is_none(),
+            Entry::AnyBucket(scheme) => source.scheme() == *scheme,
             Entry::Below(prefix) => source.lies_in(prefix),
         })
     }
@@ -128,6 +131,18 @@ mod tests {
         assert_eq!(Parameters::parse(path, &some).unwrap_err(), ParameterError::NoAllowedSources);
         let any = [CHOSEN, ("allowedSources", "s3://*")];
         assert!(Parameters::parse(any, &some).is_ok());
+        let clouds = [CHOSEN, ("allowedSources", "oss://*, gs://*, az://*")];
+        for source in [
+            "oss://bucket.oss-cn-shanghai.aliyuncs.com/x",
+            "gs://bucket/x",
+            "abfss://container@account.dfs.core.windows.net/x",
+        ] {
+            assert!(Parameters::parse(clouds, &claim(source)).is_ok(), "{source}");
+        }
+        assert!(matches!(
+            Parameters::parse(clouds, &claim("s3://bucket/x")),
+            Err(ParameterError::NotAllowed { .. })
+        ));
         assert!(matches!(
             Parameters::parse(any, &claim("file:///x")),
             Err(ParameterError::NotAllowed { .. })

@@ -5,10 +5,10 @@ use secrecy::{ExposeSecret, SecretBox, SecretString};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A key id, its secret and perhaps a session token, as S3 and OSS have them. `Debug` shows no secret; there is no `Serialize` on purpose, see [`Credentials::to_secrets`].
+/// What requests are signed with. `Debug` shows no secret; there is no `Serialize` on purpose, see [`Credentials::to_secrets`].
 #[derive(Clone, Default)]
 pub struct Credentials {
-    keys: Option<Keys>,
+    identity: Identity,
     /// Certificates (PEM) that the store's may be signed by, instead of those that the node trusts. No secret.
     ca_bundle: Option<String>,
 }
@@ -16,20 +16,55 @@ pub struct Credentials {
 impl std::fmt::Debug for Credentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ca_bytes = self.ca_bundle.as_ref().map(String::len);
-        f.debug_struct("Credentials").field("keys", &self.keys).field("ca_bytes", &ca_bytes).finish()
+        f.debug_struct("Credentials").field("kind", &self.kind()).field("ca_bytes", &ca_bytes).finish()
     }
 }
 
-#[derive(Clone)]
-struct Keys {
-    access_key_id: SecretString,
-    secret_access_key: SecretString,
-    session_token: Option<SecretString>,
+#[derive(Clone, Default)]
+enum Identity {
+    #[default]
+    Anonymous,
+    Keys {
+        access_key_id: SecretString,
+        secret_access_key: SecretString,
+        session_token: Option<SecretString>,
+    },
+    ServiceAccount(SecretString),
+    Account {
+        name: Option<String>,
+        key: SecretString,
+    },
+    Sas {
+        name: Option<String>,
+        token: SecretString,
+    },
 }
 
-impl std::fmt::Debug for Keys {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Keys(redacted)")
+/// Who asks, and by which of a secret's keys: [`Credentials::to_secrets`] has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CredentialsKind {
+    /// No signature: public buckets, local directories.
+    Anonymous,
+    /// `accessKeyId`, `secretAccessKey`, perhaps `sessionToken`: S3, OSS.
+    Keys,
+    /// `serviceAccountKey`, the JSON of a key file: GCS.
+    ServiceAccount,
+    /// `accountKey`, perhaps `accountName`: Azure.
+    Account,
+    /// `sasToken`, perhaps `accountName`: Azure.
+    Sas,
+}
+
+impl CredentialsKind {
+    /// What the secret has, for messages.
+    pub fn names(self) -> &'static str {
+        match self {
+            Self::Anonymous => "no keys",
+            Self::Keys => "accessKeyId and secretAccessKey",
+            Self::ServiceAccount => "serviceAccountKey",
+            Self::Account => "accountKey",
+            Self::Sas => "sasToken",
+        }
     }
 }
 
@@ -42,13 +77,16 @@ impl PartialEq for Credentials {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CredentialsError {
-    #[error("the secret has {have} but no {missing}: it needs both accessKeyId and secretAccessKey")]
+    #[error("the secret has {have} but no {missing}: it needs both")]
     Incomplete { have: &'static str, missing: &'static str },
     #[error(
-        "the secret has an unknown key {0:?}: it takes accessKeyId, secretAccessKey and sessionToken, or what Fluid, JuiceFS \
-         and the clouds' own drivers call them (docs/stores.md)"
+        "the secret has an unknown key {0:?}: it takes accessKeyId, secretAccessKey and sessionToken (S3, OSS), serviceAccountKey \
+         (GCS), accountName with accountKey or sasToken (Azure) and caBundle, or what Fluid, JuiceFS and the clouds' own drivers \
+         call them (docs/stores.md)"
     )]
     Unknown(String),
+    #[error("the secret has {0} and {1}, which are for different stores: keep what this one takes")]
+    Mixed(&'static str, &'static str),
     #[error("the secret says {0} twice, under two names: keep one")]
     Twice(&'static str),
     #[error(
@@ -58,10 +96,15 @@ pub enum CredentialsError {
     CaBundle,
     #[error("the secret's {0} is empty or has control characters (a trailing newline?)")]
     Malformed(&'static str),
+    #[error(
+        "the secret's serviceAccountKey is empty or longer than 16 KiB: put in the JSON key file of a service account"
+    )]
+    ServiceAccountKey,
 }
 
 /// They travel with the secret, in one message.
 const CA_BYTES_MAX: usize = 32 << 10;
+const SERVICE_ACCOUNT_BYTES_MAX: usize = 16 << 10;
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
 impl Credentials {
@@ -74,48 +117,62 @@ impl Credentials {
     pub fn from_secrets<K: AsRef<str>, V: AsRef<str>>(
         secrets: impl IntoIterator<Item = (K, V)>,
     ) -> Result<Self, CredentialsError> {
-        let (mut id, mut key, mut token, mut ca_bundle) = (None, None, None, None);
+        let mut found: BTreeMap<&'static str, String> = BTreeMap::new();
         for (name, value) in secrets {
-            let name =
-                ours(name.as_ref()).ok_or_else(|| CredentialsError::Unknown(name.as_ref().to_owned()))?;
-            if name == "caBundle" {
-                let is_ca = value.as_ref().len() <= CA_BYTES_MAX && value.as_ref().contains(CERTIFICATE);
-                match ca_bundle.replace(value.as_ref().to_owned()) {
-                    Some(_) => return Err(CredentialsError::Twice(name)),
-                    None if !is_ca => return Err(CredentialsError::CaBundle),
-                    None => continue,
+            let (name, value) = (name.as_ref(), value.as_ref());
+            let name = ours(name).ok_or_else(|| CredentialsError::Unknown(name.to_owned()))?;
+            match name {
+                "caBundle" if value.len() <= CA_BYTES_MAX && value.contains(CERTIFICATE) => {}
+                "caBundle" => return Err(CredentialsError::CaBundle),
+                // A file, and files have lines.
+                "serviceAccountKey" if (1..=SERVICE_ACCOUNT_BYTES_MAX).contains(&value.len()) => {}
+                "serviceAccountKey" => return Err(CredentialsError::ServiceAccountKey),
+                _ if value.is_empty() || value.chars().any(char::is_control) => {
+                    return Err(CredentialsError::Malformed(name));
                 }
+                _ => {}
             }
-            let slot = match name {
-                "accessKeyId" => &mut id,
-                "secretAccessKey" => &mut key,
-                _ => &mut token,
-            };
-            if slot.is_some() {
+            if found.insert(name, value.to_owned()).is_some() {
                 return Err(CredentialsError::Twice(name));
             }
-            let value = value.as_ref();
-            if value.is_empty() || value.chars().any(char::is_control) {
-                return Err(CredentialsError::Malformed(name));
-            }
-            *slot = Some(SecretString::from(value.to_owned()));
         }
-        match (id, key) {
-            (Some(access_key_id), Some(secret_access_key)) => {
-                let keys = Some(Keys { access_key_id, secret_access_key, session_token: token });
-                Ok(Self { keys, ca_bundle })
+        let ca_bundle = found.remove("caBundle");
+        let mut take = |name| found.remove(name);
+        let keys = [take("accessKeyId"), take("secretAccessKey"), take("sessionToken")];
+        let (file, account, sas, name) =
+            (take("serviceAccountKey"), take("accountKey"), take("sasToken"), take("accountName"));
+        let kinds = [
+            (keys.iter().any(Option::is_some), "accessKeyId"),
+            (file.is_some(), "serviceAccountKey"),
+            (account.is_some(), "accountKey"),
+            (sas.is_some(), "sasToken"),
+        ];
+        let mut kinds = kinds.into_iter().filter_map(|(is, name)| is.then_some(name));
+        match (kinds.next(), kinds.next(), &name) {
+            (Some(one), Some(other), _) => return Err(CredentialsError::Mixed(one, other)),
+            (Some(one @ ("accessKeyId" | "serviceAccountKey")), None, Some(_)) => {
+                return Err(CredentialsError::Mixed(one, "accountName"));
             }
-            (None, None) if token.is_none() => Ok(Self { keys: None, ca_bundle }),
-            (Some(_), None) => {
-                Err(CredentialsError::Incomplete { have: "accessKeyId", missing: "secretAccessKey" })
-            }
-            (None, Some(_)) => {
-                Err(CredentialsError::Incomplete { have: "secretAccessKey", missing: "accessKeyId" })
-            }
-            (None, None) => {
-                Err(CredentialsError::Incomplete { have: "sessionToken", missing: "accessKeyId" })
-            }
+            _ => {}
         }
+        let secret = SecretString::from;
+        let incomplete = |have, missing| Err(CredentialsError::Incomplete { have, missing });
+        let identity = match (keys, file, account, sas) {
+            ([Some(id), Some(key), token], ..) => Identity::Keys {
+                access_key_id: secret(id),
+                secret_access_key: secret(key),
+                session_token: token.map(secret),
+            },
+            ([Some(_), None, _], ..) => return incomplete("accessKeyId", "secretAccessKey"),
+            ([None, Some(_), _], ..) => return incomplete("secretAccessKey", "accessKeyId"),
+            ([None, None, Some(_)], ..) => return incomplete("sessionToken", "accessKeyId"),
+            (_, Some(file), ..) => Identity::ServiceAccount(secret(file)),
+            (_, _, Some(key), _) => Identity::Account { name, key: secret(key) },
+            (_, _, _, Some(token)) => Identity::Sas { name, token: secret(token) },
+            _ if name.is_some() => return incomplete("accountName", "accountKey"),
+            _ => Identity::Anonymous,
+        };
+        Ok(Self { identity, ca_bundle })
     }
 
     /// From `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`; absent means anonymous.
@@ -131,14 +188,25 @@ impl Credentials {
     /// In clear, for the one message that carries them between our own processes. Never log the result.
     pub fn to_secrets(&self) -> BTreeMap<String, String> {
         let mut map = BTreeMap::new();
-        if let Some(k) = &self.keys {
-            map.insert("accessKeyId".into(), k.access_key_id.expose_secret().to_owned());
-            map.insert("secretAccessKey".into(), k.secret_access_key.expose_secret().to_owned());
-            if let Some(t) = &k.session_token {
-                map.insert("sessionToken".into(), t.expose_secret().to_owned());
+        let mut put = |name: &str, value: &str| drop(map.insert(name.to_owned(), value.to_owned()));
+        match &self.identity {
+            Identity::Anonymous => {}
+            Identity::Keys { access_key_id, secret_access_key, session_token } => {
+                put("accessKeyId", access_key_id.expose_secret());
+                put("secretAccessKey", secret_access_key.expose_secret());
+                session_token.iter().for_each(|token| put("sessionToken", token.expose_secret()));
+            }
+            Identity::ServiceAccount(file) => put("serviceAccountKey", file.expose_secret()),
+            Identity::Account { name, key } => {
+                name.iter().for_each(|name| put("accountName", name));
+                put("accountKey", key.expose_secret());
+            }
+            Identity::Sas { name, token } => {
+                name.iter().for_each(|name| put("accountName", name));
+                put("sasToken", token.expose_secret());
             }
         }
-        map.extend(self.ca_bundle.iter().map(|pem| ("caBundle".to_owned(), pem.clone())));
+        self.ca_bundle.iter().for_each(|pem| put("caBundle", pem));
         map
     }
 
@@ -147,14 +215,24 @@ impl Credentials {
         self.ca_bundle.as_deref()
     }
 
+    pub fn kind(&self) -> CredentialsKind {
+        match self.identity {
+            Identity::Anonymous => CredentialsKind::Anonymous,
+            Identity::Keys { .. } => CredentialsKind::Keys,
+            Identity::ServiceAccount(_) => CredentialsKind::ServiceAccount,
+            Identity::Account { .. } => CredentialsKind::Account,
+            Identity::Sas { .. } => CredentialsKind::Sas,
+        }
+    }
+
     pub fn is_anonymous(&self) -> bool {
-        self.keys.is_none()
+        self.kind() == CredentialsKind::Anonymous
     }
 }
 
 /// Our name of a secret's key. Others': a Secret that works with what people have used before works as it is.
 fn ours(name: &str) -> Option<&'static str> {
-    const NAMES: [(&str, &[&str]); 4] = [
+    const NAMES: [(&str, &[&str]); 8] = [
         (
             "accessKeyId",
             &[
@@ -184,6 +262,10 @@ fn ours(name: &str) -> Option<&'static str> {
             "sessionToken",
             &["AWS_SESSION_TOKEN", "fs.oss.securityToken", "fs.s3a.session.token", "session-token"],
         ),
+        ("serviceAccountKey", &["key.json", "credentials.json", "service-account.json"]), // as files of a Secret
+        ("accountName", &["azurestorageaccountname"]), // Azure's CSI driver for blobs, as the next two
+        ("accountKey", &["azurestorageaccountkey"]),
+        ("sasToken", &["azurestorageaccountsastoken"]),
         ("caBundle", &["ca.crt"]), // as in every Secret of an authority in Kubernetes
     ];
     let of =
@@ -272,15 +354,32 @@ fn identity(
     field(source.to_string().as_bytes());
     field(parameters.endpoint.as_ref().map(|e| e.as_str()).unwrap_or_default().as_bytes());
     field(parameters.region.as_deref().unwrap_or_default().as_bytes());
-    match &credentials.keys {
-        None => field(b"anonymous"),
-        Some(k) => {
+    // The secret belongs to the scope: knowing someone's key id must not open their cache.
+    match &credentials.identity {
+        Identity::Anonymous => field(b"anonymous"),
+        // A session token does not: it changes every hour for the same identity.
+        Identity::Keys { access_key_id, secret_access_key, session_token: _ } => {
             field(b"keys");
-            field(k.access_key_id.expose_secret().as_bytes());
-            // The secret belongs to the scope: knowing someone's key id must not open their cache.
-            // A session token does not: it changes every hour for the same identity.
-            field(k.secret_access_key.expose_secret().as_bytes());
+            field(access_key_id.expose_secret().as_bytes());
+            field(secret_access_key.expose_secret().as_bytes());
         }
+        Identity::ServiceAccount(file) => {
+            field(b"service account");
+            field(file.expose_secret().as_bytes());
+        }
+        // In which account it is, source and parameters say.
+        Identity::Account { name: _, key } => {
+            field(b"account key");
+            field(key.expose_secret().as_bytes());
+        }
+        Identity::Sas { name: _, token } => {
+            field(b"sas token");
+            field(token.expose_secret().as_bytes());
+        }
+    }
+    if let Some(account) = &parameters.storage_account {
+        field(b"storage account");
+        field(account.as_bytes());
     }
     // Another host: what it answers need not be what the endpoint does, and one that cannot be reached is no other
     // source's trouble.
@@ -370,6 +469,53 @@ mod tests {
         assert_eq!(Credentials::from_secrets(twice), Err(CredentialsError::Twice("accessKeyId")));
     }
 
+    #[test]
+    fn each_store_has_its_kind_of_secret_and_none_of_another() {
+        let file = r#"{"type": "service_account"}"#.replace(' ', "\n");
+        let of = |pairs: &[(&str, &str)]| Credentials::from_secrets(pairs.iter().copied());
+        for (pairs, kind) in [
+            (&[("serviceAccountKey", file.as_str())][..], CredentialsKind::ServiceAccount),
+            (&[("key.json", &file)], CredentialsKind::ServiceAccount),
+            (&[("accountKey", "a2V5")], CredentialsKind::Account),
+            (
+                &[("azurestorageaccountname", "acc"), ("azurestorageaccountkey", "a2V5")],
+                CredentialsKind::Account,
+            ),
+            (
+                &[("azurestorageaccountname", "acc"), ("azurestorageaccountsastoken", "?sig=x")],
+                CredentialsKind::Sas,
+            ),
+        ] {
+            let credentials = of(pairs).unwrap();
+            assert_eq!(credentials.kind(), kind);
+            assert_eq!(Credentials::from_secrets(credentials.to_secrets()), Ok(credentials.clone()));
+            let shown = format!("{credentials:?}");
+            assert!(pairs.iter().all(|(_, value)| !shown.contains(value)), "{shown}");
+            let source = SourceUrl::parse("gs://bucket").unwrap();
+            let scope = |of: &Credentials| ScopeId::of(&key(1), &source, &Parameters::default(), of);
+            assert_ne!(scope(&credentials), scope(&Credentials::anonymous()));
+            assert_ne!(scope(&credentials), scope(&keys("id", "secret")));
+        }
+        let long = "x".repeat(SERVICE_ACCOUNT_BYTES_MAX + 1);
+        for (pairs, error) in [
+            (&[("serviceAccountKey", "")][..], CredentialsError::ServiceAccountKey),
+            (&[("serviceAccountKey", &long)], CredentialsError::ServiceAccountKey),
+            (&[("accountKey", "x\n")], CredentialsError::Malformed("accountKey")),
+            (&[("accountKey", "x"), ("sasToken", "y")], CredentialsError::Mixed("accountKey", "sasToken")),
+            (&[("sessionToken", "x"), ("sasToken", "y")], CredentialsError::Mixed("accessKeyId", "sasToken")),
+            (
+                &[("serviceAccountKey", "x"), ("accountName", "y")],
+                CredentialsError::Mixed("serviceAccountKey", "accountName"),
+            ),
+            (
+                &[("accountName", "x")],
+                CredentialsError::Incomplete { have: "accountName", missing: "accountKey" },
+            ),
+        ] {
+            assert_eq!(of(pairs), Err(error));
+        }
+    }
+
     fn key(byte: u8) -> ScopeKey {
         ScopeKey::new([byte; ScopeKey::BYTES])
     }
@@ -407,6 +553,7 @@ mod tests {
         assert_ne!(base, with(&|p| p.endpoint = Some("https://h".parse().unwrap())));
         assert_ne!(base, with(&|p| p.region = Some("r".into())));
         assert_ne!(base, with(&|p| p.requester_pays = true));
+        assert_ne!(base, with(&|p| p.storage_account = Some("account".into())));
         let minute = std::time::Duration::from_secs(60);
         assert_eq!(base, with(&|p| p.store_timeout = minute));
         assert_eq!(

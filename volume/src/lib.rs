@@ -27,7 +27,7 @@ mod wire;
 
 pub use allow::{AllowList, NotAllowed};
 pub use cause::Cause;
-pub use credentials::{Credentials, CredentialsError, ScopeId, ScopeKey};
+pub use credentials::{Credentials, CredentialsError, CredentialsKind, ScopeId, ScopeKey};
 pub use endpoint::{BadPattern, EndpointPattern};
 pub use id::{BadVolumeId, VolumeId};
 pub use later::Later;

@@ -2,6 +2,7 @@
 
 use crate::allowed::AllowedSources;
 use crate::later::{self, Later};
+use crate::source::is_account;
 use crate::template::{TemplateError, TemplateValues, claim_chooses, expand, expand_path};
 use crate::{SourceError, SourceUrl, parse_bytes, parse_duration};
 use std::time::Duration;
@@ -45,6 +46,8 @@ pub enum Profile {
 pub struct Parameters {
     pub endpoint: Option<Url>,
     pub region: Option<String>,
+    /// Of Azure: in which account the container is.
+    pub storage_account: Option<String>,
     pub addressing: Addressing,
     pub allow_http: bool,
     /// Who asks pays for what is carried, not the bucket's owner.
@@ -78,6 +81,7 @@ impl Default for Parameters {
         Self {
             endpoint: None,
             region: None,
+            storage_account: None,
             addressing: Addressing::Path,
             allow_http: false,
             requester_pays: false,
@@ -114,6 +118,7 @@ const KNOWN_PARAMETERS: &[&str] = &[
     "source",
     "endpoint",
     "region",
+    "storageAccount",
     "addressingStyle",
     "allowHttp",
     "requesterPays",
@@ -165,7 +170,8 @@ pub enum ParameterError {
     #[error("unknown parameter {name:?}{}", .nearest.map(|n| format!(": did you mean {n:?}?")).unwrap_or_else(|| format!("; known: {}", known().collect::<Vec<_>>().join(", "))))]
     Unknown { name: String, nearest: Option<&'static str> },
     #[error(
-        "parameter \"source\" is missing: set it to s3://bucket/prefix, oss://bucket/prefix or file:///directory"
+        "parameter \"source\" is missing: set it to s3://bucket/prefix, oss://bucket/prefix, gs://bucket/prefix, az://container/prefix \
+         or file:///directory"
     )]
     NoSource,
     #[error("parameter {name:?} has value {value:?}: {expected}")]
@@ -182,8 +188,13 @@ pub enum ParameterError {
     PlainHttp(String),
     #[error("parameter {name:?} has no meaning for {scheme}:// sources: leave it out")]
     NotForScheme { name: &'static str, scheme: &'static str },
-    #[error("source {source_url} names its endpoint: leave parameter \"endpoint\" out")]
-    TwoEndpoints { source_url: SourceUrl },
+    #[error("source {source_url} names its endpoint: leave parameter {name:?} out")]
+    TwoEndpoints { source_url: SourceUrl, name: &'static str },
+    #[error(
+        "source {source_url} does not say in which storage account it is: set \"storageAccount\", or write \
+         az://container@ACCOUNT.blob.core.windows.net/prefix"
+    )]
+    NoAccount { source_url: SourceUrl },
     #[error(
         "profile \"small\" cannot be used with freshness \"strict\": without OPEN requests nothing can revalidate at open; use \"ttl\" or profile \"large\""
     )]
@@ -211,8 +222,8 @@ impl Parameters {
     ) -> Result<(SourceUrl, Self), ParameterError> {
         let mut p = Self::default();
         let (mut source, mut path, mut freshness, mut ttl, mut stale) = (None, None, None, None, None);
-        let mut addressing = None;
-        let (mut remote_only, mut allowed, mut source_template) = (None, None, None);
+        let mut special = Vec::new();
+        let (mut allowed, mut source_template) = (None, None);
         for (name, value) in pairs {
             let (name, value) = (name.as_ref(), value.as_ref());
             if name.starts_with("csi.storage.k8s.io/") {
@@ -266,7 +277,7 @@ impl Parameters {
                         });
                     }
                     p.endpoint = Some(url);
-                    remote_only = Some("endpoint");
+                    special.push("endpoint");
                 }
                 "region" => {
                     let legal = |c: char| c.is_ascii_alphanumeric() || c == '-';
@@ -274,7 +285,16 @@ impl Parameters {
                         return Err(bad("region", "write a region name such as eu-central-1"));
                     }
                     p.region = Some(value.to_owned());
-                    remote_only = Some("region");
+                    special.push("region");
+                }
+                "storageAccount" => {
+                    if !is_account(value) {
+                        let expected =
+                            "write the name of an Azure storage account: 3 to 24 characters of a-z 0-9";
+                        return Err(bad("storageAccount", expected));
+                    }
+                    p.storage_account = Some(value.to_owned());
+                    special.push("storageAccount");
                 }
                 "addressingStyle" => {
                     p.addressing = match value {
@@ -282,7 +302,7 @@ impl Parameters {
                         "virtual" => Addressing::Virtual,
                         _ => return Err(bad("addressingStyle", "use \"path\" or \"virtual\"")),
                     };
-                    addressing = Some("addressingStyle");
+                    special.push("addressingStyle");
                 }
                 "allowHttp" => {
                     p.allow_http = match value {
@@ -290,7 +310,7 @@ impl Parameters {
                         "false" => false,
                         _ => return Err(bad("allowHttp", "use \"true\" or \"false\"")),
                     };
-                    remote_only = Some("allowHttp");
+                    special.push("allowHttp");
                 }
                 "requesterPays" => {
                     p.requester_pays = match value {
@@ -298,7 +318,7 @@ impl Parameters {
                         "false" => false,
                         _ => return Err(bad("requesterPays", "use \"true\" or \"false\"")),
                     };
-                    remote_only = Some("requesterPays");
+                    special.push("requesterPays");
                 }
                 "freshness" => freshness = Some(value.to_owned()),
                 "metadataTtl" => {
@@ -389,16 +409,25 @@ impl Parameters {
             return Err(ParameterError::SmallStrict);
         }
         let source = source.ok_or(ParameterError::NoSource)?;
-        let meaningless = match &source {
-            SourceUrl::S3 { .. } => None,
-            SourceUrl::Oss { .. } => addressing, // the store takes one style only
-            SourceUrl::Dir { .. } => addressing.or(remote_only),
+        // Those that not every store has a use for. (OSS takes buckets in one style only.)
+        let meant: &[&str] = match &source {
+            SourceUrl::S3 { .. } => &["endpoint", "region", "addressingStyle", "allowHttp", "requesterPays"],
+            SourceUrl::Oss { .. } => &["endpoint", "region", "allowHttp", "requesterPays"],
+            SourceUrl::Gcs { .. } => &["endpoint", "allowHttp", "requesterPays"],
+            SourceUrl::Azure { .. } => &["endpoint", "storageAccount", "allowHttp"],
+            SourceUrl::Dir { .. } => &[],
         };
-        if let Some(name) = meaningless {
+        if let Some(name) = special.iter().find(|name| !meant.contains(name)) {
             return Err(ParameterError::NotForScheme { name, scheme: source.scheme() });
         }
-        if p.endpoint.is_some() && source.endpoint().is_some() {
-            return Err(ParameterError::TwoEndpoints { source_url: source });
+        if source.endpoint().is_some() {
+            let account = p.storage_account.is_some().then_some("storageAccount");
+            if let Some(name) = p.endpoint.is_some().then_some("endpoint").or(account) {
+                return Err(ParameterError::TwoEndpoints { source_url: source, name });
+            }
+        }
+        if matches!(&source, SourceUrl::Azure { host: None, .. }) && p.storage_account.is_none() {
+            return Err(ParameterError::NoAccount { source_url: source });
         }
         if let Some(endpoint) = &p.endpoint
             && endpoint.scheme() == "http"
@@ -437,6 +466,7 @@ impl Parameters {
         let Self {
             endpoint,
             region,
+            storage_account,
             addressing,
             allow_http,
             requester_pays,
@@ -472,6 +502,7 @@ impl Parameters {
         let all = [
             ("endpoint", endpoint.as_ref().map(Url::to_string)),
             ("region", region.clone()),
+            ("storageAccount", storage_account.clone()),
             ("addressingStyle", word(*addressing == Addressing::Virtual, "virtual")),
             ("allowHttp", word(*allow_http, "true")),
             ("requesterPays", word(*requester_pays, "true")),

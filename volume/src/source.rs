@@ -10,17 +10,27 @@ pub enum SourceUrl {
     S3 { bucket: String, prefix: String },
     /// `oss://bucket/prefix`, or with the endpoint in it: `oss://bucket.oss-cn-shanghai.aliyuncs.com/prefix`.
     Oss { bucket: String, host: Option<String>, prefix: String },
+    /// `gs://bucket/prefix`
+    Gcs { bucket: String, prefix: String },
+    /// `az://container/prefix`, or with the host of the account in it: `az://container@account.blob.core.windows.net/prefix`,
+    /// which is also what `abfs://` and `wasb://` mean.
+    Azure { container: String, host: Option<String>, prefix: String },
     /// `file:///dir`, an absolute, normalised path.
     Dir { path: PathBuf },
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SourceError {
-    #[error("source {0:?} is not a URL: write s3://bucket/prefix, oss://bucket/prefix or file:///directory")]
+    #[error(
+        "source {0:?} is not a URL: write s3://bucket/prefix, oss://bucket/prefix, gs://bucket/prefix, az://container/prefix or \
+         file:///directory"
+    )]
     NotAUrl(String),
-    #[error("source scheme {0:?} is not supported: use s3://, oss:// or file://")]
+    #[error("source scheme {0:?} is not supported: use s3://, oss://, gs://, az:// or file://")]
     Scheme(String),
-    #[error("source {0:?} names no bucket: write s3://bucket/prefix or oss://bucket/prefix")]
+    #[error(
+        "source {0:?} names no bucket: write s3://bucket/prefix, and likewise for oss://, gs:// and az://"
+    )]
     NoBucket(String),
     #[error(
         "source {0:?} names an endpoint that is none of OSS's: write oss://bucket.oss-REGION.aliyuncs.com/prefix, or \
@@ -34,6 +44,15 @@ pub enum SourceError {
     OssHdfs(String),
     #[error("bucket name {0:?} is not valid: 3 to 63 characters of a-z 0-9 . -")]
     Bucket(String),
+    #[error("bucket name {0:?} is not valid: 3 to 222 characters of a-z 0-9 . _ -, at most 63 between dots")]
+    GcsBucket(String),
+    #[error("container name {0:?} is not valid: 3 to 63 characters of a-z 0-9 -, or $root or $web")]
+    Container(String),
+    #[error(
+        "source {0:?} names a host that is none of Azure's: write az://container@ACCOUNT.blob.core.windows.net/prefix, or \
+         az://container/prefix and set 'storageAccount'"
+    )]
+    AzureHost(String),
     #[error("source {0:?} must be an absolute path without '..': write file:///directory")]
     Path(String),
     #[error("source prefix {0:?} has an empty, '.' or '..' segment, which no path can name")]
@@ -48,9 +67,16 @@ impl SourceUrl {
     pub fn parse(text: &str) -> Result<Self, SourceError> {
         let (scheme, rest) = text.split_once("://").ok_or_else(|| SourceError::NotAUrl(redact(text)))?;
         match scheme {
-            "s3" | "s3a" | "oss" if rest.contains(['@', '?', '#']) => Err(SourceError::Extras(redact(text))),
+            "s3" | "s3a" | "oss" | "gs" | "gcs" if rest.contains(['@', '?', '#']) => {
+                Err(SourceError::Extras(redact(text)))
+            }
+            _ if AZURE.contains(&scheme) && rest.contains(['?', '#']) => {
+                Err(SourceError::Extras(redact(text)))
+            }
+            _ if AZURE.contains(&scheme) => Self::parse_azure(text, rest),
             "s3" | "s3a" => Self::parse_s3(text, rest),
             "oss" => Self::parse_oss(text, rest),
+            "gs" | "gcs" => Self::parse_gcs(text, rest),
             "file" => Ok(Self::Dir { path: directory(text, rest)? }),
             other => Err(SourceError::Scheme(other.chars().take(80).collect())),
         }
@@ -62,6 +88,8 @@ impl SourceUrl {
         match text.split_once("://") {
             Some(("s3", rest)) => Self::parse_s3(text, rest),
             Some(("oss", rest)) => Self::parse_oss(text, rest),
+            Some(("gs", rest)) => Self::parse_gcs(text, rest),
+            Some(("az", rest)) => Self::parse_azure(text, rest),
             _ => Self::parse(text),
         }
     }
@@ -105,11 +133,63 @@ impl SourceUrl {
         Ok(Self::Oss { bucket, host, prefix: directory_prefix(prefix)? })
     }
 
+    fn parse_gcs(text: &str, rest: &str) -> Result<Self, SourceError> {
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        if bucket.is_empty() {
+            return Err(SourceError::NoBucket(text.to_owned()));
+        }
+        let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-');
+        let part = |part: &str| (1..=63).contains(&part.len()) && part.chars().all(legal);
+        if !(3..=222).contains(&bucket.len()) || !bucket.split('.').all(part) {
+            return Err(SourceError::GcsBucket(bucket.to_owned()));
+        }
+        Ok(Self::Gcs { bucket: bucket.to_owned(), prefix: directory_prefix(prefix)? })
+    }
+
+    fn parse_azure(text: &str, rest: &str) -> Result<Self, SourceError> {
+        let (authority, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let (container, host) = match authority.split_once('@') {
+            Some((container, host)) => (container, Some(host)),
+            None => (authority, None),
+        };
+        if container.is_empty() {
+            return Err(SourceError::NoBucket(text.to_owned()));
+        }
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        let special = matches!(container, "$root" | "$web");
+        if !special && (!(3..=63).contains(&container.len()) || !container.chars().all(plain)) {
+            // What stands there may be a key that somebody pasted.
+            let container = if host.is_some() { "…" } else { container };
+            return Err(SourceError::Container(container.to_owned()));
+        }
+        // Both names of an account's host lead to the same blobs.
+        let blob = |host: &str| {
+            let (account, cloud) = host.split_once(".blob.").or_else(|| host.split_once(".dfs."))?;
+            let known = is_account(account) && CLOUDS.contains(&cloud);
+            known.then(|| format!("{account}.blob.{cloud}"))
+        };
+        let host = host.map(|host| blob(host).ok_or_else(|| SourceError::AzureHost(redact(text))));
+        let (container, host) = (container.to_owned(), host.transpose()?);
+        Ok(Self::Azure { container, host, prefix: directory_prefix(prefix)? })
+    }
+
+    /// Of Azure: the account whose host is a part of it.
+    pub fn storage_account(&self) -> Option<&str> {
+        match self {
+            Self::Azure { host: Some(host), .. } => host.split('.').next(),
+            _ => None,
+        }
+    }
+
     /// The endpoint that is a part of it.
     pub fn endpoint(&self) -> Option<Url> {
         match self {
-            Self::Oss { host: Some(host), .. } => Url::parse(&format!("https://{host}")).ok(),
-            Self::S3 { .. } | Self::Oss { .. } | Self::Dir { .. } => None,
+            Self::Oss { host: Some(host), .. } | Self::Azure { host: Some(host), .. } => {
+                Url::parse(&format!("https://{host}")).ok()
+            }
+            Self::S3 { .. } | Self::Oss { .. } | Self::Gcs { .. } | Self::Azure { .. } | Self::Dir { .. } => {
+                None
+            }
         }
     }
 
@@ -118,6 +198,8 @@ impl SourceUrl {
         match self {
             Self::S3 { .. } => "s3",
             Self::Oss { .. } => "oss",
+            Self::Gcs { .. } => "gs",
+            Self::Azure { .. } => "az",
             Self::Dir { .. } => "file",
         }
     }
@@ -126,7 +208,11 @@ impl SourceUrl {
     pub(crate) fn top(&self) -> String {
         match self {
             Self::S3 { bucket, .. } => format!("s3://{bucket}"),
-            Self::Oss { bucket, host, .. } => format!("oss://{}", authority(bucket, host.as_deref())),
+            Self::Oss { bucket, host, .. } => format!("oss://{}", authority(bucket, '.', host.as_deref())),
+            Self::Gcs { bucket, .. } => format!("gs://{bucket}"),
+            Self::Azure { container, host, .. } => {
+                format!("az://{}", authority(container, '@', host.as_deref()))
+            }
             Self::Dir { .. } => "file:///".to_owned(),
         }
     }
@@ -135,15 +221,21 @@ impl SourceUrl {
     pub(crate) fn lies_in(&self, other: &Self) -> bool {
         match (self, other) {
             // Prefixes are empty or end in a slash.
-            (Self::S3 { bucket, prefix }, Self::S3 { bucket: other, prefix: above }) => {
+            (Self::S3 { bucket, prefix }, Self::S3 { bucket: other, prefix: above })
+            | (Self::Gcs { bucket, prefix }, Self::Gcs { bucket: other, prefix: above }) => {
                 bucket == other && prefix.starts_with(above.as_str())
             }
             // A bucket of the same name at another endpoint is another bucket.
-            (Self::Oss { bucket, host, prefix }, Self::Oss { bucket: other, host: at, prefix: above }) => {
-                (bucket, host) == (other, at) && prefix.starts_with(above.as_str())
-            }
+            (Self::Oss { bucket, host, prefix }, Self::Oss { bucket: other, host: at, prefix: above })
+            | (
+                Self::Azure { container: bucket, host, prefix },
+                Self::Azure { container: other, host: at, prefix: above },
+            ) => (bucket, host) == (other, at) && prefix.starts_with(above.as_str()),
             (Self::Dir { path }, Self::Dir { path: above }) => path.starts_with(above),
-            (Self::S3 { .. } | Self::Oss { .. } | Self::Dir { .. }, _) => false,
+            (
+                Self::S3 { .. } | Self::Oss { .. } | Self::Gcs { .. } | Self::Azure { .. } | Self::Dir { .. },
+                _,
+            ) => false,
         }
     }
 
@@ -160,13 +252,33 @@ impl SourceUrl {
             Self::Oss { bucket, host, prefix } => {
                 Self::Oss { bucket: bucket.clone(), host: host.clone(), prefix: format!("{prefix}{below}") }
             }
+            Self::Gcs { bucket, prefix } => {
+                Self::Gcs { bucket: bucket.clone(), prefix: format!("{prefix}{below}") }
+            }
+            Self::Azure { container, host, prefix } => Self::Azure {
+                container: container.clone(),
+                host: host.clone(),
+                prefix: format!("{prefix}{below}"),
+            },
             Self::Dir { path } => Self::Dir { path: path.join(below.trim_end_matches('/')) },
         })
     }
 }
 
-fn authority(bucket: &str, host: Option<&str>) -> String {
-    host.map_or_else(|| bucket.to_owned(), |host| format!("{bucket}.{host}"))
+/// Fluid's, Hadoop's and everybody's names of the one protocol that we speak with Azure.
+const AZURE: [&str; 5] = ["az", "abfs", "abfss", "wasb", "wasbs"];
+
+/// What the hosts of Azure's accounts end in, one for each of its clouds.
+const CLOUDS: [&str; 3] = ["core.windows.net", "core.chinacloudapi.cn", "core.usgovcloudapi.net"];
+
+/// May an account of Azure be called so?
+pub(crate) fn is_account(name: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    (3..=24).contains(&name.len()) && name.bytes().all(plain)
+}
+
+fn authority(bucket: &str, between: char, host: Option<&str>) -> String {
+    host.map_or_else(|| bucket.to_owned(), |host| format!("{bucket}{between}{host}"))
 }
 
 /// An absolute path, normalised.
@@ -204,7 +316,11 @@ impl std::fmt::Display for SourceUrl {
         match self {
             Self::S3 { bucket, prefix } => write!(f, "s3://{bucket}/{prefix}"),
             Self::Oss { bucket, host, prefix } => {
-                write!(f, "oss://{}/{prefix}", authority(bucket, host.as_deref()))
+                write!(f, "oss://{}/{prefix}", authority(bucket, '.', host.as_deref()))
+            }
+            Self::Gcs { bucket, prefix } => write!(f, "gs://{bucket}/{prefix}"),
+            Self::Azure { container, host, prefix } => {
+                write!(f, "az://{}/{prefix}", authority(container, '@', host.as_deref()))
             }
             Self::Dir { path } => write!(f, "file://{}", path.display()),
         }
@@ -228,6 +344,14 @@ mod tests {
                 "oss://a-b.oss-cn-shanghai-internal.aliyuncs.com/k8s_c1",
                 "oss://a-b.oss-cn-shanghai-internal.aliyuncs.com/k8s_c1/",
             ),
+            ("gs://bucket/a/b", "gs://bucket/a/b/"),
+            ("gcs://my_bucket.example.com", "gs://my_bucket.example.com/"),
+            ("az://container/a", "az://container/a/"),
+            ("az://$web", "az://$web/"),
+            ("abfss://set-1@account1.dfs.core.windows.net/a", "az://set-1@account1.blob.core.windows.net/a/"),
+            ("abfs://set@acc.dfs.core.usgovcloudapi.net", "az://set@acc.blob.core.usgovcloudapi.net/"),
+            ("wasbs://set@acc.blob.core.chinacloudapi.cn/", "az://set@acc.blob.core.chinacloudapi.cn/"),
+            ("az://set@acc.blob.core.windows.net/x", "az://set@acc.blob.core.windows.net/x/"),
             ("file:///data/set/", "file:///data/set"),
         ] {
             assert_eq!(SourceUrl::parse(text).map(|s| s.to_string()), Ok(shown.to_owned()));
@@ -261,6 +385,33 @@ mod tests {
             let source = format!("oss://bucket.{host}/x");
             assert!(matches!(SourceUrl::parse(&source), Err(SourceError::Host(_))), "{source}");
         }
+        assert!(matches!(SourceUrl::parse("gs:///x"), Err(SourceError::NoBucket(_))));
+        assert!(matches!(SourceUrl::parse("gs://key@bucket/x"), Err(SourceError::Extras(_))));
+        for bucket in ["ab", "Upper", "a..b", ".abc", "abc.", &"a".repeat(64), &["abc"; 60].join(".")] {
+            let source = format!("gs://{bucket}/x");
+            assert!(matches!(SourceUrl::parse(&source), Err(SourceError::GcsBucket(_))), "{source}");
+        }
+        assert!(matches!(SourceUrl::parse("az:///x"), Err(SourceError::NoBucket(_))));
+        assert!(matches!(SourceUrl::parse("az://@acc.blob.core.windows.net"), Err(SourceError::NoBucket(_))));
+        assert!(matches!(SourceUrl::parse("az://c_c/x"), Err(SourceError::Container(_))));
+        assert!(matches!(
+            SourceUrl::parse("abfs://set@a.dfs.core.windows.net/x?sig=1"),
+            Err(SourceError::Extras(_))
+        ));
+        for host in [
+            "evil.example",
+            "acc.blob.core.windows.net.evil.example",
+            "evil.example/.blob.core.windows.net",
+            "acc.file.core.windows.net",
+            "a.b.blob.core.windows.net",
+            "acc.blob.core.windows.net:81",
+            "acc.blob.evil.example",
+            "ACC.blob.core.windows.net",
+            "evil.example@acc.blob.core.windows.net",
+        ] {
+            let source = format!("abfs://set@{host}/x");
+            assert!(matches!(SourceUrl::parse(&source), Err(SourceError::AzureHost(_))), "{source}");
+        }
         assert!(matches!(SourceUrl::parse("file://data"), Err(SourceError::Path(_))));
         assert!(matches!(SourceUrl::parse("file:///data/../etc"), Err(SourceError::Path(_))));
     }
@@ -277,6 +428,9 @@ mod tests {
             ("file:///data/set", "file:///data"),
             ("oss://bucket/team/a", "oss://bucket/team"),
             ("oss://bucket.oss-r.aliyuncs.com/team/a", "oss://bucket.oss-r.aliyuncs.com/team"),
+            ("gs://bucket/team/a", "gs://bucket/team"),
+            ("az://bucket/team/a", "az://bucket"),
+            ("abfs://set@acc.dfs.core.windows.net/team/a", "wasb://set@acc.blob.core.windows.net/team"),
         ] {
             assert!(lies(inner, outer), "{inner} in {outer}");
         }
@@ -293,6 +447,11 @@ mod tests {
             ("oss://bucket.oss-r.aliyuncs.com/team", "oss://bucket/team"),
             ("oss://bucket/team", "oss://bucket.oss-r.aliyuncs.com/team"),
             ("oss://bucket.oss-r.aliyuncs.com/team", "oss://bucket.oss-q.aliyuncs.com/team"),
+            ("gs://bucket/team", "s3://bucket/team"),
+            ("gs://bucket/team-b", "gs://bucket/team"),
+            ("az://set/team", "az://set@acc.blob.core.windows.net/team"),
+            ("az://set@acc.blob.core.windows.net/team", "az://set"),
+            ("az://set@acc.blob.core.windows.net/team", "az://set@other.blob.core.windows.net/team"),
         ] {
             assert!(!lies(inner, outer), "{inner} in {outer}");
         }
@@ -300,7 +459,14 @@ mod tests {
 
     #[test]
     fn a_password_in_the_url_is_not_repeated() {
-        let error = SourceUrl::parse("s3://key:hunter2@bucket/x").expect_err("has a user").to_string();
-        assert!(!error.contains("hunter2"), "{error}");
+        for source in [
+            "s3://key:hunter2@bucket/x",
+            "az://hunter2@bucket/x",
+            "abfs://HUNTER2:hunter2@acc.dfs.core.windows.net/x",
+            "az://set/x?sig=hunter2",
+        ] {
+            let error = SourceUrl::parse(source).expect_err("has a user").to_string();
+            assert!(!error.contains("hunter2"), "{error}");
+        }
     }
 }

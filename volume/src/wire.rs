@@ -122,7 +122,11 @@ impl WireSpec {
         };
         let must: Vec<_> = std::iter::once(top).chain(pairs(&self.parameters)).collect();
         // A value that this build does not know is ignored like a name that it does not know.
-        let is_usable = |hint: &(&str, &str)| is_expected(hint.0) && parse(&[top, *hint]).is_ok();
+        // Beside the parameters, for some sources are none without.
+        let is_usable = |hint: &(&str, &str)| {
+            let with = must.iter().copied().chain([*hint]).collect::<Vec<_>>();
+            is_expected(hint.0) && parse(&with).is_ok()
+        };
         let all: Vec<_> = must.iter().copied().chain(pairs(&self.hints).filter(is_usable)).collect();
         let parameters = parse(&all)
             .or_else(|_| parse(&must))

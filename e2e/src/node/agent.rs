@@ -71,6 +71,8 @@ impl AgentOptions {
         let allow = match store {
             Protocol::S3 => "s3://*",
             Protocol::Oss => "oss://*",
+            Protocol::Gcs => "gs://*",
+            Protocol::Azure => "az://*",
         };
         Self { store, allow, ..Self::default() }
     }

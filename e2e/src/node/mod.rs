@@ -344,14 +344,16 @@ impl Node {
             target_path: target.display().to_string(),
             volume_capability: Some(capability()),
             readonly: true,
-            secrets: secrets().map(|(k, v)| (k.to_owned(), v.to_owned())).into_iter().collect(),
+            secrets: self.options.store.secrets().into_iter().map(|(k, v)| (k.to_owned(), v)).collect(),
             volume_context: volume.context.clone().into_iter().collect(),
             ..Default::default()
         }
     }
 
     pub fn publish(&mut self, volume: &Volume, pod: &str) -> Result<Mounted, Status> {
-        self.publish_with(volume, pod, &secrets())
+        let secrets = self.options.store.secrets();
+        let secrets: Vec<_> = secrets.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        self.publish_with(volume, pod, &secrets)
     }
 
     /// Without a secret the agent's environment must have one.

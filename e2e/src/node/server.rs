@@ -1,4 +1,4 @@
-//! The S3 server of a node's tests, as a process of its own, and the proxy that makes it distant.
+//! The store of a node's tests, as a process of its own, and the proxy that makes it distant.
 
 use super::places::Places;
 use crate::tree::Tree;
@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 use testkit::faults::{Fault, Rule, Script};
 use testkit::process::Process;
-use testkit::s3::{ACCESS_KEY, SECRET_KEY, Stats};
+use testkit::s3::{ACCESS_KEY, ACCOUNT_KEY, SECRET_KEY, SERVICE_ACCOUNT_KEY, Stats, key_file};
 
 pub const BUCKET: &str = "data";
 const START: Duration = Duration::from_secs(60);
@@ -22,25 +22,31 @@ pub enum Protocol {
     #[default]
     S3,
     Oss,
+    Gcs,
+    Azure,
 }
 
 impl Protocol {
-    pub const ALL: [Self; 2] = [Self::S3, Self::Oss];
+    pub const ALL: [Self; 4] = [Self::S3, Self::Oss, Self::Gcs, Self::Azure];
     const REGION: &str = "cn-testkit";
+    const ACCOUNT: &str = "testkit";
 
     /// Of sources.
     pub fn scheme(self) -> &'static str {
         match self {
             Self::S3 => "s3",
             Self::Oss => "oss",
+            Self::Gcs => "gs",
+            Self::Azure => "az",
         }
     }
 
     /// Parameters that a class needs for it, besides source and endpoint.
     pub fn parameters(self) -> Vec<(&'static str, &'static str)> {
         match self {
-            Self::S3 => Vec::new(),
+            Self::S3 | Self::Gcs => Vec::new(),
             Self::Oss => vec![("region", Self::REGION)],
+            Self::Azure => vec![("storageAccount", Self::ACCOUNT)],
         }
     }
 
@@ -48,6 +54,17 @@ impl Protocol {
         match self {
             Self::S3 => Vec::new(),
             Self::Oss => vec!["--oss", Self::REGION],
+            Self::Gcs => vec!["--gcs"],
+            Self::Azure => vec!["--azure", Self::ACCOUNT],
+        }
+    }
+
+    /// Secrets of a publish that a server of this kind accepts.
+    pub fn secrets(self) -> Vec<(&'static str, String)> {
+        match self {
+            Self::S3 | Self::Oss => secrets().map(|(name, value)| (name, value.to_owned())).to_vec(),
+            Self::Gcs => vec![("serviceAccountKey", key_file(ACCESS_KEY, SERVICE_ACCOUNT_KEY))],
+            Self::Azure => vec![("accountKey", ACCOUNT_KEY.to_owned())],
         }
     }
 }
@@ -191,7 +208,7 @@ impl Server {
     }
 }
 
-/// Secrets of a publish that this server accepts.
+/// Secrets of a publish that an S3 server accepts.
 pub fn secrets() -> [(&'static str, &'static str); 2] {
     [("accessKeyId", ACCESS_KEY), ("secretAccessKey", SECRET_KEY)]
 }

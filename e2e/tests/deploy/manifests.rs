@@ -2,6 +2,7 @@
 
 use crate::{repository, text, version};
 use std::collections::BTreeSet;
+use volume::{AllowList, Parameters, TemplateValues};
 
 const BASE: &str = "deploy/manifests/base";
 
@@ -94,4 +95,38 @@ fn every_example_is_listed() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         assert!(name == "README.md" || readme.contains(&format!("]({name})")), "{name}");
     }
+}
+
+/// What an example's claim chooses, the default classes allow and the default agent does.
+#[test]
+fn every_source_of_an_example_is_allowed() {
+    let classes = text(&format!("{BASE}/storageclasses.yaml"));
+    let allowed = values(&classes, "allowedSources: ");
+    assert!(allowed.len() >= 2, "{allowed:?}");
+    let agent = text(&format!("{BASE}/agent.toml"));
+    let agent: toml::Table = toml::from_str(&agent).unwrap();
+    let sources: Vec<String> = agent["allow"]["sources"].clone().try_into().unwrap();
+    let list = AllowList { sources, ..AllowList::default() };
+    let mut seen = BTreeSet::new();
+    for entry in std::fs::read_dir(repository().join("deploy/examples")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let example = text(&format!("deploy/examples/{name}"));
+        for source in values(&example, "millpond.io/source: ") {
+            let source = source.split(" #").next().unwrap_or(source);
+            let annotations = [("millpond.io/source".to_owned(), source.to_owned())].into();
+            let claim = TemplateValues { pvc_annotations: annotations, ..TemplateValues::default() };
+            for allowed in &allowed {
+                let class =
+                    [("source", "${pvc.annotations['millpond.io/source']}"), ("allowedSources", allowed)];
+                let parsed = Parameters::parse(class, &claim);
+                let (source, parameters) = parsed.unwrap_or_else(|e| panic!("{name}: {e}"));
+                list.check(&source, &parameters).unwrap_or_else(|e| panic!("{name}: {e}"));
+                seen.insert(source.to_string());
+            }
+        }
+    }
+    assert!(
+        ["oss://", "gs://", "az://"].iter().all(|scheme| seen.iter().any(|s| s.starts_with(scheme))),
+        "{seen:?}"
+    );
 }

@@ -48,6 +48,28 @@ fn volumes_of_each_store_are_read_once_and_survive_their_workers() -> Result<()>
     Ok(())
 }
 
+/// As Azure's CSI driver for blobs wants it, and as a key file becomes a Secret with kubectl.
+#[test]
+fn a_secret_of_the_clouds_own_drivers_works_as_it_is() -> Result<()> {
+    for (store, other, more) in [
+        (Protocol::Azure, "azurestorageaccountkey", Some(("azurestorageaccountname", "testkit"))),
+        (Protocol::Gcs, "key.json", None),
+    ] {
+        let (mut node, tree) = node_with_options("set", AgentOptions::with_store(store))?;
+        let ours = store.secrets();
+        let volume = node.create("v", "set", &[])?;
+        let secrets: Vec<_> = [(other, ours[0].1.as_str())].into_iter().chain(more).collect();
+        let mounted = node.publish_with(&volume, "pod", &secrets)?;
+        node.pod(&mounted)?.verify(&tree, 2)?.ensure_all(&tree)?;
+        let refused =
+            node.publish_with(&volume, "another", &[("accessKeyId", "k"), ("secretAccessKey", "s")]);
+        let refused = refused.unwrap_err();
+        ensure!(refused.message().contains("secret"), "{refused:?}");
+        node.finish()?;
+    }
+    Ok(())
+}
+
 /// As the documentation of Fluid with JindoCache writes it, and that of other drivers.
 #[test]
 fn a_secret_that_others_documentation_shows_works_as_it_is() -> Result<()> {

@@ -108,9 +108,13 @@ fn source(text: &str) {
 /// No segment leads out of it, and none is left to a store's or a kernel's guess.
 fn stays_below(source: &SourceUrl) {
     match source {
-        SourceUrl::S3 { bucket, prefix } | SourceUrl::Oss { bucket, prefix, .. } => {
+        SourceUrl::S3 { bucket, prefix }
+        | SourceUrl::Oss { bucket, prefix, .. }
+        | SourceUrl::Gcs { bucket, prefix }
+        | SourceUrl::Azure { container: bucket, prefix, .. } => {
             let host = source.endpoint().and_then(|url| url.host_str().map(str::to_owned));
-            assert!(host.is_none_or(|host| host.ends_with(".aliyuncs.com")));
+            let clouds = [".aliyuncs.com", ".core.windows.net", ".core.chinacloudapi.cn", ".core.usgovcloudapi.net"];
+            assert!(host.is_none_or(|host| clouds.iter().any(|cloud| host.ends_with(cloud))));
             assert!(!bucket.contains(['/', '@', '?', '#', '\0']) && !prefix.contains('\0'));
             let mut segments = prefix.strip_suffix('/').unwrap_or(prefix).split('/');
             assert!(

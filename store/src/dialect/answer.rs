@@ -10,7 +10,7 @@ use quick_xml::events::Event;
 use std::ops::Range;
 use std::time::Duration;
 
-/// The parts of an S3 error document that help.
+/// The parts of an error document that help.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Said {
     /// As it was sent: it decides, and is shown only by way of `shown`.
@@ -28,12 +28,16 @@ pub(super) struct Words {
 }
 
 impl Said {
+    pub(super) fn of(code: String, message: String) -> Self {
+        Self { shown: code.clone(), code, message, ..Self::default() }
+    }
+
     /// Stores like to repeat the key id; with some luck, so do logs. A key id may be a part of a code: that is no reason
     /// not to understand it.
-    pub(super) fn scrub(&mut self, secrets: &[&str]) {
+    pub(super) fn scrub(&mut self, secrets: &[impl AsRef<str>]) {
         let texts = [&mut self.message, &mut self.shown];
         for text in texts.into_iter().chain(&mut self.region).chain(&mut self.endpoint) {
-            for secret in secrets.iter().filter(|secret| !secret.is_empty()) {
+            for secret in secrets.iter().map(AsRef::as_ref).filter(|secret| !secret.is_empty()) {
                 if text.contains(secret) {
                     *text = text.replace(secret, "…");
                 }
@@ -115,7 +119,7 @@ pub(super) fn parse(body: &[u8]) -> Said {
     let mut said = Said::default();
     let text = String::from_utf8_lossy(body);
     let mut reader = Reader::from_str(&text);
-    let mut field = String::new();
+    let (mut field, mut detail) = (String::new(), String::new());
     loop {
         match reader.read_event() {
             Ok(Event::Start(start)) => field = start.local_name().as_ref().to_owned(),
@@ -125,6 +129,8 @@ pub(super) fn parse(body: &[u8]) -> Said {
                 match field.as_str() {
                     "Code" => said.code.push_str(&text),
                     "Message" => said.message.push_str(&text),
+                    // Azure's message says the same of every signature.
+                    "AuthenticationErrorDetail" => detail = text,
                     "Region" => said.region = Some(text),
                     "Endpoint" => said.endpoint = Some(text),
                     _ => {}
@@ -132,6 +138,9 @@ pub(super) fn parse(body: &[u8]) -> Said {
             }
             Ok(Event::Eof) | Err(_) => {
                 said.shown = said.code.clone();
+                if !detail.is_empty() {
+                    said.message = detail;
+                }
                 return said;
             }
             Ok(_) => {}

@@ -14,7 +14,7 @@ pub(super) fn parse_iso(text: &str) -> Option<i64> {
 }
 
 /// `Wed, 21 Oct 2015 07:28:00 GMT`, the one form that HTTP servers may send (RFC 9110, 5.6.7).
-pub(super) fn parse_http(text: &str) -> Option<i64> {
+pub(crate) fn parse_http(text: &str) -> Option<i64> {
     let (_, rest) = text.trim().split_once(", ")?;
     let mut words = rest.split(' ');
     let (day, month, year, clock) = (words.next()?, words.next()?, words.next()?, words.next()?);

@@ -1,19 +1,40 @@
 //! What a store answers, as bytes: for the fuzz target `s3`, with what has to hold whatever the bytes are.
 
-use super::{Dialect, Oss, Refusal, S3, answer, date, field, listing};
+use super::{Azure, Dialect, Gcs, Oss, Refusal, S3, answer, date, field};
 use crate::keys::{decode_form, encode_path, encode_query, is_name, is_path, show};
 use crate::retry::Fault;
 use crate::{Kind, PAGE_ENTRIES, Version};
 use http::{HeaderMap, StatusCode};
+use std::sync::LazyLock;
 use volume::Parameters;
 
 /// As credentials whose key id a store repeats.
 const SECRET: &str = "AKIAEXAMPLE";
 
-/// The body of a listing.
+static DIALECTS: LazyLock<[Box<dyn Dialect>; 4]> = LazyLock::new(|| {
+    let parameters = Parameters { region: Some("r".into()), ..Parameters::default() };
+    let s3 = S3::new("b", &parameters).expect("a bucket");
+    let oss = Oss::new("b", None, &parameters).expect("a bucket");
+    let gcs = Gcs::new("b", &parameters).expect("a bucket");
+    let azure = Azure::new("b", None, Some("account"), &parameters).expect("a container");
+    [Box::new(s3), Box::new(oss), Box::new(gcs), Box::new(azure)]
+});
+
+/// The body of a listing, of whichever store.
 pub fn listing(body: &[u8]) {
+    for dialect in &*DIALECTS {
+        listing_of(&**dialect, body);
+        // Of an object, where it comes as a body.
+        if let Ok(Some(object)) = dialect.seen(&HeaderMap::new(), body) {
+            assert!(object.size <= volume::FILE_BYTES_MAX);
+            assert!(dialect.content(b"k", &object.version).is_some());
+        }
+    }
+}
+
+fn listing_of(dialect: &dyn Dialect, body: &[u8]) {
     for dir in [&b""[..], b"d/"] {
-        let Ok(answer) = listing::parse(body) else { return };
+        let Ok(answer) = dialect.listed(body) else { return };
         let page = answer.into_page(dir);
         let directories = page.entries.iter().filter(|entry| entry.kind == Kind::Directory).count();
         assert!(directories <= PAGE_ENTRIES && page.entries.len() - directories <= PAGE_ENTRIES);
@@ -24,6 +45,9 @@ pub fn listing(body: &[u8]) {
             if let Kind::File { size, version } = &entry.kind {
                 assert!(*size <= volume::FILE_BYTES_MAX);
                 can_be_asked_for(version);
+                assert!(
+                    dialect.content(&path, version).is_some() && dialect.reading(version, &(0..1)).is_some()
+                );
             }
         }
         for text in &page.unnameable {
@@ -35,15 +59,12 @@ pub fn listing(body: &[u8]) {
 
 /// The body of an error.
 pub fn error(body: &[u8]) {
-    let parameters = Parameters { region: Some("r".into()), ..Parameters::default() };
-    let s3: Box<dyn Dialect> = Box::new(S3::new("b", &parameters).expect("a bucket"));
-    let oss: Box<dyn Dialect> = Box::new(Oss::new("b", None, &parameters).expect("a bucket"));
     let headers = HeaderMap::new();
-    for status in [200, 301, 400, 403, 404, 408, 412, 416, 429, 500, 501, 503, 599] {
+    for status in [200, 301, 400, 401, 403, 404, 408, 409, 412, 416, 429, 500, 501, 503, 599] {
         let status = StatusCode::from_u16(status).expect("these are");
         let refusal = Refusal { what: "s3://b/k", status, headers: &headers, body: Some(body) };
-        for dialect in [&s3, &oss] {
-            let text = match dialect.refused(&refusal, &[SECRET]) {
+        for dialect in &*DIALECTS {
+            let text = match dialect.refused(&refusal, &[SECRET.to_owned()]) {
                 Fault::Fail(error) => error.to_string(),
                 Fault::Retry { detail, .. } => detail,
             };

@@ -1,41 +1,53 @@
 //! What one kind of store speaks: requests out; entries, versions and faults in. Functions of bytes, without I/O.
 //!
 //! ```text
-//! s3.rs       S3 and what speaks it          listing.rs  a ListObjectsV2 page: XML → entries, unnameable keys
-//! oss.rs      Alibaba Cloud OSS              answer.rs   an error document: XML → what to do
-//!                                            field.rs, date.rs  sizes, ETags, times
+//! s3.rs       S3 and what speaks it          listing.rs  a page of keys: entries, unnameable keys
+//! oss.rs      Alibaba Cloud OSS              listed.rs   ListObjectsV2's page of them, XML
+//! gcs.rs      Google Cloud Storage, JSON     answer.rs   an error document: XML → what to do
+//! azure.rs    Azure's blobs                  field.rs, date.rs  sizes, ETags, times
 //! ```
 //!
 //! Who sends them, waits, retries and resumes is [`crate::exchange`], once for all. Signatures, which must be exactly right,
 //! are libraries'.
 
 mod answer;
+mod azure;
 mod date;
 mod field;
 #[cfg(fuzzing)]
 pub mod fuzz;
+mod gcs;
+mod listed;
 pub(crate) mod listing;
 mod oss;
 mod s3;
 
+pub(crate) use azure::Azure;
+pub(crate) use gcs::Gcs;
 pub(crate) use oss::Oss;
 pub(crate) use s3::S3;
 
 use crate::keys::{encode_path, encode_query};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
+use async_trait::async_trait;
 use http::header::{CONTENT_LENGTH, ETAG, HeaderMap, HeaderValue, IF_MATCH, LAST_MODIFIED, RANGE};
-use http::{StatusCode, request};
+use http::{Method, StatusCode, request};
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use url::Url;
-use volume::{Addressing, Credentials};
+use volume::{Addressing, Credentials, CredentialsKind};
 
-/// One bucket of one store.
+/// One bucket of one store. What is not said otherwise is as S3 has it.
 pub(crate) trait Dialect: Debug + Send + Sync {
     fn place(&self) -> &Place;
+
+    /// What a store calls the right to read objects.
+    fn right_to_read(&self) -> &'static str {
+        "s3:GetObject"
+    }
 
     /// What every request carries.
     fn headers(&self) -> HeaderMap;
@@ -67,7 +79,7 @@ pub(crate) trait Dialect: Debug + Send + Sync {
     }
 
     fn listed(&self, body: &[u8]) -> Result<listing::Answer, String> {
-        listing::parse(body)
+        listed::parse(body)
     }
 
     fn object(&self, key: &[u8]) -> Url {
@@ -77,16 +89,20 @@ pub(crate) trait Dialect: Debug + Send + Sync {
         url
     }
 
-    /// What a HEAD's answer tells. None: of a size that no file has, or of a version that cannot be asked for, as in a
-    /// listing.
-    fn seen(&self, headers: &HeaderMap) -> Result<Option<Object>, &'static str> {
-        // Not Response::content_length(): of a HEAD answer that is the length of the body that does not come.
-        let size =
-            header(headers, CONTENT_LENGTH).and_then(field::size).ok_or("HEAD without a Content-Length")?;
-        let modified = header(headers, LAST_MODIFIED).and_then(date::parse_http);
-        let etag = header(headers, ETAG).ok_or("HEAD without an ETag")?;
-        let version = field::unquoted(etag).filter(|_| size <= volume::FILE_BYTES_MAX);
-        Ok(version.map(|version| Object { size, version, modified_ns: modified.unwrap_or(0) }))
+    /// What asks about an object and not for its bytes.
+    fn looking(&self, key: &[u8]) -> (Method, Url) {
+        (Method::HEAD, self.object(key))
+    }
+
+    /// What the answer to [`Self::looking`] tells. None: of a size that no file has, or of a version that cannot be asked
+    /// for, as in a listing. `body`: empty but for a GET's.
+    fn seen(&self, headers: &HeaderMap, _body: &[u8]) -> Result<Option<Object>, &'static str> {
+        seen(headers)
+    }
+
+    /// What is asked for the bytes of this version. None: no request can name it.
+    fn content(&self, key: &[u8], _version: &Version) -> Option<Url> {
+        Some(self.object(key))
     }
 
     /// What makes a GET one of `range` of this version and no other. None: no header can carry that version.
@@ -97,24 +113,41 @@ pub(crate) trait Dialect: Debug + Send + Sync {
         Some(headers)
     }
 
+    /// Are these the object's bytes as they lie there, not packed or unpacked on the way?
+    fn is_as_stored(&self, _headers: &HeaderMap) -> bool {
+        true
+    }
+
     /// Of the object that a GET's answer brings.
     fn version(&self, headers: &HeaderMap) -> Option<Version> {
         field::unquoted(header(headers, ETAG)?)
     }
 
     /// An answer with any status but success. `secrets`: what no message may repeat.
-    fn refused(&self, refusal: &Refusal<'_>, secrets: &[&str]) -> Fault;
+    fn refused(&self, refusal: &Refusal<'_>, secrets: &[String]) -> Fault;
 
     /// None: requests are not signed.
     fn signer(&self, credentials: &Credentials) -> Result<Option<Arc<dyn Signer>>, StoreError>;
 }
 
+/// What the headers of a HEAD's answer tell.
+fn seen(headers: &HeaderMap) -> Result<Option<Object>, &'static str> {
+    // Not Response::content_length(): of a HEAD answer that is the length of the body that does not come.
+    let size =
+        header(headers, CONTENT_LENGTH).and_then(field::size).ok_or("HEAD without a Content-Length")?;
+    let modified = header(headers, LAST_MODIFIED).and_then(date::parse_http);
+    let etag = header(headers, ETAG).ok_or("HEAD without an ETag")?;
+    let version = field::unquoted(etag).filter(|_| size <= volume::FILE_BYTES_MAX);
+    Ok(version.map(|version| Object { size, version, modified_ns: modified.unwrap_or(0) }))
+}
+
 /// Signs with one set of credentials.
+#[async_trait]
 pub(crate) trait Signer: Send + Sync {
     /// Err: that cannot be signed.
-    fn sign(&self, request: &mut request::Parts) -> Result<(), ()>;
+    async fn sign(&self, request: &mut request::Parts) -> Result<(), ()>;
     /// Of the credentials, what each request carries in clear: stores like to repeat it.
-    fn sent(&self) -> Vec<&str>;
+    fn sent(&self) -> Vec<String>;
 }
 
 /// Where a bucket is.
@@ -158,12 +191,6 @@ pub(crate) enum From<'a> {
     After(&'a [u8]),
 }
 
-impl<'a> From<'a> {
-    pub(crate) fn page(token: Option<&'a str>) -> Self {
-        token.map_or(Self::Start, Self::Token)
-    }
-}
-
 /// What HEAD tells.
 #[derive(Debug)]
 pub(crate) struct Object {
@@ -191,6 +218,8 @@ impl Refusal<'_> {
 
 /// Of the range that an answer covers.
 pub(crate) use answer::content_range;
+/// `Wed, 21 Oct 2015 07:28:00 GMT` → ns since the epoch.
+pub(crate) use date::parse_http;
 
 pub(crate) fn header(headers: &HeaderMap, name: impl http::header::AsHeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
@@ -209,6 +238,12 @@ fn can_be_sent(name: &str, text: &str) -> Result<(), StoreError> {
     Err(StoreError::Invalid { what: "credentials".into(), why })
 }
 
+/// A secret of another store's.
+fn not_ours(kind: CredentialsKind, scheme: &str, takes: &str) -> StoreError {
+    let why = format!("the secret has {}, and {scheme}:// takes {takes}: put those in", kind.names());
+    StoreError::Invalid { what: "credentials".into(), why }
+}
+
 /// The keys of a volume's secret.
 struct Keys {
     id: String,
@@ -218,9 +253,11 @@ struct Keys {
 
 impl Keys {
     /// None: the volume is anonymous.
-    fn of(credentials: &Credentials) -> Result<Option<Self>, StoreError> {
-        if credentials.is_anonymous() {
-            return Ok(None);
+    fn of(credentials: &Credentials, scheme: &str) -> Result<Option<Self>, StoreError> {
+        match credentials.kind() {
+            CredentialsKind::Anonymous => return Ok(None),
+            CredentialsKind::Keys => {}
+            other => return Err(not_ours(other, scheme, CredentialsKind::Keys.names())),
         }
         let mut secrets = credentials.to_secrets();
         let mut take = |name: &str| secrets.remove(name).unwrap_or_default();
@@ -239,7 +276,7 @@ mod tests {
     #[test]
     fn credentials_that_no_header_can_carry_are_refused_not_fatal() {
         let secrets = [("accessKeyId", "schlüssel"), ("secretAccessKey", "hunter2")];
-        let error = Keys::of(&Credentials::from_secrets(secrets).unwrap()).err().unwrap().to_string();
+        let error = Keys::of(&Credentials::from_secrets(secrets).unwrap(), "s3").err().unwrap().to_string();
         assert!(error.contains("accessKeyId") && !error.contains("schlüssel"), "{error}");
     }
 }

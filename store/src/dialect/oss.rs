@@ -4,7 +4,7 @@ use super::answer::{self, Words};
 use super::{Dialect, Keys, Place, Refusal, Signer};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
-use futures::FutureExt;
+use async_trait::async_trait;
 use http::header::{HeaderMap, HeaderName, HeaderValue, IF_MATCH, RANGE};
 use http::request;
 use reqsign_aliyun_oss::{Credential, RequestSigner, SigningVersion};
@@ -62,6 +62,10 @@ impl Dialect for Oss {
         &self.place
     }
 
+    fn right_to_read(&self) -> &'static str {
+        "oss:GetObject"
+    }
+
     fn headers(&self) -> HeaderMap {
         let pays = self.requester_pays.then(|| (PAYER, HeaderValue::from_static("requester")));
         pays.into_iter().collect()
@@ -75,7 +79,7 @@ impl Dialect for Oss {
         Some(headers)
     }
 
-    fn refused(&self, refusal: &Refusal<'_>, secrets: &[&str]) -> Fault {
+    fn refused(&self, refusal: &Refusal<'_>, secrets: &[String]) -> Fault {
         let mut said = refusal.body.map(answer::parse).unwrap_or_default();
         said.scrub(secrets);
         let what = || refusal.what.to_owned();
@@ -115,7 +119,7 @@ impl Dialect for Oss {
     }
 
     fn signer(&self, credentials: &Credentials) -> Result<Option<Arc<dyn Signer>>, StoreError> {
-        let Some(Keys { id, secret, token }) = Keys::of(credentials)? else { return Ok(None) };
+        let Some(Keys { id, secret, token }) = Keys::of(credentials, "oss")? else { return Ok(None) };
         let credential = Credential {
             access_key_id: id,
             access_key_secret: secret,
@@ -136,15 +140,16 @@ struct Signs {
     context: Context,
 }
 
+#[async_trait]
 impl Signer for Signs {
-    fn sign(&self, request: &mut request::Parts) -> Result<(), ()> {
+    async fn sign(&self, request: &mut request::Parts) -> Result<(), ()> {
         let signed = self.signer.sign_request(&self.context, request, Some(&self.credential), None);
-        signed.now_or_never().ok_or(())?.map_err(drop)
+        signed.await.map_err(drop)
     }
 
-    fn sent(&self) -> Vec<&str> {
+    fn sent(&self) -> Vec<String> {
         let Credential { access_key_id, security_token, .. } = &self.credential;
-        [Some(access_key_id.as_str()), security_token.as_deref()].into_iter().flatten().collect()
+        [Some(access_key_id), security_token.as_ref()].into_iter().flatten().cloned().collect()
     }
 }
 

@@ -4,6 +4,7 @@ use super::answer::{self, Words};
 use super::{Dialect, Keys, Place, Refusal, Signer, header};
 use crate::StoreError;
 use crate::retry::Fault;
+use async_trait::async_trait;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Request, request};
 use object_store::aws::{AwsAuthorizer, AwsCredential};
@@ -43,7 +44,7 @@ impl Dialect for S3 {
         pays.into_iter().collect()
     }
 
-    fn refused(&self, refusal: &Refusal<'_>, secrets: &[&str]) -> Fault {
+    fn refused(&self, refusal: &Refusal<'_>, secrets: &[String]) -> Fault {
         let mut said = refusal.body.map(answer::parse).unwrap_or_default();
         let region = header(refusal.headers, "x-amz-bucket-region").map(str::to_owned);
         said.region = said.region.or(region);
@@ -52,7 +53,7 @@ impl Dialect for S3 {
     }
 
     fn signer(&self, credentials: &Credentials) -> Result<Option<Arc<dyn Signer>>, StoreError> {
-        let Some(Keys { id, secret, token }) = Keys::of(credentials)? else { return Ok(None) };
+        let Some(Keys { id, secret, token }) = Keys::of(credentials, "s3")? else { return Ok(None) };
         let credential = AwsCredential { key_id: id, secret_key: secret, token };
         Ok(Some(Arc::new(Signs { credential, region: self.region.clone() })))
     }
@@ -63,8 +64,9 @@ struct Signs {
     region: String,
 }
 
+#[async_trait]
 impl Signer for Signs {
-    fn sign(&self, parts: &mut request::Parts) -> Result<(), ()> {
+    async fn sign(&self, parts: &mut request::Parts) -> Result<(), ()> {
         let (nothing, ()) = Request::new(()).into_parts();
         let mut request = Request::from_parts(std::mem::replace(parts, nothing), HttpRequestBody::empty());
         let signer = AwsAuthorizer::new(&self.credential, "s3", &self.region);
@@ -74,10 +76,11 @@ impl Signer for Signs {
     }
 
     /// The secret key is never sent, so no store can echo it.
-    fn sent(&self) -> Vec<&str> {
-        [Some(self.credential.key_id.as_str()), self.credential.token.as_deref()]
+    fn sent(&self) -> Vec<String> {
+        [Some(&self.credential.key_id), self.credential.token.as_ref()]
             .into_iter()
             .flatten()
+            .cloned()
             .collect()
     }
 }

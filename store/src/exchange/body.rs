@@ -55,7 +55,9 @@ pub(super) async fn open(
     if range.is_empty() {
         return Ok(futures::stream::empty().boxed());
     }
-    let (url, what) = (client.dialect().object(key), client.what(key));
+    let what = client.what(key);
+    let url = client.dialect().content(key, version);
+    let url = url.ok_or_else(|| StoreError::malformed(&what, "no request can name its version"))?;
     let attempts = Attempts::new(question);
     let mut body = Body {
         client,

@@ -17,8 +17,8 @@ use http::{Method, Request, StatusCode};
 use reqwest::{Response, Url};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
-use tokio::time::timeout;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::time::{Instant, timeout};
 use volume::Credentials;
 
 /// Everything that is the same for all requests of one source.
@@ -49,6 +49,13 @@ impl Session {
         let signer = dialect.signer(&credentials)?;
         Ok(Arc::new(Self { credentials, signer, http }))
     }
+}
+
+/// What a first answer tells.
+pub(super) struct Hello {
+    pub(super) took: Duration,
+    /// How far this node's clock is ahead of the store's, seconds; None: it tells no time.
+    pub(super) ahead_s: Option<i64>,
 }
 
 impl Client {
@@ -106,13 +113,55 @@ impl Client {
 
     pub(super) async fn head(
         &self,
-        url: &Url,
+        (method, url): &(Method, Url),
         what: &str,
         patience: Duration,
     ) -> Result<(Option<Object>, u64), Fault> {
-        let response = self.send(Method::HEAD, url, what, HeaderMap::new(), patience).await?;
-        let seen = self.dialect.seen(response.headers());
-        Ok((seen.map_err(|why| Fault::retry(RetryCause::Malformed, why))?, 0))
+        let response = self.send(method.clone(), url, what, HeaderMap::new(), patience).await?;
+        let headers = response.headers().clone();
+        let body = match *method {
+            Method::HEAD => BytesMut::new(),
+            _ => read_all(response, OBJECT_BYTES_MAX, patience).await?,
+        };
+        let seen = self.dialect.seen(&headers, &body);
+        Ok((seen.map_err(|why| Fault::retry(RetryCause::Malformed, why))?, body.len() as u64))
+    }
+
+    /// What the endpoint's name leads to; None: it is an address.
+    pub(super) async fn resolve(&self, patience: Duration) -> Option<Result<String, String>> {
+        let base = &self.dialect.place().base;
+        let Some(url::Host::Domain(name)) = base.host() else { return None };
+        let port = base.port_or_known_default().unwrap_or(443);
+        Some(match timeout(patience, tokio::net::lookup_host((name, port))).await {
+            Err(_) => Err(format!("no name server answered for {name} within {} s", patience.as_secs())),
+            Ok(Err(e)) => Err(format!("{name}: {e}")),
+            Ok(Ok(found)) => {
+                let addresses: Vec<_> = found.take(4).map(|address| address.ip().to_string()).collect();
+                Ok(format!("{name} is {}", addresses.join(", ")))
+            }
+        })
+    }
+
+    /// A request that asks for nothing and is not signed: whatever the answer is, there is one. Err: there is none, and why.
+    pub(super) async fn hello(&self, patience: Duration) -> Result<Hello, String> {
+        let session = self.session().map_err(|e| e.to_string())?;
+        let (base, begun) = (self.dialect.place().base.clone(), Instant::now());
+        let request = reqwest::Request::new(Method::HEAD, base);
+        let response = match timeout(patience, session.http.execute(request)).await {
+            Err(_) => return Err(format!("{} sent nothing for {} s", self.endpoint(), patience.as_secs())),
+            Ok(Err(e)) => {
+                return Err(match self.unreachable(&self.dialect.place().shown, e) {
+                    Fault::Fail(error) => error.to_string(),
+                    Fault::Retry { detail, .. } => detail,
+                });
+            }
+            Ok(Ok(response)) => response,
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let theirs = header(response.headers(), http::header::DATE).and_then(crate::dialect::parse_http);
+        let ahead_s =
+            theirs.map(|ns| i64::try_from(now).unwrap_or(i64::MAX).saturating_sub(ns / 1_000_000_000));
+        Ok(Hello { took: begun.elapsed(), ahead_s })
     }
 
     /// The answer to a GET of `range` of this version, its headers checked against the question.
@@ -128,6 +177,10 @@ impl Client {
             Fault::Fail(StoreError::malformed(what, "its version cannot be written into a header"))
         })?;
         let response = self.send(Method::GET, url, what, headers, patience).await?;
+        if !self.dialect.is_as_stored(response.headers()) {
+            let why = "the store, or a proxy before it, packs or unpacks what it sends: its bytes are not the object's";
+            return Err(Fault::Fail(StoreError::malformed(what, why)));
+        }
         let length = range.end - range.start;
         let covered = match response.status() {
             StatusCode::PARTIAL_CONTENT => header(response.headers(), CONTENT_RANGE)
@@ -149,7 +202,10 @@ impl Client {
         match self.dialect.version(response.headers()) {
             Some(found) if found == *wanted => Ok(response),
             Some(_) => Err(Fault::Fail(StoreError::Stale { what: what.to_owned() })),
-            None => Err(Fault::retry(RetryCause::Malformed, "GET without an ETag")),
+            None => Err(Fault::retry(
+                RetryCause::Malformed,
+                "bytes of an object that does not say which version it is",
+            )),
         }
     }
 
@@ -171,10 +227,16 @@ impl Client {
         parts.headers.extend(self.dialect.headers());
         let session = self.session().map_err(Fault::Fail)?;
         if let Some(signer) = &session.signer {
-            let signed = signer.sign(&mut parts);
+            let signed = signer.sign(&mut parts).await;
             signed.map_err(|()| broken("the request could not be signed".to_owned()))?;
         }
-        let mut request = reqwest::Request::new(parts.method, url.clone());
+        // A signature may have become a part of it.
+        let signed = match parts.uri == url.as_str() {
+            true => url.clone(),
+            false => Url::parse(&parts.uri.to_string())
+                .map_err(|_| broken("no URL can be made of it with its signature".to_owned()))?,
+        };
+        let mut request = reqwest::Request::new(parts.method, signed);
         *request.headers_mut() = parts.headers;
 
         let response = match timeout(patience, session.http.execute(request)).await {
@@ -198,7 +260,21 @@ impl Client {
         let body = if head { None } else { read_all(response, ERROR_BYTES_MAX, patience).await.ok() };
         let refusal = Refusal { what, status, headers: &headers, body: body.as_deref() };
         let sent = session.signer.as_ref().map(|signer| signer.sent()).unwrap_or_default();
+        if status == StatusCode::UNAUTHORIZED {
+            self.forget(&session);
+        }
         Err(self.dialect.refused(&refusal, &sent))
+    }
+
+    /// What was made of the credentials was refused, perhaps because a clock was wrong when it was made.
+    fn forget(&self, refused: &Arc<Session>) {
+        let mut session = self.session.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if Arc::ptr_eq(&session, refused)
+            && let Ok(signer) = self.dialect.signer(&refused.credentials)
+        {
+            let (credentials, http) = (refused.credentials.clone(), refused.http.clone());
+            *session = Arc::new(Session { credentials, signer, http });
+        }
     }
 
     /// Of the credentials that are in force now.
@@ -250,6 +326,8 @@ impl Client {
 
 /// Twice what 1,000 keys of 1,024 bytes take with every byte encoded.
 const LISTING_BYTES_MAX: usize = 8 << 20;
+/// What a store says about one object.
+const OBJECT_BYTES_MAX: usize = 64 << 10;
 const ERROR_BYTES_MAX: usize = 64 << 10;
 
 pub(super) fn stalled(patience: Duration) -> Fault {

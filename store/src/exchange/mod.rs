@@ -22,7 +22,7 @@ use crate::keys::{is_path, show};
 use crate::limits::Limits;
 use crate::observe::Observer;
 use crate::retry::{Attempts, Fault};
-use crate::{ByteStream, Entry, Kind, Page, Source, StoreError, Version};
+use crate::{ByteStream, Entry, Examined, Kind, Page, Source, Step, StoreError, Version};
 use async_trait::async_trait;
 use client::Client;
 use futures::FutureExt;
@@ -105,6 +105,28 @@ impl Bucket {
         self.ask("list", &what, question, attempt).await
     }
 
+    /// The first page from there on that is not empty, or the last: some stores answer with empty pages in between.
+    async fn some_page(
+        &self,
+        key: &[u8],
+        delimiter: bool,
+        from: From<'_>,
+        max: usize,
+        question: impl Fn() -> Question,
+    ) -> Result<Answer, StoreError> {
+        let mut answer = self.page(key, delimiter, from, max, question()).await?;
+        for _ in 0..EMPTY_PAGES_MAX {
+            let Some(next) = answer.next().filter(|_| answer.is_empty()).map(str::to_owned) else {
+                return Ok(answer);
+            };
+            answer = self.page(key, delimiter, From::Token(&next), max, question()).await?;
+        }
+        Err(StoreError::malformed(
+            &self.client.what(key),
+            format!("{EMPTY_PAGES_MAX} empty pages of its listing in a row"),
+        ))
+    }
+
     /// Does the parent's listing have this directory, although its own listing is empty? A gateway in front of a file
     /// system has empty directories.
     async fn is_shown(&self, directory: &[u8], question: Question) -> Result<bool, StoreError> {
@@ -118,8 +140,8 @@ impl Bucket {
     /// The object of exactly this key; None also where a listing would report it as one that cannot be shown.
     async fn object(&self, key: &[u8], question: Question) -> Result<Option<Object>, StoreError> {
         let what = self.client.what(key);
-        let url = self.client.dialect().object(key);
-        let attempt = |patience| self.client.head(&url, &what, patience).boxed();
+        let looking = self.client.dialect().looking(key);
+        let attempt = |patience| self.client.head(&looking, &what, patience).boxed();
         match self.ask("head", &what, question, attempt).await {
             Ok(found) => Ok(found),
             Err(StoreError::NotFound { .. }) => Ok(None),
@@ -127,6 +149,12 @@ impl Bucket {
         }
     }
 }
+
+/// Stores refuse signatures that are older than a quarter of an hour; some, tokens that are five minutes from the future.
+const SKEW_MAX_S: u64 = 4 * 60;
+
+/// More than any store has a reason for.
+const EMPTY_PAGES_MAX: usize = 100;
 
 #[async_trait]
 impl Source for Bucket {
@@ -143,8 +171,11 @@ impl Source for Bucket {
         if !dir.is_empty() && !is_path(dir) {
             return Err(StoreError::not_found(&self.client.what(&key)));
         }
-        let answer =
-            self.page(&key, true, From::page(token), crate::PAGE_ENTRIES, self.access.question()).await?;
+        let ask = || self.access.question();
+        let answer = match token {
+            None => self.some_page(&key, true, From::Start, crate::PAGE_ENTRIES, ask).await?,
+            Some(token) => self.page(&key, true, From::Token(token), crate::PAGE_ENTRIES, ask()).await?,
+        };
         // Keys below it are all that makes a directory. The volume's root was checked at publish; should it become
         // empty later, an empty directory is the truth.
         if !dir.is_empty() && token.is_none() && answer.is_empty() {
@@ -167,7 +198,7 @@ impl Source for Bucket {
             let both = self.access.question();
             let answers = tokio::join!(
                 self.object(&key, self.access.question()),
-                self.page(&below, false, From::Start, 1, self.access.question())
+                self.some_page(&below, false, From::Start, 1, || self.access.question())
             );
             match answers {
                 // A HEAD answer has no body that says what was refused. Was it the token, the listing has waited.
@@ -207,7 +238,8 @@ impl Source for Bucket {
     async fn check(&self, limit: Duration) -> Result<(), StoreError> {
         let started = tokio::time::Instant::now();
         let prefix = self.prefix.as_bytes();
-        let answer = self.page(prefix, false, From::Start, 1, self.access.probe(limit)).await?;
+        let ask = || self.access.probe(limit.saturating_sub(started.elapsed()));
+        let answer = self.some_page(prefix, false, From::Start, 1, ask).await?;
         if answer.is_empty() && !prefix.is_empty() {
             return Err(StoreError::NotFound {
                 what: self.client.what(prefix),
@@ -221,9 +253,48 @@ impl Source for Bucket {
             Ok(_) => Ok(()),
             Err(StoreError::Denied { .. }) => Err(StoreError::Denied {
                 what: self.client.what(prefix),
-                why: format!("the bucket can be listed but {} not be read: grant s3:GetObject", show(key)),
+                why: format!(
+                    "the bucket can be listed but {} not be read: grant {}",
+                    show(key),
+                    self.client.dialect().right_to_read()
+                ),
             }),
             Err(e) => Err(e),
         }
+    }
+
+    async fn examine(&self, limit: Duration) -> Vec<Examined> {
+        let mut examined = Vec::new();
+        let mut say = |step, result: Result<String, String>| {
+            let works = result.is_ok();
+            examined.push(Examined { step, result });
+            works
+        };
+        if let Some(found) = self.client.resolve(limit).await
+            && !say(Step::Name, found)
+        {
+            return examined;
+        }
+        let clock = match self.client.hello(limit).await {
+            Err(why) => {
+                say(Step::Connection, Err(why));
+                return examined;
+            }
+            Ok(hello) => {
+                say(Step::Connection, Ok(format!("answers after {} ms", hello.took.as_millis())));
+                hello.ahead_s
+            }
+        };
+        if let Some(ahead) = clock {
+            let text = format!(
+                "this node's is {} s {} the store's",
+                ahead.abs(),
+                if ahead < 0 { "behind" } else { "before" }
+            );
+            say(Step::Clock, if ahead.unsigned_abs() <= SKEW_MAX_S { Ok(text) } else { Err(text) });
+        }
+        let checked = self.check(limit).await;
+        say(Step::Access, checked.map(|()| "may list and read".to_owned()).map_err(|e| e.to_string()));
+        examined
     }
 }

@@ -1,6 +1,6 @@
 //! What holds for every object store, whatever it speaks: each claim over each store.
 
-use crate::common::{BUCKET, quick, read, version};
+use crate::common::{BUCKET, quick, read};
 use futures::TryStreamExt;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,10 @@ use std::time::Duration;
 use store::{Access, Kind, Limits, NoObserver, Source, StoreError};
 use testkit::content;
 use testkit::faults::{Fault, Rule, Script};
-use testkit::s3::{ACCESS_KEY, Config, Key, Memory, Oss, Rights, SECRET_KEY, Server};
+use testkit::s3::{
+    ACCESS_KEY, ACCOUNT_KEY, Azure, Config, Key, Memory, OTHER_SERVICE_ACCOUNT_KEY, Oss, Protocol, Rights,
+    SECRET_KEY, SERVICE_ACCOUNT_KEY, Server, generation, key_file, sas_token,
+};
 use testkit::tls::{Authority, Front};
 use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
@@ -18,6 +21,23 @@ struct Store {
 }
 
 const REGION: &str = "cn-testkit";
+const ACCOUNT: &str = "testkit";
+
+/// With what somebody asks.
+#[derive(Clone, Copy, Debug)]
+enum Who {
+    Owner,
+    /// Whose rights end sometime.
+    Guest,
+    /// The same, and it has ended.
+    Late,
+    /// Who may list and not read.
+    Lister,
+    /// Whose secret is that of somebody else.
+    Forger,
+    Stranger,
+    Anonymous,
+}
 
 /// One server for each that the testkit can be.
 async fn stores() -> Vec<Store> {
@@ -25,11 +45,28 @@ async fn stores() -> Vec<Store> {
 }
 
 async fn stores_where(change: impl Fn(&mut Config)) -> Vec<Store> {
-    let mut stores = Vec::new();
-    for (scheme, oss) in [("s3", None), ("oss", Some(Oss { region: REGION.into() }))] {
-        let mut config = Config { oss, ..Config::default() };
-        config.keys.push(Key::new("session", SECRET_KEY, Rights::All).with_token("good"));
-        config.keys.push(Key::new("lists", SECRET_KEY, Rights::ListOnly));
+    let (mut stores, listing) = (Vec::new(), Rights::ListOnly);
+    let keys = || {
+        vec![
+            Key::new(ACCESS_KEY, SECRET_KEY, Rights::All),
+            Key::new("guest-key", SECRET_KEY, Rights::All).with_token("good"),
+            Key::new("lists", SECRET_KEY, listing),
+        ]
+    };
+    let accounts = || [(ACCESS_KEY, Rights::All), ("lists", listing)];
+    let accounts = accounts().map(|(id, rights)| Key::new(id, SERVICE_ACCOUNT_KEY, rights));
+    let shared = [
+        Key::new(ACCOUNT, ACCOUNT_KEY, Rights::All),
+        Key::new("sas", "", Rights::All).with_token("go/od+sig="),
+        Key::new("lists", "", listing).with_token("lists"),
+    ];
+    for (scheme, protocol, keys) in [
+        ("s3", Protocol::S3, keys()),
+        ("oss", Protocol::Oss(Oss { region: REGION.into() }), keys()),
+        ("gs", Protocol::Gcs, accounts.to_vec()),
+        ("az", Protocol::Azure(Azure { account: ACCOUNT.into() }), shared.to_vec()),
+    ] {
+        let mut config = Config { protocol, keys, ..Config::default() };
         change(&mut config);
         let server = Server::start(config.bucket(BUCKET, Memory::default())).await.unwrap();
         stores.push(Store { scheme, server });
@@ -37,18 +74,57 @@ async fn stores_where(change: impl Fn(&mut Config)) -> Vec<Store> {
     stores
 }
 
+type Secrets = Vec<(&'static str, String)>;
+
 impl Store {
     fn parameters(&self) -> Parameters {
         Parameters {
             endpoint: Some(self.server.endpoint().parse().unwrap()),
             region: Some(REGION.into()),
+            storage_account: Some(ACCOUNT.into()),
             allow_http: true,
             store_timeout: Duration::from_secs(60),
             ..Parameters::default()
         }
     }
 
-    fn open(&self, bucket: &str, parameters: Parameters, secrets: &[(&str, &str)]) -> Arc<dyn Source> {
+    /// None: this store knows no such.
+    fn secrets(&self, who: Who) -> Option<Secrets> {
+        let keys = |id: &str, secret: &str| {
+            vec![("accessKeyId", id.to_owned()), ("secretAccessKey", secret.to_owned())]
+        };
+        let session = |token: &str| {
+            let token = [("sessionToken", token.to_owned())];
+            keys("guest-key", SECRET_KEY).into_iter().chain(token).collect()
+        };
+        let file = |id: &str, key: &str| vec![("serviceAccountKey", key_file(id, key))];
+        let account =
+            |name: &str, key: &str| vec![("accountName", name.to_owned()), ("accountKey", key.to_owned())];
+        let sas = |signature: &str, until: &str| vec![("sasToken", sas_token(signature, until))];
+        Some(match (self.scheme, who) {
+            (_, Who::Anonymous) => Vec::new(),
+            ("s3" | "oss", Who::Owner) => keys(ACCESS_KEY, SECRET_KEY),
+            ("s3" | "oss", Who::Guest) => session("good"),
+            ("s3" | "oss", Who::Late) => session("0ld"),
+            ("s3" | "oss", Who::Lister) => keys("lists", SECRET_KEY),
+            ("s3" | "oss", Who::Forger) => keys(ACCESS_KEY, "hunter2"),
+            ("s3" | "oss", Who::Stranger) => keys("unknown", SECRET_KEY),
+            ("gs", Who::Owner) => file(ACCESS_KEY, SERVICE_ACCOUNT_KEY),
+            ("gs", Who::Guest | Who::Late) => return None,
+            ("gs", Who::Lister) => file("lists", SERVICE_ACCOUNT_KEY),
+            ("gs", Who::Forger) => file(ACCESS_KEY, OTHER_SERVICE_ACCOUNT_KEY),
+            ("gs", Who::Stranger) => file("unknown", SERVICE_ACCOUNT_KEY),
+            ("az", Who::Owner) => account(ACCOUNT, ACCOUNT_KEY),
+            ("az", Who::Guest) => sas("go/od+sig=", "2099-01-01T00:00:00Z"),
+            ("az", Who::Late) => sas("go/od+sig=", "2001-01-01T00:00:00Z"),
+            ("az", Who::Lister) => sas("lists", "2099-01-01T00:00:00Z"),
+            ("az", Who::Forger) => account(ACCOUNT, "d3Jvbmc="),
+            ("az", Who::Stranger) => account("stranger", ACCOUNT_KEY),
+            (scheme, who) => panic!("{who:?} of {scheme}"),
+        })
+    }
+
+    fn open(&self, bucket: &str, parameters: Parameters, secrets: &Secrets) -> Arc<dyn Source> {
         self.try_open(bucket, parameters, secrets).unwrap()
     }
 
@@ -56,30 +132,30 @@ impl Store {
         &self,
         bucket: &str,
         parameters: Parameters,
-        secrets: &[(&str, &str)],
+        secrets: &Secrets,
     ) -> Result<Arc<dyn Source>, StoreError> {
         let source = SourceUrl::parse(&format!("{}://{bucket}", self.scheme)).unwrap();
         let spec = VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters };
-        let credentials = Credentials::from_secrets(secrets.iter().copied()).unwrap();
+        let credentials = Credentials::from_secrets(secrets.iter().map(|(k, v)| (*k, v.as_str()))).unwrap();
         let access = Access::fixed(&spec, credentials);
         store::open(&spec, access, Arc::new(Limits::new(quick())), Arc::new(NoObserver))
     }
 
-    fn source(&self) -> Arc<dyn Source> {
-        self.open(BUCKET, self.parameters(), &[("accessKeyId", ACCESS_KEY), ("secretAccessKey", SECRET_KEY)])
+    fn owner(&self) -> Secrets {
+        self.secrets(Who::Owner).unwrap()
     }
 
-    async fn check(
-        &self,
-        bucket: &str,
-        parameters: Parameters,
-        secrets: &[(&str, &str)],
-    ) -> Result<(), StoreError> {
+    fn source(&self) -> Arc<dyn Source> {
+        self.open(BUCKET, self.parameters(), &self.owner())
+    }
+
+    async fn check(&self, bucket: &str, parameters: Parameters, secrets: &Secrets) -> Result<(), StoreError> {
         self.try_open(bucket, parameters, secrets)?.check(Duration::from_secs(3)).await
     }
 
     fn put(&self, key: &str, size: u64) -> store::Version {
-        version(&self.server.put(BUCKET, key, content::bytes(content::id(key), 0..size)).unwrap())
+        let meta = self.server.put(BUCKET, key, content::bytes(content::id(key), 0..size)).unwrap();
+        store::Version(if self.scheme == "gs" { generation(&meta) } else { meta.etag })
     }
 }
 
@@ -218,65 +294,66 @@ async fn a_version_that_is_gone_is_stale_also_in_the_middle_of_a_body() {
 async fn what_is_wrong_is_said_with_what_to_do() {
     for store in stores().await {
         store.put("o", 1);
-        let ours = || store.parameters();
-        let keys =
-            |id: &'static str, secret: &'static str| [("accessKeyId", id), ("secretAccessKey", secret)];
-        let session = [("accessKeyId", "session"), ("secretAccessKey", SECRET_KEY), ("sessionToken", "old")];
-        let good = [("accessKeyId", "session"), ("secretAccessKey", SECRET_KEY), ("sessionToken", "good")];
-        store.check(BUCKET, ours(), &good).await.unwrap();
+        let (scheme, ours) = (store.scheme, || store.parameters());
+        if let Some(guest) = store.secrets(Who::Guest) {
+            store.check(BUCKET, ours(), &guest).await.unwrap();
+        }
         let nowhere = Parameters { endpoint: Some("http://127.0.0.1:1".parse().unwrap()), ..ours() };
         let unresolved = Parameters { endpoint: Some("https://nowhere.invalid".parse().unwrap()), ..ours() };
-        for (what, said, words) in [
-            (
-                "wrong secret",
-                store.check(BUCKET, ours(), &keys(ACCESS_KEY, "wrong")).await,
-                "check secretAccessKey",
-            ),
-            (
-                "unknown key",
-                store.check(BUCKET, ours(), &keys("unknown", SECRET_KEY)).await,
-                "check accessKeyId",
-            ),
-            ("old token", store.check(BUCKET, ours(), &session).await, "renew the secret"),
-            (
-                "no right to read",
-                store.check(BUCKET, ours(), &keys("lists", SECRET_KEY)).await,
-                "can be listed",
-            ),
-            (
-                "no bucket",
-                store.check("nothing", ours(), &keys(ACCESS_KEY, SECRET_KEY)).await,
-                "check 'source'",
-            ),
-            ("anonymous", store.check(BUCKET, ours(), &[]).await, "check the secret"),
-            (
-                "nobody listens",
-                store.check(BUCKET, nowhere, &keys(ACCESS_KEY, SECRET_KEY)).await,
-                "check 'endpoint'",
-            ),
-            (
-                "no such host",
-                store.check(BUCKET, unresolved, &keys(ACCESS_KEY, SECRET_KEY)).await,
-                "check 'endpoint'",
-            ),
+        let (forged, strange, nobody) = match scheme {
+            "gs" => ("check serviceAccountKey", "check serviceAccountKey", "a secret with serviceAccountKey"),
+            "az" => ("check accountKey", "another account", "a secret with accountKey"),
+            _ => ("check secretAccessKey", "check accessKeyId", "check the secret"),
+        };
+        for (what, bucket, parameters, who, words) in [
+            ("wrong secret", BUCKET, ours(), Who::Forger, forged),
+            ("unknown key", BUCKET, ours(), Who::Stranger, strange),
+            ("old token", BUCKET, ours(), Who::Late, "renew the secret"),
+            ("no right to read", BUCKET, ours(), Who::Lister, "can be listed"),
+            ("no bucket", "nothing", ours(), Who::Owner, "check 'source'"),
+            ("anonymous", BUCKET, ours(), Who::Anonymous, nobody),
+            ("nobody listens", BUCKET, nowhere, Who::Owner, "check 'endpoint'"),
+            ("no such host", BUCKET, unresolved, Who::Owner, "check 'endpoint'"),
         ] {
-            let error = said.expect_err(what).to_string();
-            assert!(error.contains(words), "{}, {what}: {error}", store.scheme);
-            assert!(
-                !error.contains(SECRET_KEY) && !error.contains(ACCESS_KEY),
-                "{}, {what}: {error}",
-                store.scheme
-            );
+            let Some(secrets) = store.secrets(who) else { continue };
+            let error = store.check(bucket, parameters, &secrets).await.expect_err(what).to_string();
+            assert!(error.contains(words), "{scheme}, {what}: {error}");
+            let known =
+                |(name, value): &(&str, String)| *name != "accountName" && error.contains(value.as_str());
+            assert!(!secrets.iter().any(known), "{scheme}, {what}: {error}");
         }
     }
 }
 
 #[tokio::test]
+async fn a_secret_of_another_store_is_refused_by_name() {
+    let stores = stores().await;
+    for store in &stores {
+        for other in stores.iter().filter(|other| other.scheme != store.scheme) {
+            // S3's and OSS's are alike, and Azure takes what JuiceFS calls the account and its key.
+            let alike = |scheme| matches!(scheme, "s3" | "oss");
+            if alike(other.scheme) && (alike(store.scheme) || store.scheme == "az") {
+                continue;
+            }
+            let error = store.try_open(BUCKET, store.parameters(), &other.owner()).err();
+            let error = error.unwrap_or_else(|| panic!("{} takes {}'s", store.scheme, other.scheme));
+            assert!(error.to_string().contains(other.owner()[other.owner().len() - 1].0), "{error}");
+        }
+    }
+    let azure = stores.iter().find(|store| store.scheme == "az").unwrap();
+    azure.put("o", 1);
+    let keys = vec![("access-key", ACCOUNT.to_owned()), ("secret-key", ACCOUNT_KEY.to_owned())];
+    azure.check(BUCKET, azure.parameters(), &keys).await.unwrap();
+}
+
+#[tokio::test]
 async fn who_says_so_pays_and_nobody_else() {
-    for store in stores_where(|config| config.requester_pays = true).await {
+    // Azure's readers never pay.
+    let stores = stores_where(|config| config.requester_pays = true).await;
+    for store in stores.into_iter().filter(|store| store.scheme != "az") {
         let scheme = store.scheme;
         let seen = store.put("d/o", 100);
-        let keys = [("accessKeyId", ACCESS_KEY), ("secretAccessKey", SECRET_KEY)];
+        let keys = store.owner();
         let refused = store.check(BUCKET, store.parameters(), &keys).await;
         assert!(matches!(refused, Err(StoreError::Denied { .. })), "{scheme}: {refused:?}");
         let parameters = Parameters { requester_pays: true, ..store.parameters() };
@@ -297,23 +374,18 @@ async fn a_store_behind_an_authority_of_its_own_is_trusted_where_the_secret_has_
         let front = Front::start(&ours, &store.server.address().to_string()).unwrap();
         let endpoint = Some(format!("https://{}", front.address).parse().unwrap());
         let parameters = || Parameters { endpoint: endpoint.clone(), ..store.parameters() };
-        let keys = [("accessKeyId", ACCESS_KEY), ("secretAccessKey", SECRET_KEY)];
-        let with =
-            |pem: &str| [keys[0], keys[1], ("caBundle", pem)].map(|(k, v)| (k.to_owned(), v.to_owned()));
-        let check = async |secrets: Vec<(String, String)>| {
-            let secrets: Vec<_> = secrets.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-            store.check(BUCKET, parameters(), &secrets).await
-        };
-        check(with(&ours.pem).to_vec()).await.unwrap();
+        let with = |pem: &str| [store.owner(), vec![("caBundle", pem.to_owned())]].concat();
+        let check = async |secrets: Secrets| store.check(BUCKET, parameters(), &secrets).await;
+        check(with(&ours.pem)).await.unwrap();
         let bundle = format!("{}{}", other.pem, ours.pem);
-        check(with(&bundle).to_vec()).await.unwrap();
-        for secrets in [with(&other.pem).to_vec(), with(&other.pem)[..2].to_vec()] {
+        check(with(&bundle)).await.unwrap();
+        for secrets in [with(&other.pem), store.owner()] {
             let error = check(secrets).await.unwrap_err().to_string();
             assert!(error.contains("caBundle"), "{scheme}: {error}");
         }
         // What only looks like one.
         let broken = "-----BEGIN CERTIFICATE-----\nnothing\n-----END CERTIFICATE-----\n";
-        let error = check(with(broken).to_vec()).await.unwrap_err().to_string();
+        let error = check(with(broken)).await.unwrap_err().to_string();
         assert!(error.contains("caBundle in the secret"), "{scheme}: {error}");
     }
 }
@@ -323,8 +395,7 @@ async fn another_region_is_said() {
     for store in stores().await.into_iter().filter(|store| store.scheme == "oss") {
         store.put("o", 1);
         let parameters = Parameters { region: Some("cn-other".into()), ..store.parameters() };
-        let keys = [("accessKeyId", ACCESS_KEY), ("secretAccessKey", SECRET_KEY)];
-        let error = store.check(BUCKET, parameters, &keys).await.unwrap_err().to_string();
+        let error = store.check(BUCKET, parameters, &store.owner()).await.unwrap_err().to_string();
         assert!(error.contains("set 'region'"), "{error}");
     }
 }

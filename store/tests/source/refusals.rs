@@ -147,6 +147,11 @@ async fn a_session_token_is_never_shown() {
     refused(&spec(&server, "s3://bucket"), &credentials).await;
 }
 
+fn open(spec: &VolumeSpec, limits: LimitsConfig, credentials: Credentials) -> Arc<dyn store::Source> {
+    store::open(spec, Access::fixed(spec, credentials), Arc::new(Limits::new(limits)), Arc::new(NoObserver))
+        .unwrap()
+}
+
 /// Sends every request elsewhere, as a captive portal or a hostile store would.
 async fn redirector(to: String) -> String {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -204,4 +209,163 @@ async fn an_endpoint_on_the_node_must_be_named() {
     for endpoint in [&address, &name] {
         open(endpoint, &["http://*", endpoint]).unwrap().check(LIMIT).await.unwrap();
     }
+}
+
+/// Answers each request with what `answer` makes of it: all of its head.
+async fn answering(answer: impl Fn(&str) -> String + Send + 'static) -> String {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let (mut head, mut piece) = (Vec::new(), [0; 4096]);
+            while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+                match stream.read(&mut piece).await {
+                    Ok(0) | Err(_) => break,
+                    Ok(read) => head.extend_from_slice(&piece[..read]),
+                }
+            }
+            let text = answer(&String::from_utf8_lossy(&head));
+            let _ = stream.write_all(text.as_bytes()).await;
+        }
+    });
+    format!("http://{address}")
+}
+
+fn reply(status: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len())
+}
+
+#[tokio::test]
+async fn empty_pages_without_end_are_an_error_and_a_few_are_passed_over() {
+    let server = server(false).await;
+    let mut spec = spec(&server, "gs://bucket");
+    for (pages, found) in [(7, true), (usize::MAX, false)] {
+        let asked = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let count = asked.clone();
+        let endpoint = answering(move |_| {
+            let number = count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            let page = match number < pages {
+                true => format!(r#"{{"kind": "storage#objects", "nextPageToken": "{number}"}}"#),
+                false => r#"{"kind": "storage#objects", "prefixes": ["d/"]}"#.to_owned(),
+            };
+            reply("200 OK", &page)
+        });
+        spec.parameters.endpoint = Some(endpoint.await.parse().unwrap());
+        let source = open(&spec, quick(), Credentials::anonymous());
+        let page = source.list(b"", None).await;
+        let asked = asked.load(std::sync::atomic::Ordering::SeqCst);
+        match found {
+            true => assert_eq!((page.unwrap().entries.len(), asked), (1, 8)),
+            false => assert!(page.unwrap_err().to_string().contains("empty pages") && asked < 200, "{asked}"),
+        }
+    }
+}
+
+/// As after a clock was set right: a token that was made before is thrown away with the refusal.
+#[tokio::test]
+async fn a_token_that_was_refused_is_made_anew() {
+    use testkit::s3::{SERVICE_ACCOUNT_KEY, key_file};
+    let tokens = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = tokens.clone();
+    let endpoint = answering(move |head| {
+        let token = head.lines().find(|line| line.to_ascii_lowercase().starts_with("authorization: bearer "));
+        seen.lock().unwrap().push(token.unwrap_or_default().to_owned());
+        reply("401 Unauthorized", r#"{"error": {"message": "Invalid Credentials"}}"#)
+    });
+    let server = server(false).await;
+    let mut spec = spec(&server, "gs://bucket");
+    spec.parameters.endpoint = Some(endpoint.await.parse().unwrap());
+    let file = key_file("a", SERVICE_ACCOUNT_KEY);
+    let source = open(&spec, quick(), Credentials::from_secrets([("serviceAccountKey", file)]).unwrap());
+    // It says in which second it was made.
+    let renewed = async {
+        loop {
+            let error = source.list(b"", None).await.unwrap_err();
+            assert!(matches!(error, StoreError::Denied { .. }), "{error:?}");
+            let tokens = tokens.lock().unwrap().clone();
+            assert!(tokens.iter().all(|token| token.len() > 100), "{tokens:?}");
+            if tokens.first() != tokens.last() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), renewed).await.expect("the refused token is sent again");
+}
+
+/// Google unpacks objects that were stored packed for who does not say that he takes them as they are.
+#[tokio::test]
+async fn bytes_that_were_unpacked_on_their_way_are_refused() {
+    let server = server(false).await;
+    let mut spec = spec(&server, "gs://bucket");
+    for (stored, sent, good) in
+        [("gzip", "gzip", true), ("identity", "", true), ("gzip", "", false), ("", "gzip", false)]
+    {
+        let endpoint = answering(move |head| {
+            assert!(head.to_ascii_lowercase().contains("accept-encoding: gzip"), "{head}");
+            let header = |name: &str, value: &str| match value {
+                "" => String::new(),
+                value => format!("{name}: {value}\r\n"),
+            };
+            let (stored, sent) =
+                (header("x-goog-stored-content-encoding", stored), header("content-encoding", sent));
+            format!(
+                "HTTP/1.1 206 Partial Content\r\ncontent-range: bytes 0-3/4\r\ncontent-length: 4\r\nx-goog-generation: 7\r\n\
+                 connection: close\r\n{stored}{sent}\r\nabcd"
+            )
+        });
+        spec.parameters.endpoint = Some(endpoint.await.parse().unwrap());
+        let source = open(&spec, quick(), Credentials::anonymous());
+        let bytes = read(&*source, b"k", &store::Version("7".into()), 0..4).await;
+        match good {
+            true => assert_eq!(bytes.unwrap(), b"abcd"),
+            false => assert!(bytes.unwrap_err().to_string().contains("unpacks"), "{stored}, {sent}"),
+        }
+    }
+}
+
+fn steps(examined: &[store::Examined]) -> Vec<(store::Step, bool)> {
+    examined.iter().map(|examined| (examined.step, examined.result.is_ok())).collect()
+}
+
+#[tokio::test]
+async fn what_fails_is_found_step_by_step() {
+    use store::Step::{Access as Asked, Clock, Connection, Name};
+    let server = server(false).await;
+    let examine = async |endpoint: &str, credentials: Credentials| {
+        let mut spec = spec(&server, "s3://bucket");
+        spec.parameters.endpoint = Some(endpoint.parse().unwrap());
+        let egress = EgressConfig {
+            named: ["http://127.0.0.1:*", "http://localhost:*", "http://*.invalid"]
+                .map(|entry| EndpointPattern::parse(entry).unwrap())
+                .to_vec(),
+            ..EgressConfig::default()
+        };
+        let examined = open(&spec, LimitsConfig { egress, ..quick() }, credentials).examine(LIMIT).await;
+        let last = examined.last().unwrap().result.clone();
+        (steps(&examined), last.unwrap_or_else(|why| why))
+    };
+    let good = || keys(ACCESS_KEY, SECRET_KEY);
+    let (found, saw) = examine(&server.endpoint(), good()).await;
+    assert_eq!(found, [(Connection, true), (Clock, true), (Asked, true)], "{saw}");
+    let (found, saw) = examine(&server.endpoint().replace("127.0.0.1", "localhost"), good()).await;
+    assert_eq!(found, [(Name, true), (Connection, true), (Clock, true), (Asked, true)], "{saw}");
+    let (found, saw) = examine(&server.endpoint(), keys("unknown", SECRET_KEY)).await;
+    assert_eq!(found, [(Connection, true), (Clock, true), (Asked, false)]);
+    assert!(saw.contains("check accessKeyId"), "{saw}");
+    let (found, saw) = examine("http://nowhere.invalid", good()).await;
+    assert_eq!(found, [(Name, false)]);
+    assert!(saw.contains("nowhere.invalid"), "{saw}");
+    let (found, saw) = examine("http://127.0.0.1:1", good()).await;
+    assert_eq!(found, [(Connection, false)]);
+    assert!(saw.contains("cannot connect"), "{saw}");
+    let old = answering(|_| {
+        "HTTP/1.1 200 OK\r\ndate: Wed, 21 Oct 2015 07:28:00 GMT\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".into()
+    });
+    let (found, saw) = examine(&old.await, good()).await;
+    assert_eq!(found[..2], [(Connection, true), (Clock, false)], "{saw}");
+    // A store that tells no time, and then nothing of use.
+    let (found, saw) = examine(&answering(|_| reply("200 OK", "<html>")).await, good()).await;
+    assert_eq!(found, [(Connection, true), (Asked, false)], "{saw}");
 }

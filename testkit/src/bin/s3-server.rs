@@ -6,7 +6,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 use testkit::faults::Script;
-use testkit::s3::{ACCESS_KEY, Config, Directory, Key, Memory, Oss, Rights, SECRET_KEY, Server, Synthetic};
+use testkit::s3::{
+    ACCESS_KEY, ACCOUNT_KEY, Azure, Config, Directory, Key, Memory, Oss, Protocol, Rights, SECRET_KEY,
+    SERVICE_ACCOUNT_KEY, Server, Synthetic,
+};
 
 #[derive(Debug, Parser)]
 #[command(about = "An S3 (or OSS) server for tests: signatures checked, faults scripted, requests counted")]
@@ -41,8 +44,14 @@ struct Options {
     #[arg(long)]
     anonymous: bool,
     /// Speak OSS instead of S3, as this region.
-    #[arg(long, value_name = "REGION")]
+    #[arg(long, value_name = "REGION", group = "protocol")]
     oss: Option<String>,
+    /// Speak Google's JSON interface instead of S3. --access-key is the address of a service account, its key the testkit's.
+    #[arg(long, group = "protocol")]
+    gcs: bool,
+    /// Speak Azure's protocol for blobs instead of S3, as this account, its key the testkit's.
+    #[arg(long, value_name = "ACCOUNT", group = "protocol")]
+    azure: Option<String>,
     /// A fault script: JSON, or @file.
     #[arg(long)]
     faults: Option<String>,
@@ -70,11 +79,17 @@ fn main() -> Result<()> {
 }
 
 fn config(options: &Options) -> Result<Config> {
+    let (protocol, secret) = match (&options.oss, options.gcs, &options.azure) {
+        (Some(region), ..) => (Protocol::Oss(Oss { region: region.clone() }), options.secret_key.as_str()),
+        (_, true, _) => (Protocol::Gcs, SERVICE_ACCOUNT_KEY),
+        (_, _, Some(account)) => (Protocol::Azure(Azure { account: account.clone() }), ACCOUNT_KEY),
+        _ => (Protocol::S3, options.secret_key.as_str()),
+    };
     let config = Config {
         listen: options.listen,
         anonymous: options.anonymous,
-        keys: vec![Key::new(&options.access_key, &options.secret_key, Rights::All)],
-        oss: options.oss.clone().map(|region| Oss { region }),
+        keys: vec![Key::new(&options.access_key, secret, Rights::All)],
+        protocol,
         faults: match &options.faults {
             Some(text) => script(text)?,
             None => Script::default(),

@@ -9,10 +9,13 @@
 //! POST /_rescan     directories are walked again, before the answer
 //! ```
 
+mod azure;
 mod body;
 mod bucket;
 mod directory;
+mod front;
 mod gateway;
+mod gcs;
 mod memory;
 mod oss;
 mod serve;
@@ -22,9 +25,11 @@ mod synthetic;
 #[cfg(test)]
 mod tests;
 
+pub use azure::{ACCOUNT_KEY, Azure, sas_token};
 pub use bucket::{Body, Bucket, Listing, Meta, Next, Visitor, list};
 pub use directory::Directory;
 pub use gateway::Gateway;
+pub use gcs::{OTHER_SERVICE_ACCOUNT_KEY, SERVICE_ACCOUNT_KEY, generation, key_file};
 pub use memory::Memory;
 pub use oss::Oss;
 pub use stats::Stats;
@@ -72,13 +77,22 @@ impl Key {
     }
 }
 
+/// What a server speaks.
+#[derive(Clone, Debug, Default)]
+pub enum Protocol {
+    #[default]
+    S3,
+    Oss(Oss),
+    Gcs,
+    Azure(Azure),
+}
+
 /// Builds a [`Server`].
 pub struct Config {
     pub listen: SocketAddr,
     pub anonymous: bool,
     pub keys: Vec<Key>,
-    /// It speaks OSS, and no S3.
-    pub oss: Option<Oss>,
+    pub protocol: Protocol,
     /// Who asks must say that he pays.
     pub requester_pays: bool,
     pub faults: Script,
@@ -91,7 +105,7 @@ impl Default for Config {
             listen: ([127, 0, 0, 1], 0).into(),
             anonymous: false,
             keys: vec![Key::new(ACCESS_KEY, SECRET_KEY, Rights::All)],
-            oss: None,
+            protocol: Protocol::S3,
             requester_pays: false,
             faults: Script::default(),
             buckets: BTreeMap::new(),
@@ -135,20 +149,26 @@ impl Server {
         }
         let mut builder = s3s::service::S3ServiceBuilder::new(Service { buckets: buckets.clone() });
         builder.set_auth(serve::Auth(auth));
-        let guard = config.oss.map(|oss| serve::Guard {
-            oss,
-            keys: config.keys.clone(),
+        // Whom another protocol has let in brings no signature.
+        let anonymous = config.anonymous || !matches!(config.protocol, Protocol::S3);
+        builder.set_access(Access { anonymous, keys: config.keys.clone() });
+        let guard = serve::Guard {
+            keys: config.keys,
             anonymous: config.anonymous,
-        });
-        // Whom the guard has let in brings no signature.
-        let anonymous = config.anonymous || guard.is_some();
-        builder.set_access(Access { anonymous, keys: config.keys });
+            requester_pays: config.requester_pays,
+        };
+        let speaks = match config.protocol {
+            Protocol::S3 => serve::Speaks::S3,
+            Protocol::Oss(oss) => serve::Speaks::Oss(oss),
+            Protocol::Gcs => serve::Speaks::Other(Arc::new(gcs::Gcs)),
+            Protocol::Azure(azure) => serve::Speaks::Other(Arc::new(azure)),
+        };
         let faults = Faults::new(config.faults);
         let counters = Arc::new(Counters::default());
         let shared = serve::Shared {
             s3: builder.build(),
-            guard: guard.map(Arc::new),
-            requester_pays: config.requester_pays,
+            speaks,
+            guard: Arc::new(guard),
             buckets: buckets.clone(),
             faults: faults.clone(),
             counters: counters.clone(),

@@ -1,7 +1,8 @@
-//! Connections: accept, count, ask the fault script, hand the request to `s3s`.
+//! Connections: accept, count, ask the fault script, hand the request to `s3s` or to who speaks its protocol.
 
 use super::Key;
 use super::body::{Answer, Socket};
+use super::front::{self, Asked, Front};
 use super::oss::{Denied, Oss};
 use super::service::Buckets;
 use super::stats::Counters;
@@ -25,32 +26,41 @@ use tokio::task::JoinSet;
 #[derive(Clone)]
 pub(super) struct Shared {
     pub(super) s3: S3Service,
-    /// None: `s3s` looks at signatures.
-    pub(super) guard: Option<Arc<Guard>>,
-    pub(super) requester_pays: bool,
+    pub(super) speaks: Speaks,
+    pub(super) guard: Arc<Guard>,
     pub(super) buckets: Buckets,
     pub(super) faults: Faults,
     pub(super) counters: Arc<Counters>,
 }
 
-/// Who may not even ask.
+#[derive(Clone)]
+pub(super) enum Speaks {
+    /// `s3s` looks at signatures.
+    S3,
+    /// As S3 does, but for headers and signatures.
+    Oss(Oss),
+    Other(Arc<dyn Front>),
+}
+
+/// Who may ask.
+pub(super) struct Guard {
+    pub(super) keys: Vec<Key>,
+    pub(super) anonymous: bool,
+    pub(super) requester_pays: bool,
+}
+
+/// Who may not even ask `s3s`.
 fn admit(parts: &mut http::request::Parts, shared: &Shared, op: &str) -> Result<(), Denied> {
-    let payer = if shared.guard.is_some() { "x-oss-request-payer" } else { "x-amz-request-payer" };
+    let oss = if let Speaks::Oss(oss) = &shared.speaks { Some(oss) } else { None };
+    let payer = if oss.is_some() { "x-oss-request-payer" } else { "x-amz-request-payer" };
     let pays = parts.headers.get(payer).is_some_and(|who| who == "requester");
-    if let Some(guard) = &shared.guard {
-        guard.oss.admit(parts, &guard.keys, guard.anonymous, op)?;
+    if let Some(oss) = oss {
+        oss.admit(parts, &shared.guard.keys, shared.guard.anonymous, op)?;
     }
-    match shared.requester_pays && !pays {
+    match shared.guard.requester_pays && !pays {
         true => Err((StatusCode::FORBIDDEN, "AccessDenied", "whoever asks for these objects pays for them")),
         false => Ok(()),
     }
-}
-
-/// Lets requests of another protocol in.
-pub(super) struct Guard {
-    pub(super) oss: Oss,
-    pub(super) keys: Vec<Key>,
-    pub(super) anonymous: bool,
 }
 
 /// The answer to an unknown key that AWS gives; `SimpleAuth` alone says NotSignedUp.
@@ -104,7 +114,15 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
         let body = Bytes::from(text);
         return Ok(in_flight.answer(status, body.into(), None, "", &Decision::default(), &shared, socket));
     }
-    let (op, key) = classify(&request);
+    let asked = match &shared.speaks {
+        Speaks::S3 | Speaks::Oss(_) => classify(&request),
+        Speaks::Other(front) => {
+            let (uri, method) = (request.uri(), request.method());
+            let asked = front.asked(method, uri.path(), uri.query().unwrap_or_default());
+            if asked.op.is_empty() { Asked { op: "Other", ..asked } } else { asked }
+        }
+    };
+    let (op, key) = (asked.op, asked.key.clone());
     *shared.counters.lock().requests.entry(op.to_owned()).or_insert(0) += 1;
     let range = request.headers().get("range").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let decision = shared.faults.decide(Seen { op, key: &key, range });
@@ -141,20 +159,27 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
     }
     let head = request.method() == Method::HEAD;
     let (mut parts, body) = request.into_parts();
-    if let Err((status, code, message)) = admit(&mut parts, &shared, op) {
-        let text =
-            format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>");
-        let text = if head { String::new() } else { text };
-        let quiet = Decision::default();
-        return Ok(in_flight.answer(status, Bytes::from(text).into(), None, op, &quiet, &shared, socket));
-    }
-    let request = Request::from_parts(parts, body);
-    let response = match shared.s3.call(request.map(s3s::Body::from)).await {
-        Ok(response) => response,
-        Err(e) => return Err(io::Error::other(format!("{e:?}"))),
+    let response = if let Speaks::Other(front) = &shared.speaks {
+        let Guard { keys, anonymous, requester_pays } = &*shared.guard;
+        front::answer(&**front, &parts, &asked, keys, *anonymous, *requester_pays, &shared.buckets)
+    } else {
+        if let Err((status, code, message)) = admit(&mut parts, &shared, op) {
+            let text = format!(
+                "<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
+            );
+            let text = if head { String::new() } else { text };
+            let quiet = Decision::default();
+            return Ok(in_flight.answer(status, Bytes::from(text).into(), None, op, &quiet, &shared, socket));
+        }
+        let request = Request::from_parts(parts, body);
+        match shared.s3.call(request.map(s3s::Body::from)).await {
+            Ok(response) => response,
+            Err(e) => return Err(io::Error::other(format!("{e:?}"))),
+        }
     };
     let (mut parts, mut body) = response.into_parts();
     if op == "ListObjectsV2"
+        && !matches!(shared.speaks, Speaks::Other(_))
         && let Some(bytes) = body.take_bytes()
     {
         let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -173,6 +198,9 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
     let length = length.or_else(|| body.size_hint().exact()).filter(|_| !head);
     if decision.changed_etag && parts.headers.contains_key("etag") {
         parts.headers.insert("etag", http::HeaderValue::from_static("\"scripted-other-etag\""));
+    }
+    if decision.changed_etag && parts.headers.contains_key("x-goog-generation") {
+        parts.headers.insert("x-goog-generation", http::HeaderValue::from_static("1"));
     }
     if let Some(length) = length {
         let claimed = if decision.wrong_length { length.saturating_sub(1) } else { length };
@@ -220,12 +248,12 @@ impl Drop for InFlight {
     }
 }
 
-/// The operation's S3 name and its key (of a listing: its prefix).
-fn classify(request: &Request<Incoming>) -> (&'static str, String) {
+/// Of a request in S3's words.
+fn classify(request: &Request<Incoming>) -> Asked {
     let decode = |text: &str| percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned();
     let path = request.uri().path().trim_start_matches('/');
     let query = request.uri().query().unwrap_or_default();
-    match (path.split_once('/').map_or("", |(_, key)| key), request.method()) {
+    let (op, key) = match (path.split_once('/').map_or("", |(_, key)| key), request.method()) {
         ("", &Method::HEAD) => ("HeadBucket", String::new()),
         ("", &Method::PUT) => ("CreateBucket", String::new()),
         ("", &Method::GET) if query.contains("list-type=2") => {
@@ -237,7 +265,8 @@ fn classify(request: &Request<Incoming>) -> (&'static str, String) {
         (key, &Method::PUT) => ("PutObject", decode(key)),
         (key, &Method::DELETE) => ("DeleteObject", decode(key)),
         _ => ("Other", String::new()),
-    }
+    };
+    Asked { op, key, ..Asked::default() }
 }
 
 async fn control(request: Request<Incoming>, shared: &Shared) -> (StatusCode, String) {

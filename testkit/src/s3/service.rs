@@ -172,7 +172,7 @@ impl S3 for Service {
         let length = range.end - range.start;
         let body = bucket.read(&input.key, &meta, range).map_err(internal)?;
         let output = GetObjectOutput {
-            body: Some(StreamingBlob::wrap(Shareable(std::sync::Mutex::new(body)))),
+            body: Some(StreamingBlob::wrap(Shareable::new(body))),
             content_length: Some(length as i64),
             content_range,
             e_tag: etag(&meta),
@@ -206,7 +206,13 @@ impl S3 for Service {
 }
 
 /// `s3s` wants bodies that are `Sync`; a stream is only ever polled by its one owner.
-struct Shareable(Mutex<super::bucket::Body>);
+pub(super) struct Shareable(Mutex<super::bucket::Body>);
+
+impl Shareable {
+    pub(super) fn new(body: super::bucket::Body) -> Self {
+        Self(Mutex::new(body))
+    }
+}
 
 impl Stream for Shareable {
     type Item = std::io::Result<bytes::Bytes>;

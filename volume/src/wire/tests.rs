@@ -47,6 +47,12 @@ fn samples() -> Vec<WireSpec> {
         described("s3://bucket", &[("requesterPays", "true")]),
         described("oss://bucket.oss-cn-shanghai-internal.aliyuncs.com/a", &[("path", "b@c/d")]),
         described("oss://bucket", &[("region", "cn-shanghai")]),
+        described("gs://my_bucket/a", &[("path", "b@c/d"), ("requesterPays", "true")]),
+        described(
+            "az://container/a",
+            &[("storageAccount", "account1"), ("path", "b@c/d"), ("staleIfError", "5m")],
+        ),
+        described("abfss://container@account1.dfs.core.windows.net/a", &[]),
     ]
 }
 
@@ -230,9 +236,17 @@ fn parameters() -> impl Strategy<Value = Parameters> {
 
 /// Without what has no meaning for this source.
 fn meant_for(source: &SourceUrl, mut parameters: Parameters) -> Parameters {
-    if matches!(source, SourceUrl::Oss { .. }) {
+    if !matches!(source, SourceUrl::S3 { .. }) {
         parameters.addressing = Addressing::Path;
     }
+    if matches!(source, SourceUrl::Gcs { .. } | SourceUrl::Azure { .. }) {
+        parameters.region = None;
+    }
+    if matches!(source, SourceUrl::Azure { .. }) {
+        parameters.requester_pays = false;
+    }
+    let here = matches!(source, SourceUrl::Azure { host: None, .. });
+    parameters.storage_account = here.then(|| "account1".to_owned());
     if source.endpoint().is_some() {
         parameters.endpoint = None;
     }
@@ -248,6 +262,9 @@ fn sources() -> impl Strategy<Value = SourceUrl> {
             "s3://bucket/a",
             "oss://bucket/a",
             "oss://bucket.oss-r.aliyuncs.com",
+            "gs://bucket/a",
+            "az://container/a",
+            "az://container@account1.blob.core.windows.net",
         ]),
         prop::collection::vec(segment, 0..3),
     )

@@ -1,0 +1,505 @@
+//! Azure's blobs: containers of an account. What `az://`, `abfs://` and `wasb://` mean; also an account with directories of
+//! its own (a hierarchical namespace) answers in this protocol.
+
+use super::answer::{self, Said, Words};
+use super::listing::{self, is_page};
+use super::{Dialect, From, Object, Place, Refusal, Signer, date, field, header, listed, not_ours};
+use crate::keys::encode_query;
+use crate::retry::Fault;
+use crate::{StoreError, Version};
+use async_trait::async_trait;
+use http::header::{ETAG, HeaderMap, HeaderName, HeaderValue};
+use http::{Request, request};
+use object_store::azure::{AzureAccessKey, AzureAuthorizer, AzureCredential};
+use object_store::client::HttpRequestBody;
+use quick_xml::Reader;
+use quick_xml::events::Event;
+use std::sync::Arc;
+use url::{Host, Url};
+use volume::{Addressing, Credentials, CredentialsKind, Parameters};
+
+/// Of the protocol: all that we use has been in it since this one.
+const VERSION: (HeaderName, HeaderValue) =
+    (HeaderName::from_static("x-ms-version"), HeaderValue::from_static("2023-11-03"));
+
+/// The code of an error: the answer to a HEAD has it nowhere else.
+const CODE: HeaderName = HeaderName::from_static("x-ms-error-code");
+
+/// Of a directory, in an account that has such.
+const RESOURCE: HeaderName = HeaderName::from_static("x-ms-resource-type");
+
+#[derive(Debug)]
+pub(crate) struct Azure {
+    place: Place,
+    account: String,
+    /// `…/container?restype=container&comp=list`
+    container: Url,
+}
+
+impl Azure {
+    /// `endpoint`: of the source, or of the parameters. `account`: likewise.
+    pub(crate) fn new(
+        container: &str,
+        endpoint: Option<&Url>,
+        account: Option<&str>,
+        parameters: &Parameters,
+    ) -> Result<Self, StoreError> {
+        let account =
+            account.or(parameters.storage_account.as_deref()).ok_or_else(|| StoreError::Invalid {
+                what: format!("az://{container}"),
+                why: "set 'storageAccount', or write az://container@ACCOUNT.blob.core.windows.net/prefix"
+                    .into(),
+            })?;
+        let endpoint =
+            endpoint.map_or_else(|| format!("https://{account}.blob.core.windows.net"), Url::to_string);
+        // What has an address for a name is an emulator, which has the account in its paths.
+        let named = matches!(Url::parse(&endpoint).ok().as_ref().and_then(Url::host), Some(Host::Domain(_)));
+        let at = match named {
+            true => endpoint.clone(),
+            false => format!("{}/{account}", endpoint.trim_end_matches('/')),
+        };
+        let mut place = Place::new("az", container, &at, Addressing::Path)?;
+        place.endpoint = endpoint.trim_end_matches('/').to_owned();
+        let mut url = place.base.clone();
+        url.set_path(place.base.path().trim_end_matches('/'));
+        url.set_query(Some("restype=container&comp=list"));
+        Ok(Self { place, account: account.to_owned(), container: url })
+    }
+}
+
+impl Dialect for Azure {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn right_to_read(&self) -> &'static str {
+        "Storage Blob Data Reader (of a SAS token: read)"
+    }
+
+    fn headers(&self) -> HeaderMap {
+        [VERSION].into_iter().collect()
+    }
+
+    fn list(&self, prefix: &[u8], delimiter: bool, from: From<'_>, max: usize) -> Url {
+        let mut query = format!("{}&maxresults={max}", self.container.query().unwrap_or_default());
+        if delimiter {
+            query.push_str("&delimiter=%2F");
+        }
+        if !prefix.is_empty() {
+            query.push_str(&format!("&prefix={}", encode_query(prefix)));
+        }
+        if let From::Token(token) = from {
+            query.push_str(&format!("&marker={}", encode_query(token.as_bytes())));
+        }
+        let mut url = self.container.clone();
+        url.set_query(Some(&query));
+        url
+    }
+
+    fn listed(&self, body: &[u8]) -> Result<listing::Answer, String> {
+        parse(body)
+    }
+
+    fn seen(&self, headers: &HeaderMap, _: &[u8]) -> Result<Option<Object>, &'static str> {
+        // Its listing has it as a prefix.
+        if header(headers, RESOURCE) == Some("directory") {
+            return Ok(None);
+        }
+        super::seen(headers)
+    }
+
+    fn version(&self, headers: &HeaderMap) -> Option<Version> {
+        field::unquoted(header(headers, ETAG)?)
+    }
+
+    fn refused(&self, refusal: &Refusal<'_>, secrets: &[String]) -> Fault {
+        let mut said = refusal.body.map(answer::parse).unwrap_or_default();
+        if said.code.is_empty()
+            && let Some(code) = header(refusal.headers, CODE)
+        {
+            said = Said::of(code.to_owned(), String::new());
+        }
+        // Of no use to who reads it; the store's support asks for them.
+        if let Some(end) = said.message.find("\nRequestId:") {
+            said.message.truncate(end);
+        }
+        said.scrub(secrets);
+        let (what, place) = (refusal.what.to_owned(), &self.place);
+        let text = said.text(refusal.status);
+        let denied = |why: String| Fault::Fail(StoreError::Denied { what: what.clone(), why });
+        let container = || {
+            Fault::Fail(StoreError::NotFound {
+                what: format!("container {} of account {} at {}", place.bucket, self.account, place.endpoint),
+                advice: ": check 'source', 'storageAccount' and 'endpoint'; without a secret, the container must be public",
+            })
+        };
+        let signature = || {
+            denied(format!(
+                "the signature is wrong: check accountKey (or sasToken) in the secret, that it is of account {}, and this node's \
+                 clock ({text})",
+                self.account
+            ))
+        };
+        let detail = said.message.to_ascii_lowercase();
+        match (refusal.status.as_u16(), said.code.as_str()) {
+            (403, "AuthenticationFailed") if detail.contains("time frame") => {
+                Fault::Fail(StoreError::Expired {
+                    what,
+                    why: format!(
+                        "the SAS token is not valid any more, or not yet: renew the secret ({text})"
+                    ),
+                })
+            }
+            (403, "AuthenticationFailed") if detail.contains("date header") => {
+                denied(format!("this node's clock differs from the store's: synchronise it ({text})"))
+            }
+            // The second is Azurite's.
+            (401 | 403, "AuthenticationFailed" | "InvalidAuthenticationInfo") => signature(),
+            (403, "AuthorizationFailure") if detail.contains("signature") => signature(),
+            (401, "NoAuthenticationInformation") | (409, "PublicAccessNotPermitted") => denied(format!(
+                "account {} lets nobody read without signing: give the volume a secret with accountKey or sasToken ({text})",
+                self.account
+            )),
+            (403, "AuthorizationFailure") => denied(format!(
+                "account {} does not let this node in: check its network rules, and what the SAS token allows ({text})",
+                self.account
+            )),
+            (404, "ContainerNotFound") => container(),
+            // What who may not know is told, of a container or of a blob.
+            (404, "ResourceNotFound") => container(),
+            (409, "BlobArchived" | "BlobBeingRehydrated") => {
+                denied(format!("the blob is archived: rehydrate it first ({text})"))
+            }
+            (409, "ContainerBeingDeleted") => container(),
+            _ => answer::judge(
+                refusal,
+                &said,
+                place,
+                &Words { rights: "Storage Blob Data Reader (of a SAS token: read and list)" },
+            ),
+        }
+    }
+
+    fn signer(&self, credentials: &Credentials) -> Result<Option<Arc<dyn Signer>>, StoreError> {
+        let invalid = |why: String| StoreError::Invalid { what: "credentials".into(), why };
+        let mut secrets = credentials.to_secrets();
+        let mut take = |name: &str| secrets.remove(name).unwrap_or_default();
+        let (name, credential) = match credentials.kind() {
+            CredentialsKind::Anonymous => return Ok(None),
+            CredentialsKind::Account => (take("accountName"), account_key(&take("accountKey"))),
+            // As JuiceFS calls them.
+            CredentialsKind::Keys => (take("accessKeyId"), account_key(&take("secretAccessKey"))),
+            CredentialsKind::Sas => {
+                let token = take("sasToken");
+                let pairs: Vec<(String, String)> =
+                    url::form_urlencoded::parse(token.trim_start_matches('?').as_bytes())
+                        .into_owned()
+                        .collect();
+                let is_one = pairs.iter().any(|(name, value)| name == "sig" && !value.is_empty());
+                let credential = is_one.then_some(AzureCredential::SASToken(pairs));
+                (take("accountName"), credential.ok_or("sasToken in the secret has no sig: copy all of it"))
+            }
+            other => return Err(not_ours(other, "az", "accountKey or sasToken")),
+        };
+        if !name.is_empty() && name != self.account {
+            return Err(invalid(format!(
+                "the secret is of another account than the source, which is in {}: check accountName in the secret, and \
+                 'storageAccount'",
+                self.account
+            )));
+        }
+        let credential = credential.map_err(|why| invalid(why.into()))?;
+        Ok(Some(Arc::new(Signs { credential, account: self.account.clone() })))
+    }
+}
+
+fn account_key(text: &str) -> Result<AzureCredential, &'static str> {
+    let key = AzureAccessKey::try_new(text);
+    key.map(AzureCredential::AccessKey)
+        .map_err(|_| "accountKey in the secret is not in base64: copy it again")
+}
+
+struct Signs {
+    credential: AzureCredential,
+    account: String,
+}
+
+#[async_trait]
+impl Signer for Signs {
+    async fn sign(&self, parts: &mut request::Parts) -> Result<(), ()> {
+        let (nothing, ()) = Request::new(()).into_parts();
+        let mut request = Request::from_parts(std::mem::replace(parts, nothing), HttpRequestBody::empty());
+        let signer = AzureAuthorizer::new(&self.credential, &self.account);
+        signer.try_authorize(&mut request).map_err(drop)?;
+        (*parts, _) = request.into_parts();
+        Ok(())
+    }
+
+    /// Of a SAS token the signature, as it is sent and as it is meant.
+    fn sent(&self) -> Vec<String> {
+        match &self.credential {
+            AzureCredential::SASToken(pairs) => {
+                let of = pairs.iter().filter(|(name, _)| name == "sig");
+                of.flat_map(|(_, sig)| [sig.clone(), encode_query(sig.as_bytes())]).collect()
+            }
+            AzureCredential::AccessKey(_) | AzureCredential::BearerToken(_) => Vec::new(),
+        }
+    }
+}
+
+/// What the current text belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Within {
+    Blob,
+    Prefix,
+    Other,
+}
+
+fn parse(body: &[u8]) -> Result<listing::Answer, String> {
+    // Azure begins its documents with a mark of their byte order.
+    let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+    let body = std::str::from_utf8(body).map_err(|_| "a listing that is not UTF-8")?;
+    let mut reader = Reader::from_str(body);
+    let mut answer = listing::Answer::default();
+    let (mut object, mut within) = (listing::Object::default(), Within::Other);
+    let (mut directory, mut encoded) = (false, false);
+    // The tags that are open, outermost first.
+    let mut open: Vec<String> = Vec::new();
+    let (mut text, mut ended) = (String::new(), false);
+    loop {
+        match reader.read_event().map_err(|e| format!("the listing is not XML: {e}"))? {
+            Event::Start(start) => {
+                let name = start.local_name().as_ref().to_owned();
+                text.clear();
+                match (open.len(), name.as_str()) {
+                    (0, "EnumerationResults") => {}
+                    (0, other) => {
+                        return Err(format!("a listing that is a {}", crate::keys::show(other.as_bytes())));
+                    }
+                    (listed::DEPTH_MAX.., _) => return Err("a listing of tags within tags".into()),
+                    (2, "Blob") => {
+                        (within, object, directory, encoded) =
+                            (Within::Blob, listing::Object::default(), false, false);
+                    }
+                    (2, "BlobPrefix") => {
+                        (within, object, encoded) = (Within::Prefix, listing::Object::default(), false)
+                    }
+                    (3, "Name") => {
+                        let attribute = start.try_get_attribute("Encoded");
+                        let attribute = attribute.map_err(|e| format!("the listing is not XML: {e}"))?;
+                        encoded = attribute.is_some_and(|of| of.value.as_ref() == "true");
+                    }
+                    _ => {}
+                }
+                open.push(name);
+            }
+            Event::Text(piece) => text.push_str(&piece),
+            Event::CData(piece) => text.push_str(&piece),
+            Event::GeneralRef(reference) => match reference.resolve_char_ref() {
+                Ok(Some(character)) => text.push(character),
+                Ok(None) => {
+                    text.push(listed::named(&reference).ok_or("a listing with an unknown XML entity")?);
+                }
+                Err(e) => return Err(format!("a listing with a bad character reference: {e}")),
+            },
+            Event::End(_) => {
+                let name = open.pop().unwrap_or_default();
+                match (open.len(), within, name.as_str()) {
+                    (1, _, "NextMarker") => {
+                        answer.next = Some(std::mem::take(&mut text)).filter(|marker| !marker.is_empty());
+                    }
+                    (2, Within::Blob, "Blob") => {
+                        within = Within::Other;
+                        // An empty directory of an account that has such: its prefix is listed, too.
+                        if !directory {
+                            answer.objects.push(std::mem::take(&mut object));
+                            is_page(answer.objects.len())?;
+                        }
+                    }
+                    (2, Within::Prefix, "BlobPrefix") => {
+                        within = Within::Other;
+                        answer.prefixes.push(std::mem::take(&mut object.key));
+                        is_page(answer.prefixes.len())?;
+                    }
+                    (3, Within::Blob | Within::Prefix, "Name") => {
+                        object.key = match encoded {
+                            true => percent_encoding::percent_decode_str(&text).collect(),
+                            false => std::mem::take(&mut text).into_bytes(),
+                        };
+                    }
+                    (4, Within::Blob, "Content-Length") => {
+                        object.size = field::size(&text).ok_or("a listing with a size that is no number")?;
+                    }
+                    (4, Within::Blob, "Etag") => object.version = field::unquoted(text.trim()),
+                    (4, Within::Blob, "Last-Modified") => {
+                        object.modified_ns = date::parse_http(&text).unwrap_or(0);
+                    }
+                    (4, Within::Blob, "ResourceType") => directory = text.trim() == "directory",
+                    _ => {}
+                }
+                ended = open.is_empty();
+                text.clear();
+            }
+            Event::Eof => break,
+            _ => {}
+        }
+    }
+    // A body that stops short can look like a short listing; a missing name is worse than an error.
+    match ended {
+        true => Ok(answer),
+        false => Err("the listing ends in the middle".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Kind, Page};
+    use http::StatusCode;
+
+    fn azure() -> Azure {
+        Azure::new("set", None, Some("acc"), &Parameters::default()).unwrap()
+    }
+
+    fn page(inner: &str) -> Result<Page, String> {
+        let text = format!("\u{feff}<?xml version=\"1.0\"?><EnumerationResults><Blobs>{inner}");
+        azure().listed(text.as_bytes()).map(|answer| answer.into_page(b"d/"))
+    }
+
+    const END: &str = "</Blobs><NextMarker>m</NextMarker></EnumerationResults>";
+
+    #[test]
+    fn an_account_is_a_host_and_an_emulators_is_in_its_paths() {
+        let named = azure();
+        assert_eq!(named.object(b"a b/c").as_str(), "https://acc.blob.core.windows.net/set/a%20b/c");
+        assert_eq!(
+            named.list(b"x&y/", true, From::Token("t=="), 7).as_str(),
+            "https://acc.blob.core.windows.net/set?restype=container&comp=list&maxresults=7&delimiter=%2F&prefix=x%26y%2F&\
+             marker=t%3D%3D"
+        );
+        let endpoint = Url::parse("http://127.0.0.1:10000").unwrap();
+        let local = Azure::new("set", Some(&endpoint), Some("acc"), &Parameters::default()).unwrap();
+        assert_eq!(local.object(b"k").as_str(), "http://127.0.0.1:10000/acc/set/k");
+        assert_eq!(local.place.endpoint, "http://127.0.0.1:10000");
+        let own = Url::parse("https://blobs.example").unwrap();
+        let own = Azure::new("set", Some(&own), Some("acc"), &Parameters::default()).unwrap();
+        assert_eq!(own.object(b"k").as_str(), "https://blobs.example/set/k");
+        assert!(Azure::new("set", None, None, &Parameters::default()).is_err());
+    }
+
+    #[test]
+    fn a_page_names_every_blob_once() {
+        let blob = |name: &str, more: &str| {
+            format!(
+                "<Blob><Name{name}</Name><Properties><Last-Modified>Wed, 21 Oct 2015 07:28:00 GMT</Last-Modified>\
+                 <Etag>0x8D</Etag><Content-Length>7</Content-Length>{more}</Properties></Blob>"
+            )
+        };
+        let directory = "<ResourceType>directory</ResourceType>";
+        let text = [
+            blob(">d/a&amp;b", "<Owner><Name>x</Name></Owner>"),
+            blob(" Encoded=\"true\">d/%01", ""),
+            blob(">d/%41", ""),
+            blob(">d/empty", directory),
+            "<BlobPrefix><Name>d/empty/</Name><Properties><Etag>0x8D</Etag></Properties></BlobPrefix>".into(),
+            "<Blob><Name>d/e</Name><Properties><Content-Length>7</Content-Length></Properties></Blob>".into(),
+            END.into(),
+        ];
+        let page = page(&text.concat()).unwrap();
+        let names: Vec<_> = page.entries.iter().map(|entry| String::from_utf8_lossy(&entry.name)).collect();
+        assert_eq!(names, ["a&b", "\u{1}", "%41", "empty"]);
+        assert_eq!(page.entries[0].kind, Kind::File { size: 7, version: Version("0x8D".into()) });
+        assert_eq!(page.entries[0].modified_ns, 1_445_412_480_000_000_000);
+        assert_eq!(page.entries[3].kind, Kind::Directory);
+        // Of no version that a request could name.
+        assert_eq!((page.unnameable, page.next.as_deref()), (vec!["d/e".to_owned()], Some("m")));
+    }
+
+    #[test]
+    fn half_a_page_and_what_is_none_is_an_error() {
+        for text in ["<Blob><Name>d/a</Name>", "", &"<a>".repeat(1000)] {
+            assert!(page(text).is_err(), "{text}");
+        }
+        let one = "<Blob><Properties></Properties></Blob>";
+        assert!(page(&format!("{}{END}", one.repeat(1000))).is_ok());
+        assert!(page(&format!("{}{END}", one.repeat(1001))).unwrap_err().contains("more than was asked for"));
+        for text in
+            ["<html/>", "<html><body>login</body></html>", "<ListBucketResult></ListBucketResult>", ""]
+        {
+            assert!(parse(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        let azure = azure();
+        let judge = |status: u16, code: &str, detail: &str, in_header: bool| {
+            let headers: HeaderMap =
+                in_header.then(|| (CODE, HeaderValue::try_from(code).unwrap())).into_iter().collect();
+            let body = format!(
+                "<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>Server failed to authenticate the request.\nRequestId:1\
+                 </Message><AuthenticationErrorDetail>{detail}</AuthenticationErrorDetail></Error>"
+            );
+            let body = (!in_header).then_some(body.as_bytes());
+            let status = StatusCode::from_u16(status).unwrap();
+            let refusal = Refusal { what: "az://set/k", status, headers: &headers, body };
+            azure.refused(&refusal, &["s1g".to_owned()])
+        };
+        for (status, code, detail, words) in [
+            (403, "AuthenticationFailed", "The MAC signature s1g is not the same", "check accountKey"),
+            (403, "AuthenticationFailed", "Request date header too old: 'x'", "synchronise"),
+            (
+                403,
+                "AuthenticationFailed",
+                "Signature not valid in the specified time frame: Start",
+                "renew the secret",
+            ),
+            (403, "AuthorizationFailure", "", "network rules"),
+            (403, "AuthorizationFailure", "formed correctly including the signature.", "check accountKey"),
+            (403, "AuthorizationPermissionMismatch", "", "Storage Blob Data Reader"),
+            (401, "NoAuthenticationInformation", "", "give the volume a secret"),
+            (409, "PublicAccessNotPermitted", "", "give the volume a secret"),
+            (404, "ContainerNotFound", "", "check 'source'"),
+            (409, "BlobArchived", "", "rehydrate"),
+            (404, "BlobNotFound", "", "az://set/k does not exist"),
+        ] {
+            for in_header in [false, true] {
+                if in_header && !detail.is_empty() {
+                    continue;
+                }
+                match judge(status, code, detail, in_header) {
+                    Fault::Fail(error) => {
+                        let text = error.to_string();
+                        assert!(text.contains(words) && !text.contains("s1g"), "{code}: {text}");
+                    }
+                    retry => panic!("{code}: {retry:?}"),
+                }
+            }
+        }
+        assert!(matches!(judge(412, "ConditionNotMet", "", false), Fault::Fail(StoreError::Stale { .. })));
+        for (status, code) in [(503, "ServerBusy"), (500, "OperationTimedOut")] {
+            assert!(matches!(judge(status, code, "", false), Fault::Retry { .. }), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_of_this_account_and_can_be_used() {
+        let signer = |pairs: &[(&str, &str)]| {
+            let credentials = Credentials::from_secrets(pairs.iter().copied()).unwrap();
+            azure().signer(&credentials).map(|signer| signer.map(|signer| signer.sent()))
+        };
+        assert_eq!(signer(&[]).unwrap(), None);
+        assert_eq!(signer(&[("accountKey", "a2V5"), ("accountName", "acc")]).unwrap(), Some(Vec::new()));
+        let sas = signer(&[("sasToken", "?sv=1&sig=a%2Fb%3D")]).unwrap().unwrap();
+        assert_eq!(sas, ["a/b=", "a%2Fb%3D"]);
+        for (pairs, words) in [
+            (&[("accountKey", "a2V5"), ("accountName", "other")][..], "another account"),
+            (&[("accountKey", "h*nter2")], "base64"),
+            (&[("sasToken", "h*nter2")], "copy all of it"),
+            (&[("serviceAccountKey", "h*nter2")], "accountKey or sasToken"),
+        ] {
+            let error = signer(pairs).unwrap_err().to_string();
+            assert!(error.contains(words) && !error.contains("h*nter2"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What the contract claims, against servers that others wrote: `scripts/stores` installs them and runs this. What a server
+//! cannot keep is named here, so that a table of it can be shown.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests too; clippy only knows #[test] functions.
+
+mod servers;
+
+use futures::TryStreamExt;
+use servers::{Kept, Real};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use store::{Access, EgressConfig, Kind, Limits, LimitsConfig, NoObserver, Source, StoreError, Version};
+use testkit::content;
+use volume::{Credentials, EndpointPattern, Parameters, SourceUrl, VolumeId, VolumeSpec};
+
+pub(crate) const BUCKET: &str = "bucket";
+
+const ODD: [&str; 30] = [
+    "space in name",
+    " leading",
+    "trailing ",
+    "per%cent",
+    "%41",
+    "%2F",
+    "plus+plus",
+    "a&b=c",
+    "hash#",
+    "question?",
+    "semi;colon",
+    "quote\"'",
+    "back\\slash",
+    "日本",
+    "emoji 🦀",
+    "new\nline",
+    "tab\t",
+    "\u{1}\u{7f}",
+    "colon:at@",
+    "tilde~",
+    "*star*",
+    "...",
+    "..a",
+    ".hidden",
+    "a,b",
+    "[x]{y}|z",
+    "<xml>&amp;",
+    "$dollar",
+    "(paren)!",
+    "e\u{301}",
+];
+
+fn open(
+    real: &Real,
+    bucket: &str,
+    secrets: &[(&'static str, String)],
+) -> Result<Arc<dyn Source>, StoreError> {
+    let source = SourceUrl::parse(&format!("{}://{bucket}", real.scheme)).unwrap();
+    let parameters = Parameters {
+        endpoint: Some(real.endpoint().parse().unwrap()),
+        region: Some("us-east-1".into()),
+        storage_account: real.account.map(str::to_owned),
+        allow_http: true,
+        store_timeout: Duration::from_secs(60),
+        ..Parameters::default()
+    };
+    let spec = VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters };
+    let credentials = Credentials::from_secrets(secrets.iter().map(|(k, v)| (*k, v.as_str()))).unwrap();
+    let named = vec![EndpointPattern::parse("http://127.0.0.1:*").unwrap()];
+    let egress = EgressConfig { named, ..EgressConfig::default() };
+    let limits = LimitsConfig { egress, ..LimitsConfig::default() };
+    let access = Access::fixed(&spec, credentials);
+    store::open(&spec, access, Arc::new(Limits::new(limits)), Arc::new(NoObserver))
+}
+
+async fn listed(source: &dyn Source, dir: &str) -> BTreeMap<Vec<u8>, Kind> {
+    let (mut found, mut token) = (BTreeMap::new(), None);
+    loop {
+        let page = source.list(dir.as_bytes(), token.as_deref()).await.unwrap();
+        found.extend(page.entries.into_iter().map(|entry| (entry.name, entry.kind)));
+        token = page.next;
+        if token.is_none() {
+            return found;
+        }
+    }
+}
+
+async fn read(
+    source: &dyn Source,
+    path: &str,
+    version: &Version,
+    range: std::ops::Range<u64>,
+) -> Result<Vec<u8>, StoreError> {
+    let pieces: Vec<_> = source.get(path.as_bytes(), version, range).await?.try_collect().await?;
+    Ok(pieces.concat())
+}
+
+fn of(path: &str, range: std::ops::Range<u64>) -> Vec<u8> {
+    content::bytes(content::id(path), range)
+}
+
+/// One server at a time: what each is, stands in `servers`.
+#[tokio::test]
+async fn each_server_keeps_what_the_contract_claims() {
+    let mut table = Vec::new();
+    for start in servers::chosen() {
+        let real = start().await;
+        println!("{}: {}", real.name, real.endpoint());
+        let source = open(&real, BUCKET, &real.secrets).unwrap();
+        source.check(Duration::from_secs(30)).await.unwrap();
+
+        // Odd keys: each is kept and read, or refused by the server itself when it is put.
+        let (mut kept, mut lost) = (0, Vec::new());
+        for key in ODD.iter().filter(|key| !real.breaks_at.contains(key)) {
+            let path = format!("dir é+/{key}");
+            match real.put(&path, of(&path, 0..500)).await {
+                Kept::Yes => kept += 1,
+                Kept::No(why) => lost.push(format!("{key:?} ({why})")),
+            }
+        }
+        let found = listed(&*source, "dir é+").await;
+        let tried = ODD.iter().filter(|key| !real.breaks_at.contains(key));
+        for key in tried.filter(|key| !lost.iter().any(|lost| lost.starts_with(&format!("{key:?} (")))) {
+            let path = format!("dir é+/{key}");
+            let entry = source.head(path.as_bytes()).await.unwrap();
+            let entry = entry.unwrap_or_else(|| panic!("{}: {key:?} is not found", real.name));
+            assert_eq!(found.get(key.as_bytes()), Some(&entry.kind), "{}: {key:?}", real.name);
+            let Kind::File { size, version } = entry.kind else { panic!("{key:?} is no file") };
+            assert_eq!(
+                read(&*source, &path, &version, 0..size).await.unwrap(),
+                of(&path, 0..500),
+                "{}: {key:?}",
+                real.name
+            );
+        }
+        assert_eq!(found.len(), kept, "{}: {:?}", real.name, found.keys());
+        assert_eq!(lost.len(), real.refuses, "{}: {lost:?}", real.name);
+
+        // Pages, with directories in between.
+        for k in 0..1_203 {
+            assert!(matches!(real.put(&format!("d/{k:05}"), Vec::new()).await, Kept::Yes));
+            if k % 100 == 0 {
+                assert!(matches!(real.put(&format!("d/{k:05}.d/x"), Vec::new()).await, Kept::Yes));
+            }
+        }
+        let pages = listed(&*source, "d").await;
+        let directories = pages.values().filter(|kind| **kind == Kind::Directory).count();
+        assert_eq!((pages.len(), directories), (1_203 + 13, 13), "{}", real.name);
+        assert!(
+            matches!(source.list(b"nothing", None).await, Err(StoreError::NotFound { .. })),
+            "{}",
+            real.name
+        );
+        assert_eq!(source.head(b"d/nothing").await.unwrap(), None, "{}", real.name);
+
+        // Ranges, and a version that is gone, also in the middle of a body.
+        const SIZE: u64 = (1 << 20) + 7;
+        let version = async |path: &str| match source.head(path.as_bytes()).await.unwrap().unwrap().kind {
+            Kind::File { version, .. } => version,
+            other => panic!("{other:?}"),
+        };
+        assert!(matches!(real.put("o", of("o", 0..SIZE)).await, Kept::Yes));
+        let old = version("o").await;
+        for range in [0..1, SIZE - 1..SIZE, 0..SIZE, 4095..4097, 5..5, 1..SIZE - 1] {
+            assert_eq!(
+                read(&*source, "o", &old, range.clone()).await.unwrap(),
+                of("o", range),
+                "{}",
+                real.name
+            );
+        }
+        assert!(matches!(real.put("o", of("other", 0..SIZE)).await, Kept::Yes));
+        let stale = read(&*source, "o", &old, 0..10).await;
+        assert!(matches!(stale, Err(StoreError::Stale { .. })), "{}: {stale:?}", real.name);
+        let now = version("o").await;
+        assert_ne!(now, old, "{}", real.name);
+        assert_eq!(read(&*source, "o", &now, 0..SIZE).await.unwrap(), of("other", 0..SIZE), "{}", real.name);
+
+        // What is wrong.
+        let nothing =
+            open(&real, "no-such-bucket", &real.secrets).unwrap().check(Duration::from_secs(10)).await;
+        let nothing = nothing.unwrap_err().to_string();
+        assert!(nothing.contains("check 'source'"), "{}: {nothing}", real.name);
+        if let Some((wrong, words)) = &real.wrong {
+            let refused = open(&real, BUCKET, wrong).unwrap().check(Duration::from_secs(10)).await;
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.contains(words), "{}: {refused}", real.name);
+        }
+        table.push(format!(
+            "{:<16} {kept} of {} odd keys; refuses {lost:?}, breaks at {:?}",
+            real.name,
+            ODD.len(),
+            real.breaks_at
+        ));
+    }
+    println!("{}", table.join("\n"));
+    assert!(!table.is_empty(), "no server was chosen");
+}

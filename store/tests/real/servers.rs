@@ -1,0 +1,232 @@
+//! The servers: how each is started, and how an object is put into it.
+
+use crate::BUCKET;
+use futures::future::BoxFuture;
+use http::{HeaderName, HeaderValue, Method, Request};
+use object_store::aws::{AwsAuthorizer, AwsCredential};
+use object_store::azure::{AzureAccessKey, AzureAuthorizer, AzureCredential};
+use object_store::client::HttpRequestBody;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use testkit::process::Process;
+
+const STRICT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const STRICT_PATH: &AsciiSet = &STRICT.remove(b'/');
+
+/// The account that every installation of Azurite has, as its documentation says.
+const ACCOUNT: &str = "devstoreaccount1";
+const ACCOUNT_KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+
+pub(crate) enum Kept {
+    Yes,
+    /// The server's status.
+    No(u16),
+}
+
+pub(crate) struct Real {
+    pub(crate) name: &'static str,
+    pub(crate) scheme: &'static str,
+    pub(crate) account: Option<&'static str>,
+    pub(crate) secrets: Vec<(&'static str, String)>,
+    /// Secrets that it refuses, and what our error then says. None: it looks at no signature.
+    pub(crate) wrong: Option<(Vec<(&'static str, String)>, &'static str)>,
+    /// How many of the odd keys it takes from nobody.
+    pub(crate) refuses: usize,
+    /// Keys that it takes, and then keeps as others or fails at.
+    pub(crate) breaks_at: &'static [&'static str],
+    port: u16,
+    client: reqwest::Client,
+    _process: Process,
+    _dir: tempfile::TempDir,
+}
+
+type Start = fn() -> BoxFuture<'static, Real>;
+
+/// Those that the command line of `scripts/stores` names.
+pub(crate) fn chosen() -> Vec<Start> {
+    let names =
+        std::env::var("MILLPOND_STORES").expect("scripts/stores says which servers (MILLPOND_STORES)");
+    let start = |name: &str| -> Start {
+        match name {
+            "moto" => || Box::pin(moto()),
+            "azurite" => || Box::pin(azurite()),
+            "fake-gcs-server" => || Box::pin(fake_gcs()),
+            other => panic!("{other} is no server that is known here"),
+        }
+    };
+    names.split_whitespace().map(start).collect()
+}
+
+/// A program that `scripts/stores` has installed.
+fn program(name: &str) -> PathBuf {
+    let dir = std::env::var_os("MILLPOND_STORES_DIR")
+        .expect("scripts/stores says where they are (MILLPOND_STORES_DIR)");
+    PathBuf::from(dir).join(name)
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+impl Real {
+    fn start(
+        name: &'static str,
+        scheme: &'static str,
+        command: impl FnOnce(u16, &std::path::Path) -> Command,
+    ) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let port = free_port();
+        let mut command = command(port, dir.path());
+        let log = std::fs::File::create(dir.path().join("log")).unwrap();
+        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        let mut process = Process::spawn(&mut command).unwrap();
+        let listens = || std::net::TcpStream::connect(("127.0.0.1", port)).ok();
+        process.wait_until(Duration::from_secs(120), listens).unwrap_or_else(|e| {
+            panic!("{name}: {e}\n{}", std::fs::read_to_string(dir.path().join("log")).unwrap_or_default())
+        });
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let (secrets, wrong) = (Vec::new(), None);
+        Self {
+            name,
+            scheme,
+            account: None,
+            secrets,
+            wrong,
+            refuses: 0,
+            breaks_at: &[],
+            port,
+            client,
+            _process: process,
+            _dir: dir,
+        }
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) async fn put(&self, key: &str, body: Vec<u8>) -> Kept {
+        let path = utf8_percent_encode(key, STRICT_PATH);
+        let status = match self.scheme {
+            "s3" => self.send(Method::PUT, &format!("/{BUCKET}/{path}"), &[], body).await,
+            "az" => {
+                let blob = [("x-ms-blob-type", "BlockBlob")];
+                self.send(Method::PUT, &format!("/{ACCOUNT}/{BUCKET}/{path}"), &blob, body).await
+            }
+            _ => {
+                let name = utf8_percent_encode(key, STRICT);
+                let path = format!("/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={name}");
+                self.send(Method::POST, &path, &[("content-type", "application/octet-stream")], body).await
+            }
+        };
+        if status.is_success() { Kept::Yes } else { Kept::No(status.as_u16()) }
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> http::StatusCode {
+        let url = format!("{}{path}", self.endpoint());
+        let mut request = Request::new(HttpRequestBody::from(body.clone()));
+        *request.method_mut() = method;
+        *request.uri_mut() = url.parse().unwrap();
+        for (name, value) in headers {
+            let name = HeaderName::try_from(*name).unwrap();
+            request.headers_mut().insert(name, HeaderValue::from_str(value).unwrap());
+        }
+        let secret =
+            |name: &str| self.secrets.iter().find(|(of, _)| *of == name).map(|(_, value)| value.clone());
+        match self.scheme {
+            "s3" => {
+                let (key_id, secret_key) =
+                    (secret("accessKeyId").unwrap(), secret("secretAccessKey").unwrap());
+                let credential = AwsCredential { key_id, secret_key, token: None };
+                AwsAuthorizer::new(&credential, "s3", "us-east-1").try_authorize(&mut request, None).unwrap();
+            }
+            "az" => {
+                request.headers_mut().insert("content-length", body.len().into());
+                let key = AzureCredential::AccessKey(AzureAccessKey::try_new(ACCOUNT_KEY).unwrap());
+                AzureAuthorizer::new(&key, ACCOUNT).try_authorize(&mut request).unwrap();
+            }
+            _ => {}
+        }
+        let (parts, _) = request.into_parts();
+        let sent =
+            self.client.request(parts.method, url).headers(parts.headers).body(body).send().await.unwrap();
+        sent.status()
+    }
+}
+
+async fn moto() -> Real {
+    let mut real = Real::start("moto", "s3", |port, _| {
+        let mut command = Command::new("python3");
+        command.env("PYTHONPATH", program("moto")).args([
+            "-m",
+            "moto.server",
+            "-H",
+            "127.0.0.1",
+            "-p",
+            &port.to_string(),
+        ]);
+        command
+    });
+    real.secrets = vec![("accessKeyId", "id".into()), ("secretAccessKey", "secret".into())];
+    // A line break.
+    real.refuses = 1;
+    assert!(real.send(Method::PUT, &format!("/{BUCKET}"), &[], Vec::new()).await.is_success());
+    real
+}
+
+async fn azurite() -> Real {
+    let mut real = Real::start("azurite", "az", |port, dir| {
+        let mut command = Command::new(program("azurite/node_modules/.bin/azurite-blob"));
+        command.args([
+            "--silent",
+            "--disableTelemetry",
+            "--blobHost",
+            "127.0.0.1",
+            "--blobPort",
+            &port.to_string(),
+            "--location",
+        ]);
+        command.arg(dir);
+        command
+    });
+    real.account = Some(ACCOUNT);
+    // Control characters are in its listing as they are, which is no XML; a backslash is a slash.
+    real.breaks_at = &["\u{1}\u{7f}", "back\\slash"];
+    real.secrets = vec![("accountName", ACCOUNT.into()), ("accountKey", ACCOUNT_KEY.into())];
+    real.wrong = Some((vec![("accountKey", "d3Jvbmc=".into())], "check accountKey"));
+    let container = format!("/{ACCOUNT}/{BUCKET}?restype=container");
+    assert!(real.send(Method::PUT, &container, &[], Vec::new()).await.is_success());
+    real
+}
+
+async fn fake_gcs() -> Real {
+    let real = Real::start("fake-gcs-server", "gs", |port, _| {
+        let mut command = Command::new(program("go/fake-gcs-server"));
+        command.args([
+            "-scheme",
+            "http",
+            "-host",
+            "127.0.0.1",
+            "-backend",
+            "memory",
+            "-port",
+            &port.to_string(),
+        ]);
+        command
+    });
+    let body = format!("{{\"name\": \"{BUCKET}\"}}").into_bytes();
+    let json = [("content-type", "application/json")];
+    assert!(real.send(Method::POST, "/storage/v1/b?project=p", &json, body).await.is_success());
+    real
+}
