@@ -1,6 +1,6 @@
 //! `millpond doctor`: looks for what is wrong on this node and says what to do about it.
 
-use crate::client::connect;
+use crate::client::{Client, connect};
 use crate::output::{Format, bytes, print, print_json, table};
 use anyhow::Result;
 use proto::agent::v1 as pb;
@@ -79,6 +79,7 @@ pub(crate) async fn run(api: &Path, options: Options) -> Result<ExitCode> {
                 }
                 caches.extend(tier.paths.iter().map(PathBuf::from));
             }
+            findings.extend(sources(&mut agent).await?);
             let volumes = agent.list_volumes(pb::ListVolumesRequest {}).await?.into_inner().volumes;
             for v in volumes {
                 let state = v.worker.map(|w| w.state).unwrap_or_default();
@@ -197,6 +198,47 @@ fn request_timeout() -> Finding {
             format!("default {default} s, max {max} s"),
             "set fs.fuse.default_request_timeout and fs.fuse.max_request_timeout to 0: they abort mounts during a stall",
         ),
+    }
+}
+
+/// Of each source that this node's volumes read from the first step that fails, or what all of them saw.
+async fn sources(agent: &mut Client) -> Result<Vec<Finding>> {
+    let mut stream = match agent.check_sources(pb::CheckSourcesRequest {}).await {
+        Ok(stream) => stream.into_inner(),
+        // An agent of the version before.
+        Err(status) if status.code() == tonic::Code::Unimplemented => return Ok(Vec::new()),
+        Err(status) => return Err(status.into()),
+    };
+    let mut findings = Vec::new();
+    while let Some(source) = stream.message().await? {
+        let what = match source.volumes {
+            1 => format!("source {}", source.source),
+            many => format!("source {} ({many} volumes)", source.source),
+        };
+        let failed = source.steps.iter().find(|step| !step.works);
+        findings.push(match failed {
+            Some(step) => Finding::new(&what, Grade::Broken, step.saw.clone(), todo(&step.step)),
+            None => {
+                let saw: Vec<_> = source.steps.iter().map(|step| step.saw.as_str()).collect();
+                Finding::fine(&what, saw.join("; "))
+            }
+        });
+    }
+    findings.sort_by(|one, other| one.what.cmp(&other.what));
+    Ok(findings)
+}
+
+fn todo(step: &str) -> &'static str {
+    match step {
+        "name" => "check 'endpoint' and 'region' of the class, and the name servers of this node",
+        "connection" => {
+            "check 'endpoint', routes, firewall and NetworkPolicy between this node and it; for an authority of its own put \
+             caBundle into the secret"
+        }
+        "clock" => "synchronise this node's clock (chrony, systemd-timesyncd): signatures have a time",
+        _ => {
+            "do what the message says; a changed secret is used with the next republish, within some minutes"
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
+use testkit::faults::{Fault, Rule, Script};
 use testkit::process::Process;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -150,6 +151,23 @@ fn status_warm_evict_and_doctor_tell_the_truth() -> Result<()> {
     for check in ["kernel", "/dev/fuse", "node agent", "mount broker", "endpoint 127.0.0.1"] {
         assert!(findings.iter().any(|f| f["check"] == check), "{check} was not looked at");
     }
+    let of_source = |findings: &Value| -> Result<(String, String)> {
+        let findings = findings.as_array().context("a list of findings")?;
+        let found = findings
+            .iter()
+            .find(|f| f["check"].as_str().is_some_and(|check| check.starts_with("source s3://data/")));
+        let found = found.context("no source was looked at")?;
+        Ok((found["grade"].to_string(), found["saw"].to_string()))
+    };
+    let (grade, saw) = of_source(&json(&fine)?)?;
+    assert!(grade.contains("fine") && saw.contains("may list and read"), "{grade}: {saw}");
+    node.server.set_faults(&Script {
+        seed: 0,
+        rules: vec![Rule::always(Fault::Status { code: 403, retry_after_s: None })],
+    })?;
+    let (grade, saw) = of_source(&json(&millpond(&node, &["doctor", "--output", "json"])?)?)?;
+    assert!(grade.contains("broken") && saw.contains("check the secret"), "{grade}: {saw}");
+    node.server.no_faults()?;
     let ill = doctor("http://127.0.0.1:1")?;
     let findings = json(&ill)?;
     let ailing = findings.as_array().context("a list of findings")?.iter().find(|f| f["grade"] == "broken");

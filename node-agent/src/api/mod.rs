@@ -8,14 +8,17 @@ use crate::privileged::Privileged;
 use crate::supervisor::heals::Heals;
 use crate::supervisor::{MountState, Phase, Spawner};
 use crate::volumes::Volumes;
+use crate::volumes::scope::Scope;
 use cache::data::Engine;
+use futures::StreamExt;
 use link::worker::Mode;
 use proto::agent::v1 as pb;
 use proto::agent::v1::agent_server::Agent;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use store::{Examined, Step};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -60,6 +63,27 @@ fn phase_name(phase: Phase) -> &'static str {
         Phase::Failed => "failed",
         Phase::Stopped => "stopped",
     }
+}
+
+/// A node may have a thousand sources, and each takes a while if it does not answer.
+const SOURCES_AT_ONCE: usize = 16;
+const SOURCE_STEP_LIMIT: Duration = Duration::from_secs(10);
+
+async fn checked(scope: Arc<Scope>, volumes: usize) -> pb::CheckedSource {
+    let (source, shown) = (scope.source.handle(), scope.shown.clone());
+    // Its volumes may go meanwhile.
+    drop(scope);
+    let steps = source.examine(SOURCE_STEP_LIMIT).await.into_iter().map(|Examined { step, result }| {
+        let step = match step {
+            Step::Name => "name",
+            Step::Connection => "connection",
+            Step::Clock => "clock",
+            Step::Access => "access",
+        };
+        let works = result.is_ok();
+        pb::SourceStep { step: step.to_owned(), works, saw: result.unwrap_or_else(|why| why) }
+    });
+    pb::CheckedSource { source: shown, volumes: volumes as u32, steps: steps.collect() }
 }
 
 #[tonic::async_trait]
@@ -199,6 +223,30 @@ impl Agent for Api {
             _ => return Err(Status::invalid_argument("give either a path or all")),
         };
         Ok(Response::new(pb::EvictResponse { files: evicted.files, bytes: evicted.bytes }))
+    }
+
+    type CheckSourcesStream = ReceiverStream<Result<pb::CheckedSource, Status>>;
+
+    async fn check_sources(
+        &self,
+        _: Request<pb::CheckSourcesRequest>,
+    ) -> Result<Response<Self::CheckSourcesStream>, Status> {
+        let (sender, receiver) = tokio::sync::mpsc::channel(16);
+        let (scopes, mounts) = (self.volumes.scopes.all(), self.volumes.mounts());
+        let used = scopes.into_iter().filter_map(move |scope| {
+            let volumes = mounts.iter().filter(|mount| mount.scope.id == scope.id).count();
+            (volumes > 0).then_some((scope, volumes))
+        });
+        tokio::spawn(async move {
+            let checked = futures::stream::iter(used).map(|(scope, volumes)| checked(scope, volumes));
+            let mut checked = checked.buffer_unordered(SOURCES_AT_ONCE);
+            while let Some(source) = checked.next().await {
+                if sender.send(Ok(source)).await.is_err() {
+                    return; // nobody listens any more
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
     }
 
     type WarmStream = ReceiverStream<Result<pb::WarmProgress, Status>>;

@@ -146,6 +146,30 @@ pub struct GetStatsResponse {
     #[prost(map = "string, double", tag = "1")]
     pub values: ::std::collections::HashMap<::prost::alloc::string::String, f64>,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CheckSourcesRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CheckedSource {
+    #[prost(string, tag = "1")]
+    pub source: ::prost::alloc::string::String,
+    /// How many volumes read from it with the same credentials.
+    #[prost(uint32, tag = "2")]
+    pub volumes: u32,
+    /// In the order in which they are done; what comes after a failure is left out.
+    #[prost(message, repeated, tag = "3")]
+    pub steps: ::prost::alloc::vec::Vec<SourceStep>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SourceStep {
+    /// "name", "connection", "clock" or "access".
+    #[prost(string, tag = "1")]
+    pub step: ::prost::alloc::string::String,
+    #[prost(bool, tag = "2")]
+    pub works: bool,
+    /// What was seen, or what is wrong.
+    #[prost(string, tag = "3")]
+    pub saw: ::prost::alloc::string::String,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EvictRequest {
     /// A mounted path (target or below), or empty with `all`.
@@ -426,6 +450,31 @@ pub mod agent_client {
                 .insert(GrpcMethod::new("millpond.agent.v1.Agent", "Evict"));
             self.inner.unary(req, path, codec).await
         }
+        /// Asks each source of this node's volumes, step by step. A message for each source, as its answers come.
+        pub async fn check_sources(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CheckSourcesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::CheckedSource>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/millpond.agent.v1.Agent/CheckSources",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("millpond.agent.v1.Agent", "CheckSources"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// Brings files into the cache. The stream ends with a message whose `done` is true.
         pub async fn warm(
             &mut self,
@@ -511,6 +560,20 @@ pub mod agent_server {
             &self,
             request: tonic::Request<super::EvictRequest>,
         ) -> std::result::Result<tonic::Response<super::EvictResponse>, tonic::Status>;
+        /// Server streaming response type for the CheckSources method.
+        type CheckSourcesStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::CheckedSource, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Asks each source of this node's volumes, step by step. A message for each source, as its answers come.
+        async fn check_sources(
+            &self,
+            request: tonic::Request<super::CheckSourcesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::CheckSourcesStream>,
+            tonic::Status,
+        >;
         /// Server streaming response type for the Warm method.
         type WarmStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::WarmProgress, tonic::Status>,
@@ -853,6 +916,52 @@ pub mod agent_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/millpond.agent.v1.Agent/CheckSources" => {
+                    #[allow(non_camel_case_types)]
+                    struct CheckSourcesSvc<T: Agent>(pub Arc<T>);
+                    impl<
+                        T: Agent,
+                    > tonic::server::ServerStreamingService<super::CheckSourcesRequest>
+                    for CheckSourcesSvc<T> {
+                        type Response = super::CheckedSource;
+                        type ResponseStream = T::CheckSourcesStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CheckSourcesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Agent>::check_sources(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CheckSourcesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)
