@@ -168,7 +168,7 @@ mod tests {
         let place = Place::new("s3", "b", "https://h", volume::Addressing::Path).unwrap();
         let status = StatusCode::from_u16(status).unwrap();
         let headers = http::HeaderMap::new();
-        let refusal = Refusal { what: "s3://b/k", status, headers: &headers, body: None };
+        let refusal = Refusal { what: "s3://b/k", url: &place.base, status, headers: &headers, body: None };
         judge(&refusal, said, &place, &Words { rights: "s3:ListBucket" })
     }
 

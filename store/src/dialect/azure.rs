@@ -442,7 +442,8 @@ mod tests {
             );
             let body = (!in_header).then_some(body.as_bytes());
             let status = StatusCode::from_u16(status).unwrap();
-            let refusal = Refusal { what: "az://set/k", status, headers: &headers, body };
+            let refusal =
+                Refusal { what: "az://set/k", url: &azure.container, status, headers: &headers, body };
             azure.refused(&refusal, &["s1g".to_owned()])
         };
         for (status, code, detail, words) in [

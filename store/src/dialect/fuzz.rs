@@ -62,8 +62,9 @@ pub fn error(body: &[u8]) {
     let headers = HeaderMap::new();
     for status in [200, 301, 400, 401, 403, 404, 408, 409, 412, 416, 429, 500, 501, 503, 599] {
         let status = StatusCode::from_u16(status).expect("these are");
-        let refusal = Refusal { what: "s3://b/k", status, headers: &headers, body: Some(body) };
         for dialect in &*DIALECTS {
+            let url = &dialect.place().base;
+            let refusal = Refusal { what: "s3://b/k", url, status, headers: &headers, body: Some(body) };
             let text = match dialect.refused(&refusal, &[SECRET.to_owned()]) {
                 Fault::Fail(error) => error.to_string(),
                 Fault::Retry { detail, .. } => detail,

@@ -213,8 +213,11 @@ impl Dialect for Gcs {
                  project (serviceusage.services.use) ({text})"
                 ))
             }
-            // Of an object it repeats the name.
-            (StatusCode::NOT_FOUND, _) if message.starts_with("the specified bucket") => {
+            // Of an object the message repeats the name.
+            (StatusCode::NOT_FOUND, _)
+                if refusal.url.path() == self.objects.path()
+                    || message.starts_with("the specified bucket") =>
+            {
                 Fault::Fail(StoreError::NotFound {
                     what: format!("bucket {} at {}", self.place.bucket, self.place.endpoint),
                     advice: ": check 'source' and 'endpoint'",
@@ -432,8 +435,14 @@ mod tests {
                 r#"{{"error": {{"code": {status}, "message": "{message}", "errors": [{{"reason": "{reason}"}}]}}}}"#
             );
             let status = StatusCode::from_u16(status).unwrap();
-            let refusal =
-                Refusal { what: "gs://my_bucket/k", status, headers: &headers, body: Some(body.as_bytes()) };
+            let url = gcs.object(b"k");
+            let refusal = Refusal {
+                what: "gs://my_bucket/k",
+                url: &url,
+                status,
+                headers: &headers,
+                body: Some(body.as_bytes()),
+            };
             gcs.refused(&refusal, &["T0KEN".to_owned()])
         };
         for (status, reason, message, words) in [

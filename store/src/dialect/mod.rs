@@ -204,6 +204,7 @@ pub(crate) struct Object {
 pub(crate) struct Refusal<'a> {
     /// What was asked for.
     pub(crate) what: &'a str,
+    pub(crate) url: &'a Url,
     pub(crate) status: StatusCode,
     pub(crate) headers: &'a HeaderMap,
     /// None: it has none, or it could not be read.

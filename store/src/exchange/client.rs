@@ -258,7 +258,7 @@ impl Client {
         let headers = response.headers().clone();
         // What the store says is for the message only: if it cannot be read, the status must do.
         let body = if head { None } else { read_all(response, ERROR_BYTES_MAX, patience).await.ok() };
-        let refusal = Refusal { what, status, headers: &headers, body: body.as_deref() };
+        let refusal = Refusal { what, url, status, headers: &headers, body: body.as_deref() };
         let sent = session.signer.as_ref().map(|signer| signer.sent()).unwrap_or_default();
         if status == StatusCode::UNAUTHORIZED {
             self.forget(&session);
