@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use e2e::node::{AgentOptions, Node};
+use e2e::node::{AgentOptions, Node, Protocol};
 use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
 use e2e::scenario::torture::{self, Class, Length, Plan, SoakPlan, TortureReport};
@@ -126,6 +126,9 @@ enum Command {
         /// What stands still for so long is replaced; with it, hangs are among the faults.
         #[arg(long, value_parser = humantime::parse_duration)]
         hang_limit: Option<Duration>,
+        /// What the store speaks.
+        #[arg(long, value_enum, default_value_t)]
+        store: Protocol,
         /// Also writes the report here, for `torture-sum`.
         #[arg(long)]
         json: Option<PathBuf>,
@@ -276,8 +279,8 @@ fn run() -> Result<()> {
             report.ensure_memory()?;
             report.ensure_kept()
         }
-        Command::Torture { duration, volumes, seed: given, classes, hang_limit, json } => {
-            let options = AgentOptions { hang_limit, ..AgentOptions::default() };
+        Command::Torture { duration, volumes, seed: given, classes, hang_limit, store, json } => {
+            let options = AgentOptions { hang_limit, ..AgentOptions::with_store(store) };
             let mut node = Node::start(options)?;
             let classes = if classes.is_empty() { Plan::classes(hang_limit)? } else { classes };
             let plan = Plan { volumes, classes, ..Plan::long(seed(given), Length::Time(duration))? };

@@ -4,8 +4,9 @@ use crate::common::{BUCKET, quick, read};
 use futures::TryStreamExt;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use store::{Access, Kind, Limits, NoObserver, Source, StoreError};
+use store::{Access, ExpiryObserver, Kind, Limits, NoObserver, Source, StoreError};
 use testkit::content;
 use testkit::faults::{Fault, Rule, Script};
 use testkit::s3::{
@@ -322,6 +323,51 @@ async fn what_is_wrong_is_said_with_what_to_do() {
                 |(name, value): &(&str, String)| *name != "accountName" && error.contains(value.as_str());
             assert!(!secrets.iter().any(known), "{scheme}, {what}: {error}");
         }
+    }
+}
+
+/// Says how often somebody has begun to wait for a renewed secret.
+#[derive(Default)]
+struct Waiting(Arc<AtomicU32>);
+
+impl ExpiryObserver for Waiting {
+    fn expired(&self, _: &StoreError) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn works_again(&self) {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn questions_wait_for_the_secret_that_follows_one_that_has_ended() {
+    for store in stores().await {
+        let credentials = |who| {
+            let secrets = store.secrets(who)?;
+            Some(Credentials::from_secrets(secrets.iter().map(|(k, v)| (*k, v.as_str()))).unwrap())
+        };
+        let (Some(late), Some(guest)) = (credentials(Who::Late), credentials(Who::Guest)) else { continue };
+        let seen = store.put("o", 100);
+        let source = SourceUrl::parse(&format!("{}://{BUCKET}", store.scheme)).unwrap();
+        let spec = VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters: store.parameters() };
+        let waiting = Waiting::default();
+        let count = waiting.0.clone();
+        let access = Access::renewable(late, Duration::from_secs(60), Box::new(waiting));
+        let source =
+            store::open(&spec, access.clone(), Arc::new(Limits::new(quick())), Arc::new(NoObserver)).unwrap();
+        let renewing = async {
+            while count.load(Ordering::SeqCst) == 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            access.replace(guest);
+        };
+        let all = async {
+            tokio::join!(source.list(b"", None), source.head(b"o"), read(&*source, b"o", &seen, 0..100))
+        };
+        let both = async { tokio::join!(all, renewing) };
+        let ((listed, found, bytes), ()) =
+            tokio::time::timeout(Duration::from_secs(60), both).await.expect(store.scheme);
+        assert_eq!(listed.unwrap().entries.len(), 1, "{}", store.scheme);
+        assert!(found.unwrap().is_some(), "{}", store.scheme);
+        assert_eq!(bytes.unwrap(), content::bytes(content::id("o"), 0..100), "{}", store.scheme);
     }
 }
 
