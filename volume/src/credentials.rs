@@ -97,14 +97,14 @@ pub enum CredentialsError {
     #[error("the secret's {0} is empty or has control characters (a trailing newline?)")]
     Malformed(&'static str),
     #[error(
-        "the secret's serviceAccountKey is empty or longer than 16 KiB: put in the JSON key file of a service account"
+        "the secret's serviceAccountKey is empty or longer than 8 KiB: put in the JSON key file of a service account"
     )]
     ServiceAccountKey,
 }
 
 /// They travel with the secret, in one message.
 const CA_BYTES_MAX: usize = 32 << 10;
-const SERVICE_ACCOUNT_BYTES_MAX: usize = 16 << 10;
+const SERVICE_ACCOUNT_BYTES_MAX: usize = 8 << 10;
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
 impl Credentials {

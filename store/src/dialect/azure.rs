@@ -3,7 +3,8 @@
 
 use super::answer::{self, Said, Words};
 use super::listing::{self, is_page};
-use super::{Dialect, From, Object, Place, Refusal, Signer, date, field, header, listed, not_ours};
+use super::tags::{Tag, walk};
+use super::{Dialect, From, Object, Place, Refusal, Signer, date, field, header, not_ours};
 use crate::keys::encode_query;
 use crate::retry::Fault;
 use crate::{StoreError, Version};
@@ -12,8 +13,6 @@ use http::header::{ETAG, HeaderMap, HeaderName, HeaderValue};
 use http::{Request, request};
 use object_store::azure::{AzureAccessKey, AzureAuthorizer, AzureCredential};
 use object_store::client::HttpRequestBody;
-use quick_xml::Reader;
-use quick_xml::events::Event;
 use std::sync::Arc;
 use url::{Host, Url};
 use volume::{Addressing, Credentials, CredentialsKind, Parameters};
@@ -256,99 +255,58 @@ enum Within {
 }
 
 fn parse(body: &[u8]) -> Result<listing::Answer, String> {
-    // Azure begins its documents with a mark of their byte order.
-    let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
-    let body = std::str::from_utf8(body).map_err(|_| "a listing that is not UTF-8")?;
-    let mut reader = Reader::from_str(body);
-    let mut answer = listing::Answer::default();
-    let (mut object, mut within) = (listing::Object::default(), Within::Other);
-    let (mut directory, mut encoded) = (false, false);
-    // The tags that are open, outermost first.
-    let mut open: Vec<String> = Vec::new();
-    let (mut text, mut ended) = (String::new(), false);
-    loop {
-        match reader.read_event().map_err(|e| format!("the listing is not XML: {e}"))? {
-            Event::Start(start) => {
-                let name = start.local_name().as_ref().to_owned();
-                text.clear();
-                match (open.len(), name.as_str()) {
-                    (0, "EnumerationResults") => {}
-                    (0, other) => {
-                        return Err(format!("a listing that is a {}", crate::keys::show(other.as_bytes())));
-                    }
-                    (listed::DEPTH_MAX.., _) => return Err("a listing of tags within tags".into()),
-                    (2, "Blob") => {
-                        (within, object, directory, encoded) =
-                            (Within::Blob, listing::Object::default(), false, false);
-                    }
-                    (2, "BlobPrefix") => {
-                        (within, object, encoded) = (Within::Prefix, listing::Object::default(), false)
-                    }
-                    (3, "Name") => {
-                        let attribute = start.try_get_attribute("Encoded");
-                        let attribute = attribute.map_err(|e| format!("the listing is not XML: {e}"))?;
-                        encoded = attribute.is_some_and(|of| of.value.as_ref() == "true");
-                    }
-                    _ => {}
-                }
-                open.push(name);
+    let (mut answer, mut object) = (listing::Answer::default(), listing::Object::default());
+    let (mut within, mut directory, mut encoded) = (Within::Other, false, false);
+    walk(body, "EnumerationResults", |depth, name, tag| {
+        let text = match (tag, depth, name) {
+            (Tag::Closes(text), ..) => text,
+            (Tag::Opens(_), 3, "Blob" | "BlobPrefix") => {
+                within = if name == "Blob" { Within::Blob } else { Within::Prefix };
+                (object, directory, encoded) = (listing::Object::default(), false, false);
+                return Ok(());
             }
-            Event::Text(piece) => text.push_str(&piece),
-            Event::CData(piece) => text.push_str(&piece),
-            Event::GeneralRef(reference) => match reference.resolve_char_ref() {
-                Ok(Some(character)) => text.push(character),
-                Ok(None) => {
-                    text.push(listed::named(&reference).ok_or("a listing with an unknown XML entity")?);
-                }
-                Err(e) => return Err(format!("a listing with a bad character reference: {e}")),
-            },
-            Event::End(_) => {
-                let name = open.pop().unwrap_or_default();
-                match (open.len(), within, name.as_str()) {
-                    (1, _, "NextMarker") => {
-                        answer.next = Some(std::mem::take(&mut text)).filter(|marker| !marker.is_empty());
-                    }
-                    (2, Within::Blob, "Blob") => {
-                        within = Within::Other;
-                        // An empty directory of an account that has such: its prefix is listed, too.
-                        if !directory {
-                            answer.objects.push(std::mem::take(&mut object));
-                            is_page(answer.objects.len())?;
-                        }
-                    }
-                    (2, Within::Prefix, "BlobPrefix") => {
-                        within = Within::Other;
-                        answer.prefixes.push(std::mem::take(&mut object.key));
-                        is_page(answer.prefixes.len())?;
-                    }
-                    (3, Within::Blob | Within::Prefix, "Name") => {
-                        object.key = match encoded {
-                            true => percent_encoding::percent_decode_str(&text).collect(),
-                            false => std::mem::take(&mut text).into_bytes(),
-                        };
-                    }
-                    (4, Within::Blob, "Content-Length") => {
-                        object.size = field::size(&text).ok_or("a listing with a size that is no number")?;
-                    }
-                    (4, Within::Blob, "Etag") => object.version = field::unquoted(text.trim()),
-                    (4, Within::Blob, "Last-Modified") => {
-                        object.modified_ns = date::parse_http(&text).unwrap_or(0);
-                    }
-                    (4, Within::Blob, "ResourceType") => directory = text.trim() == "directory",
-                    _ => {}
-                }
-                ended = open.is_empty();
-                text.clear();
+            (Tag::Opens(start), 4, "Name") => {
+                let attribute = start.try_get_attribute("Encoded");
+                let attribute = attribute.map_err(|e| format!("the listing is not XML: {e}"))?;
+                encoded = attribute.is_some_and(|of| of.value.as_ref() == "true");
+                return Ok(());
             }
-            Event::Eof => break,
+            (Tag::Opens(_), ..) => return Ok(()),
+        };
+        match (depth, within, name) {
+            (2, _, "NextMarker") => {
+                answer.next = Some(std::mem::take(text)).filter(|marker| !marker.is_empty())
+            }
+            (3, Within::Blob, "Blob") => {
+                within = Within::Other;
+                // An empty directory of an account that has such: its prefix is listed, too.
+                if !directory {
+                    answer.objects.push(std::mem::take(&mut object));
+                    is_page(answer.objects.len())?;
+                }
+            }
+            (3, Within::Prefix, "BlobPrefix") => {
+                within = Within::Other;
+                answer.prefixes.push(std::mem::take(&mut object.key));
+                is_page(answer.prefixes.len())?;
+            }
+            (4, Within::Blob | Within::Prefix, "Name") => {
+                object.key = match encoded {
+                    true => percent_encoding::percent_decode_str(text).collect(),
+                    false => std::mem::take(text).into_bytes(),
+                };
+            }
+            (5, Within::Blob, "Content-Length") => {
+                object.size = field::size(text).ok_or("a listing with a size that is no number")?;
+            }
+            (5, Within::Blob, "Etag") => object.version = field::unquoted(text.trim()),
+            (5, Within::Blob, "Last-Modified") => object.modified_ns = date::parse_http(text).unwrap_or(0),
+            (5, Within::Blob, "ResourceType") => directory = text.trim() == "directory",
             _ => {}
         }
-    }
-    // A body that stops short can look like a short listing; a missing name is worse than an error.
-    match ended {
-        true => Ok(answer),
-        false => Err("the listing ends in the middle".into()),
-    }
+        Ok(())
+    })?;
+    Ok(answer)
 }
 
 #[cfg(test)]

@@ -1,13 +1,9 @@
 //! A page of ListObjectsV2, as S3 and OSS write it: XML.
 
 use super::listing::{Answer, Object, is_page};
+use super::tags::{Tag, walk};
 use super::{date, field};
-use crate::keys::{decode_form, show};
-use quick_xml::Reader;
-use quick_xml::events::Event;
-
-/// Tags of tags are not part of any listing; each level costs the parser memory.
-pub(super) const DEPTH_MAX: usize = 16;
+use crate::keys::decode_form;
 
 /// What the current text belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -18,76 +14,45 @@ enum Within {
 }
 
 pub(super) fn parse(body: &[u8]) -> Result<Answer, String> {
-    let body = std::str::from_utf8(body).map_err(|_| "a listing that is not UTF-8")?;
-    let mut reader = Reader::from_str(body);
-    let mut answer = Answer::default();
-    let (mut truncated, mut url) = (false, false);
-    let mut object = Object::default();
-    let mut within = Within::Result;
-    let (mut depth, mut text) = (0_usize, String::new());
-    let mut ended = false;
-    loop {
-        match reader.read_event().map_err(|e| format!("the listing is not XML: {e}"))? {
-            Event::Start(start) => {
-                depth += 1;
-                text.clear();
-                if depth > DEPTH_MAX {
-                    return Err("a listing of tags within tags".into());
-                }
-                match (depth, start.local_name().as_ref()) {
-                    (1, "ListBucketResult") => {}
-                    (1, other) => return Err(format!("a listing that is a {}", show(other.as_bytes()))),
-                    (2, "Contents") => (within, object) = (Within::Contents, Object::default()),
-                    (2, "CommonPrefixes") => within = Within::CommonPrefixes,
-                    _ => {}
-                }
+    let (mut answer, mut object) = (Answer::default(), Object::default());
+    let (mut truncated, mut url, mut within) = (false, false, Within::Result);
+    walk(body, "ListBucketResult", |depth, name, tag| {
+        let text = match (tag, depth, name) {
+            (Tag::Closes(text), ..) => text,
+            (Tag::Opens(_), 2, "Contents") => {
+                (within, object) = (Within::Contents, Object::default());
+                return Ok(());
             }
-            Event::Text(piece) => text.push_str(&piece),
-            Event::CData(piece) => text.push_str(&piece),
-            Event::GeneralRef(reference) => match reference.resolve_char_ref() {
-                Ok(Some(character)) => text.push(character),
-                Ok(None) => text.push(named(&reference).ok_or("a listing with an unknown XML entity")?),
-                Err(e) => return Err(format!("a listing with a bad character reference: {e}")),
-            },
-            Event::End(end) => {
-                match (depth, within, end.local_name().as_ref()) {
-                    (2, Within::Contents, _) => {
-                        answer.objects.push(std::mem::take(&mut object));
-                        within = Within::Result;
-                        is_page(answer.objects.len())?;
-                    }
-                    (2, Within::CommonPrefixes, _) => within = Within::Result,
-                    (2, Within::Result, "IsTruncated") => truncated = text.trim() == "true",
-                    (2, Within::Result, "NextContinuationToken") => {
-                        answer.next = Some(std::mem::take(&mut text))
-                    }
-                    (2, Within::Result, "EncodingType") => url = text.trim() == "url",
-                    (3, Within::Contents, "Key") => object.key = std::mem::take(&mut text).into_bytes(),
-                    (3, Within::Contents, "Size") => {
-                        object.size = field::size(&text).ok_or("a listing with a size that is no number")?;
-                    }
-                    (3, Within::Contents, "ETag") => object.version = field::unquoted(text.trim()),
-                    (3, Within::Contents, "LastModified") => {
-                        object.modified_ns = date::parse_iso(&text).unwrap_or(0);
-                    }
-                    (3, Within::CommonPrefixes, "Prefix") => {
-                        answer.prefixes.push(std::mem::take(&mut text).into_bytes());
-                        is_page(answer.prefixes.len())?;
-                    }
-                    _ => {}
-                }
-                ended = depth == 1;
-                depth = depth.saturating_sub(1);
-                text.clear();
+            (Tag::Opens(_), 2, "CommonPrefixes") => {
+                within = Within::CommonPrefixes;
+                return Ok(());
             }
-            Event::Eof => break,
+            (Tag::Opens(_), ..) => return Ok(()),
+        };
+        match (depth, within, name) {
+            (2, Within::Contents, _) => {
+                answer.objects.push(std::mem::take(&mut object));
+                within = Within::Result;
+                is_page(answer.objects.len())?;
+            }
+            (2, Within::CommonPrefixes, _) => within = Within::Result,
+            (2, Within::Result, "IsTruncated") => truncated = text.trim() == "true",
+            (2, Within::Result, "NextContinuationToken") => answer.next = Some(std::mem::take(text)),
+            (2, Within::Result, "EncodingType") => url = text.trim() == "url",
+            (3, Within::Contents, "Key") => object.key = std::mem::take(text).into_bytes(),
+            (3, Within::Contents, "Size") => {
+                object.size = field::size(text).ok_or("a listing with a size that is no number")?;
+            }
+            (3, Within::Contents, "ETag") => object.version = field::unquoted(text.trim()),
+            (3, Within::Contents, "LastModified") => object.modified_ns = date::parse_iso(text).unwrap_or(0),
+            (3, Within::CommonPrefixes, "Prefix") => {
+                answer.prefixes.push(std::mem::take(text).into_bytes());
+                is_page(answer.prefixes.len())?;
+            }
             _ => {}
         }
-    }
-    // A body that stops short can look like a short listing; a missing name is worse than an error.
-    if !ended {
-        return Err("the listing ends in the middle".into());
-    }
+        Ok(())
+    })?;
     match (truncated, &answer.next) {
         (true, None) => return Err("the listing is truncated but has no continuation token".into()),
         (false, Some(_)) => answer.next = None,
@@ -103,17 +68,6 @@ pub(super) fn parse(body: &[u8]) -> Result<Answer, String> {
         }
     }
     Ok(answer)
-}
-
-pub(super) fn named(reference: &str) -> Option<char> {
-    Some(match reference {
-        "amp" => '&',
-        "lt" => '<',
-        "gt" => '>',
-        "quot" => '"',
-        "apos" => '\'',
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

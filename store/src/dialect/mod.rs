@@ -4,7 +4,8 @@
 //! s3.rs       S3 and what speaks it          listing.rs  a page of keys: entries, unnameable keys
 //! oss.rs      Alibaba Cloud OSS              listed.rs   ListObjectsV2's page of them, XML
 //! gcs.rs      Google Cloud Storage, JSON     answer.rs   an error document: XML → what to do
-//! azure.rs    Azure's blobs                  field.rs, date.rs  sizes, ETags, times
+//! azure.rs    Azure's blobs                  tags.rs     a listing in XML, tag by tag
+//!                                            field.rs, date.rs  sizes, ETags, times
 //! ```
 //!
 //! Who sends them, waits, retries and resumes is [`crate::exchange`], once for all. Signatures, which must be exactly right,
@@ -21,6 +22,7 @@ mod listed;
 pub(crate) mod listing;
 mod oss;
 mod s3;
+mod tags;
 
 pub(crate) use azure::Azure;
 pub(crate) use gcs::Gcs;
