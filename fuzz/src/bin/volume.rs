@@ -113,7 +113,8 @@ fn stays_below(source: &SourceUrl) {
         | SourceUrl::Gcs { bucket, prefix }
         | SourceUrl::Azure { container: bucket, prefix, .. } => {
             let host = source.endpoint().and_then(|url| url.host_str().map(str::to_owned));
-            let clouds = [".aliyuncs.com", ".core.windows.net", ".core.chinacloudapi.cn", ".core.usgovcloudapi.net"];
+            let clouds =
+                [".aliyuncs.com", ".core.windows.net", ".core.chinacloudapi.cn", ".core.usgovcloudapi.net"];
             assert!(host.is_none_or(|host| clouds.iter().any(|cloud| host.ends_with(cloud))));
             assert!(!bucket.contains(['/', '@', '?', '#', '\0']) && !prefix.contains('\0'));
             let mut segments = prefix.strip_suffix('/').unwrap_or(prefix).split('/');
