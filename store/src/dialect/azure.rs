@@ -4,17 +4,18 @@
 use super::answer::{self, Said, Words};
 use super::listing::{self, is_page};
 use super::tags::{Tag, walk};
-use super::{Dialect, From, Object, Place, Refusal, Signer, date, field, header, not_ours};
+use super::{
+    Dialect, From, Object, Place, Refusal, Signer, authorize, date, field, has_name, header, not_ours,
+};
+use crate::StoreError;
 use crate::keys::encode_query;
 use crate::retry::Fault;
-use crate::{StoreError, Version};
 use async_trait::async_trait;
-use http::header::{ETAG, HeaderMap, HeaderName, HeaderValue};
-use http::{Request, request};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::request;
 use object_store::azure::{AzureAccessKey, AzureAuthorizer, AzureCredential};
-use object_store::client::HttpRequestBody;
 use std::sync::Arc;
-use url::{Host, Url};
+use url::Url;
 use volume::{Addressing, Credentials, CredentialsKind, Parameters};
 
 /// Of the protocol: all that we use has been in it since this one.
@@ -52,8 +53,7 @@ impl Azure {
         let endpoint =
             endpoint.map_or_else(|| format!("https://{account}.blob.core.windows.net"), Url::to_string);
         // What has an address for a name is an emulator, which has the account in its paths.
-        let named = matches!(Url::parse(&endpoint).ok().as_ref().and_then(Url::host), Some(Host::Domain(_)));
-        let at = match named {
+        let at = match has_name(&endpoint) {
             true => endpoint.clone(),
             false => format!("{}/{account}", endpoint.trim_end_matches('/')),
         };
@@ -105,10 +105,6 @@ impl Dialect for Azure {
             return Ok(None);
         }
         super::seen(headers)
-    }
-
-    fn version(&self, headers: &HeaderMap) -> Option<Version> {
-        field::unquoted(header(headers, ETAG)?)
     }
 
     fn refused(&self, refusal: &Refusal<'_>, secrets: &[String]) -> Fault {
@@ -226,12 +222,9 @@ struct Signs {
 #[async_trait]
 impl Signer for Signs {
     async fn sign(&self, parts: &mut request::Parts) -> Result<(), ()> {
-        let (nothing, ()) = Request::new(()).into_parts();
-        let mut request = Request::from_parts(std::mem::replace(parts, nothing), HttpRequestBody::empty());
-        let signer = AzureAuthorizer::new(&self.credential, &self.account);
-        signer.try_authorize(&mut request).map_err(drop)?;
-        (*parts, _) = request.into_parts();
-        Ok(())
+        authorize(parts, |request| {
+            AzureAuthorizer::new(&self.credential, &self.account).try_authorize(request)
+        })
     }
 
     /// Of a SAS token the signature, as it is sent and as it is meant.
@@ -312,7 +305,7 @@ fn parse(body: &[u8]) -> Result<listing::Answer, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Kind, Page};
+    use crate::{Kind, Page, Version};
     use http::StatusCode;
 
     fn azure() -> Azure {

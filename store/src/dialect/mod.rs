@@ -34,12 +34,13 @@ use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
 use http::header::{CONTENT_LENGTH, ETAG, HeaderMap, HeaderValue, IF_MATCH, LAST_MODIFIED, RANGE};
-use http::{Method, StatusCode, request};
+use http::{Method, Request, StatusCode, request};
+use object_store::client::{HttpRequest, HttpRequestBody};
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use url::Url;
+use url::{Host, Url};
 use volume::{Addressing, Credentials, CredentialsKind};
 
 /// One bucket of one store. What is not said otherwise is as S3 has it.
@@ -150,6 +151,23 @@ pub(crate) trait Signer: Send + Sync {
     async fn sign(&self, request: &mut request::Parts) -> Result<(), ()>;
     /// Of the credentials, what each request carries in clear: stores like to repeat it.
     fn sent(&self) -> Vec<String>;
+}
+
+/// With one of object_store's signers, which want a whole request.
+fn authorize(
+    parts: &mut request::Parts,
+    sign: impl FnOnce(&mut HttpRequest) -> object_store::Result<()>,
+) -> Result<(), ()> {
+    let (nothing, ()) = Request::new(()).into_parts();
+    let mut request = Request::from_parts(std::mem::replace(parts, nothing), HttpRequestBody::empty());
+    sign(&mut request).map_err(drop)?;
+    (*parts, _) = request.into_parts();
+    Ok(())
+}
+
+/// Has the endpoint a name, and not an address, as clouds have and emulators have not?
+fn has_name(endpoint: &str) -> bool {
+    matches!(Url::parse(endpoint).ok().as_ref().and_then(Url::host), Some(Host::Domain(_)))
 }
 
 /// Where a bucket is.

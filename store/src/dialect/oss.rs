@@ -1,7 +1,7 @@
 //! Alibaba Cloud OSS: S3's listings and errors, headers and signature of its own.
 
 use super::answer::{self, Words};
-use super::{Dialect, Keys, Place, Refusal, Signer};
+use super::{Dialect, Keys, Place, Refusal, Signer, has_name};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
@@ -11,7 +11,7 @@ use reqsign_aliyun_oss::{Credential, RequestSigner, SigningVersion};
 use reqsign_core::{Context, SignRequest};
 use std::ops::Range;
 use std::sync::Arc;
-use url::{Host, Url};
+use url::Url;
 use volume::{Addressing, Credentials, Parameters};
 
 /// Without it OSS answers a range beyond the end with the whole object.
@@ -42,8 +42,7 @@ impl Oss {
         let public = || format!("https://oss-{region}.aliyuncs.com");
         let endpoint = endpoint.map_or_else(public, Url::to_string);
         // OSS refuses path style; what has an address for a name is no OSS, and can be asked in no other.
-        let named = matches!(Url::parse(&endpoint).ok().as_ref().and_then(Url::host), Some(Host::Domain(_)));
-        let addressing = if named { Addressing::Virtual } else { Addressing::Path };
+        let addressing = if has_name(&endpoint) { Addressing::Virtual } else { Addressing::Path };
         let place = Place::new("oss", bucket, &endpoint, addressing)?;
         Ok(Self { place, region, requester_pays: parameters.requester_pays })
     }

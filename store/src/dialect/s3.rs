@@ -1,14 +1,13 @@
 //! S3, and what speaks it.
 
 use super::answer::{self, Words};
-use super::{Dialect, Keys, Place, Refusal, Signer, header};
+use super::{Dialect, Keys, Place, Refusal, Signer, authorize, header};
 use crate::StoreError;
 use crate::retry::Fault;
 use async_trait::async_trait;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
-use http::{Request, request};
+use http::request;
 use object_store::aws::{AwsAuthorizer, AwsCredential};
-use object_store::client::HttpRequestBody;
 use std::sync::Arc;
 use volume::{Credentials, Parameters};
 
@@ -67,12 +66,9 @@ struct Signs {
 #[async_trait]
 impl Signer for Signs {
     async fn sign(&self, parts: &mut request::Parts) -> Result<(), ()> {
-        let (nothing, ()) = Request::new(()).into_parts();
-        let mut request = Request::from_parts(std::mem::replace(parts, nothing), HttpRequestBody::empty());
-        let signer = AwsAuthorizer::new(&self.credential, "s3", &self.region);
-        signer.try_authorize(&mut request, None).map_err(drop)?;
-        (*parts, _) = request.into_parts();
-        Ok(())
+        authorize(parts, |request| {
+            AwsAuthorizer::new(&self.credential, "s3", &self.region).try_authorize(request, None)
+        })
     }
 
     /// The secret key is never sent, so no store can echo it.

@@ -118,13 +118,15 @@ impl Client {
         patience: Duration,
     ) -> Result<(Option<Object>, u64), Fault> {
         let response = self.send(method.clone(), url, what, HeaderMap::new(), patience).await?;
-        let headers = response.headers().clone();
-        let body = match *method {
-            Method::HEAD => BytesMut::new(),
-            _ => read_all(response, OBJECT_BYTES_MAX, patience).await?,
+        let (seen, bytes) = match *method {
+            Method::HEAD => (self.dialect.seen(response.headers(), &[]), 0),
+            _ => {
+                let headers = response.headers().clone();
+                let body = read_all(response, OBJECT_BYTES_MAX, patience).await?;
+                (self.dialect.seen(&headers, &body), body.len() as u64)
+            }
         };
-        let seen = self.dialect.seen(&headers, &body);
-        Ok((seen.map_err(|why| Fault::retry(RetryCause::Malformed, why))?, body.len() as u64))
+        Ok((seen.map_err(|why| Fault::retry(RetryCause::Malformed, why))?, bytes))
     }
 
     /// What the endpoint's name leads to; None: it is an address.
