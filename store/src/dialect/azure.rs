@@ -3,7 +3,7 @@
 
 use super::answer::{self, Said, Words};
 use super::listing::{self, is_page};
-use super::tags::{Tag, walk};
+use super::xml::{Tag, walk};
 use super::{
     Dialect, From, Object, Place, Refusal, Signer, authorize, date, field, has_name, header, not_ours,
 };

@@ -1,11 +1,11 @@
 //! What one kind of store speaks: requests out; entries, versions and faults in. Functions of bytes, without I/O.
 //!
 //! ```text
-//! s3.rs       S3 and what speaks it          listing.rs  a page of keys: entries, unnameable keys
-//! oss.rs      Alibaba Cloud OSS              listed.rs   ListObjectsV2's page of them, XML
-//! gcs.rs      Google Cloud Storage, JSON     answer.rs   an error document: XML → what to do
-//! azure.rs    Azure's blobs                  tags.rs     a listing in XML, tag by tag
-//!                                            field.rs, date.rs  sizes, ETags, times
+//! s3.rs      S3 and what speaks it             listing.rs          a page of keys: entries, unnameable keys
+//! oss.rs     Alibaba Cloud OSS                 list_objects_v2.rs  S3's and OSS's page of them
+//! gcs.rs     Google Cloud Storage, by JSON     xml.rs              a listing in XML, tag by tag
+//! azure.rs   Azure's blobs                     answer.rs           an error document in XML: what to do
+//!                                              field.rs, date.rs   sizes, ETags, times
 //! ```
 //!
 //! Who sends them, waits, retries and resumes is [`crate::exchange`], once for all. Signatures, which must be exactly right,
@@ -18,11 +18,11 @@ mod field;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod gcs;
-mod listed;
+mod list_objects_v2;
 pub(crate) mod listing;
 mod oss;
 mod s3;
-mod tags;
+mod xml;
 
 pub(crate) use azure::Azure;
 pub(crate) use gcs::Gcs;
@@ -82,7 +82,7 @@ pub(crate) trait Dialect: Debug + Send + Sync {
     }
 
     fn listed(&self, body: &[u8]) -> Result<listing::Answer, String> {
-        listed::parse(body)
+        list_objects_v2::parse(body)
     }
 
     fn object(&self, key: &[u8]) -> Url {

@@ -1,8 +1,8 @@
 //! Azure's blobs, the reading half: the account's key is checked as Microsoft documents "Shared Key", independently of any
 //! client's library; SAS tokens are looked up by their signature.
 
+use super::adapter::{Adapter, Asked, Denied, decoded, pairs, token, value};
 use super::bucket::{Listing, Meta};
-use super::front::{Asked, Denied, Front, decoded, pairs, token, value};
 use super::{Key, Rights};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -34,7 +34,7 @@ const SKEW_MAX: Duration = Duration::from_secs(15 * 60);
 const UNSIGNED: &str = "Server failed to authenticate the request. Make sure the value of Authorization header is formed \
                         correctly including the signature.";
 
-impl Front for Azure {
+impl Adapter for Azure {
     fn asked(&self, method: &Method, path: &str, query: &str) -> Asked {
         let Some(rest) = path.strip_prefix(&format!("/{}/", self.account)) else { return Asked::default() };
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));

@@ -1,8 +1,8 @@
 //! Google Cloud Storage's JSON interface, the reading half. Tokens are those that a service account signs itself: they are
 //! checked with the public half of its key.
 
+use super::adapter::{Adapter, Asked, Denied, decoded, pairs, token, value};
 use super::bucket::{Listing, Meta};
-use super::front::{Asked, Denied, Front, decoded, pairs, token, value};
 use super::{Key, Rights};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -47,7 +47,7 @@ pub(super) struct Gcs;
 
 const SKEW_MAX: Duration = Duration::from_secs(5 * 60);
 
-impl Front for Gcs {
+impl Adapter for Gcs {
     fn asked(&self, method: &Method, path: &str, query: &str) -> Asked {
         let query = pairs(query);
         let Some((bucket, object)) = path

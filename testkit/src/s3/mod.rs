@@ -9,11 +9,11 @@
 //! POST /_rescan     directories are walked again, before the answer
 //! ```
 
+mod adapter;
 mod azure;
 mod body;
 mod bucket;
 mod directory;
-mod front;
 mod gateway;
 mod gcs;
 mod memory;

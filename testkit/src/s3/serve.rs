@@ -1,8 +1,8 @@
 //! Connections: accept, count, ask the fault script, hand the request to `s3s` or to who speaks its protocol.
 
 use super::Key;
+use super::adapter::{self, Adapter, Asked};
 use super::body::{Answer, Socket};
-use super::front::{self, Asked, Front};
 use super::oss::{Denied, Oss};
 use super::service::Buckets;
 use super::stats::Counters;
@@ -39,7 +39,7 @@ pub(super) enum Speaks {
     S3,
     /// As S3 does, but for headers and signatures.
     Oss(Oss),
-    Other(Arc<dyn Front>),
+    Other(Arc<dyn Adapter>),
 }
 
 /// Who may ask.
@@ -116,9 +116,9 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
     }
     let asked = match &shared.speaks {
         Speaks::S3 | Speaks::Oss(_) => classify(&request),
-        Speaks::Other(front) => {
+        Speaks::Other(adapter) => {
             let (uri, method) = (request.uri(), request.method());
-            let asked = front.asked(method, uri.path(), uri.query().unwrap_or_default());
+            let asked = adapter.asked(method, uri.path(), uri.query().unwrap_or_default());
             if asked.op.is_empty() { Asked { op: "Other", ..asked } } else { asked }
         }
     };
@@ -159,9 +159,9 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
     }
     let head = request.method() == Method::HEAD;
     let (mut parts, body) = request.into_parts();
-    let response = if let Speaks::Other(front) = &shared.speaks {
+    let response = if let Speaks::Other(adapter) = &shared.speaks {
         let Guard { keys, anonymous, requester_pays } = &*shared.guard;
-        front::answer(&**front, &parts, &asked, keys, *anonymous, *requester_pays, &shared.buckets)
+        adapter::answer(&**adapter, &parts, &asked, keys, *anonymous, *requester_pays, &shared.buckets)
     } else {
         if let Err((status, code, message)) = admit(&mut parts, &shared, op) {
             let text = format!(

@@ -1,7 +1,7 @@
 //! A page of ListObjectsV2, as S3 and OSS write it: XML.
 
 use super::listing::{Answer, Object, is_page};
-use super::tags::{Tag, walk};
+use super::xml::{Tag, walk};
 use super::{date, field};
 use crate::keys::decode_form;
 

@@ -32,7 +32,7 @@ impl Asked {
 }
 
 /// One such protocol.
-pub(super) trait Front: Send + Sync {
+pub(super) trait Adapter: Send + Sync {
     fn asked(&self, method: &Method, path: &str, query: &str) -> Asked;
 
     /// Who asks. Err: whom it lets ask nothing.
@@ -79,7 +79,7 @@ pub(super) fn pairs(query: &str) -> Vec<(String, String)> {
 }
 
 pub(super) fn answer(
-    front: &dyn Front,
+    adapter: &dyn Adapter,
     parts: &Parts,
     asked: &Asked,
     keys: &[Key],
@@ -94,39 +94,39 @@ pub(super) fn answer(
         response
     };
     let answered = || -> Result<Response<s3s::Body>, Denied> {
-        let rights = front.who(parts, asked, keys, anonymous)?;
+        let rights = adapter.who(parts, asked, keys, anonymous)?;
         let allowed = match rights {
             Rights::All => true,
             Rights::ListOnly => asked.op == "ListObjectsV2",
             Rights::ReadOnly => matches!(asked.op, "HeadObject" | "GetObject"),
             Rights::None => false,
         };
-        if !allowed || (requester_pays && !front.pays(&parts.headers)) {
-            return Err(front.denied());
+        if !allowed || (requester_pays && !adapter.pays(&parts.headers)) {
+            return Err(adapter.denied());
         }
         let bucket: Arc<dyn Bucket> = {
             let buckets = buckets.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-            buckets.get(&asked.bucket).cloned().ok_or_else(|| front.no_bucket())?
+            buckets.get(&asked.bucket).cloned().ok_or_else(|| adapter.no_bucket())?
         };
         let failed = |e: std::io::Error| (StatusCode::INTERNAL_SERVER_ERROR, "InternalError", e.to_string());
         if asked.op == "ListObjectsV2" {
             let delimiter = asked.value("delimiter").filter(|delimiter| !delimiter.is_empty());
-            let (after, max) = front.page(asked);
+            let (after, max) = adapter.page(asked);
             let after = after.map(|token| decoded(&token));
             let page = list(&*bucket, &asked.key, delimiter, after.as_deref(), max).map_err(failed)?;
-            let (headers, text) = front.listing(asked, page);
+            let (headers, text) = adapter.listing(asked, page);
             return Ok(respond(StatusCode::OK, headers, Bytes::from(text).into()));
         }
-        let meta = bucket.stat(&asked.key).map_err(failed)?.ok_or_else(|| front.no_object())?;
+        let meta = bucket.stat(&asked.key).map_err(failed)?.ok_or_else(|| adapter.no_object())?;
         if asked.op == "HeadObject" {
-            let (headers, text) = front.about(&asked.key, &meta);
+            let (headers, text) = adapter.about(&asked.key, &meta);
             return Ok(respond(StatusCode::OK, headers, Bytes::from(text).into()));
         }
-        let mut headers = front.version(parts, asked, &meta)?;
+        let mut headers = adapter.version(parts, asked, &meta)?;
         let range = parts.headers.get("range").and_then(|range| range.to_str().ok());
         let (status, range) = match range.map(|range| bounds(range, meta.size)) {
             None => (StatusCode::OK, 0..meta.size),
-            Some(None) => return Err(front.beyond()),
+            Some(None) => return Err(adapter.beyond()),
             Some(Some(range)) => {
                 let text = format!("bytes {}-{}/{}", range.start, range.end - 1, meta.size);
                 headers.insert("content-range", value(&text));
@@ -138,7 +138,7 @@ pub(super) fn answer(
         Ok(respond(status, headers, StreamingBlob::wrap(Shareable::new(body)).into()))
     };
     answered().unwrap_or_else(|denied| {
-        let (headers, text) = front.error(&denied);
+        let (headers, text) = adapter.error(&denied);
         let text = if parts.method == Method::HEAD { String::new() } else { text };
         respond(denied.0, headers, Bytes::from(text).into())
     })
