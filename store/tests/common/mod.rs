@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub)] // Each test binary uses its own part.
 
 use futures::TryStreamExt;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use store::{
-    Access, EgressConfig, Limits, LimitsConfig, Observer, Outcome, RetryCause, Source, StoreError, Version,
+    Access, EgressConfig, Kind, Limits, LimitsConfig, Observer, Outcome, RetryCause, Source, StoreError,
+    Version,
 };
 use testkit::s3::{ACCESS_KEY, SECRET_KEY, Server};
 use volume::{Credentials, EndpointPattern, Parameters, SourceUrl, VolumeId, VolumeSpec};
@@ -78,5 +80,52 @@ impl Observer for Log {
     }
     fn retry(&self, op: &'static str, cause: RetryCause) {
         self.retries.lock().unwrap().push((op, cause));
+    }
+}
+
+/// Names that POSIX allows and that some store, library or URL parser has trouble with.
+pub const ODD_KEYS: [&str; 30] = [
+    "space in name",
+    " leading",
+    "trailing ",
+    "per%cent",
+    "%41",
+    "%2F",
+    "plus+plus",
+    "a&b=c",
+    "hash#",
+    "question?",
+    "semi;colon",
+    "quote\"'",
+    "back\\slash",
+    "日本",
+    "emoji 🦀",
+    "new\nline",
+    "tab\t",
+    "\u{1}\u{7f}",
+    "colon:at@",
+    "tilde~",
+    "*star*",
+    "...",
+    "..a",
+    ".hidden",
+    "a,b",
+    "[x]{y}|z",
+    "<xml>&amp;",
+    "$dollar",
+    "(paren)!",
+    "e\u{301}",
+];
+
+/// All pages of one directory.
+pub async fn listed(source: &dyn Source, dir: &str) -> BTreeMap<Vec<u8>, Kind> {
+    let (mut found, mut token) = (BTreeMap::new(), None);
+    loop {
+        let page = source.list(dir.as_bytes(), token.as_deref()).await.unwrap();
+        found.extend(page.entries.into_iter().map(|entry| (entry.name, entry.kind)));
+        token = page.next;
+        if token.is_none() {
+            return found;
+        }
     }
 }

@@ -2,51 +2,17 @@
 //! cannot keep is named here, so that a table of it can be shown.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests too; clippy only knows #[test] functions.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod servers;
 
-use futures::TryStreamExt;
+use common::{BUCKET, ODD_KEYS, listed, named, read};
 use servers::{Kept, Real};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use store::{Access, EgressConfig, Kind, Limits, LimitsConfig, NoObserver, Source, StoreError, Version};
+use store::{Access, Kind, Limits, LimitsConfig, NoObserver, Source, StoreError};
 use testkit::content;
-use volume::{Credentials, EndpointPattern, Parameters, SourceUrl, VolumeId, VolumeSpec};
-
-pub(crate) const BUCKET: &str = "bucket";
-
-const ODD: [&str; 30] = [
-    "space in name",
-    " leading",
-    "trailing ",
-    "per%cent",
-    "%41",
-    "%2F",
-    "plus+plus",
-    "a&b=c",
-    "hash#",
-    "question?",
-    "semi;colon",
-    "quote\"'",
-    "back\\slash",
-    "日本",
-    "emoji 🦀",
-    "new\nline",
-    "tab\t",
-    "\u{1}\u{7f}",
-    "colon:at@",
-    "tilde~",
-    "*star*",
-    "...",
-    "..a",
-    ".hidden",
-    "a,b",
-    "[x]{y}|z",
-    "<xml>&amp;",
-    "$dollar",
-    "(paren)!",
-    "e\u{301}",
-];
+use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
 fn open(
     real: &Real,
@@ -64,33 +30,9 @@ fn open(
     };
     let spec = VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters };
     let credentials = Credentials::from_secrets(secrets.iter().map(|(k, v)| (*k, v.as_str()))).unwrap();
-    let named = vec![EndpointPattern::parse("http://127.0.0.1:*").unwrap()];
-    let egress = EgressConfig { named, ..EgressConfig::default() };
-    let limits = LimitsConfig { egress, ..LimitsConfig::default() };
+    let limits = LimitsConfig { egress: named(), ..LimitsConfig::default() };
     let access = Access::fixed(&spec, credentials);
     store::open(&spec, access, Arc::new(Limits::new(limits)), Arc::new(NoObserver))
-}
-
-async fn listed(source: &dyn Source, dir: &str) -> BTreeMap<Vec<u8>, Kind> {
-    let (mut found, mut token) = (BTreeMap::new(), None);
-    loop {
-        let page = source.list(dir.as_bytes(), token.as_deref()).await.unwrap();
-        found.extend(page.entries.into_iter().map(|entry| (entry.name, entry.kind)));
-        token = page.next;
-        if token.is_none() {
-            return found;
-        }
-    }
-}
-
-async fn read(
-    source: &dyn Source,
-    path: &str,
-    version: &Version,
-    range: std::ops::Range<u64>,
-) -> Result<Vec<u8>, StoreError> {
-    let pieces: Vec<_> = source.get(path.as_bytes(), version, range).await?.try_collect().await?;
-    Ok(pieces.concat())
 }
 
 fn of(path: &str, range: std::ops::Range<u64>) -> Vec<u8> {
@@ -109,7 +51,7 @@ async fn each_server_keeps_what_the_contract_claims() {
 
         // Odd keys: each is kept and read, or refused by the server itself when it is put.
         let (mut kept, mut lost) = (0, Vec::new());
-        for key in ODD.iter().filter(|key| !real.breaks_at.contains(key)) {
+        for key in ODD_KEYS.iter().filter(|key| !real.breaks_at.contains(key)) {
             let path = format!("dir é+/{key}");
             match real.put(&path, of(&path, 0..500)).await {
                 Kept::Yes => kept += 1,
@@ -117,7 +59,7 @@ async fn each_server_keeps_what_the_contract_claims() {
             }
         }
         let found = listed(&*source, "dir é+").await;
-        let tried = ODD.iter().filter(|key| !real.breaks_at.contains(key));
+        let tried = ODD_KEYS.iter().filter(|key| !real.breaks_at.contains(key));
         for key in tried.filter(|key| !lost.iter().any(|lost| lost.starts_with(&format!("{key:?} (")))) {
             let path = format!("dir é+/{key}");
             let entry = source.head(path.as_bytes()).await.unwrap();
@@ -125,7 +67,7 @@ async fn each_server_keeps_what_the_contract_claims() {
             assert_eq!(found.get(key.as_bytes()), Some(&entry.kind), "{}: {key:?}", real.name);
             let Kind::File { size, version } = entry.kind else { panic!("{key:?} is no file") };
             assert_eq!(
-                read(&*source, &path, &version, 0..size).await.unwrap(),
+                read(&*source, path.as_bytes(), &version, 0..size).await.unwrap(),
                 of(&path, 0..500),
                 "{}: {key:?}",
                 real.name
@@ -161,18 +103,18 @@ async fn each_server_keeps_what_the_contract_claims() {
         let old = version("o").await;
         for range in [0..1, SIZE - 1..SIZE, 0..SIZE, 4095..4097, 5..5, 1..SIZE - 1] {
             assert_eq!(
-                read(&*source, "o", &old, range.clone()).await.unwrap(),
+                read(&*source, b"o", &old, range.clone()).await.unwrap(),
                 of("o", range),
                 "{}",
                 real.name
             );
         }
         assert!(matches!(real.put("o", of("other", 0..SIZE)).await, Kept::Yes));
-        let stale = read(&*source, "o", &old, 0..10).await;
+        let stale = read(&*source, b"o", &old, 0..10).await;
         assert!(matches!(stale, Err(StoreError::Stale { .. })), "{}: {stale:?}", real.name);
         let now = version("o").await;
         assert_ne!(now, old, "{}", real.name);
-        assert_eq!(read(&*source, "o", &now, 0..SIZE).await.unwrap(), of("other", 0..SIZE), "{}", real.name);
+        assert_eq!(read(&*source, b"o", &now, 0..SIZE).await.unwrap(), of("other", 0..SIZE), "{}", real.name);
 
         // What is wrong.
         let nothing =
@@ -187,7 +129,7 @@ async fn each_server_keeps_what_the_contract_claims() {
         table.push(format!(
             "{:<16} {kept} of {} odd keys; refuses {lost:?}, breaks at {:?}",
             real.name,
-            ODD.len(),
+            ODD_KEYS.len(),
             real.breaks_at
         ));
     }

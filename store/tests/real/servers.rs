@@ -1,6 +1,6 @@
 //! The servers: how each is started, and how an object is put into it.
 
-use crate::BUCKET;
+use crate::common::BUCKET;
 use futures::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Method, Request};
 use object_store::aws::{AwsAuthorizer, AwsCredential};

@@ -84,44 +84,16 @@ async fn an_empty_directory_that_its_parent_lists_is_shown_empty() {
 #[tokio::test]
 async fn every_nameable_key_round_trips() {
     let server = Server::memory(BUCKET).await.unwrap();
-    let odd = [
-        "space in name",
-        " leading",
-        "trailing ",
-        "per%cent",
-        "%41",
-        "plus+plus",
-        "a&b=c",
-        "hash#",
-        "question?",
-        "semi;colon",
-        "quote\"'",
-        "back\\slash",
-        "ünï/cödé",
-        "日本",
-        "emoji 🦀",
-        "new\nline",
-        "tab\t",
-        "\u{1}\u{7f}",
-        "colon:at@",
-        "tilde~",
-        "*star*",
-        "...",
-        "..a",
-        ".hidden",
-        "a,b",
-        "[x]{y}|z",
-        "<xml>&amp;",
-    ];
-    for key in odd {
+    let odd = || ODD_KEYS.into_iter().chain(["ünï/cödé"]);
+    for key in odd() {
         server.put(BUCKET, &format!("dir é+/{key}"), content::bytes(content::id(key), 0..500)).unwrap();
     }
     server.put(BUCKET, &format!("dir é+/{}", "x".repeat(255)), "x").unwrap();
     let source = source(&server);
     let (found, unnameable) = names(&*source, "dir é+").await;
     assert_eq!(unnameable, Vec::<String>::new());
-    assert_eq!(found.len(), odd.len() + 1);
-    for key in odd {
+    assert_eq!(found.len(), odd().count() + 1);
+    for key in odd() {
         let path = format!("dir é+/{key}");
         let entry =
             source.head(path.as_bytes()).await.unwrap().unwrap_or_else(|| panic!("{key:?} is not found"));
