@@ -1,6 +1,7 @@
 //! What is written in several places is the same in all of them.
 
 use crate::{repository, text, version};
+use regex::Regex;
 use std::collections::BTreeSet;
 use volume::{AllowList, Parameters, TemplateValues};
 
@@ -97,6 +98,14 @@ fn every_example_is_listed() {
     }
 }
 
+/// What the chart's schema takes for a source, everywhere in its values.
+fn chart_sources() -> Regex {
+    let schema = text("deploy/chart/millpond/values.schema.json");
+    assert_eq!(schema.matches("#/definitions/source\"").count(), 3, "{schema}");
+    let schema: serde_json::Value = serde_json::from_str(&schema).unwrap();
+    Regex::new(schema["definitions"]["source"]["pattern"].as_str().unwrap()).unwrap()
+}
+
 /// What an example's claim chooses, the default classes allow and the default agent does.
 #[test]
 fn every_source_of_an_example_is_allowed() {
@@ -107,15 +116,21 @@ fn every_source_of_an_example_is_allowed() {
     let agent: toml::Table = toml::from_str(&agent).unwrap();
     let sources: Vec<String> = agent["allow"]["sources"].clone().try_into().unwrap();
     let list = AllowList { sources, ..AllowList::default() };
+    let in_values = chart_sources();
+    for source in &list.sources {
+        assert!(in_values.is_match(source), "{source}");
+    }
     let mut seen = BTreeSet::new();
     for entry in std::fs::read_dir(repository().join("deploy/examples")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         let example = text(&format!("deploy/examples/{name}"));
         for source in values(&example, "millpond.io/source: ") {
             let source = source.split(" #").next().unwrap_or(source);
+            assert!(in_values.is_match(source), "{name}: {source}");
             let annotations = [("millpond.io/source".to_owned(), source.to_owned())].into();
             let claim = TemplateValues { pvc_annotations: annotations, ..TemplateValues::default() };
             for allowed in &allowed {
+                assert!(in_values.is_match(allowed), "{allowed}");
                 let class =
                     [("source", "${pvc.annotations['millpond.io/source']}"), ("allowedSources", allowed)];
                 let parsed = Parameters::parse(class, &claim);
