@@ -12,14 +12,16 @@ pub(super) fn size(text: &str) -> Option<u64> {
     digits.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// `"abc"` → `abc`, `W/"abc"` → `W/abc`. None: no request could name it; so also a strong one that reads like a weak one.
+/// `"abc"` → `abc`, `W/"abc"` → `W/abc`. None: no request could name it, for no header carries it; so also a strong one
+/// that reads like a weak one.
 pub(super) fn unquoted(etag: &str) -> Option<Version> {
     let (weak, rest) = match etag.strip_prefix("W/") {
         Some(rest) => ("W/", rest),
         None => ("", etag),
     };
     let token = rest.trim_matches('"');
-    let is_plain = !weak.is_empty() || !token.starts_with("W/");
+    let is_plain = (!weak.is_empty() || !token.starts_with("W/"))
+        && token.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
     (is_plain && (1..=ETAG_BYTES_MAX).contains(&token.len())).then(|| Version(format!("{weak}{token}")))
 }
 
@@ -41,7 +43,7 @@ mod tests {
             assert_eq!(version.as_str(), token);
             assert_eq!(quoted(&version), etag);
         }
-        for none in ["\"\"", "W/\"\"", "\"W/abc\"", "\"W/\""] {
+        for none in ["\"\"", "W/\"\"", "\"W/abc\"", "\"W/\"", "\"a\nb\"", "\"a\tb\"", "\"é\""] {
             assert_eq!(unquoted(none), None, "{none}");
         }
     }
