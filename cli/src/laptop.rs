@@ -45,14 +45,15 @@ const FAILED: &str = "failed ";
 
 #[derive(clap::Args)]
 pub(crate) struct MountOptions {
-    /// s3://bucket/prefix, oss://bucket/prefix, gs://bucket/prefix, az://container@ACCOUNT.blob.core.windows.net/prefix or
-    /// file:///directory
+    /// s3://bucket/prefix, oss://bucket/prefix, gs://bucket/prefix, az://container@ACCOUNT.blob.core.windows.net/prefix,
+    /// https://host/directory or file:///directory
     source: String,
     /// An existing empty directory.
     dir: PathBuf,
     /// A volume parameter, as in a StorageClass: -o endpoint=http://127.0.0.1:9000 -o allowHttp=true (repeatable).
     /// Credentials come from the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (also for OSS),
-    /// GOOGLE_APPLICATION_CREDENTIALS (the key file of a service account), AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN.
+    /// GOOGLE_APPLICATION_CREDENTIALS (the key file of a service account), AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN,
+    /// and for web servers MILLPOND_USERNAME and MILLPOND_PASSWORD, or MILLPOND_BEARER_TOKEN.
     #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
     options: Vec<String>,
     /// Where cache, metadata and state live.
@@ -240,6 +241,14 @@ fn own_credentials(source: &SourceUrl, get: impl Fn(&str) -> Option<String>) -> 
         SourceUrl::Azure { .. } => {
             let one = [("accountKey", "AZURE_STORAGE_KEY"), ("sasToken", "AZURE_STORAGE_SAS_TOKEN")];
             one.into_iter().filter_map(|(name, variable)| Some((name, get(variable)?))).take(1).collect()
+        }
+        SourceUrl::Web { .. } => {
+            let all = [
+                ("username", "MILLPOND_USERNAME"),
+                ("password", "MILLPOND_PASSWORD"),
+                ("bearerToken", "MILLPOND_BEARER_TOKEN"),
+            ];
+            all.into_iter().filter_map(|(name, variable)| Some((name, get(variable)?))).collect()
         }
     };
     Ok(Credentials::from_secrets(pairs)?)
@@ -479,7 +488,8 @@ mod tests {
             "AWS_ACCESS_KEY_ID"
             | "AWS_SECRET_ACCESS_KEY"
             | "AZURE_STORAGE_KEY"
-            | "AZURE_STORAGE_SAS_TOKEN" => Some("x".to_owned()),
+            | "AZURE_STORAGE_SAS_TOKEN"
+            | "MILLPOND_BEARER_TOKEN" => Some("x".to_owned()),
             "GOOGLE_APPLICATION_CREDENTIALS" => Some(path.clone()),
             _ => None,
         };
@@ -488,6 +498,7 @@ mod tests {
             ("oss://bucket", CredentialsKind::Keys),
             ("gs://bucket", CredentialsKind::ServiceAccount),
             ("az://container@account.blob.core.windows.net", CredentialsKind::Account),
+            ("https://data.example.com", CredentialsKind::Bearer),
         ] {
             let source = SourceUrl::parse(source).unwrap();
             assert_eq!(own_credentials(&source, environment).unwrap().kind(), kind);

@@ -1,6 +1,6 @@
 //! Source and credentials become something that lists, describes and streams objects.
 //!
-//! [`open`] turns a volume's specification into a [`Source`]: a bucket of an object store or a directory. What happens here: requests,
+//! [`open`] turns a volume's specification into a [`Source`]: a bucket of an object store, a tree on a web server or a directory. What happens here: requests,
 //! retries, limits, checks of every answer, and the translation of whatever went wrong into a [`StoreError`] that says
 //! what to do. What never happens here: caching, FUSE, CSI, processes. Nothing is remembered between two calls but
 //! open connections.
@@ -32,7 +32,7 @@ pub use observe::{NoObserver, Observer, Outcome, RetryCause};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dialect::{Azure, Dialect, Gcs, Oss, S3};
+use dialect::{Azure, Gcs, KeyStore, Oss, S3};
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use volume::{SourceUrl, VolumeSpec};
 
-/// Names one version of an object: equal tokens mean equal bytes. An ETag without its quotes, or `size-mtime_ns`.
+/// Names one version of an object: equal tokens mean equal bytes. An ETag without its quotes, a generation, or made of size and times.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Version(pub String);
 
@@ -156,22 +156,27 @@ pub fn open(
 ) -> Result<Arc<dyn Source>, StoreError> {
     // Volumes that share what they bring in share what they may ask for, too.
     let readers = limits.readers(spec, &access.credentials());
-    let dialect: (Box<dyn Dialect>, &str) = match &spec.source {
-        SourceUrl::S3 { bucket, prefix } => (Box::new(S3::new(bucket, &spec.parameters)?), prefix),
+    let (store, prefix): (Arc<dyn KeyStore>, &str) = match &spec.source {
+        SourceUrl::S3 { bucket, prefix } => (Arc::new(S3::new(bucket, &spec.parameters)?), prefix),
         SourceUrl::Oss { bucket, prefix, .. } => {
             let endpoint = spec.endpoint();
-            (Box::new(Oss::new(bucket, endpoint.as_ref(), &spec.parameters)?), prefix)
+            (Arc::new(Oss::new(bucket, endpoint.as_ref(), &spec.parameters)?), prefix)
         }
-        SourceUrl::Gcs { bucket, prefix } => (Box::new(Gcs::new(bucket, &spec.parameters)?), prefix),
+        SourceUrl::Gcs { bucket, prefix } => (Arc::new(Gcs::new(bucket, &spec.parameters)?), prefix),
         SourceUrl::Azure { container, prefix, .. } => {
             let (endpoint, account) = (spec.endpoint(), spec.source.storage_account());
-            (Box::new(Azure::new(container, endpoint.as_ref(), account, &spec.parameters)?), prefix)
+            (Arc::new(Azure::new(container, endpoint.as_ref(), account, &spec.parameters)?), prefix)
+        }
+        SourceUrl::Web { origin, prefix } => {
+            let manifest = spec.parameters.manifest.as_deref();
+            let source =
+                exchange::Tree::open(origin, prefix, manifest, access, readers.as_str(), limits, observer)?;
+            return Ok(Arc::new(source));
         }
         SourceUrl::Dir { path } => {
             let source = directory::Directory::new(path.clone(), access, readers.as_str(), &limits, observer);
             return Ok(Arc::new(source));
         }
     };
-    let (dialect, prefix) = dialect;
-    Ok(Arc::new(exchange::Bucket::open(dialect, prefix, access, readers.as_str(), limits, observer)?))
+    Ok(Arc::new(exchange::Bucket::open(store, prefix, access, readers.as_str(), limits, observer)?))
 }

@@ -38,7 +38,10 @@ impl Fault {
             Self::Retry { cause: RetryCause::Connect, .. } => slot.unconnected(),
             Self::Retry { cause: RetryCause::Throttled | RetryCause::ServerError, .. } => slot.refused(),
             Self::Retry { cause: RetryCause::Stalled | RetryCause::Reset, .. } => slot.failed(),
-            Self::Retry { cause: RetryCause::Truncated | RetryCause::Malformed, .. } => slot.answered(),
+            Self::Retry {
+                cause: RetryCause::Truncated | RetryCause::Malformed | RetryCause::Unsettled,
+                ..
+            } => slot.answered(),
             Self::Retry { cause: RetryCause::Displaced, .. } => {}
             Self::Fail(StoreError::Unavailable { .. }) => slot.failed(),
             Self::Fail(StoreError::Invalid { .. } | StoreError::Busy { .. }) => {}

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AllowList {
-    /// `s3://*`, `s3://team-a-*`, `oss://bucket/prefix/`. Empty: no source but directories is allowed.
+    /// `s3://*`, `s3://team-a-*`, `oss://bucket/prefix/`, `https://data.example.com/sets`. Empty: no source but directories is allowed.
     pub sources: Vec<String>,
     /// `https://*.example.com`, `http://127.0.0.1:9000`. A volume without `endpoint` uses the cloud's own and needs no entry.
     pub endpoints: Vec<EndpointPattern>,
@@ -48,6 +48,13 @@ impl AllowList {
                     _ => Ok(()),
                 }
             }
+            SourceUrl::Web { .. } => {
+                let text = source.to_string();
+                match self.sources.iter().any(|entry| covers_web(entry, &text)) {
+                    true => Ok(()),
+                    false => Err(NotAllowed::Source(text)),
+                }
+            }
             // Path::starts_with compares whole components: /data does not cover /database.
             SourceUrl::Dir { path } => match self.roots.iter().any(|root| path.starts_with(root)) {
                 true => Ok(()),
@@ -68,9 +75,34 @@ fn covers(entry: &str, text: &str) -> bool {
     }
 }
 
+/// The same, but that no star stands for a part of a host: `https://data.example.com*` would cover
+/// `https://data.example.com.elsewhere.net`.
+fn covers_web(entry: &str, text: &str) -> bool {
+    let is_whole = |(_, rest): (&str, &str)| rest == "*" || rest.contains('/') || !rest.contains('*');
+    entry.split_once("://").is_some_and(is_whole) && covers(entry, text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_star_of_an_entry_is_a_part_of_a_host() {
+        let host = "https://data.example.com/sets/";
+        for entry in [
+            "https://data.example.com",
+            "https://data.example.com/",
+            "https://data.example.com/s*",
+            "https://*",
+        ] {
+            assert!(covers_web(entry, host), "{entry}");
+        }
+        for entry in
+            ["https://data*", "https://data.example.com*", "https://data.example.com/set", "http://*", "*"]
+        {
+            assert!(!covers_web(entry, host), "{entry}");
+        }
+    }
 
     #[test]
     fn entries_match_whole_segments_unless_starred() {
@@ -100,7 +132,7 @@ mod tests {
     #[test]
     fn empty_list_allows_nothing() {
         let none = AllowList::default();
-        for source in ["s3://bucket", "file:///data"] {
+        for source in ["s3://bucket", "https://host/x", "file:///data"] {
             let source = SourceUrl::parse(source).unwrap();
             assert!(none.check(&source, &Parameters::default()).is_err());
         }

@@ -2,7 +2,7 @@
 
 use crate::SourceUrl;
 
-const EXPECTED: &str = "write source prefixes such as s3://bucket/team-a, separated by commas, or s3://* (oss://*, gs://*, az://*) for any bucket; no other '*'";
+const EXPECTED: &str = "write source prefixes such as s3://bucket/team-a, separated by commas, or s3://* (oss://*, gs://*, az://*) for any bucket, https://* for any web server; no other '*'";
 
 /// Comma-separated; each entry is a whole source, so that only whole path segments can match.
 pub(crate) struct AllowedSources {
@@ -12,7 +12,7 @@ pub(crate) struct AllowedSources {
 
 enum Entry {
     /// `s3://*` and the like: the one pattern, elsewhere a star would match the half of a name. A source that has its host in
-    /// it counts: such a host is always one of the cloud's own.
+    /// it counts: a bucket's is always one of the cloud's own.
     AnyBucket(&'static str),
     Below(SourceUrl),
 }
@@ -25,6 +25,8 @@ impl AllowedSources {
             "oss://*" => Ok(Entry::AnyBucket("oss")),
             "gs://*" => Ok(Entry::AnyBucket("gs")),
             "az://*" => Ok(Entry::AnyBucket("az")),
+            "https://*" => Ok(Entry::AnyBucket("https")),
+            "http://*" => Ok(Entry::AnyBucket("http")),
             text if text.contains('*') => Err(EXPECTED),
             text => SourceUrl::parse(text).map(Entry::Below).map_err(|_| EXPECTED),
         };
@@ -147,7 +149,25 @@ mod tests {
             Parameters::parse(any, &claim("file:///x")),
             Err(ParameterError::NotAllowed { .. })
         ));
-        for wrong in ["", "s3://bucket/*", "s3://b*", "file://*", "*", "s3://bucket,", "bucket"] {
+        let web = [CHOSEN, ("allowedSources", "https://*")];
+        assert!(Parameters::parse(web, &claim("https://data.example.com/x")).is_ok());
+        assert!(matches!(
+            Parameters::parse(
+                [CHOSEN, ("allowedSources", "https://*"), ("allowHttp", "true")],
+                &claim("http://h/x")
+            ),
+            Err(ParameterError::NotAllowed { .. })
+        ));
+        for wrong in [
+            "",
+            "https://data.example.com*",
+            "s3://bucket/*",
+            "s3://b*",
+            "file://*",
+            "*",
+            "s3://bucket,",
+            "bucket",
+        ] {
             let error = Parameters::parse([CHOSEN, ("allowedSources", wrong)], &some).unwrap_err();
             assert!(
                 matches!(error, ParameterError::Value { name: "allowedSources", .. }),

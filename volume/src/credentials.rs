@@ -38,6 +38,11 @@ enum Identity {
         name: Option<String>,
         token: SecretString,
     },
+    Password {
+        user: String,
+        password: SecretString,
+    },
+    Bearer(SecretString),
 }
 
 /// Who asks, and by which of a secret's keys: [`Credentials::to_secrets`] has them.
@@ -53,6 +58,10 @@ pub enum CredentialsKind {
     Account,
     /// `sasToken`, perhaps `accountName`: Azure.
     Sas,
+    /// `username` and `password`: web servers.
+    Password,
+    /// `bearerToken`: web servers.
+    Bearer,
 }
 
 impl CredentialsKind {
@@ -64,6 +73,8 @@ impl CredentialsKind {
             Self::ServiceAccount => "serviceAccountKey",
             Self::Account => "accountKey",
             Self::Sas => "sasToken",
+            Self::Password => "username and password",
+            Self::Bearer => "bearerToken",
         }
     }
 }
@@ -81,7 +92,7 @@ pub enum CredentialsError {
     Incomplete { have: &'static str, missing: &'static str },
     #[error(
         "the secret has an unknown key {0:?}: it takes accessKeyId, secretAccessKey and sessionToken (S3, OSS), serviceAccountKey \
-         (GCS), accountName with accountKey or sasToken (Azure) and caBundle, or what Fluid, JuiceFS and the clouds' own drivers \
+         (GCS), accountName with accountKey or sasToken (Azure), username and password or bearerToken (web servers) and caBundle, or what Fluid, JuiceFS and the clouds' own drivers \
          call them (docs/stores.md)"
     )]
     Unknown(String),
@@ -141,16 +152,23 @@ impl Credentials {
         let keys = [take("accessKeyId"), take("secretAccessKey"), take("sessionToken")];
         let (file, account, sas, name) =
             (take("serviceAccountKey"), take("accountKey"), take("sasToken"), take("accountName"));
+        let (login, bearer) = ([take("username"), take("password")], take("bearerToken"));
         let kinds = [
             (keys.iter().any(Option::is_some), "accessKeyId"),
             (file.is_some(), "serviceAccountKey"),
             (account.is_some(), "accountKey"),
             (sas.is_some(), "sasToken"),
+            (login.iter().any(Option::is_some), "username"),
+            (bearer.is_some(), "bearerToken"),
         ];
         let mut kinds = kinds.into_iter().filter_map(|(is, name)| is.then_some(name));
         match (kinds.next(), kinds.next(), &name) {
             (Some(one), Some(other), _) => return Err(CredentialsError::Mixed(one, other)),
-            (Some(one @ ("accessKeyId" | "serviceAccountKey")), None, Some(_)) => {
+            (
+                Some(one @ ("accessKeyId" | "serviceAccountKey" | "username" | "bearerToken")),
+                None,
+                Some(_),
+            ) => {
                 return Err(CredentialsError::Mixed(one, "accountName"));
             }
             _ => {}
@@ -170,7 +188,13 @@ impl Credentials {
             (_, _, Some(key), _) => Identity::Account { name, key: secret(key) },
             (_, _, _, Some(token)) => Identity::Sas { name, token: secret(token) },
             _ if name.is_some() => return incomplete("accountName", "accountKey"),
-            _ => Identity::Anonymous,
+            _ => match (login, bearer) {
+                ([Some(user), Some(password)], _) => Identity::Password { user, password: secret(password) },
+                ([Some(_), None], _) => return incomplete("username", "password"),
+                ([None, Some(_)], _) => return incomplete("password", "username"),
+                ([None, None], Some(token)) => Identity::Bearer(secret(token)),
+                ([None, None], None) => Identity::Anonymous,
+            },
         };
         Ok(Self { identity, ca_bundle })
     }
@@ -205,6 +229,11 @@ impl Credentials {
                 name.iter().for_each(|name| put("accountName", name));
                 put("sasToken", token.expose_secret());
             }
+            Identity::Password { user, password } => {
+                put("username", user);
+                put("password", password.expose_secret());
+            }
+            Identity::Bearer(token) => put("bearerToken", token.expose_secret()),
         }
         self.ca_bundle.iter().for_each(|pem| put("caBundle", pem));
         map
@@ -222,6 +251,8 @@ impl Credentials {
             Identity::ServiceAccount(_) => CredentialsKind::ServiceAccount,
             Identity::Account { .. } => CredentialsKind::Account,
             Identity::Sas { .. } => CredentialsKind::Sas,
+            Identity::Password { .. } => CredentialsKind::Password,
+            Identity::Bearer(_) => CredentialsKind::Bearer,
         }
     }
 
@@ -232,7 +263,7 @@ impl Credentials {
 
 /// Our name of a secret's key. Others': a Secret that works with what people have used before works as it is.
 fn ours(name: &str) -> Option<&'static str> {
-    const NAMES: [(&str, &[&str]); 8] = [
+    const NAMES: [(&str, &[&str]); 11] = [
         (
             "accessKeyId",
             &[
@@ -266,6 +297,10 @@ fn ours(name: &str) -> Option<&'static str> {
         ("accountName", &["azurestorageaccountname"]), // Azure's CSI driver for blobs, as the next two
         ("accountKey", &["azurestorageaccountkey"]),
         ("sasToken", &["azurestorageaccountsastoken"]),
+        // As a Secret of the type kubernetes.io/basic-auth has them.
+        ("username", &[]),
+        ("password", &[]),
+        ("bearerToken", &[]),
         ("caBundle", &["ca.crt"]), // as in every Secret of an authority in Kubernetes
     ];
     let of =
@@ -376,6 +411,20 @@ fn identity(
             field(b"sas token");
             field(token.expose_secret().as_bytes());
         }
+        Identity::Password { user, password } => {
+            field(b"password");
+            field(user.as_bytes());
+            field(password.expose_secret().as_bytes());
+        }
+        Identity::Bearer(token) => {
+            field(b"bearer token");
+            field(token.expose_secret().as_bytes());
+        }
+    }
+    // Which files there are, and how their versions are told.
+    if let Some(manifest) = &parameters.manifest {
+        field(b"manifest");
+        field(manifest.as_bytes());
     }
     if let Some(account) = &parameters.storage_account {
         field(b"storage account");
@@ -417,7 +466,7 @@ mod tests {
             Credentials::from_secrets([("accessKeyId", "x")]),
             Err(CredentialsError::Incomplete { missing: "secretAccessKey", .. })
         ));
-        assert!(matches!(Credentials::from_secrets([("password", "x")]), Err(CredentialsError::Unknown(_))));
+        assert!(matches!(Credentials::from_secrets([("passwort", "x")]), Err(CredentialsError::Unknown(_))));
         assert!(matches!(
             Credentials::from_secrets([("accessKeyId", "x\n"), ("secretAccessKey", "y")]),
             Err(CredentialsError::Malformed("accessKeyId"))
@@ -477,6 +526,8 @@ mod tests {
             (&[("serviceAccountKey", file.as_str())][..], CredentialsKind::ServiceAccount),
             (&[("key.json", &file)], CredentialsKind::ServiceAccount),
             (&[("accountKey", "a2V5")], CredentialsKind::Account),
+            (&[("username", "u"), ("password", "hunter2")], CredentialsKind::Password),
+            (&[("bearerToken", "hunter2")], CredentialsKind::Bearer),
             (
                 &[("azurestorageaccountname", "acc"), ("azurestorageaccountkey", "a2V5")],
                 CredentialsKind::Account,

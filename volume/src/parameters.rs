@@ -48,6 +48,8 @@ pub struct Parameters {
     pub region: Option<String>,
     /// Of Azure: in which account the container is.
     pub storage_account: Option<String>,
+    /// Of a web server: the list of its files, a path below the source.
+    pub manifest: Option<String>,
     pub addressing: Addressing,
     pub allow_http: bool,
     /// Who asks pays for what is carried, not the bucket's owner.
@@ -82,6 +84,7 @@ impl Default for Parameters {
             endpoint: None,
             region: None,
             storage_account: None,
+            manifest: None,
             addressing: Addressing::Path,
             allow_http: false,
             requester_pays: false,
@@ -112,6 +115,7 @@ fn an_hour() -> Duration {
 /// Smaller, and a file of some size is nothing but requests, bytes.
 const PART_MIN: u64 = 64 << 10;
 const PARALLEL_PARTS_MAX: u16 = 1024;
+const MANIFEST_BYTES_MAX: usize = 1024;
 
 /// In the order of `docs/configuration.md`.
 const KNOWN_PARAMETERS: &[&str] = &[
@@ -119,6 +123,7 @@ const KNOWN_PARAMETERS: &[&str] = &[
     "endpoint",
     "region",
     "storageAccount",
+    "manifest",
     "addressingStyle",
     "allowHttp",
     "requesterPays",
@@ -170,8 +175,8 @@ pub enum ParameterError {
     #[error("unknown parameter {name:?}{}", .nearest.map(|n| format!(": did you mean {n:?}?")).unwrap_or_else(|| format!("; known: {}", known().collect::<Vec<_>>().join(", "))))]
     Unknown { name: String, nearest: Option<&'static str> },
     #[error(
-        "parameter \"source\" is missing: set it to s3://bucket/prefix, oss://bucket/prefix, gs://bucket/prefix, az://container/prefix \
-         or file:///directory"
+        "parameter \"source\" is missing: set it to s3://bucket/prefix, oss://bucket/prefix, gs://bucket/prefix, az://container/prefix, \
+         https://host/directory or file:///directory"
     )]
     NoSource,
     #[error("parameter {name:?} has value {value:?}: {expected}")]
@@ -184,8 +189,8 @@ pub enum ParameterError {
         "parameter \"staleIfError\" has no meaning with freshness {0:?}: leave it out or set freshness to \"ttl\""
     )]
     StaleWithoutTtl(&'static str),
-    #[error("parameter \"endpoint\" {0:?} is plain HTTP: use https, or set \"allowHttp\" to \"true\"")]
-    PlainHttp(String),
+    #[error("parameter {name:?} {endpoint:?} is plain HTTP: use https, or set \"allowHttp\" to \"true\"")]
+    PlainHttp { name: &'static str, endpoint: String },
     #[error("parameter {name:?} has no meaning for {scheme}:// sources: leave it out")]
     NotForScheme { name: &'static str, scheme: &'static str },
     #[error("source {source_url} names its endpoint: leave parameter {name:?} out")]
@@ -295,6 +300,17 @@ impl Parameters {
                     }
                     p.storage_account = Some(value.to_owned());
                     special.push("storageAccount");
+                }
+                "manifest" => {
+                    let plain =
+                        |name: &str| !matches!(name, "" | "." | "..") && !name.contains(char::is_control);
+                    if value.len() > MANIFEST_BYTES_MAX || !value.split('/').all(plain) {
+                        let expected =
+                            "write the path of a list of files below the source, such as files.tsv";
+                        return Err(bad("manifest", expected));
+                    }
+                    p.manifest = Some(value.to_owned());
+                    special.push("manifest");
                 }
                 "addressingStyle" => {
                     p.addressing = match value {
@@ -415,6 +431,7 @@ impl Parameters {
             SourceUrl::Oss { .. } => &["endpoint", "region", "allowHttp", "requesterPays"],
             SourceUrl::Gcs { .. } => &["endpoint", "allowHttp", "requesterPays"],
             SourceUrl::Azure { .. } => &["endpoint", "storageAccount", "allowHttp"],
+            SourceUrl::Web { .. } => &["manifest", "allowHttp"],
             SourceUrl::Dir { .. } => &[],
         };
         if let Some(name) = special.iter().find(|name| !meant.contains(name)) {
@@ -429,11 +446,12 @@ impl Parameters {
         if matches!(&source, SourceUrl::Azure { host: None, .. }) && p.storage_account.is_none() {
             return Err(ParameterError::NoAccount { source_url: source });
         }
-        if let Some(endpoint) = &p.endpoint
+        if let Some(endpoint) = p.endpoint.clone().or_else(|| source.endpoint())
             && endpoint.scheme() == "http"
             && !p.allow_http
         {
-            return Err(ParameterError::PlainHttp(endpoint.to_string()));
+            let name = if p.endpoint.is_some() { "endpoint" } else { "source" };
+            return Err(ParameterError::PlainHttp { name, endpoint: endpoint.to_string() });
         }
         if allowed.is_none() && claim_chooses(source_template.as_deref(), path.as_deref())? {
             return Err(ParameterError::NoAllowedSources);
@@ -467,6 +485,7 @@ impl Parameters {
             endpoint,
             region,
             storage_account,
+            manifest,
             addressing,
             allow_http,
             requester_pays,
@@ -503,6 +522,7 @@ impl Parameters {
             ("endpoint", endpoint.as_ref().map(Url::to_string)),
             ("region", region.clone()),
             ("storageAccount", storage_account.clone()),
+            ("manifest", manifest.clone()),
             ("addressingStyle", word(*addressing == Addressing::Virtual, "virtual")),
             ("allowHttp", word(*allow_http, "true")),
             ("requesterPays", word(*requester_pays, "true")),
@@ -631,7 +651,17 @@ mod tests {
             parse(&[s3, ("freshness", "static"), ("metadataTtl", "5s")]),
             Err(ParameterError::TtlWithoutTtl(_))
         ));
-        assert!(matches!(parse(&[s3, ("endpoint", "http://h:1")]), Err(ParameterError::PlainHttp(_))));
+        assert!(matches!(parse(&[s3, ("endpoint", "http://h:1")]), Err(ParameterError::PlainHttp { .. })));
+        let web = [("source", "http://h/x")];
+        assert!(matches!(parse(&web), Err(ParameterError::PlainHttp { name: "source", .. })));
+        assert!(parse(&[web[0], ("allowHttp", "true"), ("manifest", "lists/files.tsv")]).is_ok());
+        assert!(matches!(
+            parse(&[("source", "https://h/x"), ("endpoint", "https://h")]),
+            Err(ParameterError::NotForScheme { name: "endpoint", scheme: "https" })
+        ));
+        for manifest in ["", "/files", "a/../b", "a//b", "a\n"] {
+            assert!(parse(&[("source", "https://h/x"), ("manifest", manifest)]).is_err(), "{manifest:?}");
+        }
         assert!(parse(&[s3, ("endpoint", "http://h:1"), ("allowHttp", "true")]).is_ok());
         assert_eq!(
             parse(&[s3, ("profile", "small"), ("freshness", "strict")]),

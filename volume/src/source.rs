@@ -1,5 +1,6 @@
 //! Where a volume's bytes live.
 
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use std::path::{Component, Path, PathBuf};
 use url::Url;
 
@@ -15,6 +16,8 @@ pub enum SourceUrl {
     /// `az://container/prefix`, or with the host of the account in it: `az://container@account.blob.core.windows.net/prefix`,
     /// which is also what `abfs://` and `wasb://` mean.
     Azure { container: String, host: Option<String>, prefix: String },
+    /// `https://host/prefix`, a tree of files on a web server; `origin` is `https://host[:port]`, `prefix` not encoded.
+    Web { origin: String, prefix: String },
     /// `file:///dir`, an absolute, normalised path.
     Dir { path: PathBuf },
 }
@@ -22,11 +25,11 @@ pub enum SourceUrl {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SourceError {
     #[error(
-        "source {0:?} is not a URL: write s3://bucket/prefix, oss://bucket/prefix, gs://bucket/prefix, az://container/prefix or \
-         file:///directory"
+        "source {0:?} is not a URL: write s3://bucket/prefix, oss://bucket/prefix, gs://bucket/prefix, az://container/prefix, \
+         https://host/directory or file:///directory"
     )]
     NotAUrl(String),
-    #[error("source scheme {0:?} is not supported: use s3://, oss://, gs://, az:// or file://")]
+    #[error("source scheme {0:?} is not supported: use s3://, oss://, gs://, az://, https:// or file://")]
     Scheme(String),
     #[error(
         "source {0:?} names no bucket: write s3://bucket/prefix, and likewise for oss://, gs:// and az://"
@@ -61,6 +64,12 @@ pub enum SourceError {
         "source {0:?} carries a user, password, port, query or fragment: put credentials into the secret and the address into 'endpoint'"
     )]
     Extras(String),
+    #[error("source {0:?} names no host: write https://host[:port]/directory")]
+    WebHost(String),
+    #[error(
+        "source {0:?} carries a user, password, query or fragment: put credentials into the secret, and leave the others out"
+    )]
+    WebExtras(String),
 }
 
 impl SourceUrl {
@@ -77,6 +86,7 @@ impl SourceUrl {
             "s3" | "s3a" => Self::parse_s3(text, rest),
             "oss" => Self::parse_oss(text, rest),
             "gs" | "gcs" => Self::parse_gcs(text, rest),
+            "http" | "https" => Self::parse_web(text, scheme, rest),
             "file" => Ok(Self::Dir { path: directory(text, rest)? }),
             other => Err(SourceError::Scheme(other.chars().take(80).collect())),
         }
@@ -173,6 +183,22 @@ impl SourceUrl {
         Ok(Self::Azure { container, host, prefix: directory_prefix(prefix)? })
     }
 
+    fn parse_web(text: &str, scheme: &str, rest: &str) -> Result<Self, SourceError> {
+        if rest.contains(['?', '#'])
+            || rest.split('/').next().is_some_and(|authority| authority.contains('@'))
+        {
+            return Err(SourceError::WebExtras(redact(text)));
+        }
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        // What URL parsers take for a slash would end the host elsewhere than here.
+        let url = Url::parse(&format!("{scheme}://{authority}")).ok();
+        let url = url.filter(|_| !authority.is_empty() && !authority.contains(['\\', '\t', '\n', '\r']));
+        let url = url.ok_or_else(|| SourceError::WebHost(text.to_owned()))?;
+        let path =
+            percent_decode_str(path).decode_utf8().map_err(|_| SourceError::Prefix(path.to_owned()))?;
+        Ok(Self::Web { origin: url.origin().ascii_serialization(), prefix: directory_prefix(&path)? })
+    }
+
     /// Of Azure: the account whose host is a part of it.
     pub fn storage_account(&self) -> Option<&str> {
         match self {
@@ -187,6 +213,7 @@ impl SourceUrl {
             Self::Oss { host: Some(host), .. } | Self::Azure { host: Some(host), .. } => {
                 Url::parse(&format!("https://{host}")).ok()
             }
+            Self::Web { origin, .. } => Url::parse(origin).ok(),
             Self::S3 { .. } | Self::Oss { .. } | Self::Gcs { .. } | Self::Azure { .. } | Self::Dir { .. } => {
                 None
             }
@@ -200,6 +227,8 @@ impl SourceUrl {
             Self::Oss { .. } => "oss",
             Self::Gcs { .. } => "gs",
             Self::Azure { .. } => "az",
+            Self::Web { origin, .. } if origin.starts_with("http:") => "http",
+            Self::Web { .. } => "https",
             Self::Dir { .. } => "file",
         }
     }
@@ -213,6 +242,7 @@ impl SourceUrl {
             Self::Azure { container, host, .. } => {
                 format!("az://{}", authority(container, '@', host.as_deref()))
             }
+            Self::Web { origin, .. } => origin.clone(),
             Self::Dir { .. } => "file:///".to_owned(),
         }
     }
@@ -222,6 +252,7 @@ impl SourceUrl {
         match (self, other) {
             // Prefixes are empty or end in a slash.
             (Self::S3 { bucket, prefix }, Self::S3 { bucket: other, prefix: above })
+            | (Self::Web { origin: bucket, prefix }, Self::Web { origin: other, prefix: above })
             | (Self::Gcs { bucket, prefix }, Self::Gcs { bucket: other, prefix: above }) => {
                 bucket == other && prefix.starts_with(above.as_str())
             }
@@ -233,7 +264,12 @@ impl SourceUrl {
             ) => (bucket, host) == (other, at) && prefix.starts_with(above.as_str()),
             (Self::Dir { path }, Self::Dir { path: above }) => path.starts_with(above),
             (
-                Self::S3 { .. } | Self::Oss { .. } | Self::Gcs { .. } | Self::Azure { .. } | Self::Dir { .. },
+                Self::S3 { .. }
+                | Self::Oss { .. }
+                | Self::Gcs { .. }
+                | Self::Azure { .. }
+                | Self::Web { .. }
+                | Self::Dir { .. },
                 _,
             ) => false,
         }
@@ -260,10 +296,29 @@ impl SourceUrl {
                 host: host.clone(),
                 prefix: format!("{prefix}{below}"),
             },
+            Self::Web { origin, prefix } => {
+                Self::Web { origin: origin.clone(), prefix: format!("{prefix}{below}") }
+            }
             Self::Dir { path } => Self::Dir { path: path.join(below.trim_end_matches('/')) },
         })
     }
 }
+
+/// What a URL's path cannot hold as it is, and the percent sign.
+const IN_PATHS: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'#')
+    .add(b'%')
+    .add(b'<')
+    .add(b'>')
+    .add(b'?')
+    .add(b'\\')
+    .add(b'^')
+    .add(b'`')
+    .add(b'{')
+    .add(b'|')
+    .add(b'}');
 
 /// Fluid's, Hadoop's and everybody's names of the one protocol that we speak with Azure.
 const AZURE: [&str; 5] = ["az", "abfs", "abfss", "wasb", "wasbs"];
@@ -322,6 +377,7 @@ impl std::fmt::Display for SourceUrl {
             Self::Azure { container, host, prefix } => {
                 write!(f, "az://{}/{prefix}", authority(container, '@', host.as_deref()))
             }
+            Self::Web { origin, prefix } => write!(f, "{origin}/{}", utf8_percent_encode(prefix, IN_PATHS)),
             Self::Dir { path } => write!(f, "file://{}", path.display()),
         }
     }
@@ -352,6 +408,11 @@ mod tests {
             ("abfs://set@acc.dfs.core.usgovcloudapi.net", "az://set@acc.blob.core.usgovcloudapi.net/"),
             ("wasbs://set@acc.blob.core.chinacloudapi.cn/", "az://set@acc.blob.core.chinacloudapi.cn/"),
             ("az://set@acc.blob.core.windows.net/x", "az://set@acc.blob.core.windows.net/x/"),
+            ("https://Data.example.com", "https://data.example.com/"),
+            ("https://data.example.com:443/sets", "https://data.example.com/sets/"),
+            ("http://127.0.0.1:8080/a%20b/%25/é", "http://127.0.0.1:8080/a%20b/%25/%C3%A9/"),
+            ("https://h/a@b/c~d/", "https://h/a@b/c~d/"),
+            ("https://bücher.example/x", "https://xn--bcher-kva.example/x/"),
             ("file:///data/set/", "file:///data/set"),
         ] {
             assert_eq!(SourceUrl::parse(text).map(|s| s.to_string()), Ok(shown.to_owned()));
@@ -412,6 +473,19 @@ mod tests {
             let source = format!("abfs://set@{host}/x");
             assert!(matches!(SourceUrl::parse(&source), Err(SourceError::AzureHost(_))), "{source}");
         }
+        for host in
+            ["https://", "https:///x", "https://a b/x", "http://:80/x", "https://h:port/x", "https://h\\x/y"]
+        {
+            assert!(matches!(SourceUrl::parse(host), Err(SourceError::WebHost(_))), "{host}");
+        }
+        for extras in ["https://u@h/x", "https://h/x?signature=1", "https://h/x#y", "https://h?x"] {
+            assert!(matches!(SourceUrl::parse(extras), Err(SourceError::WebExtras(_))), "{extras}");
+        }
+        for prefix in
+            ["https://h/a//b", "https://h/%2e%2e/x", "https://h/./x", "https://h/a%00", "https://h/%ff"]
+        {
+            assert!(matches!(SourceUrl::parse(prefix), Err(SourceError::Prefix(_))), "{prefix}");
+        }
         assert!(matches!(SourceUrl::parse("file://data"), Err(SourceError::Path(_))));
         assert!(matches!(SourceUrl::parse("file:///data/../etc"), Err(SourceError::Path(_))));
     }
@@ -430,6 +504,8 @@ mod tests {
             ("oss://bucket.oss-r.aliyuncs.com/team/a", "oss://bucket.oss-r.aliyuncs.com/team"),
             ("gs://bucket/team/a", "gs://bucket/team"),
             ("az://bucket/team/a", "az://bucket"),
+            ("https://h/team/%61", "https://h/team"),
+            ("https://h/team", "https://h:443"),
             ("abfs://set@acc.dfs.core.windows.net/team/a", "wasb://set@acc.blob.core.windows.net/team"),
         ] {
             assert!(lies(inner, outer), "{inner} in {outer}");
@@ -449,6 +525,10 @@ mod tests {
             ("oss://bucket.oss-r.aliyuncs.com/team", "oss://bucket.oss-q.aliyuncs.com/team"),
             ("gs://bucket/team", "s3://bucket/team"),
             ("gs://bucket/team-b", "gs://bucket/team"),
+            ("https://h/team-b", "https://h/team"),
+            ("https://h/team", "http://h/team"),
+            ("https://h:8443/team", "https://h/team"),
+            ("https://h.evil.example/team", "https://h"),
             ("az://set/team", "az://set@acc.blob.core.windows.net/team"),
             ("az://set@acc.blob.core.windows.net/team", "az://set"),
             ("az://set@acc.blob.core.windows.net/team", "az://set@other.blob.core.windows.net/team"),
@@ -464,6 +544,8 @@ mod tests {
             "az://hunter2@bucket/x",
             "abfs://HUNTER2:hunter2@acc.dfs.core.windows.net/x",
             "az://set/x?sig=hunter2",
+            "https://user:hunter2@host/x",
+            "https://host/x?token=hunter2",
         ] {
             let error = SourceUrl::parse(source).expect_err("has a user").to_string();
             assert!(!error.contains("hunter2"), "{error}");

@@ -63,7 +63,7 @@ fn run(options: &Options) -> Result<ExitCode> {
     let mut node = Node::start(AgentOptions::with_store(options.store))?;
     println!(
         "{} server on {}, agent pid {}, CSI plugin pid {}",
-        options.store.scheme().to_uppercase(),
+        options.store.name().to_uppercase(),
         node.server.endpoint(),
         node.agent().pid(),
         node.plugin().pid()

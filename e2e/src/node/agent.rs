@@ -73,6 +73,7 @@ impl AgentOptions {
             Protocol::Oss => "oss://*",
             Protocol::Gcs => "gs://*",
             Protocol::Azure => "az://*",
+            Protocol::Web | Protocol::Dav => "http://*",
         };
         Self { store, allow, ..Self::default() }
     }

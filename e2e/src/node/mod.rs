@@ -298,11 +298,9 @@ impl Node {
 
     /// StorageClass parameters for a prefix of this node's bucket, completed by `more`.
     pub fn parameters(&self, prefix: &str, more: &[(&str, &str)]) -> HashMap<String, String> {
-        let mut all = HashMap::from([
-            ("source".to_owned(), format!("{}://{BUCKET}/{prefix}", self.options.store.scheme())),
-            ("endpoint".to_owned(), self.server.endpoint()),
-            ("allowHttp".to_owned(), "true".to_owned()),
-        ]);
+        let mut all = HashMap::from([("allowHttp".to_owned(), "true".to_owned())]);
+        let address = self.options.store.address(&self.server.endpoint(), prefix);
+        all.extend(address.into_iter().map(|(name, value)| (name.to_owned(), value)));
         let own = self.options.store.parameters();
         all.extend(own.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())));
         all.extend(more.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));

@@ -24,27 +24,44 @@ pub enum Protocol {
     Oss,
     Gcs,
     Azure,
+    /// A web server with nginx's pages.
+    Web,
+    /// A web server that speaks WebDAV.
+    Dav,
 }
 
 impl Protocol {
-    pub const ALL: [Self; 4] = [Self::S3, Self::Oss, Self::Gcs, Self::Azure];
+    pub const ALL: [Self; 6] = [Self::S3, Self::Oss, Self::Gcs, Self::Azure, Self::Web, Self::Dav];
     const REGION: &str = "cn-testkit";
     const ACCOUNT: &str = "testkit";
 
-    /// Of sources.
-    pub fn scheme(self) -> &'static str {
+    /// `source`, and `endpoint` where it is not a part of it.
+    pub fn address(self, endpoint: &str, prefix: &str) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Web | Self::Dav => vec![("source", format!("{endpoint}/{BUCKET}/{prefix}"))],
+            _ => {
+                let source = format!("{}://{BUCKET}/{prefix}", self.name());
+                vec![("source", source), ("endpoint", endpoint.to_owned())]
+            }
+        }
+    }
+
+    /// The scheme of sources, or what else tells it apart.
+    pub fn name(self) -> &'static str {
         match self {
             Self::S3 => "s3",
             Self::Oss => "oss",
             Self::Gcs => "gs",
             Self::Azure => "az",
+            Self::Web => "web",
+            Self::Dav => "dav",
         }
     }
 
     /// Parameters that a class needs for it, besides source and endpoint.
     pub fn parameters(self) -> Vec<(&'static str, &'static str)> {
         match self {
-            Self::S3 | Self::Gcs => Vec::new(),
+            Self::S3 | Self::Gcs | Self::Web | Self::Dav => Vec::new(),
             Self::Oss => vec![("region", Self::REGION)],
             Self::Azure => vec![("storageAccount", Self::ACCOUNT)],
         }
@@ -56,6 +73,8 @@ impl Protocol {
             Self::Oss => vec!["--oss", Self::REGION],
             Self::Gcs => vec!["--gcs"],
             Self::Azure => vec!["--azure", Self::ACCOUNT],
+            Self::Web => vec!["--web", "html"],
+            Self::Dav => vec!["--web", "dav"],
         }
     }
 
@@ -65,6 +84,9 @@ impl Protocol {
             Self::S3 | Self::Oss => secrets().map(|(name, value)| (name, value.to_owned())).to_vec(),
             Self::Gcs => vec![("serviceAccountKey", key_file(ACCESS_KEY, SERVICE_ACCOUNT_KEY))],
             Self::Azure => vec![("accountKey", ACCOUNT_KEY.to_owned())],
+            Self::Web | Self::Dav => {
+                vec![("username", ACCESS_KEY.to_owned()), ("password", SECRET_KEY.to_owned())]
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[test]
 fn volumes_of_each_store_are_read_once_and_survive_their_workers() -> Result<()> {
     for store in Protocol::ALL {
-        let scheme = store.scheme();
+        let scheme = store.name();
         let (mut node, tree) = node_with_options("set", AgentOptions::with_store(store))?;
         for profile in ["large", "small"] {
             node.server.reset()?;

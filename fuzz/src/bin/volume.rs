@@ -108,6 +108,11 @@ fn source(text: &str) {
 /// No segment leads out of it, and none is left to a store's or a kernel's guess.
 fn stays_below(source: &SourceUrl) {
     match source {
+        SourceUrl::Web { origin, prefix } => {
+            let url = source.endpoint().expect("it is an origin");
+            assert!(url.origin().ascii_serialization() == *origin && url.path() == "/");
+            assert!(stays(prefix));
+        }
         SourceUrl::S3 { bucket, prefix }
         | SourceUrl::Oss { bucket, prefix, .. }
         | SourceUrl::Gcs { bucket, prefix }
@@ -116,12 +121,7 @@ fn stays_below(source: &SourceUrl) {
             let clouds =
                 [".aliyuncs.com", ".core.windows.net", ".core.chinacloudapi.cn", ".core.usgovcloudapi.net"];
             assert!(host.is_none_or(|host| clouds.iter().any(|cloud| host.ends_with(cloud))));
-            assert!(!bucket.contains(['/', '@', '?', '#', '\0']) && !prefix.contains('\0'));
-            let mut segments = prefix.strip_suffix('/').unwrap_or(prefix).split('/');
-            assert!(
-                prefix.is_empty()
-                    || (prefix.ends_with('/') && segments.all(|s| !matches!(s, "" | "." | "..")))
-            );
+            assert!(!bucket.contains(['/', '@', '?', '#', '\0']) && stays(prefix));
         }
         SourceUrl::Dir { path } => {
             assert!(path.is_absolute() && !path.as_os_str().as_encoded_bytes().contains(&0));
@@ -129,6 +129,12 @@ fn stays_below(source: &SourceUrl) {
             assert!(Path::new(path).components().all(plain));
         }
     }
+}
+
+fn stays(prefix: &str) -> bool {
+    let mut segments = prefix.strip_suffix('/').unwrap_or(prefix).split('/');
+    let plain = segments.all(|segment| !matches!(segment, "" | "." | "..") && !segment.contains('\0'));
+    prefix.is_empty() || (prefix.ends_with('/') && plain)
 }
 
 fn template(text: &str, values: &TemplateValues) {

@@ -5,7 +5,8 @@ use super::answer::{self, Said, Words};
 use super::listing::{self, is_page};
 use super::xml::{Tag, walk};
 use super::{
-    Dialect, From, Object, Place, Refusal, Signer, authorize, date, field, has_name, header, not_ours,
+    Dialect, From, KeyStore, Object, Place, Refusal, Signer, authorize, date, field, has_name, header,
+    not_ours,
 };
 use crate::StoreError;
 use crate::keys::encode_query;
@@ -71,32 +72,8 @@ impl Dialect for Azure {
         &self.place
     }
 
-    fn right_to_read(&self) -> &'static str {
-        "Storage Blob Data Reader (of a SAS token: read)"
-    }
-
     fn headers(&self) -> HeaderMap {
         [VERSION].into_iter().collect()
-    }
-
-    fn list(&self, prefix: &[u8], delimiter: bool, from: From<'_>, max: usize) -> Url {
-        let mut query = format!("{}&maxresults={max}", self.container.query().unwrap_or_default());
-        if delimiter {
-            query.push_str("&delimiter=%2F");
-        }
-        if !prefix.is_empty() {
-            query.push_str(&format!("&prefix={}", encode_query(prefix)));
-        }
-        if let From::Token(token) = from {
-            query.push_str(&format!("&marker={}", encode_query(token.as_bytes())));
-        }
-        let mut url = self.container.clone();
-        url.set_query(Some(&query));
-        url
-    }
-
-    fn listed(&self, body: &[u8]) -> Result<listing::Answer, String> {
-        parse(body)
     }
 
     fn seen(&self, headers: &HeaderMap, _: &[u8]) -> Result<Option<Object>, &'static str> {
@@ -205,6 +182,32 @@ impl Dialect for Azure {
         }
         let credential = credential.map_err(|why| invalid(why.into()))?;
         Ok(Some(Arc::new(Signs { credential, account: self.account.clone() })))
+    }
+}
+
+impl KeyStore for Azure {
+    fn right_to_read(&self) -> &'static str {
+        "Storage Blob Data Reader (of a SAS token: read)"
+    }
+
+    fn list(&self, prefix: &[u8], delimiter: bool, from: From<'_>, max: usize) -> Url {
+        let mut query = format!("{}&maxresults={max}", self.container.query().unwrap_or_default());
+        if delimiter {
+            query.push_str("&delimiter=%2F");
+        }
+        if !prefix.is_empty() {
+            query.push_str(&format!("&prefix={}", encode_query(prefix)));
+        }
+        if let From::Token(token) = from {
+            query.push_str(&format!("&marker={}", encode_query(token.as_bytes())));
+        }
+        let mut url = self.container.clone();
+        url.set_query(Some(&query));
+        url
+    }
+
+    fn listed(&self, body: &[u8]) -> Result<listing::Answer, String> {
+        parse(body)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a store answers, as bytes: for the fuzz target `s3`, with what has to hold whatever the bytes are.
 
-use super::{Azure, Dialect, Gcs, Oss, Refusal, S3, answer, date, field};
+use super::{Azure, Dialect, Gcs, KeyStore, Oss, Refusal, S3, answer, date, field, index, web};
 use crate::keys::{decode_form, encode_path, encode_query, is_name, is_path, show};
 use crate::retry::Fault;
 use crate::{Kind, PAGE_ENTRIES, Version};
@@ -11,7 +11,7 @@ use volume::Parameters;
 /// As credentials whose key id a store repeats.
 const SECRET: &str = "AKIAEXAMPLE";
 
-static DIALECTS: LazyLock<[Box<dyn Dialect>; 4]> = LazyLock::new(|| {
+static DIALECTS: LazyLock<[Box<dyn KeyStore>; 4]> = LazyLock::new(|| {
     let parameters = Parameters { region: Some("r".into()), ..Parameters::default() };
     let s3 = S3::new("b", &parameters).expect("a bucket");
     let oss = Oss::new("b", None, &parameters).expect("a bucket");
@@ -32,7 +32,7 @@ pub fn listing(body: &[u8]) {
     }
 }
 
-fn listing_of(dialect: &dyn Dialect, body: &[u8]) {
+fn listing_of(dialect: &dyn KeyStore, body: &[u8]) {
     for dir in [&b""[..], b"d/"] {
         let Ok(answer) = dialect.listed(body) else { return };
         let page = answer.into_page(dir);
@@ -53,6 +53,31 @@ fn listing_of(dialect: &dyn Dialect, body: &[u8]) {
         for text in &page.unnameable {
             // A control character is written as an escape, and a byte that is no UTF-8 as a character of three.
             assert!(text.len() < 8 << 10 && !text.contains(char::is_control));
+        }
+    }
+}
+
+/// What a web server says about a directory, in whichever form.
+pub fn index(body: &[u8]) {
+    let (web, path) = (web::Web::new("https://h").expect("a host"), b"/d/");
+    let manifest = index::manifest(body, "https://h/d/").map(|tree| tree.items());
+    let dav = index::multistatus(body, path).map(|all| all.below);
+    for items in [index::json(body), index::html(body, path), dav, manifest] {
+        let Ok(items) = items else { continue };
+        assert!(items.named.len() + items.unnameable.len() <= index::ITEMS_MAX);
+        for (name, item) in &items.named {
+            assert!(is_name(name));
+            if let index::Item::File(index::Told::All { size, version, modified_ns }) = item {
+                assert!(*size <= volume::FILE_BYTES_MAX && *modified_ns >= 0);
+                let asks = web.reading(version, &(0..1)).expect("what is shown can be asked for");
+                // As it comes back.
+                let etag = asks.get(http::header::IF_MATCH).map(|etag| (http::header::ETAG, etag.clone()));
+                let answer = HeaderMap::from_iter(etag);
+                assert!(
+                    !version.as_str().starts_with('"')
+                        || web.version(&answer, version).as_ref() == Some(version)
+                );
+            }
         }
     }
 }

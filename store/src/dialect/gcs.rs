@@ -5,7 +5,9 @@
 
 use super::answer::{self, Said, Words};
 use super::listing::{self, is_page};
-use super::{Dialect, From, Object, Place, Refusal, Signer, can_be_sent, date, field, header, not_ours};
+use super::{
+    Dialect, From, KeyStore, Object, Place, Refusal, Signer, can_be_sent, date, field, header, not_ours,
+};
 use crate::keys::encode_query;
 use crate::observe::RetryCause;
 use crate::retry::Fault;
@@ -104,48 +106,8 @@ impl Dialect for Gcs {
         &self.place
     }
 
-    fn right_to_read(&self) -> &'static str {
-        "storage.objects.get"
-    }
-
     fn headers(&self) -> HeaderMap {
         HeaderMap::new()
-    }
-
-    fn list(&self, prefix: &[u8], delimiter: bool, from: From<'_>, max: usize) -> Url {
-        let mut query = format!("maxResults={max}&fields=kind,prefixes,nextPageToken,items({FIELDS})");
-        if delimiter {
-            query.push_str("&delimiter=%2F");
-        }
-        let mut say = |name: &str, value: &[u8]| {
-            query.push_str(&format!("&{name}={}", encode_query(value)));
-        };
-        if !prefix.is_empty() {
-            say("prefix", prefix);
-        }
-        match from {
-            From::Start => {}
-            From::Token(token) => say("pageToken", token.as_bytes()),
-            From::After(key) => say("startOffset", key),
-        }
-        let mut url = self.objects.clone();
-        url.set_query(Some(&query));
-        url
-    }
-
-    fn listed(&self, body: &[u8]) -> Result<listing::Answer, String> {
-        let listed: Listed =
-            serde_json::from_slice(body).map_err(|e| format!("the listing is not Google's JSON: {e}"))?;
-        if listed.kind != "storage#objects" {
-            return Err("a listing that is of another kind".into());
-        }
-        is_page(listed.items.len())?;
-        is_page(listed.prefixes.len())?;
-        Ok(listing::Answer {
-            objects: listed.items.iter().map(Item::object).collect::<Result<_, _>>()?,
-            prefixes: listed.prefixes.into_iter().map(String::into_bytes).collect(),
-            next: listed.next_page_token.filter(|token| !token.is_empty()),
-        })
     }
 
     /// The name is one segment of the path: also its slashes are encoded.
@@ -184,7 +146,7 @@ impl Dialect for Gcs {
         encoding(CONTENT_ENCODING) == encoding(STORED_ENCODING)
     }
 
-    fn version(&self, headers: &HeaderMap) -> Option<Version> {
+    fn version(&self, headers: &HeaderMap, _: &Version) -> Option<Version> {
         generation(header(headers, GENERATION)?)
     }
 
@@ -244,6 +206,48 @@ impl Dialect for Gcs {
         }
         let file = credentials.to_secrets().remove("serviceAccountKey").unwrap_or_default();
         Ok(Some(Arc::new(Signs::new(&file, self.requester_pays)?)))
+    }
+}
+
+impl KeyStore for Gcs {
+    fn right_to_read(&self) -> &'static str {
+        "storage.objects.get"
+    }
+
+    fn list(&self, prefix: &[u8], delimiter: bool, from: From<'_>, max: usize) -> Url {
+        let mut query = format!("maxResults={max}&fields=kind,prefixes,nextPageToken,items({FIELDS})");
+        if delimiter {
+            query.push_str("&delimiter=%2F");
+        }
+        let mut say = |name: &str, value: &[u8]| {
+            query.push_str(&format!("&{name}={}", encode_query(value)));
+        };
+        if !prefix.is_empty() {
+            say("prefix", prefix);
+        }
+        match from {
+            From::Start => {}
+            From::Token(token) => say("pageToken", token.as_bytes()),
+            From::After(key) => say("startOffset", key),
+        }
+        let mut url = self.objects.clone();
+        url.set_query(Some(&query));
+        url
+    }
+
+    fn listed(&self, body: &[u8]) -> Result<listing::Answer, String> {
+        let listed: Listed =
+            serde_json::from_slice(body).map_err(|e| format!("the listing is not Google's JSON: {e}"))?;
+        if listed.kind != "storage#objects" {
+            return Err("a listing that is of another kind".into());
+        }
+        is_page(listed.items.len())?;
+        is_page(listed.prefixes.len())?;
+        Ok(listing::Answer {
+            objects: listed.items.iter().map(Item::object).collect::<Result<_, _>>()?,
+            prefixes: listed.prefixes.into_iter().map(String::into_bytes).collect(),
+            next: listed.next_page_token.filter(|token| !token.is_empty()),
+        })
     }
 }
 

@@ -5,6 +5,7 @@
 //! oss.rs     Alibaba Cloud OSS                 list_objects_v2.rs  S3's and OSS's page of them
 //! gcs.rs     Google Cloud Storage, by JSON     xml.rs              a listing in XML, tag by tag
 //! azure.rs   Azure's blobs                     answer.rs           an error document in XML: what to do
+//! web.rs     a web server                      index.rs            its directories, in the forms that they have
 //!                                              field.rs, date.rs   sizes, ETags, times
 //! ```
 //!
@@ -18,10 +19,12 @@ mod field;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod gcs;
+pub(crate) mod index;
 mod list_objects_v2;
 pub(crate) mod listing;
 mod oss;
 mod s3;
+pub(crate) mod web;
 mod xml;
 
 pub(crate) use azure::Azure;
@@ -43,47 +46,12 @@ use std::time::Duration;
 use url::{Host, Url};
 use volume::{Addressing, Credentials, CredentialsKind};
 
-/// One bucket of one store. What is not said otherwise is as S3 has it.
+/// What one store speaks about an object, and how it signs. What is not said otherwise is as S3 has it.
 pub(crate) trait Dialect: Debug + Send + Sync {
     fn place(&self) -> &Place;
 
-    /// What a store calls the right to read objects.
-    fn right_to_read(&self) -> &'static str {
-        "s3:GetObject"
-    }
-
     /// What every request carries.
     fn headers(&self) -> HeaderMap;
-
-    /// One page of the keys that begin with `prefix`; with `delimiter`, those beyond the next "/" as common prefixes.
-    fn list(&self, prefix: &[u8], delimiter: bool, from: From<'_>, max: usize) -> Url {
-        let mut query = format!("list-type=2&encoding-type=url&max-keys={max}");
-        if delimiter {
-            query.push_str("&delimiter=%2F");
-        }
-        if !prefix.is_empty() {
-            query.push_str("&prefix=");
-            query.push_str(&encode_query(prefix));
-        }
-        match from {
-            From::Start => {}
-            From::Token(token) => {
-                query.push_str("&continuation-token=");
-                query.push_str(&encode_query(token.as_bytes()));
-            }
-            From::After(key) => {
-                query.push_str("&start-after=");
-                query.push_str(&encode_query(key));
-            }
-        }
-        let mut url = self.place().base.clone();
-        url.set_query(Some(&query));
-        url
-    }
-
-    fn listed(&self, body: &[u8]) -> Result<listing::Answer, String> {
-        list_objects_v2::parse(body)
-    }
 
     fn object(&self, key: &[u8]) -> Url {
         let base = &self.place().base;
@@ -121,8 +89,13 @@ pub(crate) trait Dialect: Debug + Send + Sync {
         true
     }
 
-    /// Of the object that a GET's answer brings.
-    fn version(&self, headers: &HeaderMap) -> Option<Version> {
+    /// Has what a GET's answer brings been as it is for long enough that a change of it would make another version?
+    fn is_settled(&self, _headers: &HeaderMap) -> bool {
+        true
+    }
+
+    /// Of the object that a GET's answer brings, told in the way in which `wanted` is.
+    fn version(&self, headers: &HeaderMap, _wanted: &Version) -> Option<Version> {
         field::unquoted(header(headers, ETAG)?)
     }
 
@@ -131,6 +104,44 @@ pub(crate) trait Dialect: Debug + Send + Sync {
 
     /// None: requests are not signed.
     fn signer(&self, credentials: &Credentials) -> Result<Option<Arc<dyn Signer>>, StoreError>;
+}
+
+/// A bucket: a store that lists its keys in pages, by what they begin with. What is not said otherwise is as S3 has it.
+pub(crate) trait KeyStore: Dialect {
+    /// What a store calls the right to read objects.
+    fn right_to_read(&self) -> &'static str {
+        "s3:GetObject"
+    }
+
+    /// One page of the keys that begin with `prefix`; with `delimiter`, those beyond the next "/" as common prefixes.
+    fn list(&self, prefix: &[u8], delimiter: bool, from: From<'_>, max: usize) -> Url {
+        let mut query = format!("list-type=2&encoding-type=url&max-keys={max}");
+        if delimiter {
+            query.push_str("&delimiter=%2F");
+        }
+        if !prefix.is_empty() {
+            query.push_str("&prefix=");
+            query.push_str(&encode_query(prefix));
+        }
+        match from {
+            From::Start => {}
+            From::Token(token) => {
+                query.push_str("&continuation-token=");
+                query.push_str(&encode_query(token.as_bytes()));
+            }
+            From::After(key) => {
+                query.push_str("&start-after=");
+                query.push_str(&encode_query(key));
+            }
+        }
+        let mut url = self.place().base.clone();
+        url.set_query(Some(&query));
+        url
+    }
+
+    fn listed(&self, body: &[u8]) -> Result<listing::Answer, String> {
+        list_objects_v2::parse(body)
+    }
 }
 
 /// What the headers of a HEAD's answer tell.
@@ -178,6 +189,8 @@ pub(crate) struct Place {
     pub(crate) bucket: String,
     /// Scheme, host and port, for messages.
     pub(crate) endpoint: String,
+    /// The parameter that says where it is, for messages.
+    pub(crate) said_by: &'static str,
     /// What URLs start with, parsed once: of a request only path and query are new. Ends in "/".
     pub(crate) base: Url,
 }
@@ -197,7 +210,7 @@ impl Place {
             );
             StoreError::Invalid { what: shown.clone(), why }
         })?;
-        Ok(Self { shown, bucket: bucket.to_owned(), endpoint, base })
+        Ok(Self { shown, bucket: bucket.to_owned(), endpoint, said_by: "endpoint", base })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Alibaba Cloud OSS: S3's listings and errors, headers and signature of its own.
 
 use super::answer::{self, Words};
-use super::{Dialect, Keys, Place, Refusal, Signer, has_name};
+use super::{Dialect, KeyStore, Keys, Place, Refusal, Signer, has_name};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
@@ -59,10 +59,6 @@ fn region_of(endpoint: &Url) -> Option<String> {
 impl Dialect for Oss {
     fn place(&self) -> &Place {
         &self.place
-    }
-
-    fn right_to_read(&self) -> &'static str {
-        "oss:GetObject"
     }
 
     fn headers(&self) -> HeaderMap {
@@ -129,6 +125,12 @@ impl Dialect for Oss {
             .with_region(&self.region)
             .with_signing_version(SigningVersion::V4);
         Ok(Some(Arc::new(Signs { credential, signer, context: Context::new() })))
+    }
+}
+
+impl KeyStore for Oss {
+    fn right_to_read(&self) -> &'static str {
+        "oss:GetObject"
     }
 }
 

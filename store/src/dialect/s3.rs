@@ -1,7 +1,7 @@
 //! S3, and what speaks it.
 
 use super::answer::{self, Words};
-use super::{Dialect, Keys, Place, Refusal, Signer, authorize, header};
+use super::{Dialect, KeyStore, Keys, Place, Refusal, Signer, authorize, header};
 use crate::StoreError;
 use crate::retry::Fault;
 use async_trait::async_trait;
@@ -57,6 +57,8 @@ impl Dialect for S3 {
         Ok(Some(Arc::new(Signs { credential, region: self.region.clone() })))
     }
 }
+
+impl KeyStore for S3 {}
 
 struct Signs {
     credential: AwsCredential,

@@ -40,6 +40,14 @@ pub(super) fn walk(
                     (depth, name) => on(depth, name, Tag::Opens(&start))?,
                 }
             }
+            // (A document that is one empty tag is none that has ended.)
+            Event::Empty(tag) if depth > 0 => {
+                let name = tag.local_name();
+                on(depth + 1, name.as_ref(), Tag::Opens(&tag))?;
+                text.clear();
+                on(depth + 1, name.as_ref(), Tag::Closes(&mut text))?;
+                text.clear();
+            }
             Event::Text(piece) => text.push_str(&piece),
             Event::CData(piece) => text.push_str(&piece),
             Event::GeneralRef(reference) => match reference.resolve_char_ref() {

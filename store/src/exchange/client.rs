@@ -1,17 +1,17 @@
 //! One attempt at one request: built, signed, sent, its status judged.
 
-use crate::access::Access;
-use crate::dialect::listing::Answer;
+use crate::access::{Access, Question};
 use crate::dialect::{Dialect, Object, Refusal, Signer, content_range, header};
 use crate::dispatch::Lane;
 use crate::egress::Refused;
 use crate::keys::show;
 use crate::limits::Limits;
 use crate::observe::{Observer, RetryCause};
-use crate::retry::{self, Fault, chain};
+use crate::retry::{self, Attempts, Fault, chain};
 use crate::traffic::Place;
 use crate::{StoreError, Version};
 use bytes::BytesMut;
+use futures::FutureExt;
 use http::header::{CONTENT_RANGE, HeaderMap};
 use http::{Method, Request, StatusCode};
 use reqwest::{Response, Url};
@@ -27,7 +27,7 @@ pub(super) struct Client {
     place: Place,
     observer: Arc<dyn Observer>,
     access: Arc<Access>,
-    dialect: Box<dyn Dialect>,
+    dialect: Arc<dyn Dialect>,
     session: Mutex<Arc<Session>>,
 }
 
@@ -51,6 +51,27 @@ impl Session {
     }
 }
 
+/// One request.
+pub(super) struct Ask<'a> {
+    pub(super) method: Method,
+    pub(super) url: &'a Url,
+    pub(super) headers: HeaderMap,
+    /// Any other answer is a refusal.
+    pub(super) takes: fn(&Url, StatusCode, &HeaderMap) -> bool,
+}
+
+/// What most requests are answered with.
+pub(super) fn content(_: &Url, status: StatusCode, _: &HeaderMap) -> bool {
+    matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT)
+}
+
+/// An answer whose body has come.
+pub(super) struct Whole {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: BytesMut,
+}
+
 /// What a first answer tells.
 pub(super) struct Hello {
     pub(super) took: Duration,
@@ -60,7 +81,7 @@ pub(super) struct Hello {
 
 impl Client {
     pub(super) fn new(
-        dialect: Box<dyn Dialect>,
+        dialect: Arc<dyn Dialect>,
         access: Arc<Access>,
         readers: &str,
         limits: Arc<Limits>,
@@ -99,34 +120,55 @@ impl Client {
         &*self.dialect
     }
 
-    pub(super) async fn list(
-        &self,
-        url: &Url,
-        what: &str,
-        patience: Duration,
-    ) -> Result<(Answer, u64), Fault> {
-        let response = self.send(Method::GET, url, what, HeaderMap::new(), patience).await?;
-        let body = read_all(response, LISTING_BYTES_MAX, patience).await?;
-        let malformed = |why| Fault::retry(RetryCause::Malformed, why);
-        Ok((self.dialect.listed(&body).map_err(malformed)?, body.len() as u64))
+    /// Runs a small request until it is answered. An attempt's second value is the bytes of its answer.
+    pub(super) async fn ask<'a, T, F>(
+        &'a self,
+        op: &'static str,
+        what: &'a str,
+        question: Question,
+        attempt: impl Fn(Duration) -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<(T, u64), Fault>> + Send + 'a,
+    {
+        let request = self.request(op, Lane::Metadata, what);
+        let ((answer, bytes), _slot, mut meter) = Attempts::new(question).ask(&request, attempt).await?;
+        meter.bytes = bytes;
+        meter.end(crate::Outcome::Ok);
+        Ok(answer)
     }
 
-    pub(super) async fn head(
+    /// The object, as the store tells it when it is looked at. None: it cannot be shown.
+    pub(super) async fn look(
         &self,
-        (method, url): &(Method, Url),
+        key: &[u8],
         what: &str,
-        patience: Duration,
-    ) -> Result<(Option<Object>, u64), Fault> {
-        let response = self.send(method.clone(), url, what, HeaderMap::new(), patience).await?;
-        let (seen, bytes) = match *method {
-            Method::HEAD => (self.dialect.seen(response.headers(), &[]), 0),
-            _ => {
-                let headers = response.headers().clone();
-                let body = read_all(response, OBJECT_BYTES_MAX, patience).await?;
-                (self.dialect.seen(&headers, &body), body.len() as u64)
-            }
+        question: Question,
+    ) -> Result<Option<Object>, StoreError> {
+        let (method, url) = self.dialect.looking(key);
+        let (method, url) = (&method, &url);
+        let attempt = async |patience| {
+            let ask = Ask { method: method.clone(), url, headers: HeaderMap::new(), takes: content };
+            let response = self.send(ask, what, patience).await?;
+            let (seen, bytes) = match *method {
+                Method::HEAD => (self.dialect.seen(response.headers(), &[]), 0),
+                _ => {
+                    let headers = response.headers().clone();
+                    let body = read_all(response, OBJECT_BYTES_MAX, patience).await?;
+                    (self.dialect.seen(&headers, &body), body.len() as u64)
+                }
+            };
+            Ok((seen.map_err(|why| Fault::retry(RetryCause::Malformed, why))?, bytes))
         };
-        Ok((seen.map_err(|why| Fault::retry(RetryCause::Malformed, why))?, bytes))
+        self.ask("head", what, question, |patience| attempt(patience).boxed()).await
+    }
+
+    /// A small answer as a whole.
+    pub(super) async fn whole(&self, ask: Ask<'_>, what: &str, patience: Duration) -> Result<Whole, Fault> {
+        let response = self.send(ask, what, patience).await?;
+        let (status, headers) = (response.status(), response.headers().clone());
+        let body = read_all(response, LISTING_BYTES_MAX, patience).await?;
+        Ok(Whole { status, headers, body })
     }
 
     /// What the endpoint's name leads to; None: it is an address.
@@ -178,7 +220,8 @@ impl Client {
         let headers = self.dialect.reading(wanted, &range).ok_or_else(|| {
             Fault::Fail(StoreError::malformed(what, "its version cannot be written into a header"))
         })?;
-        let response = self.send(Method::GET, url, what, headers, patience).await?;
+        let ask = Ask { method: Method::GET, url, headers, takes: content };
+        let response = self.send(ask, what, patience).await?;
         if !self.dialect.is_as_stored(response.headers()) {
             let why = "the store, or a proxy before it, packs or unpacks what it sends: its bytes are not the object's";
             return Err(Fault::Fail(StoreError::malformed(what, why)));
@@ -192,16 +235,25 @@ impl Client {
             _ => range.start == 0 && response.content_length() == Some(length),
         };
         if !covered {
-            return Err(Fault::retry(
-                RetryCause::Malformed,
-                "the answer covers another range than was asked for",
-            ));
+            let why = match response.status() {
+                StatusCode::PARTIAL_CONTENT => "the answer covers another range than was asked for",
+                _ => {
+                    "the answer is more than the range that was asked for: the server, or a proxy before it, serves no ranges"
+                }
+            };
+            return Err(Fault::retry(RetryCause::Malformed, why));
         }
         if response.content_length().is_some_and(|claimed| claimed != length) {
             return Err(Fault::retry(RetryCause::Malformed, "the answer has another length than its range"));
         }
         // A store that ignores If-Match must not slip another version under the reader.
-        match self.dialect.version(response.headers()) {
+        match self.dialect.version(response.headers(), wanted) {
+            Some(found) if found == *wanted && !self.dialect.is_settled(response.headers()) => {
+                Err(Fault::retry(
+                    RetryCause::Unsettled,
+                    "it has changed within this second: another change would not be seen",
+                ))
+            }
             Some(found) if found == *wanted => Ok(response),
             Some(_) => Err(Fault::Fail(StoreError::Stale { what: what.to_owned() })),
             None => Err(Fault::retry(
@@ -211,15 +263,9 @@ impl Client {
         }
     }
 
-    /// Sends and waits for the headers; any status but success is a fault.
-    async fn send(
-        &self,
-        method: Method,
-        url: &Url,
-        what: &str,
-        headers: HeaderMap,
-        patience: Duration,
-    ) -> Result<Response, Fault> {
+    /// Sends and waits for the headers; any status that is not taken is a fault.
+    pub(super) async fn send(&self, ask: Ask<'_>, what: &str, patience: Duration) -> Result<Response, Fault> {
+        let Ask { method, url, headers, takes } = ask;
         let broken = |why: String| Fault::Fail(StoreError::Invalid { what: what.to_owned(), why });
         let head = method == Method::HEAD;
         let (mut parts, ()) = Request::new(()).into_parts();
@@ -245,8 +291,9 @@ impl Client {
             // Not even its name server may have answered.
             Err(_) => {
                 let (endpoint, seconds) = (self.endpoint(), patience.as_secs_f64());
+                let said_by = self.dialect.place().said_by;
                 let why = format!(
-                    "{endpoint} sent nothing for {seconds:.1} s; check 'endpoint', and the network of this node"
+                    "{endpoint} sent nothing for {seconds:.1} s; check '{said_by}', and the network of this node"
                 );
                 return Err(Fault::retry(RetryCause::Stalled, why));
             }
@@ -254,7 +301,7 @@ impl Client {
             Ok(Ok(response)) => response,
         };
         let status = response.status();
-        if status == StatusCode::OK || status == StatusCode::PARTIAL_CONTENT {
+        if takes(url, status, response.headers()) {
             return Ok(response);
         }
         let headers = response.headers().clone();
@@ -295,6 +342,7 @@ impl Client {
             return Fault::Fail(refused.of(what));
         }
         let connect = error.is_connect();
+        let said_by = self.dialect.place().said_by;
         let why = chain(&error.without_url());
         // rustls's words; its types are not ours to name. A certificate does not become valid by asking again.
         let lower = why.to_ascii_lowercase();
@@ -305,7 +353,7 @@ impl Client {
             return Fault::Fail(StoreError::Invalid {
                 what: what.to_owned(),
                 why: format!(
-                    "no TLS connection to {}: {why}; check that 'endpoint' speaks https and that its certificate is \
+                    "no TLS connection to {}: {why}; check that '{said_by}' speaks https and that its certificate is \
                      signed by a CA that this node trusts, or put that CA into the secret as caBundle",
                     self.endpoint()
                 ),
@@ -315,7 +363,7 @@ impl Client {
             true => Fault::retry(
                 RetryCause::Connect,
                 format!(
-                    "cannot connect to {}: {why}; check 'endpoint', and the network of this node",
+                    "cannot connect to {}: {why}; check '{said_by}', and the network of this node",
                     self.endpoint()
                 ),
             ),

@@ -1,4 +1,4 @@
-//! A bucket of an object store, or a prefix of one, as a source. What stores speak is their [`Dialect`]'s; what it takes to
+//! A bucket of an object store, or a prefix of one, or a tree on a web server as a source. What stores speak is their [`Dialect`]'s; what it takes to
 //! get an answer out of any of them is here, once.
 //!
 //! Every request is built, sent and judged by us rather than by `object_store`: its `Path` type refuses whole pages
@@ -6,27 +6,31 @@
 //! a broken body in place.
 //!
 //! ```text
-//! mod.rs      Source: which requests answer which question
+//! mod.rs      Source: which requests answer which question about a bucket
+//! tree.rs     the same about a tree of files on a web server
 //! client.rs   one attempt: sign, send, wait for the headers, judge the status
 //! body.rs     a body that survives resets: the only request that resumes
 //! ```
 
 mod body;
 mod client;
+mod tree;
+
+pub(crate) use tree::Tree;
 
 use crate::access::{Access, Question};
 use crate::dialect::listing::Answer;
-use crate::dialect::{Dialect, From, Object};
+use crate::dialect::{From, KeyStore, Object};
 use crate::dispatch::Lane;
 use crate::keys::{is_path, show};
 use crate::limits::Limits;
-use crate::observe::Observer;
-use crate::retry::{Attempts, Fault};
+use crate::observe::{Observer, RetryCause};
+use crate::retry::Fault;
 use crate::{ByteStream, Entry, Examined, Kind, Page, Source, Step, StoreError, Version};
 use async_trait::async_trait;
-use client::Client;
+use client::{Ask, Client, content};
 use futures::FutureExt;
-use std::future::Future;
+use http::{HeaderMap, Method};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +38,7 @@ use std::time::Duration;
 
 pub(crate) struct Bucket {
     client: Arc<Client>,
+    store: Arc<dyn KeyStore>,
     /// "" or ends in "/".
     prefix: String,
     access: Arc<Access>,
@@ -49,15 +54,15 @@ impl std::fmt::Debug for Bucket {
 
 impl Bucket {
     pub(crate) fn open(
-        dialect: Box<dyn Dialect>,
+        store: Arc<dyn KeyStore>,
         prefix: &str,
         access: Arc<Access>,
         readers: &str,
         limits: Arc<Limits>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StoreError> {
-        let client = Arc::new(Client::new(dialect, access.clone(), readers, limits, observer)?);
-        Ok(Self { client, prefix: prefix.to_owned(), access, shows_empty: AtomicBool::new(false) })
+        let client = Arc::new(Client::new(store.clone(), access.clone(), readers, limits, observer)?);
+        Ok(Self { client, store, prefix: prefix.to_owned(), access, shows_empty: AtomicBool::new(false) })
     }
 
     fn key(&self, path: &[u8]) -> Vec<u8> {
@@ -73,24 +78,6 @@ impl Bucket {
         key
     }
 
-    /// Runs a small request until it is answered. An attempt's second value is the bytes of its answer.
-    async fn ask<'a, T, F>(
-        &'a self,
-        op: &'static str,
-        what: &'a str,
-        question: Question,
-        attempt: impl Fn(Duration) -> F,
-    ) -> Result<T, StoreError>
-    where
-        F: Future<Output = Result<(T, u64), Fault>> + Send + 'a,
-    {
-        let request = self.client.request(op, Lane::Metadata, what);
-        let ((answer, bytes), _slot, mut meter) = Attempts::new(question).ask(&request, attempt).await?;
-        meter.bytes = bytes;
-        meter.end(crate::Outcome::Ok);
-        Ok(answer)
-    }
-
     async fn page(
         &self,
         key: &[u8],
@@ -100,9 +87,14 @@ impl Bucket {
         question: Question,
     ) -> Result<Answer, StoreError> {
         let what = self.client.what(key);
-        let url = self.client.dialect().list(key, delimiter, from, max);
-        let attempt = |patience| self.client.list(&url, &what, patience).boxed();
-        self.ask("list", &what, question, attempt).await
+        let url = self.store.list(key, delimiter, from, max);
+        let attempt = async |patience| {
+            let ask = Ask { method: Method::GET, url: &url, headers: HeaderMap::new(), takes: content };
+            let body = self.client.whole(ask, &what, patience).await?.body;
+            let malformed = |why| Fault::retry(RetryCause::Malformed, why);
+            Ok((self.store.listed(&body).map_err(malformed)?, body.len() as u64))
+        };
+        self.client.ask("list", &what, question, |patience| attempt(patience).boxed()).await
     }
 
     /// The first page from there on that is not empty, or the last: some stores answer with empty pages in between.
@@ -140,9 +132,7 @@ impl Bucket {
     /// The object of exactly this key; None also where a listing would report it as one that cannot be shown.
     async fn object(&self, key: &[u8], question: Question) -> Result<Option<Object>, StoreError> {
         let what = self.client.what(key);
-        let looking = self.client.dialect().looking(key);
-        let attempt = |patience| self.client.head(&looking, &what, patience).boxed();
-        match self.ask("head", &what, question, attempt).await {
+        match self.client.look(key, &what, question).await {
             Ok(found) => Ok(found),
             Err(StoreError::NotFound { .. }) => Ok(None),
             Err(e) => Err(e),
@@ -256,7 +246,7 @@ impl Source for Bucket {
                 why: format!(
                     "the bucket can be listed but {} not be read: grant {}",
                     show(key),
-                    self.client.dialect().right_to_read()
+                    self.store.right_to_read()
                 ),
             }),
             Err(e) => Err(e),
@@ -264,37 +254,46 @@ impl Source for Bucket {
     }
 
     async fn examine(&self, limit: Duration) -> Vec<Examined> {
-        let mut examined = Vec::new();
-        let mut say = |step, result: Result<String, String>| {
-            let works = result.is_ok();
-            examined.push(Examined { step, result });
-            works
-        };
-        if let Some(found) = self.client.resolve(limit).await
-            && !say(Step::Name, found)
-        {
+        examine(&self.client, limit, self.check(limit)).await
+    }
+}
+
+/// Step by step, the last of which is `check`.
+async fn examine(
+    client: &Client,
+    limit: Duration,
+    check: impl Future<Output = Result<(), StoreError>>,
+) -> Vec<Examined> {
+    let mut examined = Vec::new();
+    let mut say = |step, result: Result<String, String>| {
+        let works = result.is_ok();
+        examined.push(Examined { step, result });
+        works
+    };
+    if let Some(found) = client.resolve(limit).await
+        && !say(Step::Name, found)
+    {
+        return examined;
+    }
+    let clock = match client.hello(limit).await {
+        Err(why) => {
+            say(Step::Connection, Err(why));
             return examined;
         }
-        let clock = match self.client.hello(limit).await {
-            Err(why) => {
-                say(Step::Connection, Err(why));
-                return examined;
-            }
-            Ok(hello) => {
-                say(Step::Connection, Ok(format!("answers after {} ms", hello.took.as_millis())));
-                hello.ahead_s
-            }
-        };
-        if let Some(ahead) = clock {
-            let text = format!(
-                "this node's is {} s {} the store's",
-                ahead.abs(),
-                if ahead < 0 { "behind" } else { "before" }
-            );
-            say(Step::Clock, if ahead.unsigned_abs() <= SKEW_MAX_S { Ok(text) } else { Err(text) });
+        Ok(hello) => {
+            say(Step::Connection, Ok(format!("answers after {} ms", hello.took.as_millis())));
+            hello.ahead_s
         }
-        let checked = self.check(limit).await;
-        say(Step::Access, checked.map(|()| "may list and read".to_owned()).map_err(|e| e.to_string()));
-        examined
+    };
+    if let Some(ahead) = clock {
+        let text = format!(
+            "this node's is {} s {} the store's",
+            ahead.abs(),
+            if ahead < 0 { "behind" } else { "before" }
+        );
+        say(Step::Clock, if ahead.unsigned_abs() <= SKEW_MAX_S { Ok(text) } else { Err(text) });
     }
+    let checked = check.await;
+    say(Step::Access, checked.map(|()| "may list and read".to_owned()).map_err(|e| e.to_string()));
+    examined
 }

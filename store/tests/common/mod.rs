@@ -129,3 +129,28 @@ pub async fn listed(source: &dyn Source, dir: &str) -> BTreeMap<Vec<u8>, Kind> {
         }
     }
 }
+
+/// Answers each request with what `answer` makes of it: all of its head.
+pub async fn answering(answer: impl Fn(&str) -> String + Send + 'static) -> String {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let (mut head, mut piece) = (Vec::new(), [0; 4096]);
+            while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+                match stream.read(&mut piece).await {
+                    Ok(0) | Err(_) => break,
+                    Ok(read) => head.extend_from_slice(&piece[..read]),
+                }
+            }
+            let text = answer(&String::from_utf8_lossy(&head));
+            let _ = stream.write_all(text.as_bytes()).await;
+        }
+    });
+    format!("http://{address}")
+}
+
+pub fn reply(status: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len())
+}

@@ -1,4 +1,4 @@
-//! What holds for every object store, whatever it speaks: each claim over each store.
+//! What holds for every store, whatever it speaks: each claim over each store.
 
 use crate::common::{BUCKET, ODD_KEYS, listed, quick, read};
 use futures::TryStreamExt;
@@ -9,13 +9,14 @@ use store::{Access, ExpiryObserver, Kind, Limits, NoObserver, Source, StoreError
 use testkit::content;
 use testkit::faults::{Fault, Rule, Script};
 use testkit::s3::{
-    ACCESS_KEY, ACCOUNT_KEY, Azure, Config, Key, Memory, OTHER_SERVICE_ACCOUNT_KEY, Oss, Protocol, Rights,
-    SECRET_KEY, SERVICE_ACCOUNT_KEY, Server, generation, key_file, sas_token,
+    ACCESS_KEY, ACCOUNT_KEY, Azure, Config, Index, Key, Memory, OTHER_SERVICE_ACCOUNT_KEY, Oss, Protocol,
+    Rights, SECRET_KEY, SERVICE_ACCOUNT_KEY, Server, Web, generation, key_file, sas_token, time_and_length,
 };
 use testkit::tls::{Authority, Front};
 use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
 struct Store {
+    /// Of a web server: in which form its directories are.
     scheme: &'static str,
     server: Server,
 }
@@ -65,6 +66,9 @@ async fn stores_where(change: impl Fn(&mut Config)) -> Vec<Store> {
         ("oss", Protocol::Oss(Oss { region: REGION.into() }), keys()),
         ("gs", Protocol::Gcs, accounts.to_vec()),
         ("az", Protocol::Azure(Azure { account: ACCOUNT.into() }), shared.to_vec()),
+        ("pages", Protocol::Web(Web { index: Index::Html }), keys()),
+        ("json", Protocol::Web(Web { index: Index::Json }), keys()),
+        ("dav", Protocol::Web(Web { index: Index::Dav }), keys()),
     ] {
         let mut config = Config { protocol, keys, ..Config::default() };
         change(&mut config);
@@ -120,8 +124,31 @@ impl Store {
             ("az", Who::Lister) => sas("lists", "2099-01-01T00:00:00Z"),
             ("az", Who::Forger) => account(ACCOUNT, "d3Jvbmc="),
             ("az", Who::Stranger) => account("stranger", ACCOUNT_KEY),
+            ("pages" | "json" | "dav", who) => {
+                let login = |user: &str, password: &str| {
+                    vec![("username", user.to_owned()), ("password", password.to_owned())]
+                };
+                match who {
+                    Who::Owner => login(ACCESS_KEY, SECRET_KEY),
+                    Who::Lister => login("lists", SECRET_KEY),
+                    Who::Forger => login(ACCESS_KEY, "hunter2"),
+                    Who::Stranger => login("unknown", SECRET_KEY),
+                    Who::Guest => vec![("bearerToken", "good".to_owned())],
+                    Who::Late => vec![("bearerToken", "0ld".to_owned())],
+                    Who::Anonymous => Vec::new(),
+                }
+            }
             (scheme, who) => panic!("{who:?} of {scheme}"),
         })
+    }
+
+    fn spec(&self, bucket: &str, mut parameters: Parameters) -> VolumeSpec {
+        let source = match self.scheme {
+            "pages" | "json" | "dav" => format!("{}{bucket}", parameters.endpoint.take().unwrap()),
+            scheme => format!("{scheme}://{bucket}"),
+        };
+        let source = SourceUrl::parse(&source).unwrap();
+        VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters }
     }
 
     fn open(&self, bucket: &str, parameters: Parameters, secrets: &Secrets) -> Arc<dyn Source> {
@@ -134,8 +161,7 @@ impl Store {
         parameters: Parameters,
         secrets: &Secrets,
     ) -> Result<Arc<dyn Source>, StoreError> {
-        let source = SourceUrl::parse(&format!("{}://{bucket}", self.scheme)).unwrap();
-        let spec = VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters };
+        let spec = self.spec(bucket, parameters);
         let credentials = Credentials::from_secrets(secrets.iter().map(|(k, v)| (*k, v.as_str()))).unwrap();
         let access = Access::fixed(&spec, credentials);
         store::open(&spec, access, Arc::new(Limits::new(quick())), Arc::new(NoObserver))
@@ -155,7 +181,12 @@ impl Store {
 
     fn put(&self, key: &str, size: u64) -> store::Version {
         let meta = self.server.put(BUCKET, key, content::bytes(content::id(key), 0..size)).unwrap();
-        store::Version(if self.scheme == "gs" { generation(&meta) } else { meta.etag })
+        store::Version(match self.scheme {
+            "gs" => generation(&meta),
+            "json" => time_and_length(&meta),
+            "pages" | "dav" => format!("\"{}\"", meta.etag),
+            _ => meta.etag,
+        })
     }
 }
 
@@ -260,8 +291,11 @@ async fn what_is_wrong_is_said_with_what_to_do() {
         let (forged, strange, nobody) = match scheme {
             "gs" => ("check serviceAccountKey", "check serviceAccountKey", "a secret with serviceAccountKey"),
             "az" => ("check accountKey", "another account", "a secret with accountKey"),
+            "pages" | "json" | "dav" => ("check those", "check those", "put username and password"),
             _ => ("check secretAccessKey", "check accessKeyId", "check the secret"),
         };
+        let place =
+            if matches!(scheme, "pages" | "json" | "dav") { "check 'source'" } else { "check 'endpoint'" };
         for (what, bucket, parameters, who, words) in [
             ("wrong secret", BUCKET, ours(), Who::Forger, forged),
             ("unknown key", BUCKET, ours(), Who::Stranger, strange),
@@ -269,14 +303,15 @@ async fn what_is_wrong_is_said_with_what_to_do() {
             ("no right to read", BUCKET, ours(), Who::Lister, "can be listed"),
             ("no bucket", "nothing", ours(), Who::Owner, "check 'source'"),
             ("anonymous", BUCKET, ours(), Who::Anonymous, nobody),
-            ("nobody listens", BUCKET, nowhere, Who::Owner, "check 'endpoint'"),
-            ("no such host", BUCKET, unresolved, Who::Owner, "check 'endpoint'"),
+            ("nobody listens", BUCKET, nowhere, Who::Owner, place),
+            ("no such host", BUCKET, unresolved, Who::Owner, place),
         ] {
             let Some(secrets) = store.secrets(who) else { continue };
             let error = store.check(bucket, parameters, &secrets).await.expect_err(what).to_string();
             assert!(error.contains(words), "{scheme}, {what}: {error}");
-            let known =
-                |(name, value): &(&str, String)| *name != "accountName" && error.contains(value.as_str());
+            let known = |(name, value): &(&str, String)| {
+                !matches!(*name, "accountName" | "username") && error.contains(value.as_str())
+            };
             assert!(!secrets.iter().any(known), "{scheme}, {what}: {error}");
         }
     }
@@ -302,8 +337,7 @@ async fn questions_wait_for_the_secret_that_follows_one_that_has_ended() {
         };
         let (Some(late), Some(guest)) = (credentials(Who::Late), credentials(Who::Guest)) else { continue };
         let seen = store.put("o", 100);
-        let source = SourceUrl::parse(&format!("{}://{BUCKET}", store.scheme)).unwrap();
-        let spec = VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters: store.parameters() };
+        let spec = store.spec(BUCKET, store.parameters());
         let waiting = Waiting::default();
         let count = waiting.0.clone();
         let access = Access::renewable(late, Duration::from_secs(60), Box::new(waiting));
@@ -334,6 +368,10 @@ async fn a_secret_of_another_store_is_refused_by_name() {
         for other in stores.iter().filter(|other| other.scheme != store.scheme) {
             // S3's and OSS's are alike, and Azure takes what JuiceFS calls the account and its key.
             let alike = |scheme| matches!(scheme, "s3" | "oss");
+            let web = |scheme| matches!(scheme, "pages" | "json" | "dav");
+            if web(other.scheme) && web(store.scheme) {
+                continue;
+            }
             if alike(other.scheme) && (alike(store.scheme) || store.scheme == "az") {
                 continue;
             }
@@ -350,9 +388,9 @@ async fn a_secret_of_another_store_is_refused_by_name() {
 
 #[tokio::test]
 async fn who_says_so_pays_and_nobody_else() {
-    // Azure's readers never pay.
+    // Azure's readers never pay, nor do a web server's.
     let stores = stores_where(|config| config.requester_pays = true).await;
-    for store in stores.into_iter().filter(|store| store.scheme != "az") {
+    for store in stores.into_iter().filter(|store| matches!(store.scheme, "s3" | "oss" | "gs")) {
         let scheme = store.scheme;
         let seen = store.put("d/o", 100);
         let keys = store.owner();

@@ -10,3 +10,4 @@ mod fairness;
 mod faults;
 mod keys;
 mod refusals;
+mod web;

@@ -7,12 +7,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 use testkit::faults::Script;
 use testkit::s3::{
-    ACCESS_KEY, ACCOUNT_KEY, Azure, Config, Directory, Key, Memory, Oss, Protocol, Rights, SECRET_KEY,
-    SERVICE_ACCOUNT_KEY, Server, Synthetic,
+    ACCESS_KEY, ACCOUNT_KEY, Azure, Config, Directory, Index, Key, Memory, Oss, Protocol, Rights, SECRET_KEY,
+    SERVICE_ACCOUNT_KEY, Server, Synthetic, Web,
 };
 
 #[derive(Debug, Parser)]
-#[command(about = "An S3 (or OSS) server for tests: signatures checked, faults scripted, requests counted")]
+#[command(
+    about = "An S3 server (or another kind of store) for tests: signatures checked, faults scripted, requests counted"
+)]
 struct Options {
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
@@ -52,6 +54,9 @@ struct Options {
     /// Speak Azure's protocol for blobs instead of S3, as this account, its key the testkit's.
     #[arg(long, value_name = "ACCOUNT", group = "protocol")]
     azure: Option<String>,
+    /// Be a web server whose directories are told so. --access-key and --secret-key are name and password.
+    #[arg(long, value_name = "INDEX", group = "protocol")]
+    web: Option<Index>,
     /// A fault script: JSON, or @file.
     #[arg(long)]
     faults: Option<String>,
@@ -79,10 +84,11 @@ fn main() -> Result<()> {
 }
 
 fn config(options: &Options) -> Result<Config> {
-    let (protocol, secret) = match (&options.oss, options.gcs, &options.azure) {
+    let (protocol, secret) = match (&options.oss, options.gcs, &options.azure, options.web) {
         (Some(region), ..) => (Protocol::Oss(Oss { region: region.clone() }), options.secret_key.as_str()),
-        (_, true, _) => (Protocol::Gcs, SERVICE_ACCOUNT_KEY),
-        (_, _, Some(account)) => (Protocol::Azure(Azure { account: account.clone() }), ACCOUNT_KEY),
+        (_, true, ..) => (Protocol::Gcs, SERVICE_ACCOUNT_KEY),
+        (_, _, Some(account), _) => (Protocol::Azure(Azure { account: account.clone() }), ACCOUNT_KEY),
+        (.., Some(index)) => (Protocol::Web(Web { index }), options.secret_key.as_str()),
         _ => (Protocol::S3, options.secret_key.as_str()),
     };
     let config = Config {

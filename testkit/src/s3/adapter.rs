@@ -45,8 +45,18 @@ pub(super) trait Adapter: Send + Sync {
 
     fn listing(&self, asked: &Asked, page: Listing) -> (HeaderMap, String);
 
+    /// Are its directories something of their own, so that an empty one is not there, and one without its slash is redirected?
+    fn is_tree(&self) -> bool {
+        false
+    }
+
+    /// With which a listing, and what is said about an object, is answered.
+    fn status(&self, _asked: &Asked) -> StatusCode {
+        StatusCode::OK
+    }
+
     /// What is said about an object: headers, and a body where the protocol has one.
-    fn about(&self, key: &str, meta: &Meta) -> (HeaderMap, String);
+    fn about(&self, asked: &Asked, meta: &Meta) -> (HeaderMap, String);
 
     /// What a GET's answer says besides its range; Err: it asks for another version.
     fn version(&self, parts: &Parts, asked: &Asked, meta: &Meta) -> Result<HeaderMap, Denied>;
@@ -114,13 +124,29 @@ pub(super) fn answer(
             let (after, max) = adapter.page(asked);
             let after = after.map(|token| decoded(&token));
             let page = list(&*bucket, &asked.key, delimiter, after.as_deref(), max).map_err(failed)?;
+            if adapter.is_tree()
+                && page.objects.is_empty()
+                && page.prefixes.is_empty()
+                && !asked.key.is_empty()
+            {
+                return Err(adapter.no_object());
+            }
             let (headers, text) = adapter.listing(asked, page);
-            return Ok(respond(StatusCode::OK, headers, Bytes::from(text).into()));
+            return Ok(respond(adapter.status(asked), headers, Bytes::from(text).into()));
         }
-        let meta = bucket.stat(&asked.key).map_err(failed)?.ok_or_else(|| adapter.no_object())?;
+        let found = bucket.stat(&asked.key).map_err(failed)?;
+        if found.is_none() && adapter.is_tree() {
+            let below = list(&*bucket, &format!("{}/", asked.key), None, None, 1).map_err(failed)?;
+            if !below.objects.is_empty() {
+                let slashed = value(&format!("{}/", parts.uri.path()));
+                let headers = [(http::header::LOCATION, slashed)].into_iter().collect();
+                return Ok(respond(StatusCode::MOVED_PERMANENTLY, headers, Bytes::new().into()));
+            }
+        }
+        let meta = found.ok_or_else(|| adapter.no_object())?;
         if asked.op == "HeadObject" {
-            let (headers, text) = adapter.about(&asked.key, &meta);
-            return Ok(respond(StatusCode::OK, headers, Bytes::from(text).into()));
+            let (headers, text) = adapter.about(asked, &meta);
+            return Ok(respond(adapter.status(asked), headers, Bytes::from(text).into()));
         }
         let mut headers = adapter.version(parts, asked, &meta)?;
         let range = parts.headers.get("range").and_then(|range| range.to_str().ok());

@@ -126,7 +126,7 @@ impl Adapter for Azure {
         (headers(), text)
     }
 
-    fn about(&self, _: &str, meta: &Meta) -> (HeaderMap, String) {
+    fn about(&self, _: &Asked, meta: &Meta) -> (HeaderMap, String) {
         let mut headers = described(meta);
         headers.insert("content-length", meta.size.into());
         (headers, String::new())

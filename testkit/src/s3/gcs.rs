@@ -108,8 +108,8 @@ impl Adapter for Gcs {
         (json_headers(), listing.to_string())
     }
 
-    fn about(&self, key: &str, meta: &Meta) -> (HeaderMap, String) {
-        (json_headers(), described("", key, meta).to_string())
+    fn about(&self, asked: &Asked, meta: &Meta) -> (HeaderMap, String) {
+        (json_headers(), described("", &asked.key, meta).to_string())
     }
 
     fn version(&self, _: &Parts, asked: &Asked, meta: &Meta) -> Result<HeaderMap, Denied> {

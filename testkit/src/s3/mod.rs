@@ -24,6 +24,7 @@ mod stats;
 mod synthetic;
 #[cfg(test)]
 mod tests;
+mod web;
 
 pub use azure::{ACCOUNT_KEY, Azure, sas_token};
 pub use bucket::{Body, Bucket, Listing, Meta, Next, Visitor, list};
@@ -34,6 +35,7 @@ pub use memory::Memory;
 pub use oss::Oss;
 pub use stats::Stats;
 pub use synthetic::Synthetic;
+pub use web::{Index, Web, time_and_length};
 
 use crate::faults::{Faults, Script};
 use bytes::Bytes;
@@ -85,6 +87,7 @@ pub enum Protocol {
     Oss(Oss),
     Gcs,
     Azure(Azure),
+    Web(Web),
 }
 
 /// Builds a [`Server`].
@@ -162,6 +165,7 @@ impl Server {
             Protocol::Oss(oss) => serve::Speaks::Oss(oss),
             Protocol::Gcs => serve::Speaks::Other(Arc::new(gcs::Gcs)),
             Protocol::Azure(azure) => serve::Speaks::Other(Arc::new(azure)),
+            Protocol::Web(web) => serve::Speaks::Other(Arc::new(web)),
         };
         let faults = Faults::new(config.faults);
         let counters = Arc::new(Counters::default());

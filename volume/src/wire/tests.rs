@@ -239,10 +239,12 @@ fn meant_for(source: &SourceUrl, mut parameters: Parameters) -> Parameters {
     if !matches!(source, SourceUrl::S3 { .. }) {
         parameters.addressing = Addressing::Path;
     }
-    if matches!(source, SourceUrl::Gcs { .. } | SourceUrl::Azure { .. }) {
+    if matches!(source, SourceUrl::Gcs { .. } | SourceUrl::Azure { .. } | SourceUrl::Web { .. }) {
         parameters.region = None;
     }
-    if matches!(source, SourceUrl::Azure { .. }) {
+    let web = matches!(source, SourceUrl::Web { .. });
+    parameters.manifest = (web && parameters.gid % 2 == 0).then(|| "lists/files.tsv".to_owned());
+    if matches!(source, SourceUrl::Azure { .. } | SourceUrl::Web { .. }) {
         parameters.requester_pays = false;
     }
     let here = matches!(source, SourceUrl::Azure { host: None, .. });
@@ -265,6 +267,8 @@ fn sources() -> impl Strategy<Value = SourceUrl> {
             "gs://bucket/a",
             "az://container/a",
             "az://container@account1.blob.core.windows.net",
+            "https://data.example.com",
+            "https://127.0.0.1:8443/a%20b",
         ]),
         prop::collection::vec(segment, 0..3),
     )
