@@ -34,6 +34,8 @@ pub enum RetryCause {
     Stalled,
     /// An answer that does not fit the question: wrong length, wrong range, unreadable listing.
     Malformed,
+    /// What came does not have the checksum that the store tells.
+    Corrupted,
     /// What came may change once more without another version.
     Unsettled,
     /// Nothing came for a while, and another source needed the slot.
@@ -51,6 +53,7 @@ impl RetryCause {
             Self::Truncated => "truncated",
             Self::Stalled => "stalled",
             Self::Malformed => "malformed",
+            Self::Corrupted => "corrupted",
             Self::Unsettled => "unsettled",
             Self::Displaced => "displaced",
         }

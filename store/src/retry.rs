@@ -39,7 +39,8 @@ impl Fault {
             Self::Retry { cause: RetryCause::Throttled | RetryCause::ServerError, .. } => slot.refused(),
             Self::Retry { cause: RetryCause::Stalled | RetryCause::Reset, .. } => slot.failed(),
             Self::Retry {
-                cause: RetryCause::Truncated | RetryCause::Malformed | RetryCause::Unsettled,
+                cause:
+                    RetryCause::Truncated | RetryCause::Malformed | RetryCause::Corrupted | RetryCause::Unsettled,
                 ..
             } => slot.answered(),
             Self::Retry { cause: RetryCause::Displaced, .. } => {}

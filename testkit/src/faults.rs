@@ -62,6 +62,8 @@ pub enum Fault {
     WrongLength,
     /// The answer carries another ETag than the object has.
     ChangedEtag,
+    /// One bit of the body is another one.
+    FlippedBit,
     /// Nothing is sent for so long (None: until released).
     Stall {
         #[serde(default)]
@@ -116,6 +118,7 @@ pub struct Decision {
     pub truncate: bool,
     pub wrong_length: bool,
     pub changed_etag: bool,
+    pub flipped_bit: bool,
     /// Where in the body it happens, 0 to 1.
     pub place: f64,
 }
@@ -247,6 +250,7 @@ impl Decision {
             Fault::Truncate => self.truncate = true,
             Fault::WrongLength => self.wrong_length = true,
             Fault::ChangedEtag => self.changed_etag = true,
+            Fault::FlippedBit => self.flipped_bit = true,
             Fault::Stall { ms } => self.stall = Some(time(ms)),
             Fault::StallBody { ms } => self.stall_body = Some(time(ms)),
         }

@@ -4,6 +4,7 @@
 //! sent them uncompressed, of a length that nothing announces and without ranges.
 
 use super::answer::{self, Said, Words};
+use super::checksum::{self, Checksum};
 use super::listing::{self, is_page};
 use super::{
     Dialect, From, KeyStore, Object, Place, Refusal, Signer, can_be_sent, date, field, header, not_ours,
@@ -13,6 +14,7 @@ use crate::observe::RetryCause;
 use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
+use crc_fast::CrcAlgorithm;
 use http::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue, RANGE,
 };
@@ -31,6 +33,7 @@ use volume::{Addressing, Credentials, CredentialsKind, Parameters};
 const PUBLIC: &str = "https://storage.googleapis.com";
 
 /// Of the object that an answer's bytes are of.
+const HASH: HeaderName = HeaderName::from_static("x-goog-hash");
 const GENERATION: HeaderName = HeaderName::from_static("x-goog-generation");
 
 const STORED_ENCODING: HeaderName = HeaderName::from_static("x-goog-stored-content-encoding");
@@ -144,6 +147,15 @@ impl Dialect for Gcs {
     fn is_as_stored(&self, headers: &HeaderMap) -> bool {
         let encoding = |name: HeaderName| header(headers, name).filter(|encoding| *encoding != "identity");
         encoding(CONTENT_ENCODING) == encoding(STORED_ENCODING)
+    }
+
+    /// `crc32c=4waSgw==,md5=…`, in one header or two.
+    fn checksum(&self, headers: &HeaderMap) -> Option<Checksum> {
+        let told = headers.get_all(HASH).iter().filter_map(|value| value.to_str().ok());
+        let crc =
+            told.flat_map(|value| value.split(',')).find_map(|part| part.trim().strip_prefix("crc32c="))?;
+        let value = checksum::big_endian(crc, CrcAlgorithm::Crc32Iscsi)?;
+        Some(Checksum { algorithm: CrcAlgorithm::Crc32Iscsi, value, of_range: false })
     }
 
     fn version(&self, headers: &HeaderMap, _: &Version) -> Option<Version> {

@@ -7,6 +7,7 @@
 //! azure.rs   Azure's blobs                     answer.rs           an error document in XML: what to do
 //! web.rs     a web server                      index.rs            its directories, in the forms that they have
 //!                                              field.rs, date.rs   sizes, ETags, times
+//!                                              checksum.rs         of bodies
 //! ```
 //!
 //! Who sends them, waits, retries and resumes is [`crate::exchange`], once for all. Signatures, which must be exactly right,
@@ -14,6 +15,7 @@
 
 mod answer;
 mod azure;
+pub(crate) mod checksum;
 mod date;
 mod field;
 #[cfg(fuzzing)]
@@ -32,6 +34,7 @@ pub(crate) use gcs::Gcs;
 pub(crate) use oss::Oss;
 pub(crate) use s3::S3;
 
+use self::checksum::Checksum;
 use crate::keys::{encode_path, encode_query};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
@@ -78,15 +81,17 @@ pub(crate) trait Dialect: Debug + Send + Sync {
 
     /// What makes a GET one of `range` of this version and no other. None: no header can carry that version.
     fn reading(&self, version: &Version, range: &Range<u64>) -> Option<HeaderMap> {
-        let mut headers = HeaderMap::new();
-        headers.insert(RANGE, value(format!("bytes={}-{}", range.start, range.end - 1))?);
-        headers.insert(IF_MATCH, value(field::quoted(version))?);
-        Some(headers)
+        reading(version, range)
     }
 
     /// Are these the object's bytes as they lie there, not packed or unpacked on the way?
     fn is_as_stored(&self, _headers: &HeaderMap) -> bool {
         true
+    }
+
+    /// What a GET's answer tells about the bytes that it brings.
+    fn checksum(&self, _headers: &HeaderMap) -> Option<Checksum> {
+        None
     }
 
     /// Has what a GET's answer brings been as it is for long enough that a change of it would make another version?
@@ -142,6 +147,13 @@ pub(crate) trait KeyStore: Dialect {
     fn listed(&self, body: &[u8]) -> Result<listing::Answer, String> {
         list_objects_v2::parse(body)
     }
+}
+
+fn reading(version: &Version, range: &Range<u64>) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    headers.insert(RANGE, value(format!("bytes={}-{}", range.start, range.end - 1))?);
+    headers.insert(IF_MATCH, value(field::quoted(version))?);
+    Some(headers)
 }
 
 /// What the headers of a HEAD's answer tell.

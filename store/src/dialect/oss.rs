@@ -1,11 +1,13 @@
 //! Alibaba Cloud OSS: S3's listings and errors, headers and signature of its own.
 
 use super::answer::{self, Words};
-use super::{Dialect, KeyStore, Keys, Place, Refusal, Signer, has_name};
+use super::checksum::Checksum;
+use super::{Dialect, KeyStore, Keys, Place, Refusal, Signer, has_name, header};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
-use http::header::{HeaderMap, HeaderName, HeaderValue, IF_MATCH, RANGE};
+use crc_fast::CrcAlgorithm;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::request;
 use reqsign_aliyun_oss::{Credential, RequestSigner, SigningVersion};
 use reqsign_core::{Context, SignRequest};
@@ -16,6 +18,8 @@ use volume::{Addressing, Credentials, Parameters};
 
 /// Without it OSS answers a range beyond the end with the whole object.
 const RANGE_BEHAVIOR: HeaderName = HeaderName::from_static("x-oss-range-behavior");
+
+const CRC64: HeaderName = HeaderName::from_static("x-oss-hash-crc64ecma");
 
 const PAYER: HeaderName = HeaderName::from_static("x-oss-request-payer");
 
@@ -66,10 +70,14 @@ impl Dialect for Oss {
         pays.into_iter().collect()
     }
 
+    /// Every object has one.
+    fn checksum(&self, headers: &HeaderMap) -> Option<Checksum> {
+        let value = header(headers, CRC64)?.trim().parse().ok()?;
+        Some(Checksum { algorithm: CrcAlgorithm::Crc64Xz, value, of_range: false })
+    }
+
     fn reading(&self, version: &Version, range: &Range<u64>) -> Option<HeaderMap> {
-        let mut headers = HeaderMap::new();
-        headers.insert(RANGE, super::value(format!("bytes={}-{}", range.start, range.end - 1))?);
-        headers.insert(IF_MATCH, super::value(super::field::quoted(version))?);
+        let mut headers = super::reading(version, range)?;
         headers.insert(RANGE_BEHAVIOR, HeaderValue::from_static("standard"));
         Some(headers)
     }

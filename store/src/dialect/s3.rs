@@ -1,16 +1,19 @@
 //! S3, and what speaks it.
 
 use super::answer::{self, Words};
+use super::checksum::{self, Checksum};
 use super::{Dialect, KeyStore, Keys, Place, Refusal, Signer, authorize, header};
-use crate::StoreError;
 use crate::retry::Fault;
+use crate::{StoreError, Version};
 use async_trait::async_trait;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::request;
 use object_store::aws::{AwsAuthorizer, AwsCredential};
+use std::ops::Range;
 use std::sync::Arc;
 use volume::{Credentials, Parameters};
 
+const CHECKSUM_MODE: HeaderName = HeaderName::from_static("x-amz-checksum-mode");
 const PAYER: HeaderName = HeaderName::from_static("x-amz-request-payer");
 
 #[derive(Debug)]
@@ -41,6 +44,16 @@ impl Dialect for S3 {
     fn headers(&self) -> HeaderMap {
         let pays = self.requester_pays.then(|| (PAYER, HeaderValue::from_static("requester")));
         pays.into_iter().collect()
+    }
+
+    fn reading(&self, version: &Version, range: &Range<u64>) -> Option<HeaderMap> {
+        let mut headers = super::reading(version, range)?;
+        headers.insert(CHECKSUM_MODE, HeaderValue::from_static("ENABLED"));
+        Some(headers)
+    }
+
+    fn checksum(&self, headers: &HeaderMap) -> Option<Checksum> {
+        checksum::s3(headers)
     }
 
     fn refused(&self, refusal: &Refusal<'_>, secrets: &[String]) -> Fault {

@@ -8,9 +8,13 @@
 //!             ▼
 //!            end
 //! ```
+//!
+//! Of a small object whose checksum the store tells, nothing is given out before all of it has come and fits.
 
 use super::client::{Client, broken_body, stalled};
 use crate::access::Question;
+use crate::dialect::checksum::{Checksum, Summing};
+use crate::dialect::{content_range, header};
 use crate::dispatch::Lane;
 use crate::observe::{Outcome, RetryCause};
 use crate::retry::{Attempts, Fault, Meter};
@@ -18,7 +22,9 @@ use crate::traffic::Slot;
 use crate::{ByteStream, StoreError, Version};
 use bytes::Bytes;
 use futures::StreamExt;
+use http::header::CONTENT_RANGE;
 use reqwest::{Response, Url};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,13 +35,30 @@ struct Body {
     url: Url,
     what: String,
     version: Version,
-    /// Still to come.
+    /// What was asked for, and of it what is still to come.
+    whole: Range<u64>,
     rest: Range<u64>,
+    /// What has come and is not given out yet.
+    held: Held,
+    /// So often what came did not have its checksum.
+    corrupted: u32,
     attempts: Attempts,
     transfer: Option<Transfer>,
     /// All has come; its end has not been read.
     over: Option<Response>,
 }
+
+#[derive(Default)]
+struct Held {
+    pieces: VecDeque<Bytes>,
+    /// Until it fits; None: there is none to wait for.
+    summing: Option<Summing>,
+}
+
+/// So much waits in memory for its checksum, of each request. Larger objects are given out as they come.
+const HELD_MAX: u64 = 512 << 10;
+/// A bit that is flipped so often flips where it is sent from.
+const CORRUPTED_MAX: u32 = 3;
 
 /// One connection's part of the work. Dropped on any fault, and with it the slot.
 struct Transfer {
@@ -64,7 +87,10 @@ pub(super) async fn open(
         url,
         what,
         version: version.clone(),
+        whole: range.clone(),
         rest: range,
+        held: Held::default(),
+        corrupted: 0,
         attempts,
         transfer: None,
         over: None,
@@ -84,6 +110,11 @@ pub(super) async fn open(
 impl Body {
     async fn next(&mut self) -> Result<Option<Bytes>, StoreError> {
         loop {
+            if self.held.summing.is_none()
+                && let Some(piece) = self.held.pieces.pop_front()
+            {
+                return Ok(Some(piece));
+            }
             if self.rest.is_empty() {
                 self.finish().await;
                 return Ok(None);
@@ -91,23 +122,49 @@ impl Body {
             if self.transfer.is_none() {
                 self.connect().await?;
             }
-            match self.receive().await {
-                Ok(piece) => {
+            match self.receive().await.and_then(|piece| self.hold(piece)) {
+                Ok(()) => {
                     if self.rest.is_empty() {
                         self.all_came();
                     }
-                    return Ok(Some(piece));
                 }
                 Err(fault) => self.back_off(fault).await?,
             }
         }
     }
 
+    /// Err: all that came is not what the store has.
+    fn hold(&mut self, piece: Bytes) -> Result<(), Fault> {
+        let Held { pieces, summing } = &mut self.held;
+        summing.iter_mut().for_each(|summing| summing.update(&piece));
+        pieces.push_back(piece);
+        if !self.rest.is_empty() || summing.take().is_none_or(|summing| summing.fits()) {
+            return Ok(());
+        }
+        pieces.clear();
+        self.rest = self.whole.clone();
+        self.corrupted += 1;
+        let why = "what came does not have the checksum that the store tells: it was changed on its way";
+        match self.corrupted < CORRUPTED_MAX {
+            true => Err(Fault::retry(RetryCause::Corrupted, why)),
+            false => Err(Fault::Fail(StoreError::malformed(&self.what, why))),
+        }
+    }
+
     async fn connect(&mut self) -> Result<(), StoreError> {
-        let Self { client, url, what, version, rest, attempts, transfer, .. } = self;
+        if self.held.summing.take().is_some() {
+            // Nothing of it was given out.
+            self.held.pieces.clear();
+            self.rest = self.whole.clone();
+        }
+        let Self { client, url, what, version, whole, rest, held, attempts, transfer, .. } = self;
         let attempt = |patience| client.get(url, what, version, rest.clone(), patience);
         let (response, slot, meter) = attempts.ask(&client.request("get", Lane::Data, what), attempt).await?;
         slot.moves(0);
+        if *rest == *whole && rest.end - rest.start <= HELD_MAX {
+            let tells = client.dialect().checksum(response.headers());
+            held.summing = tells.filter(|sum| sum.of_range || is_whole(&response)).map(Checksum::begin);
+        }
         *transfer = Some(Transfer { response, meter, slot });
         Ok(())
     }
@@ -166,4 +223,11 @@ impl Body {
         // Reading the end lets the connection go back to the pool; it is there already, or not worth waiting for.
         let _ = timeout(Duration::from_millis(100), response.chunk()).await;
     }
+}
+
+/// Does it bring all of the object?
+fn is_whole(response: &Response) -> bool {
+    let Some(text) = header(response.headers(), CONTENT_RANGE) else { return true };
+    let size = text.rsplit_once('/').and_then(|(_, size)| size.trim().parse::<u64>().ok());
+    content_range(text).is_some_and(|range| range.start == 0 && size == Some(range.end))
 }

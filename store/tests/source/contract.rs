@@ -1,11 +1,11 @@
 //! What holds for every store, whatever it speaks: each claim over each store.
 
-use crate::common::{BUCKET, ODD_KEYS, listed, quick, read};
+use crate::common::{BUCKET, Log, ODD_KEYS, listed, quick, read};
 use futures::TryStreamExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use store::{Access, ExpiryObserver, Kind, Limits, NoObserver, Source, StoreError};
+use store::{Access, ExpiryObserver, Kind, Limits, NoObserver, RetryCause, Source, StoreError};
 use testkit::content;
 use testkit::faults::{Fault, Rule, Script};
 use testkit::s3::{
@@ -437,6 +437,51 @@ async fn another_region_is_said() {
         let parameters = Parameters { region: Some("cn-other".into()), ..store.parameters() };
         let error = store.check(BUCKET, parameters, &store.owner()).await.unwrap_err().to_string();
         assert!(error.contains("set 'region'"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_was_changed_on_its_way_is_fetched_again() {
+    const SIZE: u64 = 200_000;
+    // Web servers tell nothing.
+    let stores = stores_where(|config| config.checksums = true).await;
+    for store in stores.into_iter().filter(|store| matches!(store.scheme, "s3" | "oss" | "gs" | "az")) {
+        let scheme = store.scheme;
+        let seen = store.put("o", SIZE);
+        let log = Arc::new(Log::default());
+        let spec = store.spec(BUCKET, store.parameters());
+        let secrets = store.owner();
+        let credentials = Credentials::from_secrets(secrets.iter().map(|(k, v)| (*k, v.as_str()))).unwrap();
+        let access = Access::fixed(&spec, credentials);
+        let source = store::open(&spec, access, Arc::new(Limits::new(quick())), log.clone()).unwrap();
+        let flipped = |times: u64| {
+            let rule = Rule::always(Fault::FlippedBit).op("GetObject").times(times);
+            store.server.faults().set(Script { seed: times, rules: vec![rule] });
+        };
+        flipped(2);
+        let whole = content::bytes(content::id("o"), 0..SIZE);
+        assert!(read(&*source, b"o", &seen, 0..SIZE).await.unwrap() == whole, "{scheme}: other bytes");
+        assert_eq!(*log.retries.lock().unwrap(), [("get", RetryCause::Corrupted); 2], "{scheme}");
+        // Whoever sends it so each time: nothing of it is given out.
+        flipped(u64::MAX);
+        let mut body = source.get(b"o", &seen, 0..SIZE).await.unwrap();
+        let error = body.try_next().await.unwrap_err();
+        assert!(
+            matches!(&error, StoreError::Malformed { why, .. } if why.contains("checksum")),
+            "{scheme}: {error}"
+        );
+        // Broken in the middle and changed afterwards: the sum is of what came in one piece.
+        let rules = vec![
+            Rule::nth(Fault::ResetBody, &[1]).op("GetObject"),
+            Rule::nth(Fault::FlippedBit, &[2]).op("GetObject"),
+            Rule::nth(Fault::Truncate, &[3]).op("GetObject"),
+        ];
+        store.server.faults().set(Script { seed: 3, rules });
+        assert!(read(&*source, b"o", &seen, 0..SIZE).await.unwrap() == whole, "{scheme}: other bytes");
+        // A part of it: where the store tells the sum of the whole, there is none for it.
+        flipped(1);
+        let part = read(&*source, b"o", &seen, 10..1000).await.unwrap();
+        assert_eq!(part == whole[10..1000], scheme == "az", "{scheme}");
     }
 }
 

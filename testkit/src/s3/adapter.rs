@@ -1,6 +1,7 @@
 //! Protocols that `s3s` does not speak: each reads a request in its own words, says who asks, and answers from a bucket.
 
 use super::bucket::{Bucket, Listing, Meta, list};
+use super::checksums::Sums;
 use super::service::{Buckets, Shareable};
 use super::{Key, Rights};
 use bytes::Bytes;
@@ -44,6 +45,10 @@ pub(super) trait Adapter: Send + Sync {
     }
 
     fn listing(&self, asked: &Asked, page: Listing) -> (HeaderMap, String);
+
+    fn sums(&self) -> Sums {
+        Sums::Nobody
+    }
 
     /// Are its directories something of their own, so that an empty one is not there, and one without its slash is redirected?
     fn is_tree(&self) -> bool {

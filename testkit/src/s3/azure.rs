@@ -3,6 +3,7 @@
 
 use super::adapter::{Adapter, Asked, Denied, decoded, pairs, token, value};
 use super::bucket::{Listing, Meta};
+use super::checksums::Sums;
 use super::{Key, Rights};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -97,6 +98,10 @@ impl Adapter for Azure {
         let mismatch =
             "The MAC signature found in the HTTP request is not the same as any computed signature.";
         key.map(|key| key.rights).ok_or_else(|| failed(mismatch))
+    }
+
+    fn sums(&self) -> Sums {
+        Sums::Azure
     }
 
     fn listing(&self, asked: &Asked, page: Listing) -> (HeaderMap, String) {

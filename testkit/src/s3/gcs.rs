@@ -3,6 +3,7 @@
 
 use super::adapter::{Adapter, Asked, Denied, decoded, pairs, token, value};
 use super::bucket::{Listing, Meta};
+use super::checksums::Sums;
 use super::{Key, Rights};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -90,6 +91,10 @@ impl Adapter for Gcs {
 
     fn pays(&self, headers: &HeaderMap) -> bool {
         headers.get("x-goog-user-project").is_some_and(|project| project == "testkit-project")
+    }
+
+    fn sums(&self) -> Sums {
+        Sums::Gcs
     }
 
     fn listing(&self, asked: &Asked, page: Listing) -> (HeaderMap, String) {

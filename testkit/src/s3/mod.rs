@@ -13,6 +13,7 @@ mod adapter;
 mod azure;
 mod body;
 mod bucket;
+mod checksums;
 mod directory;
 mod gateway;
 mod gcs;
@@ -98,6 +99,8 @@ pub struct Config {
     pub protocol: Protocol,
     /// Who asks must say that he pays.
     pub requester_pays: bool,
+    /// Small objects come with a checksum.
+    pub checksums: bool,
     pub faults: Script,
     pub buckets: BTreeMap<String, Arc<dyn Bucket>>,
 }
@@ -110,6 +113,7 @@ impl Default for Config {
             keys: vec![Key::new(ACCESS_KEY, SECRET_KEY, Rights::All)],
             protocol: Protocol::S3,
             requester_pays: false,
+            checksums: false,
             faults: Script::default(),
             buckets: BTreeMap::new(),
         }
@@ -174,6 +178,7 @@ impl Server {
             speaks,
             guard: Arc::new(guard),
             buckets: buckets.clone(),
+            checksums: config.checksums,
             faults: faults.clone(),
             counters: counters.clone(),
         };

@@ -3,6 +3,7 @@
 use super::Key;
 use super::adapter::{self, Adapter, Asked};
 use super::body::{Answer, Socket};
+use super::checksums::Sums;
 use super::oss::{Denied, Oss};
 use super::service::Buckets;
 use super::stats::Counters;
@@ -10,7 +11,7 @@ use crate::faults::{Decision, Faults, Script, Seen};
 use async_trait::async_trait;
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use s3s::auth::{S3Auth, SecretKey, SimpleAuth};
 use s3s::service::S3Service;
@@ -29,6 +30,7 @@ pub(super) struct Shared {
     pub(super) speaks: Speaks,
     pub(super) guard: Arc<Guard>,
     pub(super) buckets: Buckets,
+    pub(super) checksums: bool,
     pub(super) faults: Faults,
     pub(super) counters: Arc<Counters>,
 }
@@ -159,6 +161,7 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
     }
     let head = request.method() == Method::HEAD;
     let (mut parts, body) = request.into_parts();
+    let asks = parts.headers.clone();
     let response = if let Speaks::Other(adapter) = &shared.speaks {
         let Guard { keys, anonymous, requester_pays } = &*shared.guard;
         adapter::answer(&**adapter, &parts, &asked, keys, *anonymous, *requester_pays, &shared.buckets)
@@ -190,6 +193,9 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
         }
         body = Bytes::from(claimed).into();
     }
+    if op == "GetObject" && parts.status.is_success() && (shared.checksums || decision.flipped_bit) {
+        body = summed(&mut parts.headers, body, &asks, &shared, &decision).await?;
+    }
     let claimed = parts.headers.get("content-length").and_then(|value| value.to_str().ok());
     let length = claimed.and_then(|claimed| claimed.parse::<i64>().ok()).map(i64::cast_unsigned);
     if let Some(length) = length.filter(|_| head) {
@@ -209,6 +215,39 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
     let mut response = in_flight.answer(parts.status, body, length, op, &decision, &shared, socket);
     *response.headers_mut() = parts.headers;
     Ok(response)
+}
+
+/// The same body with what is told about it; and then, where the script says so, not quite the same.
+async fn summed(
+    headers: &mut HeaderMap,
+    mut body: s3s::Body,
+    asked: &HeaderMap,
+    shared: &Shared,
+    decision: &Decision,
+) -> io::Result<s3s::Body> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        if let Ok(data) = frame.map_err(io::Error::other)?.into_data() {
+            bytes.extend_from_slice(&data);
+        }
+    }
+    let sums = match &shared.speaks {
+        Speaks::S3 => Sums::S3,
+        Speaks::Oss(_) => Sums::Oss,
+        Speaks::Other(adapter) => adapter.sums(),
+    };
+    let range = headers.get("content-range").and_then(|range| range.to_str().ok());
+    let length = bytes.len();
+    let is_whole =
+        range.is_none_or(|range| range == format!("bytes 0-{}/{length}", length.saturating_sub(1)));
+    if shared.checksums {
+        headers.extend(sums.of(asked, &bytes, is_whole));
+    }
+    if decision.flipped_bit && !bytes.is_empty() {
+        let at = (bytes.len() - 1) as f64 * decision.place;
+        bytes[at as usize] ^= 1;
+    }
+    Ok(Bytes::from(bytes).into())
 }
 
 /// Counts the request as under way until its body, or the future that would have made one, is gone.

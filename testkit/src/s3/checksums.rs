@@ -1,0 +1,53 @@
+//! Checksums that stores tell beside an object's bytes.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use crc_fast::{CrcAlgorithm, checksum};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// As which store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sums {
+    S3,
+    Oss,
+    Gcs,
+    Azure,
+    Nobody,
+}
+
+impl Sums {
+    /// `asked`: the request's headers. `is_whole`: `bytes` are the whole object.
+    pub(super) fn of(
+        self,
+        asked: &HeaderMap,
+        bytes: &[u8],
+        is_whole: bool,
+    ) -> Option<(HeaderName, HeaderValue)> {
+        let asks = |name: &str, value: &str| {
+            asked.get(name).is_some_and(|asked| asked.as_bytes().eq_ignore_ascii_case(value.as_bytes()))
+        };
+        let of = |algorithm| checksum(algorithm, bytes);
+        let (name, text) = match self {
+            Self::S3 if is_whole && asks("x-amz-checksum-mode", "enabled") => (
+                "x-amz-checksum-crc64nvme",
+                BASE64_STANDARD.encode(of(CrcAlgorithm::Crc64Nvme).to_be_bytes()),
+            ),
+            Self::Oss if is_whole => ("x-oss-hash-crc64ecma", of(CrcAlgorithm::Crc64Xz).to_string()),
+            Self::Gcs if is_whole => {
+                let crc = &of(CrcAlgorithm::Crc32Iscsi).to_be_bytes()[4..];
+                (
+                    "x-goog-hash",
+                    format!("crc32c={},md5=1B2M2Y8AsgTpgAmY7PhCfg==", BASE64_STANDARD.encode(crc)),
+                )
+            }
+            Self::Azure if asks("x-ms-range-get-content-crc64", "true") => {
+                ("x-ms-content-crc64", BASE64_STANDARD.encode(of(CrcAlgorithm::Crc64Nvme).to_le_bytes()))
+            }
+            _ => return None,
+        };
+        Some((
+            HeaderName::from_static(name),
+            HeaderValue::try_from(text).expect("Base64 and digits can be sent"),
+        ))
+    }
+}
