@@ -1,5 +1,6 @@
 //! What refusals in S3's words mean: retry, or an error that says what to do.
 
+use super::xml::named;
 use super::{Place, Refusal};
 use crate::StoreError;
 use crate::observe::RetryCause;
@@ -114,38 +115,49 @@ pub(super) fn judge(refusal: &Refusal<'_>, said: &Said, place: &Place, words: &W
     }
 }
 
-/// Anything that is not an S3 error document (a proxy's HTML page) gives an empty answer.
+/// Anything that is not an S3 error document (a proxy's HTML page) gives an empty answer, one that stops short what came.
 pub(super) fn parse(body: &[u8]) -> Said {
     let mut said = Said::default();
     let text = String::from_utf8_lossy(body);
     let mut reader = Reader::from_str(&text);
     let (mut field, mut detail) = (String::new(), String::new());
+    let (mut region, mut endpoint) = (String::new(), String::new());
     loop {
-        match reader.read_event() {
-            Ok(Event::Start(start)) => field = start.local_name().as_ref().to_owned(),
-            Ok(Event::End(_)) => field.clear(),
-            Ok(Event::Text(text)) => {
-                let text = text.trim().to_owned();
-                match field.as_str() {
-                    "Code" => said.code.push_str(&text),
-                    "Message" => said.message.push_str(&text),
-                    // Azure's message says the same of every signature.
-                    "AuthenticationErrorDetail" => detail = text,
-                    "Region" => said.region = Some(text),
-                    "Endpoint" => said.endpoint = Some(text),
-                    _ => {}
-                }
+        // A text comes in pieces: an entity is one of its own.
+        let piece = match reader.read_event() {
+            Ok(Event::Text(text)) => text.to_string(),
+            Ok(Event::GeneralRef(entity)) => {
+                let character = entity.resolve_char_ref().ok().flatten().or_else(|| named(&entity));
+                character.map(String::from).unwrap_or_default()
             }
-            Ok(Event::Eof) | Err(_) => {
-                said.shown = said.code.clone();
-                if !detail.is_empty() {
-                    said.message = detail;
-                }
-                return said;
+            Ok(Event::Start(start)) => {
+                field = start.local_name().as_ref().to_owned();
+                continue;
             }
-            Ok(_) => {}
+            Ok(Event::End(_)) => {
+                field.clear();
+                continue;
+            }
+            Ok(Event::Eof) | Err(_) => break,
+            Ok(_) => continue,
+        };
+        match field.as_str() {
+            "Code" => said.code.push_str(&piece),
+            "Message" => said.message.push_str(&piece),
+            // Azure's message says the same of every signature.
+            "AuthenticationErrorDetail" => detail.push_str(&piece),
+            "Region" => region.push_str(&piece),
+            "Endpoint" => endpoint.push_str(&piece),
+            _ => {}
         }
     }
+    let trimmed = |text: String| text.trim().to_owned();
+    let unless_empty = |text: String| Some(trimmed(text)).filter(|text| !text.is_empty());
+    said.code = trimmed(said.code);
+    said.shown = said.code.clone();
+    said.message = unless_empty(detail).unwrap_or_else(|| trimmed(said.message));
+    (said.region, said.endpoint) = (unless_empty(region), unless_empty(endpoint));
+    said
 }
 
 /// Seconds only; a date would make us trust the store's clock.
@@ -221,6 +233,15 @@ mod tests {
         said.scrub(&["AKIA1", "T0K"]);
         assert_eq!(said.message, "key … token …");
         assert_eq!((said.region.as_deref(), said.endpoint.as_deref()), (Some("…"), Some("….h")));
+    }
+
+    #[test]
+    fn entities_of_a_message_are_characters_of_it() {
+        let body = b"<Error><Message> the region &#39;x&#39; is &lt;wrong&gt;, &unknown; &amp;c </Message><Region/></Error>";
+        let mut said = parse(body);
+        assert_eq!((said.message.as_str(), said.region.as_deref()), ("the region 'x' is <wrong>,  &c", None));
+        said.scrub(&["<wrong>"]);
+        assert_eq!(said.message, "the region 'x' is \u{2026},  &c");
     }
 
     #[test]

@@ -72,7 +72,8 @@ pub(super) fn walk(
     }
 }
 
-fn named(reference: &str) -> Option<char> {
+/// The entities that every document has.
+pub(super) fn named(reference: &str) -> Option<char> {
     Some(match reference {
         "amp" => '&',
         "lt" => '<',
