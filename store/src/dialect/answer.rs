@@ -69,7 +69,8 @@ pub(super) fn judge(refusal: &Refusal<'_>, said: &Said, place: &Place, words: &W
     let invalid = |why: String| Fault::Fail(StoreError::Invalid { what: what.clone(), why });
     let retry = |cause| Fault::Retry { cause, detail: text.clone(), after };
     match (status.as_u16(), said.code.as_str()) {
-        (_, "InvalidAccessKeyId" | "NotSignedUp") => denied(format!(
+        // versitygw's is a 404, which says nothing of the object.
+        (_, "InvalidAccessKeyId" | "NotSignedUp" | "XAdminUserNotFound") => denied(format!(
             "the store does not know this access key: check accessKeyId in the secret, and that {} issued it ({text})",
             place.endpoint
         )),
@@ -192,6 +193,7 @@ mod tests {
     fn each_refusal_says_what_to_do() {
         for (status, code, advice) in [
             (403, "InvalidAccessKeyId", "check accessKeyId"),
+            (404, "XAdminUserNotFound", "check accessKeyId"),
             (403, "SignatureDoesNotMatch", "check secretAccessKey"),
             (400, "ExpiredToken", "renew the secret"),
             (403, "RequestTimeTooSkewed", "synchronise"),
