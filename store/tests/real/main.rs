@@ -7,7 +7,7 @@ mod common;
 mod servers;
 
 use common::{BUCKET, ODD_KEYS, listed, named, read};
-use servers::{Kept, Real};
+use servers::{Kept, REGION, Real};
 use std::sync::Arc;
 use std::time::Duration;
 use store::{Access, Kind, Limits, LimitsConfig, NoObserver, Source, StoreError};
@@ -19,10 +19,19 @@ fn open(
     bucket: &str,
     secrets: &[(&'static str, String)],
 ) -> Result<Arc<dyn Source>, StoreError> {
+    open_in(REGION, real, bucket, secrets)
+}
+
+fn open_in(
+    region: &str,
+    real: &Real,
+    bucket: &str,
+    secrets: &[(&'static str, String)],
+) -> Result<Arc<dyn Source>, StoreError> {
     let source = SourceUrl::parse(&format!("{}://{bucket}", real.scheme)).unwrap();
     let parameters = Parameters {
         endpoint: Some(real.endpoint().parse().unwrap()),
-        region: Some("us-east-1".into()),
+        region: Some(region.into()),
         storage_account: real.account.map(str::to_owned),
         allow_http: true,
         store_timeout: Duration::from_secs(60),
@@ -93,6 +102,28 @@ async fn each_server_keeps_what_the_contract_claims() {
         );
         assert_eq!(source.head(b"d/nothing").await.unwrap(), None, "{}", real.name);
 
+        // Directories that are empty: a marker's, and what a gateway shows in their parent alone.
+        assert!(matches!(real.put("marked/", Vec::new()).await, Kept::Yes), "{}", real.name);
+        for empty in ["marked"].into_iter().chain(real.keyless) {
+            let parent = listed(&*source, "").await;
+            assert_eq!(parent.get(empty.as_bytes()), Some(&Kind::Directory), "{}: {empty}", real.name);
+            assert_eq!(listed(&*source, empty).await.len(), 0, "{}: {empty}", real.name);
+            let entry = source.head(empty.as_bytes()).await.unwrap();
+            assert_eq!(entry.map(|entry| entry.kind), Some(Kind::Directory), "{}: {empty}", real.name);
+        }
+
+        // A file and a directory of one name.
+        assert!(matches!(real.put("two", vec![1]).await, Kept::Yes), "{}", real.name);
+        let both = matches!(real.put("two/x", vec![2]).await, Kept::Yes);
+        let page = source.list(b"", None).await.unwrap();
+        let two = page.entries.iter().filter(|entry| entry.name == b"two").count();
+        assert_eq!(
+            (both, two),
+            (real.file_and_directory, 1 + usize::from(real.file_and_directory)),
+            "{}",
+            real.name
+        );
+
         // Ranges, and a version that is gone, also in the middle of a body.
         const SIZE: u64 = (1 << 20) + 7;
         let version = async |path: &str| match source.head(path.as_bytes()).await.unwrap().unwrap().kind {
@@ -125,6 +156,20 @@ async fn each_server_keeps_what_the_contract_claims() {
             let refused = open(&real, BUCKET, wrong).unwrap().check(Duration::from_secs(10)).await;
             let refused = refused.unwrap_err().to_string();
             assert!(refused.contains(words), "{}: {refused}", real.name);
+        }
+        if let Some(stranger) = &real.stranger {
+            let refused = open(&real, BUCKET, stranger).unwrap().check(Duration::from_secs(10)).await;
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.contains("check accessKeyId"), "{}: {refused}", real.name);
+        }
+        let elsewhere = open_in("eu-elsewhere-1", &real, BUCKET, &real.secrets).unwrap();
+        match (elsewhere.check(Duration::from_secs(10)).await, real.looks_at_region) {
+            (Ok(()), false) => {}
+            (Err(why), true) => {
+                let why = why.to_string();
+                assert!(why.contains(&format!("set 'region' to {REGION}")), "{}: {why}", real.name);
+            }
+            other => panic!("{}: {other:?}", real.name),
         }
         table.push(format!(
             "{:<16} {kept} of {} odd keys; refuses {lost:?}, breaks at {:?}",

@@ -16,6 +16,13 @@ use testkit::process::Process;
 const STRICT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 const STRICT_PATH: &AsciiSet = &STRICT.remove(b'/');
 
+/// Of every server of S3.
+pub(crate) const REGION: &str = "us-east-1";
+
+/// Of those that look at S3's signatures.
+const KEY_ID: &str = "key-of-tests";
+const SECRET_KEY: &str = "secret-of-tests";
+
 /// The account that every installation of Azurite has, as its documentation says.
 const ACCOUNT: &str = "devstoreaccount1";
 const ACCOUNT_KEY: &str =
@@ -34,14 +41,22 @@ pub(crate) struct Real {
     pub(crate) secrets: Vec<(&'static str, String)>,
     /// Secrets that it refuses, and what our error then says. None: it looks at no signature.
     pub(crate) wrong: Option<(Vec<(&'static str, String)>, &'static str)>,
+    /// Secrets with an id that it does not know, if it looks at ids.
+    pub(crate) stranger: Option<Vec<(&'static str, String)>>,
+    /// Whether it refuses signatures for a region that is not its own.
+    pub(crate) looks_at_region: bool,
     /// How many of the odd keys it takes from nobody.
     pub(crate) refuses: usize,
     /// Keys that it takes, and then keeps as others or fails at.
     pub(crate) breaks_at: &'static [&'static str],
+    /// Whether it has `a/b` beside an object `a`.
+    pub(crate) file_and_directory: bool,
+    /// A directory that it shows in the bucket's listing, without a key below it.
+    pub(crate) keyless: Option<&'static str>,
     port: u16,
     client: reqwest::Client,
     _process: Process,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 type Start = fn() -> BoxFuture<'static, Real>;
@@ -55,6 +70,7 @@ pub(crate) fn chosen() -> Vec<Start> {
             "moto" => || Box::pin(moto()),
             "azurite" => || Box::pin(azurite()),
             "fake-gcs-server" => || Box::pin(fake_gcs()),
+            "versitygw" => || Box::pin(versitygw()),
             other => panic!("{other} is no server that is known here"),
         }
     };
@@ -97,12 +113,16 @@ impl Real {
             account: None,
             secrets,
             wrong,
+            stranger: None,
+            looks_at_region: false,
             refuses: 0,
             breaks_at: &[],
+            file_and_directory: true,
+            keyless: None,
             port,
             client,
             _process: process,
-            _dir: dir,
+            dir,
         }
     }
 
@@ -149,7 +169,7 @@ impl Real {
                 let (key_id, secret_key) =
                     (secret("accessKeyId").unwrap(), secret("secretAccessKey").unwrap());
                 let credential = AwsCredential { key_id, secret_key, token: None };
-                AwsAuthorizer::new(&credential, "s3", "us-east-1").try_authorize(&mut request, None).unwrap();
+                AwsAuthorizer::new(&credential, "s3", REGION).try_authorize(&mut request, None).unwrap();
             }
             "az" => {
                 request.headers_mut().insert("content-length", body.len().into());
@@ -228,5 +248,39 @@ async fn fake_gcs() -> Real {
     let body = format!("{{\"name\": \"{BUCKET}\"}}").into_bytes();
     let json = [("content-type", "application/json")];
     assert!(real.send(Method::POST, "/storage/v1/b?project=p", &json, body).await.is_success());
+    real
+}
+
+impl Real {
+    /// A server of S3 that looks at signatures, with a bucket.
+    async fn with_bucket_and_keys(mut self) -> Self {
+        let keys =
+            |id: &str, secret: &str| vec![("accessKeyId", id.into()), ("secretAccessKey", secret.into())];
+        self.secrets = keys(KEY_ID, SECRET_KEY);
+        self.wrong = Some((keys(KEY_ID, "wrong"), "check secretAccessKey"));
+        self.stranger = Some(keys("stranger", SECRET_KEY));
+        let made = self.send(Method::PUT, &format!("/{BUCKET}"), &[], Vec::new()).await;
+        assert!(made.is_success(), "{}: {made}", self.name);
+        self
+    }
+}
+
+/// S3 before a file system, whose temporary directory needs extended attributes.
+async fn versitygw() -> Real {
+    let real = Real::start("versitygw", "s3", |port, dir| {
+        std::fs::create_dir(dir.join("root")).unwrap();
+        let mut command = Command::new(program("versitygw/versitygw"));
+        command.args(["--port", &format!("127.0.0.1:{port}"), "--access", KEY_ID, "--secret", SECRET_KEY]);
+        // Without --keep-alive, as it comes: it closes each connection after one answer.
+        command.args(["--quiet", "posix"]).arg(dir.join("root"));
+        command
+    });
+    let mut real = real.with_bucket_and_keys().await;
+    real.looks_at_region = true;
+    // A control character is another in its listing.
+    real.breaks_at = &["\u{1}\u{7f}"];
+    real.file_and_directory = false;
+    std::fs::create_dir(real.dir.path().join("root").join(BUCKET).join("made beside it")).unwrap();
+    real.keyless = Some("made beside it");
     real
 }
