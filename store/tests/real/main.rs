@@ -2,6 +2,7 @@
 //! cannot keep is named here, so that a table of it can be shown.
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests too; clippy only knows #[test] functions.
 
+mod ceph;
 #[path = "../common/mod.rs"]
 mod common;
 mod servers;

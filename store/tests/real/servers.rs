@@ -1,5 +1,6 @@
 //! The servers: how each is started, and how an object is put into it.
 
+use crate::ceph;
 use crate::common::BUCKET;
 use futures::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Method, Request};
@@ -20,8 +21,8 @@ const STRICT_PATH: &AsciiSet = &STRICT.remove(b'/');
 pub(crate) const REGION: &str = "us-east-1";
 
 /// Of those that look at S3's signatures.
-const KEY_ID: &str = "key-of-tests";
-const SECRET_KEY: &str = "secret-of-tests";
+pub(crate) const KEY_ID: &str = "key-of-tests";
+pub(crate) const SECRET_KEY: &str = "secret-of-tests";
 
 /// The account that every installation of Azurite has, as its documentation says.
 const ACCOUNT: &str = "devstoreaccount1";
@@ -56,6 +57,8 @@ pub(crate) struct Real {
     port: u16,
     client: reqwest::Client,
     _process: Process,
+    /// What it stands on; ended after it.
+    pub(crate) others: Vec<Process>,
     dir: tempfile::TempDir,
 }
 
@@ -71,6 +74,7 @@ pub(crate) fn chosen() -> Vec<Start> {
             "azurite" => || Box::pin(azurite()),
             "fake-gcs-server" => || Box::pin(fake_gcs()),
             "versitygw" => || Box::pin(versitygw()),
+            "ceph-rgw" => || Box::pin(ceph::rgw()),
             other => panic!("{other} is no server that is known here"),
         }
     };
@@ -78,18 +82,18 @@ pub(crate) fn chosen() -> Vec<Start> {
 }
 
 /// A program that `scripts/stores` has installed.
-fn program(name: &str) -> PathBuf {
+pub(crate) fn program(name: &str) -> PathBuf {
     let dir = std::env::var_os("MILLPOND_STORES_DIR")
         .expect("scripts/stores says where they are (MILLPOND_STORES_DIR)");
     PathBuf::from(dir).join(name)
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 impl Real {
-    fn start(
+    pub(crate) fn start(
         name: &'static str,
         scheme: &'static str,
         command: impl FnOnce(u16, &std::path::Path) -> Command,
@@ -122,6 +126,7 @@ impl Real {
             port,
             client,
             _process: process,
+            others: Vec::new(),
             dir,
         }
     }
@@ -178,7 +183,9 @@ impl Real {
             }
             _ => {}
         }
-        let (parts, _) = request.into_parts();
+        let (mut parts, _) = request.into_parts();
+        // The client says nothing of an empty body, and Ceph wants to know.
+        parts.headers.insert("content-length", body.len().into());
         let sent =
             self.client.request(parts.method, url).headers(parts.headers).body(body).send().await.unwrap();
         sent.status()
@@ -253,7 +260,7 @@ async fn fake_gcs() -> Real {
 
 impl Real {
     /// A server of S3 that looks at signatures, with a bucket.
-    async fn with_bucket_and_keys(mut self) -> Self {
+    pub(crate) async fn with_bucket_and_keys(mut self) -> Self {
         let keys =
             |id: &str, secret: &str| vec![("accessKeyId", id.into()), ("secretAccessKey", secret.into())];
         self.secrets = keys(KEY_ID, SECRET_KEY);
