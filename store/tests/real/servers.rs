@@ -3,7 +3,7 @@
 use crate::ceph;
 use crate::common::BUCKET;
 use futures::future::BoxFuture;
-use http::{HeaderName, HeaderValue, Method, Request};
+use http::{HeaderName, HeaderValue, Method, Request, StatusCode};
 use object_store::aws::{AwsAuthorizer, AwsCredential};
 use object_store::azure::{AzureAccessKey, AzureAuthorizer, AzureCredential};
 use object_store::client::HttpRequestBody;
@@ -11,7 +11,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use testkit::process::Process;
 
 const STRICT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -35,6 +35,14 @@ pub(crate) enum Kept {
     No(u16),
 }
 
+/// What becomes of `a/b` where an object `a` is.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Below {
+    Listed,
+    Hidden,
+    Refused,
+}
+
 pub(crate) struct Real {
     pub(crate) name: &'static str,
     pub(crate) scheme: &'static str,
@@ -50,8 +58,7 @@ pub(crate) struct Real {
     pub(crate) refuses: usize,
     /// Keys that it takes, and then keeps as others or fails at.
     pub(crate) breaks_at: &'static [&'static str],
-    /// Whether it has `a/b` beside an object `a`.
-    pub(crate) file_and_directory: bool,
+    pub(crate) below_a_file: Below,
     /// A directory that it shows in the bucket's listing, without a key below it.
     pub(crate) keyless: Option<&'static str>,
     port: u16,
@@ -74,6 +81,7 @@ pub(crate) fn chosen() -> Vec<Start> {
             "azurite" => || Box::pin(azurite()),
             "fake-gcs-server" => || Box::pin(fake_gcs()),
             "versitygw" => || Box::pin(versitygw()),
+            "minio" => || Box::pin(minio()),
             "ceph-rgw" => || Box::pin(ceph::rgw()),
             other => panic!("{other} is no server that is known here"),
         }
@@ -121,7 +129,7 @@ impl Real {
             looks_at_region: false,
             refuses: 0,
             breaks_at: &[],
-            file_and_directory: true,
+            below_a_file: Below::Listed,
             keyless: None,
             port,
             client,
@@ -152,13 +160,7 @@ impl Real {
         if status.is_success() { Kept::Yes } else { Kept::No(status.as_u16()) }
     }
 
-    async fn send(
-        &self,
-        method: Method,
-        path: &str,
-        headers: &[(&str, &str)],
-        body: Vec<u8>,
-    ) -> http::StatusCode {
+    async fn send(&self, method: Method, path: &str, headers: &[(&str, &str)], body: Vec<u8>) -> StatusCode {
         let url = format!("{}{path}", self.endpoint());
         let mut request = Request::new(HttpRequestBody::from(body.clone()));
         *request.method_mut() = method;
@@ -266,7 +268,15 @@ impl Real {
         self.secrets = keys(KEY_ID, SECRET_KEY);
         self.wrong = Some((keys(KEY_ID, "wrong"), "check secretAccessKey"));
         self.stranger = Some(keys("stranger", SECRET_KEY));
-        let made = self.send(Method::PUT, &format!("/{BUCKET}"), &[], Vec::new()).await;
+        let begun = Instant::now();
+        let made = loop {
+            let made = self.send(Method::PUT, &format!("/{BUCKET}"), &[], Vec::new()).await;
+            // MinIO listens before it can do anything.
+            if made != StatusCode::SERVICE_UNAVAILABLE || begun.elapsed() > Duration::from_secs(60) {
+                break made;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
         assert!(made.is_success(), "{}: {made}", self.name);
         self
     }
@@ -286,8 +296,26 @@ async fn versitygw() -> Real {
     real.looks_at_region = true;
     // A control character is another in its listing.
     real.breaks_at = &["\u{1}\u{7f}"];
-    real.file_and_directory = false;
+    real.below_a_file = Below::Refused;
     std::fs::create_dir(real.dir.path().join("root").join(BUCKET).join("made beside it")).unwrap();
     real.keyless = Some("made beside it");
+    real
+}
+
+async fn minio() -> Real {
+    let real = Real::start("minio", "s3", |port, dir| {
+        let mut command = Command::new(program("minio/minio"));
+        command.args(["server", "--quiet", "--address", &format!("127.0.0.1:{port}"), "--certs-dir"]);
+        command.args([dir.join("certificates"), dir.join("root")]);
+        command.envs([("MINIO_ROOT_USER", KEY_ID), ("MINIO_ROOT_PASSWORD", SECRET_KEY)]);
+        // It makes a folder there.
+        command.env("HOME", dir);
+        // As it comes it takes any region.
+        command.envs([("MINIO_REGION", REGION), ("MINIO_BROWSER", "off"), ("MINIO_UPDATE", "off")]);
+        command
+    });
+    let mut real = real.with_bucket_and_keys().await;
+    real.looks_at_region = true;
+    real.below_a_file = Below::Hidden;
     real
 }
