@@ -14,6 +14,11 @@ enum Within {
 }
 
 pub(super) fn parse(body: &[u8]) -> Result<Answer, String> {
+    Ok(page(body)?.0)
+}
+
+/// Also whether it said that its keys were encoded for a URL; they are not any more.
+pub(super) fn page(body: &[u8]) -> Result<(Answer, bool), String> {
     let (mut answer, mut object) = (Answer::default(), Object::default());
     let (mut truncated, mut url, mut within) = (false, false, Within::Result);
     walk(body, "ListBucketResult", |depth, name, tag| {
@@ -67,7 +72,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Answer, String> {
             }
         }
     }
-    Ok(answer)
+    Ok((answer, url))
 }
 
 #[cfg(test)]

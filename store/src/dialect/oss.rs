@@ -2,13 +2,15 @@
 
 use super::answer::{self, Words};
 use super::checksum::Checksum;
-use super::{Dialect, KeyStore, Keys, Place, Refusal, Signer, has_name, header};
+use super::listing::Answer;
+use super::{Dialect, KeyStore, Keys, Place, Refusal, Signer, has_name, header, list_objects_v2};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
 use crc_fast::CrcAlgorithm;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::request;
+use percent_encoding::percent_decode_str;
 use reqsign_aliyun_oss::{Credential, RequestSigner, SigningVersion};
 use reqsign_core::{Context, SignRequest};
 use std::ops::Range;
@@ -140,6 +142,16 @@ impl KeyStore for Oss {
     fn right_to_read(&self) -> &'static str {
         "oss:GetObject"
     }
+
+    fn listed(&self, body: &[u8]) -> Result<Answer, String> {
+        let (mut answer, encoded) = list_objects_v2::page(body)?;
+        // Unlike S3's its token is encoded with the keys.
+        if let Some(token) = answer.next.take_if(|_| encoded) {
+            let token = percent_decode_str(&token).decode_utf8();
+            answer.next = Some(token.map_err(|_| "a continuation token not in UTF-8")?.into_owned());
+        }
+        Ok(answer)
+    }
 }
 
 struct Signs {
@@ -170,6 +182,18 @@ mod tests {
         let parameters = Parameters { region: region.map(str::to_owned), ..Parameters::default() };
         let endpoint = endpoint.map(|text| Url::parse(text).unwrap());
         Oss::new("data", endpoint.as_ref(), &parameters).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_token_is_encoded_where_the_keys_are() {
+        for (encoding, token) in [("<EncodingType>url</EncodingType>", "a+b/%"), ("", "a%2Bb%2F%25")] {
+            let body = format!(
+                "<ListBucketResult>{encoding}<IsTruncated>true</IsTruncated>\
+                 <NextContinuationToken>a%2Bb%2F%25</NextContinuationToken></ListBucketResult>"
+            );
+            let answer = oss(None, Some("r")).unwrap().listed(body.as_bytes()).unwrap();
+            assert_eq!(answer.next(), Some(token));
+        }
     }
 
     #[test]

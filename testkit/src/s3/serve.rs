@@ -187,7 +187,11 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
     {
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let claimed = super::service::unsigned_sizes(&text);
-        // The listing's own length only changes with a claim that `s3s` could not write.
+        let claimed = match &shared.speaks {
+            Speaks::Oss(oss) => oss.listing(&claimed),
+            _ => claimed,
+        };
+        // The listing's own length only changes with what `s3s` could not write.
         if claimed.len() != text.len() && parts.headers.contains_key("content-length") {
             parts.headers.insert("content-length", claimed.len().into());
         }
