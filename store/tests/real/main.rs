@@ -5,6 +5,7 @@
 mod ceph;
 #[path = "../common/mod.rs"]
 mod common;
+mod oss_sdk;
 mod servers;
 
 use common::{BUCKET, ODD_KEYS, listed, named, read};
