@@ -6,10 +6,12 @@ use crate::StoreError;
 use crate::observe::RetryCause;
 use crate::retry::Fault;
 use http::StatusCode;
+use percent_encoding::percent_decode_str;
 use quick_xml::Reader;
 use quick_xml::events::Event;
 use std::ops::Range;
 use std::time::Duration;
+use url::Url;
 
 /// The parts of an error document that help.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -77,10 +79,13 @@ pub(super) fn judge(refusal: &Refusal<'_>, said: &Said, place: &Place, words: &W
         (_, "SignatureDoesNotMatch") => denied(format!(
             "the signature is wrong: check secretAccessKey in the secret, and 'region' ({text})"
         )),
-        (_, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => Fault::Fail(StoreError::Expired {
-            what,
-            why: format!("the session token is not valid any more: renew the secret ({text})"),
-        }),
+        // MinIO's is InvalidTokenId.
+        (_, "ExpiredToken" | "InvalidToken" | "InvalidTokenId" | "TokenRefreshRequired") => {
+            Fault::Fail(StoreError::Expired {
+                what,
+                why: format!("the session token is not valid any more: renew the secret ({text})"),
+            })
+        }
         (_, "RequestTimeTooSkewed") => {
             denied(format!("this node's clock differs from the store's: synchronise it ({text})"))
         }
@@ -94,6 +99,9 @@ pub(super) fn judge(refusal: &Refusal<'_>, said: &Said, place: &Place, words: &W
             advice: ": check 'source', 'endpoint' and 'region'",
         }),
         (404, _) => Fault::Fail(StoreError::not_found(&what)),
+        // No object has such a key. A HEAD's answer has no body that says so.
+        (400, "KeyTooLongError") => Fault::Fail(StoreError::not_found(&what)),
+        (400, "") if is_too_long(refusal.url, place) => Fault::Fail(StoreError::not_found(&what)),
         // 416 means that the object has become shorter: some stores look at Range before If-Match.
         (412 | 416, _) => Fault::Fail(StoreError::Stale { what }),
         (301 | 302 | 307 | 308, _)
@@ -114,6 +122,12 @@ pub(super) fn judge(refusal: &Refusal<'_>, said: &Said, place: &Place, words: &W
         (500..=599, _) => retry(RetryCause::ServerError),
         _ => Fault::Fail(StoreError::malformed(&what, text)),
     }
+}
+
+/// Of S3's objects the key has up to 1,024 bytes, of OSS's 1,023.
+fn is_too_long(object: &Url, place: &Place) -> bool {
+    let key = object.path().strip_prefix(place.base.path()).unwrap_or_default();
+    percent_decode_str(key).count() > 1023
 }
 
 /// Anything that is not an S3 error document (a proxy's HTML page) gives an empty answer, one that stops short what came.
@@ -196,6 +210,8 @@ mod tests {
             (404, "XAdminUserNotFound", "check accessKeyId"),
             (403, "SignatureDoesNotMatch", "check secretAccessKey"),
             (400, "ExpiredToken", "renew the secret"),
+            (403, "InvalidTokenId", "renew the secret"),
+            (400, "KeyTooLongError", "does not exist"),
             (403, "RequestTimeTooSkewed", "synchronise"),
             (403, "AccessDenied", "grant s3:ListBucket"),
             (404, "NoSuchBucket", "check 'source'"),
@@ -215,6 +231,21 @@ mod tests {
         assert!(
             matches!(judged(400, region), Fault::Fail(StoreError::Invalid { why, .. }) if why.contains("set 'region' to eu-west-1"))
         );
+    }
+
+    #[test]
+    fn a_key_that_is_too_long_is_that_of_no_object() {
+        let place = Place::new("s3", "b", "https://h", volume::Addressing::Path).unwrap();
+        let headers = http::HeaderMap::new();
+        for (length, gone) in [(1023, false), (1024, true), (1025, true)] {
+            let mut url = place.base.clone();
+            url.set_path(&format!("{}{}{}", place.base.path(), "k".repeat(length - 2), "%C3%A9"));
+            let (what, status) = ("s3://b/k", StatusCode::BAD_REQUEST);
+            let refusal = Refusal { what, url: &url, status, headers: &headers, body: None };
+            let fault = judge(&refusal, &Said::default(), &place, &Words { rights: "" });
+            let found = matches!(fault, Fault::Fail(StoreError::NotFound { .. }));
+            assert_eq!(found, gone, "{length}: {fault:?}");
+        }
     }
 
     #[test]

@@ -103,6 +103,9 @@ async fn each_server_keeps_what_the_contract_claims() {
             real.name
         );
         assert_eq!(source.head(b"d/nothing").await.unwrap(), None, "{}", real.name);
+        // Longer than any key of theirs, in names that POSIX takes.
+        let long = vec!["n".repeat(250); 5].join("/");
+        assert_eq!(source.head(long.as_bytes()).await.unwrap(), None, "{}", real.name);
 
         // Directories that are empty: a marker's, and what a gateway shows in their parent alone.
         assert!(matches!(real.put("marked/", Vec::new()).await, Kept::Yes), "{}", real.name);
@@ -163,6 +166,12 @@ async fn each_server_keeps_what_the_contract_claims() {
             let refused = open(&real, BUCKET, stranger).unwrap().check(Duration::from_secs(10)).await;
             let refused = refused.unwrap_err().to_string();
             assert!(refused.contains("check accessKeyId"), "{}: {refused}", real.name);
+        }
+        if real.looks_at_token {
+            let token = [("sessionToken", "none".to_owned())];
+            let secrets: Vec<_> = real.secrets.iter().cloned().chain(token).collect();
+            let refused = open(&real, BUCKET, &secrets).unwrap().check(Duration::from_secs(10)).await;
+            assert!(matches!(refused, Err(StoreError::Expired { .. })), "{}: {refused:?}", real.name);
         }
         let elsewhere = open_in("eu-elsewhere-1", &real, BUCKET, &real.secrets).unwrap();
         match (elsewhere.check(Duration::from_secs(10)).await, real.looks_at_region) {

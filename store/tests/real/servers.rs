@@ -52,6 +52,8 @@ pub(crate) struct Real {
     pub(crate) wrong: Option<(Vec<(&'static str, String)>, &'static str)>,
     /// Secrets with an id that it does not know, if it looks at ids.
     pub(crate) stranger: Option<Vec<(&'static str, String)>>,
+    /// Whether it refuses a session token that it has not given.
+    pub(crate) looks_at_token: bool,
     /// Whether it refuses signatures for a region that is not its own.
     pub(crate) looks_at_region: bool,
     /// How many of the odd keys it takes from nobody.
@@ -126,6 +128,7 @@ impl Real {
             secrets,
             wrong,
             stranger: None,
+            looks_at_token: false,
             looks_at_region: false,
             refuses: 0,
             breaks_at: &[],
@@ -293,7 +296,7 @@ async fn versitygw() -> Real {
         command
     });
     let mut real = real.with_bucket_and_keys().await;
-    real.looks_at_region = true;
+    (real.looks_at_token, real.looks_at_region) = (true, true);
     // A control character is another in its listing.
     real.breaks_at = &["\u{1}\u{7f}"];
     real.below_a_file = Below::Refused;
@@ -315,7 +318,7 @@ async fn minio() -> Real {
         command
     });
     let mut real = real.with_bucket_and_keys().await;
-    real.looks_at_region = true;
+    (real.looks_at_token, real.looks_at_region) = (true, true);
     real.below_a_file = Below::Hidden;
     real
 }
