@@ -16,8 +16,8 @@ use crate::{ByteStream, Entry, Examined, Kind, PAGE_ENTRIES, Page, Source, Store
 use async_trait::async_trait;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use http::header::{
-    ACCEPT, CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue, IF_MODIFIED_SINCE, IF_NONE_MATCH,
-    LAST_MODIFIED,
+    ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue, IF_MODIFIED_SINCE,
+    IF_NONE_MATCH, LAST_MODIFIED,
 };
 use http::{Method, StatusCode};
 use std::ops::{Bound, Range};
@@ -235,8 +235,17 @@ impl Tree {
             if REDIRECTS.contains(&said.status()) {
                 return Ok((Item::Directory, 0));
             }
+            let mut headers = said.headers().clone();
+            if !headers.contains_key(CONTENT_LENGTH) {
+                // Apache tells no length of an empty file, unless it is sent.
+                let ask = Ask { method: Method::GET, url, headers: HeaderMap::new(), takes: content };
+                headers = self.client.send(ask, &what, patience).await?.headers().clone();
+                if header(&headers, CONTENT_LENGTH) != Some("0") {
+                    return Ok((Item::File(Told::Unusable), 0));
+                }
+            }
             let seen =
-                self.web.seen(said.headers(), &[]).map_err(|why| Fault::retry(RetryCause::Malformed, why))?;
+                self.web.seen(&headers, &[]).map_err(|why| Fault::retry(RetryCause::Malformed, why))?;
             Ok((Item::File(Told::of(seen)), 0))
         };
         match self.client.ask("head", &what, question, |patience| attempt(patience).boxed()).await {

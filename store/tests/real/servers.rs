@@ -1,7 +1,7 @@
 //! The servers: how each is started, and how an object is put into it.
 
-use crate::ceph;
 use crate::common::BUCKET;
+use crate::{ceph, web};
 use futures::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode};
 use object_store::aws::{AwsAuthorizer, AwsCredential};
@@ -85,6 +85,10 @@ pub(crate) fn chosen() -> Vec<Start> {
             "versitygw" => || Box::pin(versitygw()),
             "minio" => || Box::pin(minio()),
             "ceph-rgw" => || Box::pin(ceph::rgw()),
+            "nginx" => || Box::pin(web::nginx()),
+            "nginx-json" => || Box::pin(web::nginx_json()),
+            "apache" => || Box::pin(web::apache()),
+            "apache-dav" => || Box::pin(web::apache_dav()),
             other => panic!("{other} is no server that is known here"),
         }
     };
@@ -147,6 +151,9 @@ impl Real {
     }
 
     pub(crate) async fn put(&self, key: &str, body: Vec<u8>) -> Kept {
+        if self.scheme == "http" {
+            return web::put(self.dir.path(), key, &body);
+        }
         let path = utf8_percent_encode(key, STRICT_PATH);
         let status = match self.scheme {
             "s3" => self.send(Method::PUT, &format!("/{BUCKET}/{path}"), &[], body).await,

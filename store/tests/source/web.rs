@@ -146,6 +146,8 @@ async fn a_page_that_is_no_index_hides_no_file() {
     assert!(source.list(b"", None).await.is_err());
 }
 
+const THEN: &str = "last-modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n";
+
 #[tokio::test]
 async fn a_redirect_is_followed_nowhere_and_says_where_it_leads() {
     let asked = Arc::new(AtomicUsize::new(0));
@@ -160,7 +162,8 @@ async fn a_redirect_is_followed_nowhere_and_says_where_it_leads() {
         ["PROPFIND", ..] => reply("405 Method Not Allowed", ""),
         [_, "/sets/", ..] => reply(
             "200 OK\r\ncontent-type: text/html",
-            "<title>Index of /</title><a href='moved'>m</a><a href='inner'>i</a><a href='secret'>s</a><a href='bare'>b</a>",
+            "<title>Index of /</title><a href='moved'>m</a><a href='inner'>i</a><a href='secret'>s</a><a href='bare'>b</a>\
+             <a href='empty'>e</a>",
         ),
         [_, "/sets/moved", ..] => reply(&format!("302 Found\r\nlocation: {to}/sets/moved"), ""),
         // As behind a proxy: its own name is another one.
@@ -170,13 +173,16 @@ async fn a_redirect_is_followed_nowhere_and_says_where_it_leads() {
         [_, "/sets/secret", ..] => reply("403 Forbidden", ""),
         // Made when it is asked for.
         [_, "/sets/bare", ..] => "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nx".to_owned(),
+        // As Apache tells of an empty file.
+        ["HEAD", "/sets/empty", ..] => format!("HTTP/1.1 200 OK\r\nconnection: close\r\n{THEN}\r\n"),
+        [_, "/sets/empty", ..] => reply(&format!("200 OK\r\n{}", THEN.trim_end()), ""),
         _ => reply("404 Not Found", ""),
     });
     let source = quiet(&format!("{}/sets", endpoint.await));
     let page = source.list(b"", None).await.unwrap();
     let found: Vec<_> =
         page.entries.iter().map(|entry| (entry.name.as_slice(), entry.kind == Kind::Directory)).collect();
-    assert_eq!(found, [(&b"inner"[..], true)]);
+    assert_eq!(found, [(&b"empty"[..], false), (b"inner", true)]);
     let hidden = page.unnameable.join("\n");
     for words in [
         &format!("moved (the server sends this to {elsewhere},"),
