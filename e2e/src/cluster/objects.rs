@@ -20,16 +20,23 @@ pub fn good_secret(namespace: &str) -> Value {
     secret(namespace, S3_SECRET, SECRET_KEY)
 }
 
-/// `parameters` over a base that every class of the suite has: the endpoint.
+/// `parameters` over a base that most classes of the suite have: the endpoint.
 pub fn class(name: &str, endpoint: &str, parameters: &[(&str, &str)], mount_options: &[&str]) -> Value {
-    let mut all = json!({ "endpoint": endpoint, "allowHttp": "true" });
+    let base = [("endpoint", endpoint), ("allowHttp", "true")];
+    let mut class = plain_class(name, &[&base, parameters].concat());
+    class["mountOptions"] = json!(mount_options);
+    class
+}
+
+/// With these parameters alone; of two of one name the last counts.
+pub fn plain_class(name: &str, parameters: &[(&str, &str)]) -> Value {
+    let mut all = json!({});
     for (key, value) in parameters {
         all[*key] = json!(value);
     }
     json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": name },
         "provisioner": DRIVER, "parameters": all, "reclaimPolicy": "Delete",
-        "mountOptions": mount_options,
     })
 }
 

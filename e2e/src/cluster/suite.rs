@@ -6,7 +6,7 @@ use super::names::*;
 use super::objects;
 use super::places::{Places, run};
 use super::view::View;
-use crate::node::{Server, programs};
+use crate::node::{Protocol, Server, programs};
 use crate::tree::{Shape, Tree};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -38,6 +38,7 @@ impl Suite {
         machine::enter_network()?;
         let trees = trees();
         let bucket = Server::listening(
+            Protocol::S3,
             &programs()?.join("s3-server"),
             &format!("{NODE_IP}:9000"),
             BUCKET,

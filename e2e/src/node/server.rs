@@ -125,14 +125,21 @@ impl Server {
     }
 
     /// A server outside a node's directory, for clients that are not on this side's loopback.
-    pub fn listening(program: &Path, listen: &str, bucket: &str, dir: PathBuf, log: &Path) -> Result<Self> {
+    pub fn listening(
+        protocol: Protocol,
+        program: &Path,
+        listen: &str,
+        bucket: &str,
+        dir: PathBuf,
+        log: &Path,
+    ) -> Result<Self> {
         std::fs::create_dir_all(&dir)?;
         let ready = log.with_extension("address");
         let _ = std::fs::remove_file(&ready); // of a server before
         let log = File::options().create(true).append(true).open(log)?;
         let mut command = Command::new(program);
         command.args(["--listen", listen, "--bucket", bucket, "--rescan-ms", "200"]);
-        command.arg("--dir").arg(&dir).arg("--ready-file").arg(&ready);
+        command.args(protocol.arguments()).arg("--dir").arg(&dir).arg("--ready-file").arg(&ready);
         let mut process = Process::spawn(command.stdout(log.try_clone()?).stderr(log))?;
         let address = process.wait_for_ready_file(&ready, START)?;
         let endpoint = format!("http://{address}");

@@ -4,6 +4,7 @@ use crate::cluster::Suite;
 use crate::cluster::names::*;
 use crate::cluster::objects::{self, Pod};
 use crate::cluster::suite::{BUCKET, SET};
+use crate::node::Protocol;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::path::PathBuf;
@@ -98,7 +99,7 @@ fn missing_bucket(suite: &Suite) -> Result<()> {
         let program = crate::node::programs()?.join("s3-server");
         let log: PathBuf = suite.machine().places().logs().join("s3-server-late.log");
         let listen = format!("{}:9001", crate::cluster::machine::NODE_IP);
-        crate::node::Server::listening(&program, &listen, bucket, dir.clone(), &log)
+        crate::node::Server::listening(Protocol::S3, &program, &listen, bucket, dir.clone(), &log)
     };
     let early = server("another")?;
     early.add(suite.tree(SET), SET)?;

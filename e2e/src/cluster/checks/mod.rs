@@ -11,6 +11,7 @@ mod notebook;
 mod offline;
 mod reboot;
 mod security;
+mod stores;
 mod uninstall;
 
 use super::Suite;
@@ -27,6 +28,7 @@ pub struct Check {
 }
 
 const LOOKS: Option<&str> = Some("it looks at the node's processes and mounts");
+const SERVES: Option<&str> = Some("its stores are processes beside the suite's own node");
 const STOPS: Option<&str> = Some("it stops parts of the node and kills processes on it");
 
 pub const ALL: &[Check] = &[
@@ -47,6 +49,12 @@ pub const ALL: &[Check] = &[
         claim: "subPath, readOnly, mountOptions, groups, access modes, ephemeral, inline and static volumes work",
         own_cluster: None,
         run: kinds::run,
+    },
+    Check {
+        name: "stores",
+        claim: "a claim on S3, OSS, GCS, Azure and web servers is read, with Secrets as their users have them, each byte fetched once",
+        own_cluster: SERVES,
+        run: stores::run,
     },
     Check {
         name: "mistakes",
