@@ -502,7 +502,7 @@ mod tests {
         ] {
             let source = SourceUrl::parse(source).unwrap();
             assert_eq!(own_credentials(&source, environment).unwrap().kind(), kind);
-            assert!(own_credentials(&source, |_| None).unwrap().is_anonymous());
+            assert!(own_credentials(&source, |_| None).unwrap().is_empty());
         }
         let gone =
             |name: &str| (name == "GOOGLE_APPLICATION_CREDENTIALS").then(|| "/no/such/file".to_owned());

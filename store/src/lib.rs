@@ -8,6 +8,7 @@
 mod access;
 mod breaker;
 mod budget;
+mod certificate;
 mod dialect;
 mod directory;
 mod dispatch;

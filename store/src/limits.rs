@@ -109,11 +109,11 @@ impl Limits {
     }
 
     /// One client for all sources of a scheme and a permission: it holds connections and TLS roots, no credentials. A source
-    /// with an authority of its own (`ca_bundle`, PEM) has a client of its own.
+    /// whose secret has certificates, an authority's or a client's, has a client of its own.
     pub(crate) fn client(
         &self,
         endpoint: &str,
-        ca_bundle: Option<&str>,
+        credentials: &Credentials,
     ) -> Result<reqwest::Client, StoreError> {
         let invalid = |why: String| StoreError::Invalid { what: endpoint.to_owned(), why };
         let not_a_certificate =
@@ -127,8 +127,17 @@ impl Limits {
             (true, Permission::Anywhere) => &self.clients.plain_anywhere,
             (false, Permission::Anywhere) => &self.clients.secure_anywhere,
         };
-        let ca_bundle = ca_bundle.filter(|_| !plain);
-        if let Some(client) = kept.get().filter(|_| ca_bundle.is_none()) {
+        let ca_bundle = credentials.ca_bundle().filter(|_| !plain);
+        let client_certificate = credentials.client_certificate();
+        if plain && client_certificate.is_some() {
+            return Err(invalid(
+                "nobody asks for a certificate over plain http: use an https endpoint, or take clientCertificate and clientKey \
+                 out of the secret"
+                    .into(),
+            ));
+        }
+        let is_shared = ca_bundle.is_none() && client_certificate.is_none();
+        if let Some(client) = kept.get().filter(|_| is_shared) {
             return Ok(client.clone());
         }
         // Of the process; it is there already if another client came first.
@@ -162,6 +171,9 @@ impl Limits {
             let found = found.ok().filter(|found| !found.is_empty());
             builder = builder.tls_certs_only(found.ok_or_else(not_a_certificate)?);
         }
+        if let Some((chain, key)) = client_certificate {
+            builder = builder.identity(crate::certificate::identity(chain, key).map_err(invalid)?);
+        }
         let client = builder.build().map_err(|e| match ca_bundle {
             Some(_) => not_a_certificate(),
             None => invalid(format!(
@@ -170,7 +182,7 @@ impl Limits {
                 crate::retry::chain(&e)
             )),
         })?;
-        if ca_bundle.is_some() {
+        if !is_shared {
             return Ok(client);
         }
         Ok(kept.get_or_init(|| client).clone())

@@ -1,22 +1,36 @@
 //! TLS in front of a server that has none: an authority made on the spot, and a relay that speaks with its certificate.
 
 use anyhow::{Context, Result};
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use tokio_rustls::rustls::{ServerConfig, version};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig, version};
 
-/// Signs one certificate, for 127.0.0.1.
+/// Signs one certificate for 127.0.0.1, and those of clients.
 pub struct Authority {
     /// Its own certificate, for those who shall trust it.
     pub pem: String,
-    server: Arc<ServerConfig>,
+    own: CertificateDer<'static>,
+    issuer: Issuer<'static, KeyPair>,
+    server: CertificateDer<'static>,
+    key_of_server: KeyPair,
+}
+
+/// A client's certificate and its key, PEM.
+pub struct Issued {
+    pub certificate: String,
+    pub key: String,
 }
 
 impl Authority {
@@ -29,15 +43,39 @@ impl Authority {
         let own = of_authority.self_signed(&key)?;
         let issuer = Issuer::new(of_authority, key);
         let key_of_server = KeyPair::generate()?;
-        let certificate =
+        let server =
             CertificateParams::new(vec!["127.0.0.1".to_owned()])?.signed_by(&key_of_server, &issuer)?;
-        let chain: Vec<CertificateDer<'static>> = vec![certificate.der().clone(), own.der().clone()];
-        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key_of_server.serialize_der()));
-        let server = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_protocol_versions(&[&version::TLS13, &version::TLS12])?
-            .with_no_client_auth()
-            .with_single_cert(chain, key)?;
-        Ok(Self { pem: own.pem(), server: Arc::new(server) })
+        let (own, server) = ((own.pem(), own.der().clone()), server.der().clone());
+        Ok(Self { pem: own.0, own: own.1, issuer, server, key_of_server })
+    }
+
+    /// A certificate for a client of this name.
+    pub fn issue(&self, name: &str) -> Result<Issued> {
+        let key = KeyPair::generate()?;
+        let mut of_client = CertificateParams::default();
+        of_client.distinguished_name.push(DnType::CommonName, name);
+        of_client.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let certificate = of_client.signed_by(&key, &self.issuer)?;
+        Ok(Issued { certificate: certificate.pem(), key: key.serialize_pem() })
+    }
+
+    /// `clients`: who signs the certificates of those that may connect; None: anybody may.
+    fn server(&self, clients: Option<&Self>) -> Result<ServerConfig> {
+        let provider = Arc::new(ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&version::TLS13, &version::TLS12])?;
+        let builder = match clients {
+            None => builder.with_no_client_auth(),
+            Some(authority) => {
+                let mut roots = RootCertStore::empty();
+                roots.add(authority.own.clone())?;
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                builder.with_client_cert_verifier(verifier.build()?)
+            }
+        };
+        let chain = vec![self.server.clone(), self.own.clone()];
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(self.key_of_server.serialize_der()));
+        Ok(builder.with_single_cert(chain, key)?)
     }
 }
 
@@ -50,6 +88,15 @@ pub struct Front {
 impl Front {
     /// `to`: host and port.
     pub fn start(authority: &Authority, to: &str) -> Result<Self> {
+        Self::serve(authority.server(None)?, to)
+    }
+
+    /// Takes only those that show a certificate that `clients` has signed.
+    pub fn demanding(authority: &Authority, clients: &Authority, to: &str) -> Result<Self> {
+        Self::serve(authority.server(Some(clients))?, to)
+    }
+
+    fn serve(config: ServerConfig, to: &str) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         // Without waiting: the caller may be a runtime's own.
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).context("listen")?;
@@ -58,7 +105,7 @@ impl Front {
         let within = runtime.enter();
         let listener = TcpListener::from_std(listener)?;
         drop(within);
-        let (acceptor, to) = (TlsAcceptor::from(authority.server.clone()), to.to_owned());
+        let (acceptor, to) = (TlsAcceptor::from(Arc::new(config)), to.to_owned());
         runtime.spawn(async move {
             loop {
                 match listener.accept().await {
@@ -85,7 +132,15 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// Errors are for the two ends: they see their connection close.
 async fn relay(acceptor: TlsAcceptor, client: TcpStream, to: String) -> std::io::Result<()> {
     client.set_nodelay(true)?;
-    let mut client = acceptor.accept(client).await?;
+    let mut client = match acceptor.accept(client).into_fallible().await {
+        Ok(client) => client,
+        Err((error, mut client)) => {
+            // It hears why: were it closed with something unread in it, its own end would lose the alert.
+            client.shutdown().await?;
+            tokio::io::copy(&mut client, &mut tokio::io::sink()).await?;
+            return Err(error);
+        }
+    };
     let mut server = TcpStream::connect(to).await?;
     server.set_nodelay(true)?;
     tokio::io::copy_bidirectional_with_sizes(&mut client, &mut server, BUFFER_BYTES, BUFFER_BYTES).await?;
@@ -95,11 +150,11 @@ async fn relay(acceptor: TlsAcceptor, client: TcpStream, to: String) -> std::io:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::AsyncReadExt;
     use tokio_rustls::TlsConnector;
+    use tokio_rustls::rustls::ClientConfig;
     use tokio_rustls::rustls::pki_types::ServerName;
     use tokio_rustls::rustls::pki_types::pem::PemObject;
-    use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
     async fn echo(trusts: &Authority, to: SocketAddr) -> std::io::Result<String> {
         let mut roots = RootCertStore::empty();

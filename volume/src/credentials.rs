@@ -11,12 +11,25 @@ pub struct Credentials {
     identity: Identity,
     /// Certificates (PEM) that the store's may be signed by, instead of those that the node trusts. No secret.
     ca_bundle: Option<String>,
+    /// Who asks, to a store that wants to know it before the first request.
+    client: Option<ClientCertificate>,
+}
+
+#[derive(Clone)]
+struct ClientCertificate {
+    /// PEM, its own first, then those up to the authority.
+    chain: String,
+    key: SecretString,
 }
 
 impl std::fmt::Debug for Credentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ca_bytes = self.ca_bundle.as_ref().map(String::len);
-        f.debug_struct("Credentials").field("kind", &self.kind()).field("ca_bytes", &ca_bytes).finish()
+        f.debug_struct("Credentials")
+            .field("kind", &self.kind())
+            .field("ca_bytes", &ca_bytes)
+            .field("client_certificate", &self.client.is_some())
+            .finish()
     }
 }
 
@@ -92,8 +105,8 @@ pub enum CredentialsError {
     Incomplete { have: &'static str, missing: &'static str },
     #[error(
         "the secret has an unknown key {0:?}: it takes accessKeyId, secretAccessKey and sessionToken (S3, OSS), serviceAccountKey \
-         (GCS), accountName with accountKey or sasToken (Azure), username and password or bearerToken (web servers) and caBundle, or what Fluid, JuiceFS and the clouds' own drivers \
-         call them (docs/stores.md)"
+         (GCS), accountName with accountKey or sasToken (Azure), username and password or bearerToken (web servers), caBundle, \
+         clientCertificate and clientKey, or what Fluid, JuiceFS and the clouds' own drivers call them (docs/stores.md)"
     )]
     Unknown(String),
     #[error("the secret has {0} and {1}, which are for different stores: keep what this one takes")]
@@ -105,6 +118,22 @@ pub enum CredentialsError {
          signed the store's, with its BEGIN and END lines"
     )]
     CaBundle,
+    #[error(
+        "the secret's clientCertificate is no certificate in PEM, or longer than 16 KiB: put in the client's certificate and those \
+         between it and its authority, with their BEGIN and END lines"
+    )]
+    ClientCertificate,
+    #[error(
+        "the secret's clientKey is no private key in PEM, or longer than 8 KiB: put in the key of clientCertificate, with its BEGIN \
+         and END lines"
+    )]
+    ClientKey,
+    #[error(
+        "the secret's clientKey is locked with a passphrase, for which there is no place: put it in without one"
+    )]
+    LockedKey,
+    #[error("the secret is longer than 48 KiB in all: leave certificates out that the store does not need")]
+    TooLong,
     #[error("the secret's {0} is empty or has control characters (a trailing newline?)")]
     Malformed(&'static str),
     #[error(
@@ -116,6 +145,11 @@ pub enum CredentialsError {
 /// They travel with the secret, in one message.
 const CA_BYTES_MAX: usize = 32 << 10;
 const SERVICE_ACCOUNT_BYTES_MAX: usize = 8 << 10;
+const CLIENT_CERTIFICATE_BYTES_MAX: usize = 16 << 10;
+/// An RSA key of 8,192 bits, the longest that is in use, has 6.3 KiB.
+const CLIENT_KEY_BYTES_MAX: usize = 8 << 10;
+/// Of all values. A message between our processes has 64 KiB, the volume's description in it.
+const SECRET_BYTES_MAX: usize = 48 << 10;
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
 impl Credentials {
@@ -129,12 +163,16 @@ impl Credentials {
         secrets: impl IntoIterator<Item = (K, V)>,
     ) -> Result<Self, CredentialsError> {
         let mut found: BTreeMap<&'static str, String> = BTreeMap::new();
+        let mut bytes = 0_usize;
         for (name, value) in secrets {
             let (name, value) = (name.as_ref(), value.as_ref());
             let name = ours(name).ok_or_else(|| CredentialsError::Unknown(name.to_owned()))?;
+            bytes = bytes.saturating_add(value.len());
             match name {
                 "caBundle" if value.len() <= CA_BYTES_MAX && value.contains(CERTIFICATE) => {}
                 "caBundle" => return Err(CredentialsError::CaBundle),
+                "clientCertificate" => check_client_certificate(value)?,
+                "clientKey" => check_client_key(value)?,
                 // A file, and files have lines.
                 "serviceAccountKey" if (1..=SERVICE_ACCOUNT_BYTES_MAX).contains(&value.len()) => {}
                 "serviceAccountKey" => return Err(CredentialsError::ServiceAccountKey),
@@ -147,8 +185,21 @@ impl Credentials {
                 return Err(CredentialsError::Twice(name));
             }
         }
+        if bytes > SECRET_BYTES_MAX {
+            return Err(CredentialsError::TooLong);
+        }
         let ca_bundle = found.remove("caBundle");
         let mut take = |name| found.remove(name);
+        let client = match (take("clientCertificate"), take("clientKey")) {
+            (Some(chain), Some(key)) => Some(ClientCertificate { chain, key: key.into() }),
+            (None, None) => None,
+            (Some(_), None) => {
+                return Err(CredentialsError::Incomplete { have: "clientCertificate", missing: "clientKey" });
+            }
+            (None, Some(_)) => {
+                return Err(CredentialsError::Incomplete { have: "clientKey", missing: "clientCertificate" });
+            }
+        };
         let keys = [take("accessKeyId"), take("secretAccessKey"), take("sessionToken")];
         let (file, account, sas, name) =
             (take("serviceAccountKey"), take("accountKey"), take("sasToken"), take("accountName"));
@@ -196,7 +247,7 @@ impl Credentials {
                 ([None, None], None) => Identity::Anonymous,
             },
         };
-        Ok(Self { identity, ca_bundle })
+        Ok(Self { identity, ca_bundle, client })
     }
 
     /// From `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`; absent means anonymous.
@@ -236,12 +287,22 @@ impl Credentials {
             Identity::Bearer(token) => put("bearerToken", token.expose_secret()),
         }
         self.ca_bundle.iter().for_each(|pem| put("caBundle", pem));
+        if let Some(ClientCertificate { chain, key }) = &self.client {
+            put("clientCertificate", chain);
+            put("clientKey", key.expose_secret());
+        }
         map
     }
 
     /// PEM.
     pub fn ca_bundle(&self) -> Option<&str> {
         self.ca_bundle.as_deref()
+    }
+
+    /// PEM: the certificate that a store may want to see with those up to its authority, and its private key, in clear.
+    /// Never log the second.
+    pub fn client_certificate(&self) -> Option<(&str, &str)> {
+        self.client.as_ref().map(|client| (client.chain.as_str(), client.key.expose_secret()))
     }
 
     pub fn kind(&self) -> CredentialsKind {
@@ -256,14 +317,34 @@ impl Credentials {
         }
     }
 
-    pub fn is_anonymous(&self) -> bool {
-        self.kind() == CredentialsKind::Anonymous
+    /// Is there nothing in the secret, or none?
+    pub fn is_empty(&self) -> bool {
+        matches!(self, Self { identity: Identity::Anonymous, ca_bundle: None, client: None })
     }
+}
+
+fn is_pem(text: &str, bytes_max: usize) -> bool {
+    text.len() <= bytes_max && text.bytes().all(|byte| byte.is_ascii_graphic() || b" \t\r\n".contains(&byte))
+}
+
+fn check_client_certificate(pem: &str) -> Result<(), CredentialsError> {
+    let is_one = is_pem(pem, CLIENT_CERTIFICATE_BYTES_MAX) && pem.contains(CERTIFICATE);
+    if is_one { Ok(()) } else { Err(CredentialsError::ClientCertificate) }
+}
+
+fn check_client_key(pem: &str) -> Result<(), CredentialsError> {
+    // PKCS #8's, and the one of before.
+    if pem.contains("-----BEGIN ENCRYPTED PRIVATE KEY-----") || pem.contains("Proc-Type: 4,ENCRYPTED") {
+        return Err(CredentialsError::LockedKey);
+    }
+    let is_one =
+        is_pem(pem, CLIENT_KEY_BYTES_MAX) && pem.contains("-----BEGIN ") && pem.contains("PRIVATE KEY-----");
+    if is_one { Ok(()) } else { Err(CredentialsError::ClientKey) }
 }
 
 /// Our name of a secret's key. Others': a Secret that works with what people have used before works as it is.
 fn ours(name: &str) -> Option<&'static str> {
-    const NAMES: [(&str, &[&str]); 11] = [
+    const NAMES: &[(&str, &[&str])] = &[
         (
             "accessKeyId",
             &[
@@ -302,6 +383,8 @@ fn ours(name: &str) -> Option<&'static str> {
         ("password", &[]),
         ("bearerToken", &[]),
         ("caBundle", &["ca.crt"]), // as in every Secret of an authority in Kubernetes
+        ("clientCertificate", &["tls.crt"]), // as in every Secret of type kubernetes.io/tls
+        ("clientKey", &["tls.key"]),
     ];
     let of =
         |(ours, others): &(&'static str, &[&str])| (*ours == name || others.contains(&name)).then_some(*ours);
@@ -440,6 +523,12 @@ fn identity(
         field(b"ca");
         field(ca_bundle.as_bytes());
     }
+    // Whom it names may see other objects than others may. The key, too: a certificate is no secret.
+    if let Some(ClientCertificate { chain, key }) = &credentials.client {
+        field(b"client certificate");
+        field(chain.as_bytes());
+        field(key.expose_secret().as_bytes());
+    }
     // Volumes of one scope ask alike, and who has not said so does not pay.
     if parameters.requester_pays {
         field(b"requester pays");
@@ -471,7 +560,7 @@ mod tests {
             Credentials::from_secrets([("accessKeyId", "x\n"), ("secretAccessKey", "y")]),
             Err(CredentialsError::Malformed("accessKeyId"))
         ));
-        assert!(Credentials::from_secrets::<&str, &str>([]).unwrap().is_anonymous());
+        assert!(Credentials::from_secrets::<&str, &str>([]).unwrap().is_empty());
     }
 
     #[test]
@@ -488,7 +577,7 @@ mod tests {
         assert_eq!(Credentials::from_secrets(credentials.to_secrets()), Ok(credentials.clone()));
         assert!(!format!("{credentials:?}").contains("MIIB"));
         let alone = Credentials::from_secrets([("caBundle", &pem)]).unwrap();
-        assert!(alone.is_anonymous() && alone.ca_bundle().is_some());
+        assert!(alone.kind() == CredentialsKind::Anonymous && !alone.is_empty());
         let source = SourceUrl::parse("s3://bucket").unwrap();
         let scope = |of: &Credentials| ScopeId::of(&key(1), &source, &Parameters::default(), of);
         assert_ne!(scope(&credentials), scope(&keys("id", "s")));
@@ -496,6 +585,70 @@ mod tests {
         for wrong in ["", "/etc/ssl/ca.pem", &long] {
             assert_eq!(with("caBundle", wrong), Err(CredentialsError::CaBundle));
         }
+    }
+
+    #[test]
+    fn a_client_certificate_comes_with_its_key_beside_other_credentials_or_alone() {
+        let pem = |kind: &str, text: &str| format!("-----BEGIN {kind}-----\n{text}\n-----END {kind}-----\n");
+        let (chain, secret) = (pem("CERTIFICATE", "MIIB"), pem("PRIVATE KEY", "hunter2"));
+        let of = |pairs: &[(&str, &str)]| Credentials::from_secrets(pairs.iter().copied());
+        let (certificate, private) = (("clientCertificate", chain.as_str()), ("clientKey", secret.as_str()));
+        let alone = of(&[certificate, private]).unwrap();
+        // As Kubernetes has them in its own type of Secret.
+        assert_eq!(alone, of(&[("tls.crt", &chain), ("tls.key", &secret)]).unwrap());
+        assert!(alone.kind() == CredentialsKind::Anonymous && !alone.is_empty());
+        let beside = of(&[("accessKeyId", "id"), ("secretAccessKey", "s"), certificate, private]).unwrap();
+        for credentials in [&alone, &beside] {
+            assert_eq!(Credentials::from_secrets(credentials.to_secrets()).as_ref(), Ok(credentials));
+            let shown = format!("{credentials:?}");
+            assert!(!shown.contains("hunter2") && !shown.contains("MIIB"), "{shown}");
+        }
+        let source = SourceUrl::parse("s3://bucket").unwrap();
+        let scope = |of: &Credentials| ScopeId::of(&key(1), &source, &Parameters::default(), of);
+        assert_ne!(scope(&alone), scope(&Credentials::anonymous()));
+        assert_ne!(scope(&beside), scope(&keys("id", "s")));
+        let another = pem("PRIVATE KEY", "another");
+        let guessed = of(&[certificate, ("clientKey", &another)]).unwrap();
+        assert_ne!(
+            scope(&alone),
+            scope(&guessed),
+            "the certificate, which anybody may have, opens the scope"
+        );
+        for key in ["RSA PRIVATE KEY", "EC PRIVATE KEY"] {
+            of(&[certificate, ("clientKey", &pem(key, "x"))]).unwrap();
+        }
+        let (old, long) = ("Proc-Type: 4,ENCRYPTED\n", "x".repeat(16 << 10));
+        for (pairs, error) in [
+            (
+                vec![certificate],
+                CredentialsError::Incomplete { have: "clientCertificate", missing: "clientKey" },
+            ),
+            (vec![private], CredentialsError::Incomplete { have: "clientKey", missing: "clientCertificate" }),
+            (vec![("clientCertificate", secret.as_str())], CredentialsError::ClientCertificate),
+            (vec![("clientCertificate", "")], CredentialsError::ClientCertificate),
+            (vec![("clientCertificate", &pem("CERTIFICATE", &long))], CredentialsError::ClientCertificate),
+            (vec![("clientCertificate", &pem("CERTIFICATE", "\0"))], CredentialsError::ClientCertificate),
+            (vec![("clientKey", &chain)], CredentialsError::ClientKey),
+            (vec![("clientKey", "/etc/tls.key")], CredentialsError::ClientKey),
+            (vec![("clientKey", &pem("PRIVATE KEY", &long))], CredentialsError::ClientKey),
+            (vec![("clientKey", &pem("ENCRYPTED PRIVATE KEY", "x"))], CredentialsError::LockedKey),
+            (vec![("clientKey", &pem("RSA PRIVATE KEY", old))], CredentialsError::LockedKey),
+        ] {
+            let found = of(&pairs).unwrap_err();
+            assert!(found == error && !found.to_string().contains("hunter2"), "{found}");
+        }
+    }
+
+    #[test]
+    fn a_secret_that_no_message_could_carry_is_refused() {
+        let authority = format!("{CERTIFICATE}{}", "x".repeat(20 << 10));
+        let of = |token: usize| {
+            let token = "x".repeat(token);
+            let keys = [("accessKeyId", "id"), ("secretAccessKey", "s"), ("sessionToken", &token)];
+            Credentials::from_secrets(keys.into_iter().chain([("caBundle", authority.as_str())]))
+        };
+        of(20 << 10).unwrap();
+        assert_eq!(of(30 << 10), Err(CredentialsError::TooLong));
     }
 
     #[test]

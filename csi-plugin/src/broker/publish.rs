@@ -227,7 +227,7 @@ impl Publisher {
     /// A republish brought another secret. The mount goes on with the old one until the new one is known to work.
     pub(super) fn rotate(&self, mount: &Mount, credentials: Credentials) {
         // No secret any more is no reason to take away the one that works.
-        if credentials.is_anonymous() || credentials == mount.credentials() {
+        if credentials.is_empty() || credentials == mount.credentials() {
             return;
         }
         let Some(agent) = self.agents.slots.current().filter(|a| mount.is_of(a.identity())) else { return };

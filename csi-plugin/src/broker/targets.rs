@@ -55,7 +55,7 @@ struct TargetRecord {
 
 impl Recipe {
     pub(super) fn of(order: &Order) -> Self {
-        Self { spec: order.spec.clone(), secret: !order.credentials.is_anonymous() }
+        Self { spec: order.spec.clone(), secret: !order.credentials.is_empty() }
     }
 
     /// None: it needs a secret, which is not on record.
@@ -263,6 +263,10 @@ mod tests {
             ("v", true, options)
         );
         assert!(targets.recipe(secret).unwrap().order(options).is_none());
+        // Nor can it be made without an authority or a certificate, although nothing signs its requests.
+        let authority = Path::new("/authority");
+        targets.add(authority, recipe("a", &[("caBundle", "-----BEGIN CERTIFICATE-----")]));
+        assert!(targets.recipe(authority).unwrap().order(options).is_none());
         for file in fs::read_dir(dir.path().join("targets")).unwrap() {
             assert!(!fs::read_to_string(file.unwrap().path()).unwrap().contains("hunter2"));
         }

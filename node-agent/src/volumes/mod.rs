@@ -471,8 +471,8 @@ mod tests {
     fn the_agents_own_keys_are_used_only_where_that_is_allowed() {
         let own = |name: &str| name.starts_with("AWS_").then(|| "agent's".to_owned());
         let none = BTreeMap::new();
-        assert!(credentials(&none, false, own).unwrap().is_anonymous());
-        assert!(!credentials(&none, true, own).unwrap().is_anonymous());
+        assert!(credentials(&none, false, own).unwrap().is_empty());
+        assert!(!credentials(&none, true, own).unwrap().is_empty());
         let secret =
             BTreeMap::from(["accessKeyId", "secretAccessKey"].map(|k| (k.to_owned(), "x".to_owned())));
         for environment in [true, false] {

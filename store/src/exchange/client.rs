@@ -1,6 +1,7 @@
 //! One attempt at one request: built, signed, sent, its status judged.
 
 use crate::access::{Access, Question};
+use crate::certificate;
 use crate::dialect::{Dialect, Object, Refusal, Signer, content_range, header};
 use crate::dispatch::Lane;
 use crate::egress::Refused;
@@ -45,7 +46,7 @@ impl Session {
         dialect: &dyn Dialect,
         limits: &Limits,
     ) -> Result<Arc<Self>, StoreError> {
-        let http = limits.client(&dialect.place().endpoint, credentials.ca_bundle())?;
+        let http = limits.client(&dialect.place().endpoint, &credentials)?;
         let signer = dialect.signer(&credentials)?;
         Ok(Arc::new(Self { credentials, signer, http }))
     }
@@ -194,7 +195,7 @@ impl Client {
         let response = match timeout(patience, session.http.execute(request)).await {
             Err(_) => return Err(format!("{} sent nothing for {} s", self.endpoint(), patience.as_secs())),
             Ok(Err(e)) => {
-                return Err(match self.unreachable(&self.dialect.place().shown, e) {
+                return Err(match self.unreachable(&session, &self.dialect.place().shown, e) {
                     Fault::Fail(error) => error.to_string(),
                     Fault::Retry { detail, .. } => detail,
                 });
@@ -297,7 +298,7 @@ impl Client {
                 );
                 return Err(Fault::retry(RetryCause::Stalled, why));
             }
-            Ok(Err(e)) => return Err(self.unreachable(what, e)),
+            Ok(Err(e)) => return Err(self.unreachable(&session, what, e)),
             Ok(Ok(response)) => response,
         };
         let status = response.status();
@@ -307,6 +308,12 @@ impl Client {
         let headers = response.headers().clone();
         // What the store says is for the message only: if it cannot be read, the status must do.
         let body = if head { None } else { read_all(response, ERROR_BYTES_MAX, patience).await.ok() };
+        if let Some(advice) =
+            body.as_deref().filter(|_| status == StatusCode::BAD_REQUEST).and_then(certificate::page)
+        {
+            let why = format!("{} answered HTTP 400: {advice}", self.endpoint());
+            return Err(Fault::Fail(StoreError::Denied { what: what.to_owned(), why }));
+        }
         let refusal = Refusal { what, url, status, headers: &headers, body: body.as_deref() };
         let sent = session.signer.as_ref().map(|signer| signer.sent()).unwrap_or_default();
         if status == StatusCode::UNAUTHORIZED {
@@ -336,7 +343,7 @@ impl Client {
     }
 
     /// No answer at all: why, and is it worth a retry?
-    fn unreachable(&self, what: &str, error: reqwest::Error) -> Fault {
+    fn unreachable(&self, session: &Session, what: &str, error: reqwest::Error) -> Fault {
         // Nor does asking again make another address of it. (The next request of the volume's resolves it anew.)
         if let Some(refused) = Refused::find(&error) {
             return Fault::Fail(refused.of(what));
@@ -344,6 +351,11 @@ impl Client {
         let connect = error.is_connect();
         let said_by = self.dialect.place().said_by;
         let why = chain(&error.without_url());
+        let has_certificate = session.credentials.client_certificate().is_some();
+        if let Some(advice) = certificate::advice(&why, has_certificate) {
+            let why = format!("no TLS connection to {}: {why}; {advice}", self.endpoint());
+            return Fault::Fail(StoreError::Denied { what: what.to_owned(), why });
+        }
         // rustls's words; its types are not ours to name. A certificate does not become valid by asking again.
         let lower = why.to_ascii_lowercase();
         if ["certificate", "corrupt message", "handshake", "protocolversion"]

@@ -12,7 +12,7 @@ use testkit::s3::{
     ACCESS_KEY, ACCOUNT_KEY, Azure, Config, Index, Key, Memory, OTHER_SERVICE_ACCOUNT_KEY, Oss, Protocol,
     Rights, SECRET_KEY, SERVICE_ACCOUNT_KEY, Server, Web, generation, key_file, sas_token, time_and_length,
 };
-use testkit::tls::{Authority, Front};
+use testkit::tls::{Authority, Front, Issued};
 use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
 struct Store {
@@ -427,6 +427,46 @@ async fn a_store_behind_an_authority_of_its_own_is_trusted_where_the_secret_has_
         let broken = "-----BEGIN CERTIFICATE-----\nnothing\n-----END CERTIFICATE-----\n";
         let error = check(with(broken)).await.unwrap_err().to_string();
         assert!(error.contains("caBundle in the secret"), "{scheme}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_asks_for_a_certificate_gets_the_one_in_the_secret() {
+    let (ours, clients) = (Authority::create().unwrap(), Authority::create().unwrap());
+    let (good, other) = (clients.issue("reader").unwrap(), ours.issue("stranger").unwrap());
+    for store in stores().await {
+        let scheme = store.scheme;
+        let seen = store.put("o", 100);
+        let front = Front::demanding(&ours, &clients, &store.server.address().to_string()).unwrap();
+        let endpoint = Some(format!("https://{}", front.address).parse().unwrap());
+        let parameters = || Parameters { endpoint: endpoint.clone(), ..store.parameters() };
+        let with = |of: &Issued| {
+            let pair = [("clientCertificate", of.certificate.clone()), ("clientKey", of.key.clone())];
+            [store.owner(), vec![("caBundle", ours.pem.clone())], pair.to_vec()].concat()
+        };
+        let source = store.open(BUCKET, parameters(), &with(&good));
+        source.check(Duration::from_secs(3)).await.unwrap();
+        assert_eq!(read(&*source, b"o", &seen, 0..100).await.unwrap().len(), 100, "{scheme}");
+        let none = [store.owner(), vec![("caBundle", ours.pem.clone())]].concat();
+        for (what, secrets, words) in [
+            ("none", none, "wants a client certificate: put one"),
+            ("one of another authority", with(&other), "refuses clientCertificate"),
+        ] {
+            let error = store.check(BUCKET, parameters(), &secrets).await.unwrap_err();
+            assert!(matches!(error, StoreError::Denied { .. }), "{scheme}, {what}: {error}");
+            let text = error.to_string();
+            assert!(text.contains(words) && !text.contains("BEGIN"), "{scheme}, {what}: {text}");
+        }
+        let mixed = Issued { certificate: good.certificate.clone(), key: other.key.clone() };
+        let error = store.try_open(BUCKET, parameters(), &with(&mixed)).err().unwrap().to_string();
+        assert!(error.contains("the key of another certificate"), "{scheme}: {error}");
+        // Who asks for none is not shown any, and nobody asks over plain http.
+        let front = Front::start(&ours, &store.server.address().to_string()).unwrap();
+        let endpoint = Some(format!("https://{}", front.address).parse().unwrap());
+        let unasked = Parameters { endpoint, ..store.parameters() };
+        store.check(BUCKET, unasked, &with(&other)).await.unwrap();
+        let error = store.try_open(BUCKET, store.parameters(), &with(&good)).err().unwrap().to_string();
+        assert!(error.contains("use an https endpoint"), "{scheme}: {error}");
     }
 }
 

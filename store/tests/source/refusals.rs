@@ -211,6 +211,27 @@ async fn an_endpoint_on_the_node_must_be_named() {
     }
 }
 
+/// nginx takes everybody's connection and says in a page whose certificate it misses.
+#[tokio::test]
+async fn a_page_that_asks_for_a_certificate_is_understood() {
+    let server = server(false).await;
+    let mut spec = spec(&server, "s3://bucket");
+    for (title, words) in [
+        (
+            "400 No required SSL certificate was sent",
+            "put one that it accepts into the secret as clientCertificate",
+        ),
+        ("400 The SSL certificate error", "refuses clientCertificate"),
+        ("400 Request Header Or Cookie Too Large", "cannot be used: HTTP 400"),
+    ] {
+        let page = format!("<html><head><title>{title}</title></head></html>");
+        let endpoint = answering(move |_| reply("400 Bad Request", &page)).await;
+        spec.parameters.endpoint = Some(endpoint.parse().unwrap());
+        let text = refused(&spec, &keys(ACCESS_KEY, SECRET_KEY)).await.1;
+        assert!(text.contains(words), "{text}");
+    }
+}
+
 #[tokio::test]
 async fn empty_pages_without_end_are_an_error_and_a_few_are_passed_over() {
     let server = server(false).await;
