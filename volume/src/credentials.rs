@@ -1,6 +1,8 @@
 //! Credentials of a volume: kept in memory, never shown, distinguished by a digest.
 
 use crate::{Addressing, Parameters, SourceUrl};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use secrecy::{ExposeSecret, SecretBox, SecretString};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -13,6 +15,8 @@ pub struct Credentials {
     ca_bundle: Option<String>,
     /// Who asks, to a store that wants to know it before the first request.
     client: Option<ClientCertificate>,
+    /// What objects are encrypted with where the store does not keep the key: 32 bytes, base64.
+    customer_key: Option<SecretString>,
 }
 
 #[derive(Clone)]
@@ -29,6 +33,7 @@ impl std::fmt::Debug for Credentials {
             .field("kind", &self.kind())
             .field("ca_bytes", &ca_bytes)
             .field("client_certificate", &self.client.is_some())
+            .field("customer_key", &self.customer_key.is_some())
             .finish()
     }
 }
@@ -105,8 +110,8 @@ pub enum CredentialsError {
     Incomplete { have: &'static str, missing: &'static str },
     #[error(
         "the secret has an unknown key {0:?}: it takes accessKeyId, secretAccessKey and sessionToken (S3, OSS), serviceAccountKey \
-         (GCS), accountName with accountKey or sasToken (Azure), username and password or bearerToken (web servers), caBundle, \
-         clientCertificate and clientKey, or what Fluid, JuiceFS and the clouds' own drivers call them (docs/stores.md)"
+         (GCS), accountName with accountKey or sasToken (Azure), username and password or bearerToken (web servers), customerKey, \
+         caBundle, clientCertificate and clientKey, or what Fluid, JuiceFS and the clouds' own drivers call them (docs/stores.md)"
     )]
     Unknown(String),
     #[error("the secret has {0} and {1}, which are for different stores: keep what this one takes")]
@@ -132,6 +137,11 @@ pub enum CredentialsError {
         "the secret's clientKey is locked with a passphrase, for which there is no place: put it in without one"
     )]
     LockedKey,
+    #[error(
+        "the secret's customerKey is not 32 bytes in base64 (44 characters, with the = at their end): put in the key that the objects \
+         were written with"
+    )]
+    CustomerKey,
     #[error("the secret is longer than 48 KiB in all: leave certificates out that the store does not need")]
     TooLong,
     #[error("the secret's {0} is empty or has control characters (a trailing newline?)")]
@@ -190,6 +200,7 @@ impl Credentials {
         }
         let ca_bundle = found.remove("caBundle");
         let mut take = |name| found.remove(name);
+        let customer_key = take("customerKey").map(customer_key).transpose()?;
         let client = match (take("clientCertificate"), take("clientKey")) {
             (Some(chain), Some(key)) => Some(ClientCertificate { chain, key: key.into() }),
             (None, None) => None,
@@ -247,7 +258,7 @@ impl Credentials {
                 ([None, None], None) => Identity::Anonymous,
             },
         };
-        Ok(Self { identity, ca_bundle, client })
+        Ok(Self { identity, ca_bundle, client, customer_key })
     }
 
     /// From `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`; absent means anonymous.
@@ -291,6 +302,7 @@ impl Credentials {
             put("clientCertificate", chain);
             put("clientKey", key.expose_secret());
         }
+        self.customer_key.iter().for_each(|key| put("customerKey", key.expose_secret()));
         map
     }
 
@@ -303,6 +315,11 @@ impl Credentials {
     /// Never log the second.
     pub fn client_certificate(&self) -> Option<(&str, &str)> {
         self.client.as_ref().map(|client| (client.chain.as_str(), client.key.expose_secret()))
+    }
+
+    /// What objects are encrypted with where the store does not keep the key: 32 bytes in base64, in clear. Never log it.
+    pub fn customer_key(&self) -> Option<&str> {
+        self.customer_key.as_ref().map(ExposeSecret::expose_secret)
     }
 
     pub fn kind(&self) -> CredentialsKind {
@@ -319,7 +336,8 @@ impl Credentials {
 
     /// Is there nothing in the secret, or none?
     pub fn is_empty(&self) -> bool {
-        matches!(self, Self { identity: Identity::Anonymous, ca_bundle: None, client: None })
+        let Self { identity, ca_bundle, client, customer_key } = self;
+        matches!((identity, ca_bundle, client, customer_key), (Identity::Anonymous, None, None, None))
     }
 }
 
@@ -340,6 +358,13 @@ fn check_client_key(pem: &str) -> Result<(), CredentialsError> {
     let is_one =
         is_pem(pem, CLIENT_KEY_BYTES_MAX) && pem.contains("-----BEGIN ") && pem.contains("PRIVATE KEY-----");
     if is_one { Ok(()) } else { Err(CredentialsError::ClientKey) }
+}
+
+fn customer_key(text: String) -> Result<SecretString, CredentialsError> {
+    match BASE64_STANDARD.decode(&text).is_ok_and(|key| key.len() == 32) {
+        true => Ok(text.into()),
+        false => Err(CredentialsError::CustomerKey),
+    }
 }
 
 /// Our name of a secret's key. Others': a Secret that works with what people have used before works as it is.
@@ -385,6 +410,7 @@ fn ours(name: &str) -> Option<&'static str> {
         ("caBundle", &["ca.crt"]), // as in every Secret of an authority in Kubernetes
         ("clientCertificate", &["tls.crt"]), // as in every Secret of type kubernetes.io/tls
         ("clientKey", &["tls.key"]),
+        ("customerKey", &[]),
     ];
     let of =
         |(ours, others): &(&'static str, &[&str])| (*ours == name || others.contains(&name)).then_some(*ours);
@@ -529,6 +555,11 @@ fn identity(
         field(chain.as_bytes());
         field(key.expose_secret().as_bytes());
     }
+    // Who does not have it must not read what was read with it.
+    if let Some(key) = &credentials.customer_key {
+        field(b"customer key");
+        field(key.expose_secret().as_bytes());
+    }
     // Volumes of one scope ask alike, and who has not said so does not pay.
     if parameters.requester_pays {
         field(b"requester pays");
@@ -636,6 +667,37 @@ mod tests {
         ] {
             let found = of(&pairs).unwrap_err();
             assert!(found == error && !found.to_string().contains("hunter2"), "{found}");
+        }
+    }
+
+    #[test]
+    fn the_key_that_objects_are_encrypted_with_is_whole_and_opens_a_scope_of_its_own() {
+        const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+        let of = |key: &str| {
+            Credentials::from_secrets([("accessKeyId", "id"), ("secretAccessKey", "s"), ("customerKey", key)])
+        };
+        let credentials = of(KEY).unwrap();
+        assert_eq!(credentials.customer_key(), Some(KEY));
+        assert_eq!(Credentials::from_secrets(credentials.to_secrets()), Ok(credentials.clone()));
+        assert!(!format!("{credentials:?}").contains(KEY));
+        assert!(!Credentials::from_secrets([("customerKey", KEY)]).unwrap().is_empty());
+        let source = SourceUrl::parse("s3://bucket").unwrap();
+        let scope = |of: &Credentials| ScopeId::of(&key(1), &source, &Parameters::default(), of);
+        let other = of(&KEY.replace("AAEC", "BBEC")).unwrap();
+        assert!(scope(&credentials) != scope(&keys("id", "s")) && scope(&credentials) != scope(&other));
+        for wrong in [
+            "hunter2",
+            "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8", // no padding
+            "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh9=", // bits beyond the end
+            "AAECAwQFBgcICQoLDA0ODw==",                    // 16 bytes
+            "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f",
+            &"AAEC".repeat(1000),
+        ] {
+            let error = of(wrong).unwrap_err();
+            assert!(error == CredentialsError::CustomerKey && !error.to_string().contains(wrong), "{error}");
+        }
+        for broken in ["", &format!("{KEY}\n"), &format!("{KEY}\r\nx-other: 1")] {
+            assert_eq!(of(broken), Err(CredentialsError::Malformed("customerKey")));
         }
     }
 

@@ -3,6 +3,7 @@
 
 use super::answer::{self, Said, Words};
 use super::checksum::Checksum;
+use super::encryption::{self, CustomerKey, Wrong};
 use super::listing::{self, is_page};
 use super::xml::{Tag, walk};
 use super::{
@@ -27,6 +28,12 @@ use volume::{Addressing, Credentials, CredentialsKind, Parameters};
 /// Of the protocol: all that we use has been in it since this one.
 const VERSION: (HeaderName, HeaderValue) =
     (HeaderName::from_static("x-ms-version"), HeaderValue::from_static("2023-11-03"));
+
+const CUSTOMER_KEY: encryption::Names = [
+    HeaderName::from_static("x-ms-encryption-algorithm"),
+    HeaderName::from_static("x-ms-encryption-key"),
+    HeaderName::from_static("x-ms-encryption-key-sha256"),
+];
 
 /// The code of an error: the answer to a HEAD has it nowhere else.
 const CODE: HeaderName = HeaderName::from_static("x-ms-error-code");
@@ -83,6 +90,10 @@ impl Dialect for Azure {
 
     fn headers(&self) -> HeaderMap {
         [VERSION].into_iter().collect()
+    }
+
+    fn with_key(&self, key: &CustomerKey) -> Option<HeaderMap> {
+        Some(key.with_sha256(CUSTOMER_KEY))
     }
 
     fn seen(&self, headers: &HeaderMap, _: &[u8]) -> Result<Option<Object>, &'static str> {
@@ -167,6 +178,20 @@ impl Dialect for Azure {
                 denied(format!("the blob is archived: rehydrate it first ({text})"))
             }
             (409, "ContainerBeingDeleted") => container(),
+            (409, "BlobUsesCustomerSpecifiedEncryption") => {
+                encryption::wrong_key(refusal, &said, Wrong::Missing)
+            }
+            (409, "BlobCustomerSpecifiedEncryptionMismatch") => {
+                encryption::wrong_key(refusal, &said, Wrong::Other)
+            }
+            (409, "BlobDoesNotUseCustomerSpecifiedEncryption") => {
+                encryption::wrong_key(refusal, &said, Wrong::NotNeeded)
+            }
+            (_, code) if code.starts_with("KeyVault") => denied(format!(
+                "account {} cannot use the key in the key vault that its blobs are encrypted with: see that the key is there and enabled, \
+                 and that the account's identity may use it ({text})",
+                self.account
+            )),
             _ => answer::judge(
                 refusal,
                 &said,

@@ -5,6 +5,7 @@
 
 use super::answer::{self, Said, Words};
 use super::checksum::{self, Checksum};
+use super::encryption::{self, CustomerKey, Wrong};
 use super::listing::{self, is_page};
 use super::{
     Dialect, From, KeyStore, Object, Place, Refusal, Signer, can_be_sent, date, field, header, not_ours,
@@ -40,6 +41,12 @@ const STORED_ENCODING: HeaderName = HeaderName::from_static("x-goog-stored-conte
 
 /// Who pays for a request: a project.
 const PAYER: HeaderName = HeaderName::from_static("x-goog-user-project");
+
+const CUSTOMER_KEY: encryption::Names = [
+    HeaderName::from_static("x-goog-encryption-algorithm"),
+    HeaderName::from_static("x-goog-encryption-key"),
+    HeaderName::from_static("x-goog-encryption-key-sha256"),
+];
 
 /// Of an object all that we look at; without it an answer has forty fields.
 const FIELDS: &str = "name,size,generation,updated";
@@ -113,6 +120,10 @@ impl Dialect for Gcs {
         HeaderMap::new()
     }
 
+    fn with_key(&self, key: &CustomerKey) -> Option<HeaderMap> {
+        Some(key.with_sha256(CUSTOMER_KEY))
+    }
+
     /// The name is one segment of the path: also its slashes are encoded.
     fn object(&self, key: &[u8]) -> Url {
         let mut url = self.objects.clone();
@@ -171,7 +182,24 @@ impl Dialect for Gcs {
         let throttled =
             Fault::Retry { cause: RetryCause::Throttled, detail: text.clone(), after: refusal.retry_after() };
         let message = said.message.to_ascii_lowercase();
+        // The two interfaces of Google's write them with a small letter and with a capital one.
+        let wrong = match said.code.to_ascii_lowercase().as_str() {
+            "resourceisencryptedwithcustomerencryptionkey" => Some(Wrong::Missing),
+            "customerencryptionkeyisincorrect" => Some(Wrong::Other),
+            "resourcenotencryptedwithcustomerencryptionkey" => Some(Wrong::NotNeeded),
+            _ => None,
+        };
+        if let Some(wrong) = wrong {
+            return encryption::wrong_key(refusal, &said, wrong);
+        }
         match (refusal.status, said.code.as_str()) {
+            (StatusCode::BAD_REQUEST | StatusCode::FORBIDDEN, _)
+                if message.contains("cloud kms") || message.contains("cloudkms") =>
+            {
+                let advice = "the Cloud KMS key that the object is encrypted with cannot be used: let the storage service agent of the \
+                              bucket's project use it (roles/cloudkms.cryptoKeyEncrypterDecrypter), and see that it is enabled";
+                encryption::denied(refusal, &said, advice)
+            }
             (StatusCode::UNAUTHORIZED, _) => denied(format!(
                 "the store does not know who asks: give the volume a secret with serviceAccountKey; if it has one, check \
                  serviceAccountKey in the secret, that the service account still has that key, and this node's clock ({text})"

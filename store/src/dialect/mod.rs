@@ -6,6 +6,7 @@
 //! gcs.rs     Google Cloud Storage, by JSON     xml.rs              a listing in XML, tag by tag
 //! azure.rs   Azure's blobs                     answer.rs           an error document in XML: what to do
 //! web.rs     a web server                      index.rs            its directories, in the forms that they have
+//!                                              encryption.rs       keys of objects: sent, missed, refused
 //!                                              field.rs, date.rs   sizes, ETags, times
 //!                                              checksum.rs         of bodies
 //! ```
@@ -17,6 +18,7 @@ mod answer;
 mod azure;
 pub(crate) mod checksum;
 mod date;
+pub(crate) mod encryption;
 mod field;
 #[cfg(fuzzing)]
 pub mod fuzz;
@@ -39,6 +41,7 @@ use crate::keys::{encode_path, encode_query};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
+use encryption::CustomerKey;
 use http::header::{CONTENT_LENGTH, ETAG, HeaderMap, HeaderValue, IF_MATCH, LAST_MODIFIED, RANGE};
 use http::{Method, Request, StatusCode, request};
 use object_store::client::{HttpRequest, HttpRequestBody};
@@ -55,6 +58,11 @@ pub(crate) trait Dialect: Debug + Send + Sync {
 
     /// What every request carries.
     fn headers(&self) -> HeaderMap;
+
+    /// What a request for an object carries that is encrypted with this key. None: such keys are not known here.
+    fn with_key(&self, _key: &CustomerKey) -> Option<HeaderMap> {
+        None
+    }
 
     fn object(&self, key: &[u8]) -> Url {
         let base = &self.place().base;

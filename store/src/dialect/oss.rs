@@ -2,6 +2,7 @@
 
 use super::answer::{self, Words};
 use super::checksum::Checksum;
+use super::encryption;
 use super::listing::Answer;
 use super::{Dialect, KeyStore, Keys, Place, Refusal, Signer, has_name, header, list_objects_v2};
 use crate::retry::Fault;
@@ -119,6 +120,9 @@ impl Dialect for Oss {
                 ));
             }
             _ => {}
+        }
+        if let Some(fault) = encryption::key_service(refusal, &said) {
+            return fault;
         }
         answer::judge(refusal, &said, &self.place, &Words { rights: "oss:ListObjects and oss:GetObject" })
     }

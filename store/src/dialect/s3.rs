@@ -2,12 +2,13 @@
 
 use super::answer::{self, Words};
 use super::checksum::{self, Checksum};
+use super::encryption::{self, CustomerKey, Wrong};
 use super::{Dialect, KeyStore, Keys, Place, Refusal, Signer, authorize, header};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
-use http::request;
+use http::{StatusCode, request};
 use object_store::aws::{AwsAuthorizer, AwsCredential};
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,6 +16,12 @@ use volume::{Credentials, Parameters};
 
 const CHECKSUM_MODE: HeaderName = HeaderName::from_static("x-amz-checksum-mode");
 const PAYER: HeaderName = HeaderName::from_static("x-amz-request-payer");
+
+const CUSTOMER_KEY: encryption::Names = [
+    HeaderName::from_static("x-amz-server-side-encryption-customer-algorithm"),
+    HeaderName::from_static("x-amz-server-side-encryption-customer-key"),
+    HeaderName::from_static("x-amz-server-side-encryption-customer-key-md5"),
+];
 
 #[derive(Debug)]
 pub(crate) struct S3 {
@@ -46,6 +53,10 @@ impl Dialect for S3 {
         pays.into_iter().collect()
     }
 
+    fn with_key(&self, key: &CustomerKey) -> Option<HeaderMap> {
+        Some(key.with_md5(CUSTOMER_KEY))
+    }
+
     fn reading(&self, version: &Version, range: &Range<u64>) -> Option<HeaderMap> {
         let mut headers = super::reading(version, range)?;
         headers.insert(CHECKSUM_MODE, HeaderValue::from_static("ENABLED"));
@@ -61,6 +72,23 @@ impl Dialect for S3 {
         let region = header(refusal.headers, "x-amz-bucket-region").map(str::to_owned);
         said.region = said.region.or(region);
         said.scrub(secrets);
+        // One code for all of them.
+        if refusal.status == StatusCode::BAD_REQUEST
+            && matches!(said.code.as_str(), "InvalidRequest" | "InvalidArgument")
+        {
+            let message = said.message.to_ascii_lowercase();
+            let says = [
+                ("stored using a form of server side encryption", Wrong::Missing),
+                ("encryption parameters are not applicable", Wrong::NotNeeded),
+                ("must be made over a secure connection", Wrong::InClear),
+            ];
+            if let Some((_, wrong)) = says.into_iter().find(|(words, _)| message.contains(words)) {
+                return encryption::wrong_key(refusal, &said, wrong);
+            }
+        }
+        if let Some(fault) = encryption::key_service(refusal, &said) {
+            return fault;
+        }
         answer::judge(refusal, &said, &self.place, &Words { rights: "s3:ListBucket and s3:GetObject" })
     }
 

@@ -2,6 +2,7 @@
 
 use crate::access::{Access, Question};
 use crate::certificate;
+use crate::dialect::encryption::{self, CustomerKey};
 use crate::dialect::{Dialect, Object, Refusal, Signer, content_range, header};
 use crate::dispatch::Lane;
 use crate::egress::Refused;
@@ -37,7 +38,16 @@ pub(super) struct Client {
 struct Session {
     credentials: Credentials,
     signer: Option<Arc<dyn Signer>>,
+    /// What the store needs to open an object with: see [`CustomerKey`].
+    key: HeaderMap,
     http: reqwest::Client,
+}
+
+/// Does a request need the key that an object is encrypted with?
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Opens {
+    Object,
+    Nothing,
 }
 
 impl Session {
@@ -48,7 +58,25 @@ impl Session {
     ) -> Result<Arc<Self>, StoreError> {
         let http = limits.client(&dialect.place().endpoint, &credentials)?;
         let signer = dialect.signer(&credentials)?;
-        Ok(Arc::new(Self { credentials, signer, http }))
+        let key = match CustomerKey::of(&credentials) {
+            None => HeaderMap::new(),
+            Some(key) => dialect.with_key(&key).ok_or_else(|| StoreError::Invalid {
+                what: dialect.place().shown.clone(),
+                why: "this store takes no key of the customer's with a request: take customerKey out of the secret (what it \
+                      encrypts with keys of its own, or of a key service, is read without)"
+                    .into(),
+            })?,
+        };
+        Ok(Arc::new(Self { credentials, signer, key, http }))
+    }
+
+    /// What each request carries in clear: stores like to repeat it.
+    fn sent(&self) -> Vec<String> {
+        let mut sent = self.signer.as_ref().map(|signer| signer.sent()).unwrap_or_default();
+        let key =
+            self.key.values().filter(|value| value.is_sensitive()).filter_map(|value| value.to_str().ok());
+        sent.extend(key.map(str::to_owned));
+        sent
     }
 }
 
@@ -59,6 +87,7 @@ pub(super) struct Ask<'a> {
     pub(super) headers: HeaderMap,
     /// Any other answer is a refusal.
     pub(super) takes: fn(&Url, StatusCode, &HeaderMap) -> bool,
+    pub(super) opens: Opens,
 }
 
 /// What most requests are answered with.
@@ -149,7 +178,9 @@ impl Client {
         let (method, url) = self.dialect.looking(key);
         let (method, url) = (&method, &url);
         let attempt = async |patience| {
-            let ask = Ask { method: method.clone(), url, headers: HeaderMap::new(), takes: content };
+            // What a store tells of an object in a body of its own, it tells without its key.
+            let opens = if *method == Method::HEAD { Opens::Object } else { Opens::Nothing };
+            let ask = Ask { method: method.clone(), url, headers: HeaderMap::new(), takes: content, opens };
             let response = self.send(ask, what, patience).await?;
             let (seen, bytes) = match *method {
                 Method::HEAD => (self.dialect.seen(response.headers(), &[]), 0),
@@ -221,7 +252,7 @@ impl Client {
         let headers = self.dialect.reading(wanted, &range).ok_or_else(|| {
             Fault::Fail(StoreError::malformed(what, "its version cannot be written into a header"))
         })?;
-        let ask = Ask { method: Method::GET, url, headers, takes: content };
+        let ask = Ask { method: Method::GET, url, headers, takes: content, opens: Opens::Object };
         let response = self.send(ask, what, patience).await?;
         if !self.dialect.is_as_stored(response.headers()) {
             let why = "the store, or a proxy before it, packs or unpacks what it sends: its bytes are not the object's";
@@ -266,7 +297,7 @@ impl Client {
 
     /// Sends and waits for the headers; any status that is not taken is a fault.
     pub(super) async fn send(&self, ask: Ask<'_>, what: &str, patience: Duration) -> Result<Response, Fault> {
-        let Ask { method, url, headers, takes } = ask;
+        let Ask { method, url, headers, takes, opens } = ask;
         let broken = |why: String| Fault::Fail(StoreError::Invalid { what: what.to_owned(), why });
         let head = method == Method::HEAD;
         let (mut parts, ()) = Request::new(()).into_parts();
@@ -275,6 +306,9 @@ impl Client {
         parts.headers = headers;
         parts.headers.extend(self.dialect.headers());
         let session = self.session().map_err(Fault::Fail)?;
+        if opens == Opens::Object {
+            parts.headers.extend(session.key.clone());
+        }
         if let Some(signer) = &session.signer {
             let signed = signer.sign(&mut parts).await;
             signed.map_err(|()| broken("the request could not be signed".to_owned()))?;
@@ -315,11 +349,14 @@ impl Client {
             return Err(Fault::Fail(StoreError::Denied { what: what.to_owned(), why }));
         }
         let refusal = Refusal { what, url, status, headers: &headers, body: body.as_deref() };
-        let sent = session.signer.as_ref().map(|signer| signer.sent()).unwrap_or_default();
         if status == StatusCode::UNAUTHORIZED {
             self.forget(&session);
         }
-        Err(self.dialect.refused(&refusal, &sent))
+        let fault = self.dialect.refused(&refusal, &session.sent());
+        Err(match opens {
+            Opens::Object => encryption::explained(fault, !session.key.is_empty(), &refusal),
+            Opens::Nothing => fault,
+        })
     }
 
     /// What was made of the credentials was refused, perhaps because a clock was wrong when it was made.
@@ -328,8 +365,9 @@ impl Client {
         if Arc::ptr_eq(&session, refused)
             && let Ok(signer) = self.dialect.signer(&refused.credentials)
         {
-            let (credentials, http) = (refused.credentials.clone(), refused.http.clone());
-            *session = Arc::new(Session { credentials, signer, http });
+            let Session { credentials, key, http, .. } = &**refused;
+            let (credentials, key, http) = (credentials.clone(), key.clone(), http.clone());
+            *session = Arc::new(Session { credentials, signer, key, http });
         }
     }
 

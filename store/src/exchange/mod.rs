@@ -28,7 +28,7 @@ use crate::observe::{Observer, RetryCause};
 use crate::retry::Fault;
 use crate::{ByteStream, Entry, Examined, Kind, Page, Source, Step, StoreError, Version};
 use async_trait::async_trait;
-use client::{Ask, Client, content};
+use client::{Ask, Client, Opens, content};
 use futures::FutureExt;
 use http::{HeaderMap, Method};
 use std::ops::Range;
@@ -89,7 +89,13 @@ impl Bucket {
         let what = self.client.what(key);
         let url = self.store.list(key, delimiter, from, max);
         let attempt = async |patience| {
-            let ask = Ask { method: Method::GET, url: &url, headers: HeaderMap::new(), takes: content };
+            let ask = Ask {
+                method: Method::GET,
+                url: &url,
+                headers: HeaderMap::new(),
+                takes: content,
+                opens: Opens::Nothing,
+            };
             let body = self.client.whole(ask, &what, patience).await?.body;
             let malformed = |why| Fault::retry(RetryCause::Malformed, why);
             Ok((self.store.listed(&body).map_err(malformed)?, body.len() as u64))
@@ -241,14 +247,17 @@ impl Source for Bucket {
         let left = self.access.probe(limit.saturating_sub(started.elapsed()));
         match self.object(key, left).await {
             Ok(_) => Ok(()),
-            Err(StoreError::Denied { .. }) => Err(StoreError::Denied {
-                what: self.client.what(prefix),
-                why: format!(
-                    "the bucket can be listed but {} not be read: grant {}",
-                    show(key),
-                    self.store.right_to_read()
-                ),
-            }),
+            // With a key for the objects it may be that one: the error itself says so.
+            Err(StoreError::Denied { .. }) if self.access.credentials().customer_key().is_none() => {
+                Err(StoreError::Denied {
+                    what: self.client.what(prefix),
+                    why: format!(
+                        "the bucket can be listed but {} not be read: grant {}",
+                        show(key),
+                        self.store.right_to_read()
+                    ),
+                })
+            }
             Err(e) => Err(e),
         }
     }

@@ -2,7 +2,7 @@
 //! ([`crate::dialect::index`]); which it is, is found out once.
 
 use super::body;
-use super::client::{Ask, Client, Whole, content};
+use super::client::{Ask, Client, Opens, Whole, content};
 use crate::access::{Access, Question};
 use crate::dialect::index::{self, Form, Item, Items, Told};
 use crate::dialect::web::{REDIRECTS, Web};
@@ -135,7 +135,12 @@ impl Tree {
             if !depth.is_empty() {
                 headers = HeaderMap::from_iter([(DEPTH, HeaderValue::from_static(depth))]);
             }
-            self.ask_whole(Ask { method: method.clone(), url, headers, takes }, &what, patience).boxed()
+            self.ask_whole(
+                Ask { method: method.clone(), url, headers, takes, opens: Opens::Nothing },
+                &what,
+                patience,
+            )
+            .boxed()
         };
         self.client.ask(op, &what, question, attempt).await
     }
@@ -201,7 +206,12 @@ impl Tree {
         let url = &url;
         let attempt = |patience| {
             let headers = kept.as_ref().map(|(asks, _)| asks.clone()).unwrap_or_default();
-            self.ask_whole(Ask { method: Method::GET, url, headers, takes }, &what, patience).boxed()
+            self.ask_whole(
+                Ask { method: Method::GET, url, headers, takes, opens: Opens::Nothing },
+                &what,
+                patience,
+            )
+            .boxed()
         };
         let said = self.client.ask("list", &what, question, attempt).await?;
         if said.status == StatusCode::NOT_MODIFIED {
@@ -230,7 +240,13 @@ impl Tree {
         let (what, url) = (self.client.what(key), self.web.object(key));
         let url = &url;
         let attempt = async |patience| {
-            let ask = Ask { method: Method::HEAD, url, headers: HeaderMap::new(), takes: is_there };
+            let ask = Ask {
+                method: Method::HEAD,
+                url,
+                headers: HeaderMap::new(),
+                takes: is_there,
+                opens: Opens::Nothing,
+            };
             let said = self.client.send(ask, &what, patience).await?;
             if REDIRECTS.contains(&said.status()) {
                 return Ok((Item::Directory, 0));
@@ -238,7 +254,13 @@ impl Tree {
             let mut headers = said.headers().clone();
             if !headers.contains_key(CONTENT_LENGTH) {
                 // Apache tells no length of an empty file, unless it is sent.
-                let ask = Ask { method: Method::GET, url, headers: HeaderMap::new(), takes: content };
+                let ask = Ask {
+                    method: Method::GET,
+                    url,
+                    headers: HeaderMap::new(),
+                    takes: content,
+                    opens: Opens::Nothing,
+                };
                 headers = self.client.send(ask, &what, patience).await?.headers().clone();
                 if header(&headers, CONTENT_LENGTH) != Some("0") {
                     return Ok((Item::File(Told::Unusable), 0));

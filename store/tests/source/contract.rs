@@ -471,6 +471,46 @@ async fn a_store_that_asks_for_a_certificate_gets_the_one_in_the_secret() {
 }
 
 #[tokio::test]
+async fn objects_that_are_encrypted_with_a_customers_key_are_read_with_it_alone() {
+    const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let other = KEY.replace("AAEC", "BBEC");
+    let sealed = stores_where(|config| config.customer_key = Some(KEY.into())).await;
+    for (store, plain) in sealed.into_iter().zip(stores().await) {
+        let scheme = store.scheme;
+        let seen = (store.put("d/o", 100), plain.put("d/o", 100));
+        let with = |key: &str| [store.owner(), vec![("customerKey", key.to_owned())]].concat();
+        if scheme == "oss" {
+            let error = store.try_open(BUCKET, store.parameters(), &with(KEY)).err().unwrap().to_string();
+            assert!(error.contains("take customerKey out of the secret"), "{error}");
+            continue;
+        }
+        let source = store.open(BUCKET, store.parameters(), &with(KEY));
+        source.check(Duration::from_secs(3)).await.unwrap();
+        assert_eq!(listed(&*source, "d").await.len(), 1, "{scheme}");
+        assert!(source.head(b"d/o").await.unwrap().is_some(), "{scheme}");
+        let bytes = read(&*source, b"d/o", &seen.0, 0..100).await.unwrap();
+        assert_eq!(bytes, content::bytes(content::id("d/o"), 0..100), "{scheme}");
+        for (what, at, seen, secrets, words) in [
+            ("none", &store, &seen.0, store.owner(), "put that key into the secret as customerKey"),
+            ("another", &store, &seen.0, with(&other), "is not the key that the object is encrypted with"),
+            ("one for nothing", &plain, &seen.1, with(KEY), "whose secret has no customerKey"),
+        ] {
+            let source = at.open(BUCKET, at.parameters(), &secrets);
+            assert_eq!(listed(&*source, "d").await.len(), 1, "{scheme}, {what}: names need no key");
+            let error = read(&*source, b"d/o", seen, 0..100).await.unwrap_err().to_string();
+            assert!(error.contains(words) && !error.contains(KEY), "{scheme}, {what}: {error}");
+            // What Google tells of an object it tells without.
+            if scheme != "gs" {
+                let error = source.head(b"d/o").await.unwrap_err().to_string();
+                assert!(error.contains(words), "{scheme}, {what}: {error}");
+                let error = source.check(Duration::from_secs(3)).await.unwrap_err().to_string();
+                assert!(error.contains(words), "{scheme}, {what}: {error}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn another_region_is_said() {
     for store in stores().await.into_iter().filter(|store| store.scheme == "oss") {
         store.put("o", 1);

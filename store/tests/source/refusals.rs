@@ -233,6 +233,66 @@ async fn a_page_that_asks_for_a_certificate_is_understood() {
 }
 
 #[tokio::test]
+async fn what_a_key_service_refuses_says_what_to_grant_and_no_key() {
+    const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let server = server(false).await;
+    let xml =
+        |code: &str, message: &str| format!("<Error><Code>{code}</Code><Message>{message}</Message></Error>");
+    let json = |reason: &str, message: &str| {
+        format!(r#"{{"error": {{"message": "{message}", "errors": [{{"reason": "{reason}"}}]}}}}"#)
+    };
+    let decrypt = "User: arn:aws:iam::1:user/u is not authorized to perform: kms:Decrypt on resource: arn:aws:kms:r:1:key/k";
+    let secure = format!(
+        "Requests specifying Server Side Encryption with Customer provided keys must be made over a secure connection. {KEY}"
+    );
+    for (source, status, body, words) in [
+        ("s3", "403 Forbidden", xml("AccessDenied", decrypt), "grant kms:Decrypt"),
+        ("oss", "403 Forbidden", xml("AccessDenied", decrypt), "grant kms:Decrypt"),
+        ("s3", "400 Bad Request", xml("KMS.DisabledException", "arn is disabled."), "is disabled: enable it"),
+        (
+            "s3",
+            "400 Bad Request",
+            xml("KMS.NotFoundException", "Key is not found."),
+            "does not exist any more",
+        ),
+        (
+            "s3",
+            "400 Bad Request",
+            xml("KMS.KMSInvalidStateException", "arn is pending deletion."),
+            "cancel that",
+        ),
+        ("s3", "400 Bad Request", xml("KMS.Other", "no"), "look at its state and its policy"),
+        ("s3", "400 Bad Request", xml("InvalidRequest", &secure), "use an https endpoint"),
+        (
+            "gs",
+            "403 Forbidden",
+            json("forbidden", "Permission denied on Cloud KMS key."),
+            "roles/cloudkms.crypto",
+        ),
+        (
+            "az",
+            "403 Forbidden",
+            xml("KeyVaultEncryptionKeyNotFound", "no"),
+            "account testkit cannot use the key",
+        ),
+    ] {
+        let mut spec = spec(&server, &format!("{source}://bucket"));
+        spec.parameters.region = Some("r".into());
+        spec.parameters.storage_account = Some("testkit".into());
+        let endpoint = answering(move |_| reply(status, &body)).await;
+        spec.parameters.endpoint = Some(endpoint.parse().unwrap());
+        let key = (source != "oss").then_some(("customerKey", KEY));
+        let credentials = Credentials::from_secrets(key).unwrap();
+        let access = Access::fixed(&spec, credentials);
+        let source =
+            store::open(&spec, access, Arc::new(Limits::new(quick())), Arc::new(NoObserver)).unwrap();
+        let version = store::Version("7".into());
+        let text = source.get(b"o", &version, 0..1).await.err().unwrap().to_string();
+        assert!(text.contains(words) && !text.contains(KEY), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn empty_pages_without_end_are_an_error_and_a_few_are_passed_over() {
     let server = server(false).await;
     let mut spec = spec(&server, "gs://bucket");

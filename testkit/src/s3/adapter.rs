@@ -2,7 +2,8 @@
 
 use super::bucket::{Bucket, Listing, Meta, list};
 use super::checksums::Sums;
-use super::service::{Buckets, Shareable};
+use super::encryption::Wrong;
+use super::service::{Buckets, Guard, Shareable};
 use super::{Key, Rights};
 use bytes::Bytes;
 use http::request::Parts;
@@ -66,6 +67,14 @@ pub(super) trait Adapter: Send + Sync {
     /// What a GET's answer says besides its range; Err: it asks for another version.
     fn version(&self, parts: &Parts, asked: &Asked, meta: &Meta) -> Result<HeaderMap, Denied>;
 
+    /// Does a request for an object bring the key that it is encrypted with?
+    fn opens(&self, _headers: &HeaderMap, _op: &str, _held: Option<&str>) -> Result<(), Wrong> {
+        Ok(())
+    }
+    fn sealed(&self, _wrong: Wrong) -> Denied {
+        self.denied()
+    }
+
     fn no_bucket(&self) -> Denied;
     fn no_object(&self) -> Denied;
     fn denied(&self) -> Denied;
@@ -97,9 +106,7 @@ pub(super) fn answer(
     adapter: &dyn Adapter,
     parts: &Parts,
     asked: &Asked,
-    keys: &[Key],
-    anonymous: bool,
-    requester_pays: bool,
+    guard: &Guard,
     buckets: &Buckets,
 ) -> Response<s3s::Body> {
     let respond = |status: StatusCode, headers: HeaderMap, body: s3s::Body| {
@@ -109,14 +116,14 @@ pub(super) fn answer(
         response
     };
     let answered = || -> Result<Response<s3s::Body>, Denied> {
-        let rights = adapter.who(parts, asked, keys, anonymous)?;
+        let rights = adapter.who(parts, asked, &guard.keys, guard.anonymous)?;
         let allowed = match rights {
             Rights::All => true,
             Rights::ListOnly => asked.op == "ListObjectsV2",
             Rights::ReadOnly => matches!(asked.op, "HeadObject" | "GetObject"),
             Rights::None => false,
         };
-        if !allowed || (requester_pays && !adapter.pays(&parts.headers)) {
+        if !allowed || (guard.requester_pays && !adapter.pays(&parts.headers)) {
             return Err(adapter.denied());
         }
         let bucket: Arc<dyn Bucket> = {
@@ -149,6 +156,9 @@ pub(super) fn answer(
             }
         }
         let meta = found.ok_or_else(|| adapter.no_object())?;
+        if let Err(wrong) = adapter.opens(&parts.headers, asked.op, guard.customer_key.as_deref()) {
+            return Err(adapter.sealed(wrong));
+        }
         if asked.op == "HeadObject" {
             let (headers, text) = adapter.about(asked, &meta);
             return Ok(respond(adapter.status(asked), headers, Bytes::from(text).into()));

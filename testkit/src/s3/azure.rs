@@ -4,6 +4,7 @@
 use super::adapter::{Adapter, Asked, Denied, decoded, pairs, token, value};
 use super::bucket::{Listing, Meta};
 use super::checksums::Sums;
+use super::encryption::{self, Names, Wrong};
 use super::{Key, Rights};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -30,6 +31,13 @@ pub fn sas_token(signature: &str, until: &str) -> String {
     let signature = utf8_percent_encode(signature, NON_ALPHANUMERIC);
     format!("?sv=2023-11-03&ss=b&srt=sco&sp=rl&se={until}&spr=https,http&sig={signature}")
 }
+
+const CUSTOMER_KEY: Names = Names {
+    key: "x-ms-encryption-key",
+    algorithm: "x-ms-encryption-algorithm",
+    digest: "x-ms-encryption-key-sha256",
+    digested: encryption::sha256,
+};
 
 const SKEW_MAX: Duration = Duration::from_secs(15 * 60);
 const UNSIGNED: &str = "Server failed to authenticate the request. Make sure the value of Authorization header is formed \
@@ -147,6 +155,36 @@ impl Adapter for Azure {
         }
     }
 
+    fn opens(&self, headers: &HeaderMap, _: &str, held: Option<&str>) -> Result<(), Wrong> {
+        encryption::open(headers, &CUSTOMER_KEY, held)
+    }
+
+    fn sealed(&self, wrong: Wrong) -> Denied {
+        let (status, code, message) = match wrong {
+            Wrong::Missing => (
+                StatusCode::CONFLICT,
+                "BlobUsesCustomerSpecifiedEncryption",
+                "The blob is encrypted with customer specified encryption, but it was not provided in the request.",
+            ),
+            Wrong::Other => (
+                StatusCode::CONFLICT,
+                "BlobCustomerSpecifiedEncryptionMismatch",
+                "The given customer specified encryption does not match the encryption used to encrypt the blob.",
+            ),
+            Wrong::NotNeeded => (
+                StatusCode::CONFLICT,
+                "BlobDoesNotUseCustomerSpecifiedEncryption",
+                "The blob is not encrypted with customer specified encryption, but one was provided in the request.",
+            ),
+            Wrong::Digest => (
+                StatusCode::BAD_REQUEST,
+                "InvalidHeaderValue",
+                "The value for one of the HTTP headers is not in the correct format.",
+            ),
+        };
+        (status, code, message.into())
+    }
+
     fn no_bucket(&self) -> Denied {
         (StatusCode::NOT_FOUND, "ContainerNotFound", "The specified container does not exist.".into())
     }
@@ -209,20 +247,16 @@ impl Azure {
             .headers
             .iter()
             .filter(|(name, _)| name.as_str().starts_with("x-ms-"))
-            .map(|(name, value)| format!("{name}:{}\n", String::from_utf8_lossy(value.as_bytes()).trim()))
+            .map(|(name, value)| (name.as_str(), String::from_utf8_lossy(value.as_bytes())))
             .collect();
+        // By name: a colon is behind what a longer name goes on with.
         theirs.sort();
+        let theirs: String =
+            theirs.iter().map(|(name, value)| format!("{name}:{}\n", value.trim())).collect();
         let mut query: Vec<_> =
             asked.query.iter().map(|(name, value)| format!("\n{}:{value}", name.to_lowercase())).collect();
         query.sort();
-        format!(
-            "{}\n{}/{}{}{}",
-            lines.join("\n"),
-            theirs.concat(),
-            self.account,
-            parts.uri.path(),
-            query.concat()
-        )
+        format!("{}\n{theirs}/{}{}{}", lines.join("\n"), self.account, parts.uri.path(), query.concat())
     }
 }
 

@@ -4,6 +4,7 @@
 use super::adapter::{Adapter, Asked, Denied, decoded, pairs, token, value};
 use super::bucket::{Listing, Meta};
 use super::checksums::Sums;
+use super::encryption::{self, Names, Wrong};
 use super::{Key, Rights};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -45,6 +46,13 @@ pub fn generation(meta: &Meta) -> String {
 
 #[derive(Debug)]
 pub(super) struct Gcs;
+
+const CUSTOMER_KEY: Names = Names {
+    key: "x-goog-encryption-key",
+    algorithm: "x-goog-encryption-algorithm",
+    digest: "x-goog-encryption-key-sha256",
+    digested: encryption::sha256,
+};
 
 const SKEW_MAX: Duration = Duration::from_secs(5 * 60);
 
@@ -128,6 +136,33 @@ impl Adapter for Gcs {
         headers.insert("x-goog-generation", value(&found));
         headers.insert("x-goog-stored-content-encoding", value("identity"));
         Ok(headers)
+    }
+
+    /// What is told of an object is not encrypted with it.
+    fn opens(&self, headers: &HeaderMap, op: &str, held: Option<&str>) -> Result<(), Wrong> {
+        match op {
+            "GetObject" => encryption::open(headers, &CUSTOMER_KEY, held),
+            _ => Ok(()),
+        }
+    }
+
+    fn sealed(&self, wrong: Wrong) -> Denied {
+        let (reason, message) = match wrong {
+            Wrong::Missing => (
+                "resourceIsEncryptedWithCustomerEncryptionKey",
+                "The target object is encrypted by a customer-supplied encryption key.",
+            ),
+            Wrong::Other => ("customerEncryptionKeyIsIncorrect", "The provided encryption key is incorrect."),
+            Wrong::NotNeeded => (
+                "resourceNotEncryptedWithCustomerEncryptionKey",
+                "The target object is not encrypted by a customer-supplied encryption key.",
+            ),
+            Wrong::Digest => (
+                "customerEncryptionKeySha256IsInvalid",
+                "Missing a SHA256 hash of the encryption key, or it is not base64 encoded, or it does not match the encryption key.",
+            ),
+        };
+        (StatusCode::BAD_REQUEST, reason, message.into())
     }
 
     fn no_bucket(&self) -> Denied {

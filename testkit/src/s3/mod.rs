@@ -15,6 +15,7 @@ mod body;
 mod bucket;
 mod checksums;
 mod directory;
+mod encryption;
 mod gateway;
 mod gcs;
 mod memory;
@@ -101,6 +102,8 @@ pub struct Config {
     pub requester_pays: bool,
     /// Small objects come with a checksum.
     pub checksums: bool,
+    /// What all objects are encrypted with, and the server does not keep: 32 bytes, base64.
+    pub customer_key: Option<String>,
     pub faults: Script,
     pub buckets: BTreeMap<String, Arc<dyn Bucket>>,
 }
@@ -114,6 +117,7 @@ impl Default for Config {
             protocol: Protocol::S3,
             requester_pays: false,
             checksums: false,
+            customer_key: None,
             faults: Script::default(),
             buckets: BTreeMap::new(),
         }
@@ -159,10 +163,11 @@ impl Server {
         // Whom another protocol has let in brings no signature.
         let anonymous = config.anonymous || !matches!(config.protocol, Protocol::S3);
         builder.set_access(Access { anonymous, keys: config.keys.clone() });
-        let guard = serve::Guard {
+        let guard = service::Guard {
             keys: config.keys,
             anonymous: config.anonymous,
             requester_pays: config.requester_pays,
+            customer_key: config.customer_key,
         };
         let speaks = match config.protocol {
             Protocol::S3 => serve::Speaks::S3,

@@ -1,11 +1,11 @@
 //! Connections: accept, count, ask the fault script, hand the request to `s3s` or to who speaks its protocol.
 
-use super::Key;
 use super::adapter::{self, Adapter, Asked};
 use super::body::{Answer, Socket};
 use super::checksums::Sums;
+use super::encryption::{self, Names, Wrong};
 use super::oss::{Denied, Oss};
-use super::service::Buckets;
+use super::service::{Buckets, Guard};
 use super::stats::Counters;
 use crate::faults::{Decision, Faults, Script, Seen};
 use async_trait::async_trait;
@@ -44,11 +44,32 @@ pub(super) enum Speaks {
     Other(Arc<dyn Adapter>),
 }
 
-/// Who may ask.
-pub(super) struct Guard {
-    pub(super) keys: Vec<Key>,
-    pub(super) anonymous: bool,
-    pub(super) requester_pays: bool,
+const CUSTOMER_KEY: Names = Names {
+    key: "x-amz-server-side-encryption-customer-key",
+    algorithm: "x-amz-server-side-encryption-customer-algorithm",
+    digest: "x-amz-server-side-encryption-customer-key-md5",
+    digested: encryption::md5,
+};
+
+/// As AWS refuses them.
+fn opens(headers: &http::HeaderMap, held: Option<&str>) -> Result<(), Denied> {
+    let bad = |code, message| Err((StatusCode::BAD_REQUEST, code, message));
+    match encryption::open(headers, &CUSTOMER_KEY, held) {
+        Ok(()) => Ok(()),
+        Err(Wrong::Missing) => bad(
+            "InvalidRequest",
+            "The object was stored using a form of Server Side Encryption. The correct parameters must be provided to retrieve the \
+             object.",
+        ),
+        Err(Wrong::NotNeeded) => {
+            bad("InvalidRequest", "The encryption parameters are not applicable to this object.")
+        }
+        Err(Wrong::Digest) => bad(
+            "InvalidArgument",
+            "The calculated MD5 hash of the key did not match the hash that was provided.",
+        ),
+        Err(Wrong::Other) => Err((StatusCode::FORBIDDEN, "AccessDenied", "Access Denied")),
+    }
 }
 
 /// Who may not even ask `s3s`.
@@ -58,6 +79,9 @@ fn admit(parts: &mut http::request::Parts, shared: &Shared, op: &str) -> Result<
     let pays = parts.headers.get(payer).is_some_and(|who| who == "requester");
     if let Some(oss) = oss {
         oss.admit(parts, &shared.guard.keys, shared.guard.anonymous, op)?;
+    }
+    if oss.is_none() && matches!(op, "GetObject" | "HeadObject") {
+        opens(&parts.headers, shared.guard.customer_key.as_deref())?;
     }
     match shared.guard.requester_pays && !pays {
         true => Err((StatusCode::FORBIDDEN, "AccessDenied", "whoever asks for these objects pays for them")),
@@ -163,8 +187,7 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
     let (mut parts, body) = request.into_parts();
     let asks = parts.headers.clone();
     let response = if let Speaks::Other(adapter) = &shared.speaks {
-        let Guard { keys, anonymous, requester_pays } = &*shared.guard;
-        adapter::answer(&**adapter, &parts, &asked, keys, *anonymous, *requester_pays, &shared.buckets)
+        adapter::answer(&**adapter, &parts, &asked, &shared.guard, &shared.buckets)
     } else {
         if let Err((status, code, message)) = admit(&mut parts, &shared, op) {
             let text = format!(

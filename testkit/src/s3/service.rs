@@ -221,6 +221,14 @@ impl Stream for Shareable {
     }
 }
 
+/// Who may ask.
+pub(super) struct Guard {
+    pub(super) keys: Vec<Key>,
+    pub(super) anonymous: bool,
+    pub(super) requester_pays: bool,
+    pub(super) customer_key: Option<String>,
+}
+
 /// Who may do what: anonymous access is a switch, and each key has its rights.
 pub(super) struct Access {
     pub(super) anonymous: bool,
