@@ -153,6 +153,7 @@ impl App {
         let limits = Arc::new(store::Limits::new(store::LimitsConfig {
             requests: config.store.max_requests,
             bytes_per_second: Some(config.store.bandwidth.0).filter(|b| *b > 0),
+            tls_min: config.store.tls_min,
             egress: config.egress(),
             ..store::LimitsConfig::default()
         }));

@@ -145,6 +145,8 @@ pub struct Store {
     pub max_requests: usize,
     /// Most bytes per second from all stores; 0 is no limit.
     pub bandwidth: Size,
+    /// Stores that speak nothing of this version or later are not asked.
+    pub tls_min: store::TlsVersion,
     /// The cluster's own networks: only endpoints whose host is written out in `allow.endpoints` are asked there.
     pub forbidden_networks: Vec<store::Network>,
     /// Where pods find the API server. Not of the file: the kubelet tells each pod.
@@ -366,7 +368,13 @@ fn free_inodes() -> u8 {
 
 impl Default for Store {
     fn default() -> Self {
-        Self { max_requests: 64, bandwidth: Size(0), forbidden_networks: Vec::new(), api_server: None }
+        Self {
+            max_requests: 64,
+            bandwidth: Size(0),
+            tls_min: store::TlsVersion::default(),
+            forbidden_networks: Vec::new(),
+            api_server: None,
+        }
     }
 }
 
@@ -541,6 +549,7 @@ mod tests {
         assert_eq!(config.cache.block, Size(128 << 10));
         assert_eq!(config.cache.tiers[0].min_free_bytes, 15);
         assert_eq!(config.store.max_requests, 64);
+        assert_eq!(config.store.tls_min, store::TlsVersion::Tls12);
         assert_eq!(config.workers.hang_limit, Span(Duration::from_secs(15)));
         assert_eq!(config.disk_timeout(), Duration::from_secs(10));
     }
@@ -599,6 +608,7 @@ mod tests {
             ("[cache]", "[cache]\ndisk_timeout = \"100ms\"", "disk_timeout"),
             ("[cache]", "[allow]\nendpoints = [\"https://minio*\"]\n[cache]", "https://*.domain"),
             ("[cache]", "[store]\nforbidden_networks = [\"10.96/12\"]\n[cache]", "10.96.0.0/12"),
+            ("[cache]", "[store]\ntls_min = \"1.1\"\n[cache]", "expected `1.2` or `1.3`"),
             ("[cache]", "[workers]\nhang_limit = \"1s\"\n[cache]", "hang_limit"),
             ("[cache]", "[workers]\ninject_faults = [{name = \"a\", do = \"dance\"}]\n[cache]", "dance"),
         ] {

@@ -28,7 +28,7 @@ pub use access::{Access, ExpiryObserver, Question};
 pub use dialect::fuzz;
 pub use egress::{BadNetwork, EgressConfig, Network};
 pub use error::StoreError;
-pub use limits::{Limits, LimitsConfig};
+pub use limits::{Limits, LimitsConfig, TlsVersion};
 pub use observe::{NoObserver, Observer, Outcome, RetryCause};
 
 use async_trait::async_trait;

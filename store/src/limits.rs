@@ -5,6 +5,8 @@ use crate::dispatch::Lane;
 use crate::egress::{EgressConfig, Judging, Permission};
 use crate::resolve::Names;
 use crate::traffic::{Place, Traffic};
+use serde::Deserialize;
+use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -22,8 +24,28 @@ pub struct LimitsConfig {
     /// How long a store may send nothing before the attempt is given up; doubles with each such attempt of one
     /// request, so that a store that is only slow gets its answer through.
     pub stall_timeout: Duration,
+    pub tls_min: TlsVersion,
     /// Which addresses may be asked.
     pub egress: EgressConfig,
+}
+
+/// The oldest version of TLS that stores are asked in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum TlsVersion {
+    #[default]
+    #[serde(rename = "1.2")]
+    Tls12,
+    #[serde(rename = "1.3")]
+    Tls13,
+}
+
+impl fmt::Display for TlsVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tls12 => "TLS 1.2",
+            Self::Tls13 => "TLS 1.3",
+        })
+    }
 }
 
 impl Default for LimitsConfig {
@@ -33,6 +55,7 @@ impl Default for LimitsConfig {
             bytes_per_second: None,
             connect_timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(10),
+            tls_min: TlsVersion::default(),
             egress: EgressConfig::default(),
         }
     }
@@ -155,6 +178,10 @@ impl Limits {
             .pool_max_idle_per_host(self.config.requests)
             // One stream per connection: parts in parallel want bandwidth, and HTTP/2 would share one window.
             .http1_only()
+            .tls_version_min(match self.config.tls_min {
+                TlsVersion::Tls12 => reqwest::tls::Version::TLS_1_2,
+                TlsVersion::Tls13 => reqwest::tls::Version::TLS_1_3,
+            })
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")));
         builder = match permission {
             Permission::Judged => {

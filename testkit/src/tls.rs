@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{RootCertStore, ServerConfig, version};
+use tokio_rustls::rustls::{ALL_VERSIONS, RootCertStore, ServerConfig, SupportedProtocolVersion, version};
 
 /// Signs one certificate for 127.0.0.1, and those of clients.
 pub struct Authority {
@@ -60,10 +60,14 @@ impl Authority {
     }
 
     /// `clients`: who signs the certificates of those that may connect; None: anybody may.
-    fn server(&self, clients: Option<&Self>) -> Result<ServerConfig> {
+    fn server(
+        &self,
+        clients: Option<&Self>,
+        versions: &[&'static SupportedProtocolVersion],
+    ) -> Result<ServerConfig> {
         let provider = Arc::new(ring::default_provider());
-        let builder = ServerConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(&[&version::TLS13, &version::TLS12])?;
+        let builder =
+            ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions)?;
         let builder = match clients {
             None => builder.with_no_client_auth(),
             Some(authority) => {
@@ -88,12 +92,17 @@ pub struct Front {
 impl Front {
     /// `to`: host and port.
     pub fn start(authority: &Authority, to: &str) -> Result<Self> {
-        Self::serve(authority.server(None)?, to)
+        Self::serve(authority.server(None, ALL_VERSIONS)?, to)
     }
 
     /// Takes only those that show a certificate that `clients` has signed.
     pub fn demanding(authority: &Authority, clients: &Authority, to: &str) -> Result<Self> {
-        Self::serve(authority.server(Some(clients))?, to)
+        Self::serve(authority.server(Some(clients), ALL_VERSIONS)?, to)
+    }
+
+    /// Speaks TLS 1.2 and nothing later.
+    pub fn old(authority: &Authority, to: &str) -> Result<Self> {
+        Self::serve(authority.server(None, &[&version::TLS12])?, to)
     }
 
     fn serve(config: ServerConfig, to: &str) -> Result<Self> {

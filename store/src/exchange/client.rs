@@ -394,9 +394,17 @@ impl Client {
             let why = format!("no TLS connection to {}: {why}; {advice}", self.endpoint());
             return Fault::Fail(StoreError::Denied { what: what.to_owned(), why });
         }
-        // rustls's words; its types are not ours to name. A certificate does not become valid by asking again.
+        // rustls's words; its types are not ours to name. An alert of the store's, or what we found in its answer.
         let lower = why.to_ascii_lowercase();
-        if ["certificate", "corrupt message", "handshake", "protocolversion"]
+        if ["protocolversion", "servertlsversion", "tls12or13"].iter().any(|word| lower.contains(word)) {
+            let (endpoint, least) = (self.endpoint(), self.limits.config().tls_min);
+            let why = format!(
+                "{endpoint} speaks no {least} or later ({why}): have it do so; the least is store.tls_min of this node's agent"
+            );
+            return Fault::Fail(StoreError::Invalid { what: what.to_owned(), why });
+        }
+        // A certificate does not become valid by asking again.
+        if ["certificate", "corrupt message", "handshake", "peer is incompatible"]
             .iter()
             .any(|word| lower.contains(word))
         {

@@ -5,7 +5,10 @@ use futures::TryStreamExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use store::{Access, ExpiryObserver, Kind, Limits, NoObserver, RetryCause, Source, StoreError};
+use store::{
+    Access, ExpiryObserver, Kind, Limits, LimitsConfig, NoObserver, RetryCause, Source, StoreError,
+    TlsVersion,
+};
 use testkit::content;
 use testkit::faults::{Fault, Rule, Script};
 use testkit::s3::{
@@ -161,10 +164,20 @@ impl Store {
         parameters: Parameters,
         secrets: &Secrets,
     ) -> Result<Arc<dyn Source>, StoreError> {
+        self.open_within(quick(), bucket, parameters, secrets)
+    }
+
+    fn open_within(
+        &self,
+        limits: LimitsConfig,
+        bucket: &str,
+        parameters: Parameters,
+        secrets: &Secrets,
+    ) -> Result<Arc<dyn Source>, StoreError> {
         let spec = self.spec(bucket, parameters);
         let credentials = Credentials::from_secrets(secrets.iter().map(|(k, v)| (*k, v.as_str()))).unwrap();
         let access = Access::fixed(&spec, credentials);
-        store::open(&spec, access, Arc::new(Limits::new(quick())), Arc::new(NoObserver))
+        store::open(&spec, access, Arc::new(Limits::new(limits)), Arc::new(NoObserver))
     }
 
     fn owner(&self) -> Secrets {
@@ -467,6 +480,36 @@ async fn a_store_that_asks_for_a_certificate_gets_the_one_in_the_secret() {
         store.check(BUCKET, unasked, &with(&other)).await.unwrap();
         let error = store.try_open(BUCKET, store.parameters(), &with(&good)).err().unwrap().to_string();
         assert!(error.contains("use an https endpoint"), "{scheme}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_of_an_older_tls_than_the_node_wants_is_not_asked() {
+    let authority = Authority::create().unwrap();
+    for store in stores().await {
+        let scheme = store.scheme;
+        store.put("o", 1);
+        let old = Front::old(&authority, &store.server.address().to_string()).unwrap();
+        let new = Front::start(&authority, &store.server.address().to_string()).unwrap();
+        let check = async |front: &Front, tls_min| {
+            let endpoint = Some(format!("https://{}", front.address).parse().unwrap());
+            let parameters = Parameters { endpoint, ..store.parameters() };
+            let secrets = [store.owner(), vec![("caBundle", authority.pem.clone())]].concat();
+            let limits = LimitsConfig { tls_min, ..quick() };
+            let source = store.open_within(limits, BUCKET, parameters, &secrets).unwrap();
+            source.check(Duration::from_secs(3)).await
+        };
+        for front in [&old, &new] {
+            check(front, TlsVersion::default()).await.unwrap();
+        }
+        check(&new, TlsVersion::Tls13).await.unwrap();
+        let error = check(&old, TlsVersion::Tls13).await.unwrap_err();
+        assert!(matches!(error, StoreError::Invalid { .. }), "{scheme}: {error:?}");
+        let text = error.to_string();
+        assert!(
+            text.contains("speaks no TLS 1.3 or later") && text.contains("store.tls_min"),
+            "{scheme}: {text}"
+        );
     }
 }
 
