@@ -147,6 +147,9 @@ pub struct Store {
     pub bandwidth: Size,
     /// Stores that speak nothing of this version or later are not asked.
     pub tls_min: store::TlsVersion,
+    /// Stores are asked through it, but for these hosts. The environment's `HTTPS_PROXY` and the like count for nothing.
+    pub proxy: Option<store::ProxyUrl>,
+    pub no_proxy: Vec<store::Direct>,
     /// The cluster's own networks: only endpoints whose host is written out in `allow.endpoints` are asked there.
     pub forbidden_networks: Vec<store::Network>,
     /// Where pods find the API server. Not of the file: the kubelet tells each pod.
@@ -372,6 +375,8 @@ impl Default for Store {
             max_requests: 64,
             bandwidth: Size(0),
             tls_min: store::TlsVersion::default(),
+            proxy: None,
+            no_proxy: Vec::new(),
             forbidden_networks: Vec::new(),
             api_server: None,
         }
@@ -463,6 +468,11 @@ impl Config {
                 "cache.parallel_parts, store.max_requests and workers.threads must be at least 1".into(),
             );
         }
+        if self.store.proxy.is_none() && !self.store.no_proxy.is_empty() {
+            return wrong(
+                "store.no_proxy has no meaning without store.proxy: set that, or leave it out".into(),
+            );
+        }
         if !(HANG_LIMIT_MIN..=HANG_LIMIT_MAX).contains(&self.workers.hang_limit.0) {
             return wrong(format!(
                 "workers.hang_limit must be from {HANG_LIMIT_MIN:?} to {HANG_LIMIT_MAX:?}"
@@ -504,7 +514,12 @@ impl Config {
     /// Which addresses stores may have.
     pub fn egress(&self) -> store::EgressConfig {
         let forbidden = self.store.forbidden_networks.iter().chain(&self.store.api_server);
-        store::EgressConfig { named: self.allow.endpoints.clone(), forbidden: forbidden.copied().collect() }
+        let proxy = |url| store::Proxy { url, except: self.store.no_proxy.clone() };
+        store::EgressConfig {
+            named: self.allow.endpoints.clone(),
+            forbidden: forbidden.copied().collect(),
+            proxy: self.store.proxy.clone().map(proxy),
+        }
     }
 
     pub fn disabled_features(&self) -> link::worker::DisabledFeatures {
@@ -552,6 +567,15 @@ mod tests {
         assert_eq!(config.store.tls_min, store::TlsVersion::Tls12);
         assert_eq!(config.workers.hang_limit, Span(Duration::from_secs(15)));
         assert_eq!(config.disk_timeout(), Duration::from_secs(10));
+    }
+
+    #[test]
+    fn a_proxy_and_what_goes_without_it_are_the_operators_word() {
+        let store =
+            "[store]\nproxy = \"http://proxy:3128\"\nno_proxy = [\"example.com\", \"10.0.0.0/8\"]\n[cache]";
+        let proxy = parse(&GOOD.replace("[cache]", store)).unwrap().egress().proxy.unwrap();
+        assert_eq!((proxy.url.to_string().as_str(), proxy.except.len()), ("http://proxy:3128", 2));
+        assert_eq!(parse(GOOD).unwrap().egress().proxy, None);
     }
 
     #[test]
@@ -609,6 +633,9 @@ mod tests {
             ("[cache]", "[allow]\nendpoints = [\"https://minio*\"]\n[cache]", "https://*.domain"),
             ("[cache]", "[store]\nforbidden_networks = [\"10.96/12\"]\n[cache]", "10.96.0.0/12"),
             ("[cache]", "[store]\ntls_min = \"1.1\"\n[cache]", "expected `1.2` or `1.3`"),
+            ("[cache]", "[store]\nproxy = \"proxy:3128\"\n[cache]", "http://host:port"),
+            ("[cache]", "[store]\nno_proxy = [\"*.x\"]\n[cache]", "stands for all below it"),
+            ("[cache]", "[store]\nno_proxy = [\"x.example\"]\n[cache]", "without store.proxy"),
             ("[cache]", "[workers]\nhang_limit = \"1s\"\n[cache]", "hang_limit"),
             ("[cache]", "[workers]\ninject_faults = [{name = \"a\", do = \"dance\"}]\n[cache]", "dance"),
         ] {

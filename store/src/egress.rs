@@ -5,79 +5,20 @@
 //! anybody's, and its owner decides what address it has; asked a second time, another one. So the addresses themselves
 //! are judged, in the resolver of the HTTP client: it connects to nothing but what the resolver returned. An endpoint
 //! whose host an operator wrote down is meant, whatever its address.
+//!
+//! Behind a proxy it is the proxy that finds addresses, and nothing here learns them: what it lets through is its
+//! operator's to say. What can be judged still is: an address in a URL, and a name that only private networks have.
 
 use crate::StoreError;
+use crate::network::Network;
+use crate::proxy::{self, Proxy};
 use crate::resolve::Names;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
-use serde::Deserialize;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::str::FromStr;
 use std::sync::Arc;
 use url::{Host, Url};
 use volume::EndpointPattern;
-
-/// A range of addresses: `10.96.0.0/12`, `fd00::/8`, or one address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct Network {
-    base: IpAddr,
-    bits: u8,
-}
-
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is no network: write an address and its length such as 10.96.0.0/12, or one address")]
-pub struct BadNetwork(String);
-
-impl Network {
-    pub fn contains(&self, address: IpAddr) -> bool {
-        match (self.base, address) {
-            (IpAddr::V4(base), IpAddr::V4(address)) => {
-                (base.to_bits() ^ address.to_bits()).checked_shr(32 - u32::from(self.bits)).unwrap_or(0) == 0
-            }
-            (IpAddr::V6(base), IpAddr::V6(address)) => {
-                (base.to_bits() ^ address.to_bits()).checked_shr(128 - u32::from(self.bits)).unwrap_or(0) == 0
-            }
-            _ => false,
-        }
-    }
-}
-
-impl From<IpAddr> for Network {
-    fn from(base: IpAddr) -> Self {
-        Self { base, bits: if base.is_ipv4() { 32 } else { 128 } }
-    }
-}
-
-impl FromStr for Network {
-    type Err = BadNetwork;
-    fn from_str(text: &str) -> Result<Self, BadNetwork> {
-        let wrong = || BadNetwork(text.to_owned());
-        let (base, bits) = match text.split_once('/') {
-            Some((base, bits)) => (base, Some(bits.parse().map_err(|_| wrong())?)),
-            None => (text, None),
-        };
-        let whole = Self::from(base.parse::<IpAddr>().map_err(|_| wrong())?);
-        let bits = bits.unwrap_or(whole.bits);
-        if bits > whole.bits {
-            return Err(wrong());
-        }
-        Ok(Self { bits, ..whole })
-    }
-}
-
-impl TryFrom<String> for Network {
-    type Error = BadNetwork;
-    fn try_from(text: String) -> Result<Self, BadNetwork> {
-        text.parse()
-    }
-}
-
-impl fmt::Display for Network {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.base, self.bits)
-    }
-}
 
 /// What operators say about it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,6 +27,8 @@ pub struct EgressConfig {
     pub named: Vec<EndpointPattern>,
     /// The cluster's own ranges: nothing but named endpoints is asked there.
     pub forbidden: Vec<Network>,
+    /// Its own address is the operator's word, and not judged.
+    pub proxy: Option<Proxy>,
 }
 
 /// Why an address is not asked.
@@ -98,6 +41,8 @@ enum Rule {
     Multicast,
     Reserved,
     Forbidden(Network),
+    /// Of a name, where the proxy makes an address of it.
+    PrivateName,
 }
 
 impl fmt::Display for Rule {
@@ -111,6 +56,9 @@ impl fmt::Display for Rule {
             Self::Metadata => f.write_str("a cloud's metadata service"),
             Self::Multicast => f.write_str("multicast"),
             Self::Reserved => f.write_str("reserved"),
+            Self::PrivateName => {
+                f.write_str("a name that only private networks have, and this node's proxy would ask there")
+            }
             Self::Forbidden(network) => write!(f, "in {network}, one of the cluster's own networks"),
         }
     }
@@ -119,11 +67,13 @@ impl fmt::Display for Rule {
 /// No address of a host may be asked.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{host} has address {address}, which is not asked ({rule}): if this store is meant, have the platform team add its endpoint to allow.endpoints, with the host written out"
+    "{host}{} is not asked ({rule}): if this store is meant, have the platform team add its endpoint to allow.endpoints, with the host written out",
+    .address.map(|address| format!(" has address {address}, which")).unwrap_or_default()
 )]
 pub(crate) struct Refused {
     host: String,
-    address: IpAddr,
+    /// None: its name is reason enough.
+    address: Option<IpAddr>,
     rule: Rule,
 }
 
@@ -151,14 +101,26 @@ impl Refused {
 pub(crate) enum Permission {
     Anywhere,
     Judged,
+    /// The proxy asks, and finds the address.
+    Proxied,
 }
 
 impl EgressConfig {
     pub(crate) fn permission(&self, endpoint: &Url) -> Permission {
-        match self.named.iter().any(|entry| entry.is_named() && entry.covers(endpoint)) {
-            true => Permission::Anywhere,
-            false => Permission::Judged,
+        match (self.proxy_of(endpoint), self.is_named(endpoint)) {
+            (Some(_), _) => Permission::Proxied,
+            (None, true) => Permission::Anywhere,
+            (None, false) => Permission::Judged,
         }
+    }
+
+    fn is_named(&self, endpoint: &Url) -> bool {
+        self.named.iter().any(|entry| entry.is_named() && entry.covers(endpoint))
+    }
+
+    /// Through which this endpoint is asked.
+    pub(crate) fn proxy_of(&self, endpoint: &Url) -> Option<&Proxy> {
+        self.proxy.as_ref().filter(|proxy| proxy.takes(endpoint))
     }
 
     /// What [`crate::open`] would say of this endpoint's address.
@@ -172,11 +134,18 @@ impl EgressConfig {
         let address = match endpoint.host() {
             Some(Host::Ipv4(address)) => IpAddr::V4(address),
             Some(Host::Ipv6(address)) => IpAddr::V6(address),
-            Some(Host::Domain(_)) | None => return Ok(permission),
+            Some(Host::Domain(name)) => {
+                let is_meant = permission != Permission::Proxied || self.is_named(endpoint);
+                return match is_meant || !proxy::is_private(name) {
+                    true => Ok(permission),
+                    false => Err(Refused { host: name.to_owned(), address: None, rule: Rule::PrivateName }),
+                };
+            }
+            None => return Ok(permission),
         };
-        match self.judge(address).filter(|_| permission == Permission::Judged) {
+        match self.judge(address).filter(|_| !self.is_named(endpoint)) {
             None => Ok(permission),
-            Some(rule) => Err(Refused { host: address.to_string(), address, rule }),
+            Some(rule) => Err(Refused { host: address.to_string(), address: Some(address), rule }),
         }
     }
 
@@ -204,7 +173,9 @@ impl EgressConfig {
         for address in found {
             match self.judge(address.ip()) {
                 None => permitted.push(address),
-                Some(rule) => refused = Some(Refused { host: host.to_owned(), address: address.ip(), rule }),
+                Some(rule) => {
+                    refused = Some(Refused { host: host.to_owned(), address: Some(address.ip()), rule });
+                }
             }
         }
         match refused.filter(|_| permitted.is_empty()) {
@@ -310,6 +281,7 @@ mod tests {
         EgressConfig {
             named: named.iter().map(|text| EndpointPattern::parse(text).unwrap()).collect(),
             forbidden: forbidden.iter().map(|text| text.parse().unwrap()).collect(),
+            proxy: None,
         }
     }
 
@@ -413,22 +385,38 @@ mod tests {
     }
 
     #[test]
-    fn networks_are_parsed_or_refused() {
-        for (text, inside, outside) in [
-            ("10.96.0.0/12", "10.111.0.1", "10.112.0.0"),
-            ("10.0.0.1", "10.0.0.1", "10.0.0.2"),
-            ("0.0.0.0/0", "1.2.3.4", "::1"),
-            ("fd00::/8", "fdff::1", "fe00::1"),
-            ("::1", "::1", "::2"),
-            ("::/0", "ff::", "1.2.3.4"),
+    fn behind_a_proxy_what_can_be_judged_is_judged() {
+        let url = |text: &str| Url::parse(text).unwrap();
+        let proxy = Proxy {
+            url: "http://127.0.0.1:3128".to_owned().try_into().unwrap(),
+            except: vec!["minio.example".to_owned().try_into().unwrap()],
+        };
+        let named = ["https://10.96.0.9", "https://minio.storage.svc", "https://*.internal"];
+        let config = EgressConfig { proxy: Some(proxy), ..config(&named, &["10.96.0.0/12"]) };
+        for (endpoint, permission) in [
+            ("https://s3.amazonaws.com", Permission::Proxied),
+            ("https://1.1.1.1", Permission::Proxied),
+            ("https://10.96.0.9", Permission::Proxied),
+            ("https://minio.storage.svc", Permission::Proxied),
+            ("https://minio.example", Permission::Judged),
+            ("https://localhost.minio.example", Permission::Judged),
         ] {
-            let network: Network = text.parse().unwrap();
-            assert!(network.contains(inside.parse().unwrap()), "{text} has {inside}");
-            assert!(!network.contains(outside.parse().unwrap()), "{text} has not {outside}");
-            assert_eq!(network.to_string().parse(), Ok(network));
+            assert_eq!(config.check(&url(endpoint)).unwrap(), permission, "{endpoint}");
         }
-        for text in ["", "10.0.0.0/33", "10.0.0/8", "fd00::/129", "a/8", "10.0.0.0/", "10.0.0.0/-1"] {
-            assert!(text.parse::<Network>().unwrap_err().to_string().contains("10.96.0.0/12"), "{text}");
+        for endpoint in [
+            "https://169.254.169.254",
+            "https://[::1]",
+            "https://0x7f000001",
+            "https://10.96.0.1",
+            "https://localhost:9000",
+            "https://metadata.google.internal",
+            "https://kubernetes",
+        ] {
+            let text = config.check(&url(endpoint)).unwrap_err().to_string();
+            assert!(
+                text.contains("is not asked (") && text.contains("allow.endpoints"),
+                "{endpoint}: {text}"
+            );
         }
     }
 

@@ -17,7 +17,9 @@ mod error;
 mod exchange;
 mod keys;
 mod limits;
+mod network;
 mod observe;
+mod proxy;
 mod resolve;
 mod retry;
 mod shares;
@@ -26,10 +28,12 @@ mod traffic;
 pub use access::{Access, ExpiryObserver, Question};
 #[cfg(fuzzing)]
 pub use dialect::fuzz;
-pub use egress::{BadNetwork, EgressConfig, Network};
+pub use egress::EgressConfig;
 pub use error::StoreError;
 pub use limits::{Limits, LimitsConfig, TlsVersion};
+pub use network::{BadNetwork, Network};
 pub use observe::{NoObserver, Observer, Outcome, RetryCause};
+pub use proxy::{BadDirect, BadProxy, Direct, Proxy, ProxyUrl};
 
 use async_trait::async_trait;
 use bytes::Bytes;

@@ -88,6 +88,8 @@ struct Clients {
     secure: OnceLock<reqwest::Client>,
     plain_anywhere: OnceLock<reqwest::Client>,
     secure_anywhere: OnceLock<reqwest::Client>,
+    plain_proxied: OnceLock<reqwest::Client>,
+    secure_proxied: OnceLock<reqwest::Client>,
 }
 
 impl Limits {
@@ -149,6 +151,8 @@ impl Limits {
             (false, Permission::Judged) => &self.clients.secure,
             (true, Permission::Anywhere) => &self.clients.plain_anywhere,
             (false, Permission::Anywhere) => &self.clients.secure_anywhere,
+            (true, Permission::Proxied) => &self.clients.plain_proxied,
+            (false, Permission::Proxied) => &self.clients.secure_proxied,
         };
         let ca_bundle = credentials.ca_bundle().filter(|_| !plain);
         let client_certificate = credentials.client_certificate();
@@ -187,8 +191,13 @@ impl Limits {
             Permission::Judged => {
                 builder.dns_resolver(Judging::new(self.config.egress.clone(), self.names.clone()))
             }
-            Permission::Anywhere => builder.dns_resolver(Arc::new(self.names.clone())),
+            // Of a proxied one it is the proxy's own name.
+            Permission::Anywhere | Permission::Proxied => builder.dns_resolver(Arc::new(self.names.clone())),
         };
+        if let Some(proxy) = self.config.egress.proxy_of(&url) {
+            let proxy = proxy.for_client();
+            builder = builder.proxy(proxy.map_err(|_| invalid("store.proxy cannot be used".into()))?);
+        }
         if plain {
             // It verifies nothing, so it needs no roots; without this, building fails where there are none.
             builder = builder.tls_certs_only([]);

@@ -10,5 +10,6 @@ pub mod faults;
 pub mod hostile;
 pub mod passthrough;
 pub mod process;
+pub mod proxy;
 pub mod s3;
 pub mod tls;

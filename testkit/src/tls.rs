@@ -17,7 +17,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{ALL_VERSIONS, RootCertStore, ServerConfig, SupportedProtocolVersion, version};
 
-/// Signs one certificate for 127.0.0.1, and those of clients.
+/// Signs one certificate for 127.0.0.1 and [`NAME`], and those of clients.
 pub struct Authority {
     /// Its own certificate, for those who shall trust it.
     pub pem: String,
@@ -26,6 +26,9 @@ pub struct Authority {
     server: CertificateDer<'static>,
     key_of_server: KeyPair,
 }
+
+/// A name that no resolver knows.
+pub const NAME: &str = "store.testkit.test";
 
 /// A client's certificate and its key, PEM.
 pub struct Issued {
@@ -43,8 +46,8 @@ impl Authority {
         let own = of_authority.self_signed(&key)?;
         let issuer = Issuer::new(of_authority, key);
         let key_of_server = KeyPair::generate()?;
-        let server =
-            CertificateParams::new(vec!["127.0.0.1".to_owned()])?.signed_by(&key_of_server, &issuer)?;
+        let server = CertificateParams::new(vec!["127.0.0.1".to_owned(), NAME.to_owned()])?
+            .signed_by(&key_of_server, &issuer)?;
         let (own, server) = ((own.pem(), own.der().clone()), server.der().clone());
         Ok(Self { pem: own.0, own: own.1, issuer, server, key_of_server })
     }

@@ -9,6 +9,7 @@ use crate::egress::Refused;
 use crate::keys::show;
 use crate::limits::Limits;
 use crate::observe::{Observer, RetryCause};
+use crate::proxy::Proxy;
 use crate::retry::{self, Attempts, Fault, chain};
 use crate::traffic::Place;
 use crate::{StoreError, Version};
@@ -146,6 +147,11 @@ impl Client {
         &self.dialect.place().endpoint
     }
 
+    fn proxy(&self) -> Option<&Proxy> {
+        let endpoint = Url::parse(self.endpoint()).ok()?;
+        self.limits.config().egress.proxy_of(&endpoint)
+    }
+
     pub(super) fn dialect(&self) -> &dyn Dialect {
         &*self.dialect
     }
@@ -203,9 +209,12 @@ impl Client {
         Ok(Whole { status, headers, body })
     }
 
-    /// What the endpoint's name leads to; None: it is an address.
+    /// What the endpoint's name leads to; None: it is an address, or the proxy's to know.
     pub(super) async fn resolve(&self, patience: Duration) -> Option<Result<String, String>> {
         let base = &self.dialect.place().base;
+        if self.proxy().is_some() {
+            return None;
+        }
         let Some(url::Host::Domain(name)) = base.host() else { return None };
         let port = base.port_or_known_default().unwrap_or(443);
         Some(match timeout(patience, tokio::net::lookup_host((name, port))).await {
@@ -417,15 +426,24 @@ impl Client {
                 ),
             });
         }
-        match connect {
-            true => Fault::retry(
+        match (connect, self.proxy()) {
+            (true, Some(proxy)) => Fault::retry(
+                RetryCause::Connect,
+                format!(
+                    "cannot connect to {} through {}: {why}; check store.proxy of this node's agent, what that proxy lets through, \
+                     and '{said_by}'",
+                    self.endpoint(),
+                    proxy.url
+                ),
+            ),
+            (true, None) => Fault::retry(
                 RetryCause::Connect,
                 format!(
                     "cannot connect to {}: {why}; check '{said_by}', and the network of this node",
                     self.endpoint()
                 ),
             ),
-            false => {
+            (false, _) => {
                 Fault::retry(RetryCause::Reset, format!("connection to {} broke: {why}", self.endpoint()))
             }
         }

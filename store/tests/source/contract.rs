@@ -1,16 +1,17 @@
 //! What holds for every store, whatever it speaks: each claim over each store.
 
-use crate::common::{BUCKET, Log, ODD_KEYS, listed, quick, read};
+use crate::common::{BUCKET, Log, ODD_KEYS, listed, named, quick, read};
 use futures::TryStreamExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use store::{
-    Access, ExpiryObserver, Kind, Limits, LimitsConfig, NoObserver, RetryCause, Source, StoreError,
-    TlsVersion,
+    Access, EgressConfig, ExpiryObserver, Kind, Limits, LimitsConfig, NoObserver, RetryCause, Source,
+    StoreError, TlsVersion,
 };
 use testkit::content;
 use testkit::faults::{Fault, Rule, Script};
+use testkit::proxy::Proxy;
 use testkit::s3::{
     ACCESS_KEY, ACCOUNT_KEY, Azure, Config, Index, Key, Memory, OTHER_SERVICE_ACCOUNT_KEY, Oss, Protocol,
     Rights, SECRET_KEY, SERVICE_ACCOUNT_KEY, Server, Web, generation, key_file, sas_token, time_and_length,
@@ -511,6 +512,89 @@ async fn a_store_of_an_older_tls_than_the_node_wants_is_not_asked() {
             "{scheme}: {text}"
         );
     }
+}
+
+fn proxied(proxy: &Proxy, except: &[&str]) -> LimitsConfig {
+    let url = format!("http://{}", proxy.address).try_into().unwrap();
+    let except = except.iter().map(|text| (*text).to_owned().try_into().unwrap()).collect();
+    let egress = EgressConfig { proxy: Some(store::Proxy { url, except }), ..named() };
+    LimitsConfig { egress, ..quick() }
+}
+
+#[tokio::test]
+async fn stores_are_asked_through_the_proxy_that_the_operator_names() {
+    let authority = Authority::create().unwrap();
+    for store in stores().await {
+        let scheme = store.scheme;
+        let seen = store.put("o", 100_000);
+        let front = Front::start(&authority, &store.server.address().to_string()).unwrap();
+        let (plain, secure) = (store.server.address(), front.address);
+        let secrets = [store.owner(), vec![("caBundle", authority.pem.clone())]].concat();
+        let at =
+            |endpoint: &str| Parameters { endpoint: Some(endpoint.parse().unwrap()), ..store.parameters() };
+        for (endpoint, to, first) in [
+            (format!("https://{secure}"), secure, format!("CONNECT {secure} HTTP/1.1")),
+            (format!("http://{plain}"), plain, format!("GET http://{plain}/")),
+        ] {
+            let proxy = Proxy::start(Some(to)).await.unwrap();
+            let source = store.open_within(proxied(&proxy, &[]), BUCKET, at(&endpoint), &secrets).unwrap();
+            source.check(Duration::from_secs(3)).await.unwrap();
+            assert_eq!(read(&*source, b"o", &seen, 0..100_000).await.unwrap().len(), 100_000, "{scheme}");
+            let asked = proxy.asked();
+            assert!(asked.iter().any(|line| line.starts_with(&first)), "{scheme}: {asked:?}");
+            let proxy = Proxy::start(None).await.unwrap();
+            let limits = proxied(&proxy, &["127.0.0.0/8"]);
+            let source = store.open_within(limits, BUCKET, at(&endpoint), &secrets).unwrap();
+            source.check(Duration::from_secs(3)).await.unwrap();
+            assert_eq!(proxy.asked(), [""; 0], "{scheme}: it is asked for what goes without it");
+        }
+        let proxy = Proxy::start(None).await.unwrap();
+        let source = store
+            .open_within(proxied(&proxy, &[]), BUCKET, at(&format!("https://{secure}")), &secrets)
+            .unwrap();
+        let error = source.check(Duration::from_secs(3)).await.unwrap_err().to_string();
+        assert!(error.contains("check store.proxy"), "{scheme}: {error}");
+        // Names are the proxy's to resolve; OSS and Azure would have them with the bucket or without the account in it.
+        if matches!(scheme, "s3" | "gs") {
+            let proxy = Proxy::start(Some(secure)).await.unwrap();
+            let endpoint = format!("https://{}", testkit::tls::NAME);
+            let source = store.open_within(proxied(&proxy, &[]), BUCKET, at(&endpoint), &secrets).unwrap();
+            source.check(Duration::from_secs(3)).await.unwrap();
+            assert_eq!(proxy.asked(), [format!("CONNECT {}:443 HTTP/1.1", testkit::tls::NAME)], "{scheme}");
+        }
+        let proxy = Proxy::start(Some(secure)).await.unwrap();
+        for endpoint in
+            ["https://169.254.169.254", "https://localhost:9000", "https://metadata.google.internal"]
+        {
+            let error = store.open_within(proxied(&proxy, &[]), BUCKET, at(endpoint), &secrets).err();
+            let error = error.unwrap_or_else(|| panic!("{scheme}: {endpoint} is asked")).to_string();
+            assert!(error.contains("allow.endpoints"), "{scheme}: {error}");
+        }
+    }
+}
+
+/// The test runs itself again, with an environment of its own.
+#[tokio::test]
+async fn no_environment_variable_reroutes_requests() {
+    const AGAIN: &str = "MILLPOND_TEST_WITH_PROXY";
+    if std::env::var_os(AGAIN).is_some() {
+        for store in stores().await {
+            store.put("o", 1);
+            store.check(BUCKET, store.parameters(), &store.owner()).await.expect(store.scheme);
+        }
+        return;
+    }
+    let proxy = Proxy::start(None).await.unwrap();
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", "contract::no_environment_variable_reroutes_requests"]).env(AGAIN, "1");
+    again.env_remove("NO_PROXY").env_remove("no_proxy");
+    for name in ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"] {
+        again.env(name, format!("http://{}", proxy.address));
+    }
+    let output = tokio::task::spawn_blocking(move || again.output()).await.unwrap().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    assert_eq!(proxy.asked(), [""; 0]);
 }
 
 #[tokio::test]
