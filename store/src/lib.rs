@@ -39,6 +39,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use dialect::{Azure, Gcs, KeyStore, Oss, S3};
 use futures::stream::BoxStream;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
@@ -161,6 +162,7 @@ pub fn open(
 ) -> Result<Arc<dyn Source>, StoreError> {
     // Volumes that share what they bring in share what they may ask for, too.
     let readers = limits.readers(spec, &access.credentials());
+    let extra = extra_headers(spec)?;
     let (store, prefix): (Arc<dyn KeyStore>, &str) = match &spec.source {
         SourceUrl::S3 { bucket, prefix } => (Arc::new(S3::new(bucket, &spec.parameters)?), prefix),
         SourceUrl::Oss { bucket, prefix, .. } => {
@@ -174,8 +176,9 @@ pub fn open(
         }
         SourceUrl::Web { origin, prefix } => {
             let manifest = spec.parameters.manifest.as_deref();
+            let place = (origin.as_str(), prefix.as_str());
             let source =
-                exchange::Tree::open(origin, prefix, manifest, access, readers.as_str(), limits, observer)?;
+                exchange::Tree::open(place, manifest, extra, access, readers.as_str(), limits, observer)?;
             return Ok(Arc::new(source));
         }
         SourceUrl::Dir { path } => {
@@ -183,5 +186,17 @@ pub fn open(
             return Ok(Arc::new(source));
         }
     };
-    Ok(Arc::new(exchange::Bucket::open(store, prefix, access, readers.as_str(), limits, observer)?))
+    Ok(Arc::new(exchange::Bucket::open(store, prefix, extra, access, readers.as_str(), limits, observer)?))
+}
+
+/// What every request carries for somebody before the store.
+fn extra_headers(spec: &VolumeSpec) -> Result<HeaderMap, StoreError> {
+    let header = |(name, value): (&String, &String)| {
+        let header = HeaderName::try_from(name).ok().zip(HeaderValue::try_from(value).ok());
+        header.ok_or_else(|| StoreError::Invalid {
+            what: spec.source.to_string(),
+            why: format!("no request can carry header {name:?} of 'extraHeaders'"),
+        })
+    };
+    spec.parameters.extra_headers.iter().map(header).collect()
 }

@@ -564,6 +564,12 @@ fn identity(
     if parameters.requester_pays {
         field(b"requester pays");
     }
+    // Whoever reads them may answer otherwise for them.
+    for (name, value) in &parameters.extra_headers {
+        field(b"header");
+        field(name.as_bytes());
+        field(value.as_bytes());
+    }
 }
 
 #[cfg(test)]
@@ -819,6 +825,7 @@ mod tests {
         assert_ne!(base, with(&|p| p.endpoint = Some("https://h".parse().unwrap())));
         assert_ne!(base, with(&|p| p.region = Some("r".into())));
         assert_ne!(base, with(&|p| p.requester_pays = true));
+        assert_ne!(base, with(&|p| p.extra_headers = [("x-a".to_owned(), "b".to_owned())].into()));
         assert_ne!(base, with(&|p| p.storage_account = Some("account".into())));
         let minute = std::time::Duration::from_secs(60);
         assert_eq!(base, with(&|p| p.store_timeout = minute));

@@ -12,6 +12,7 @@ mod endpoint;
 #[allow(dead_code, reason = "each crate uses some of it")]
 #[path = "../../testkit/src/golden.rs"]
 mod golden;
+mod headers;
 mod id;
 #[cfg(not(feature = "next-version"))]
 mod later;

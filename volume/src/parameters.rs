@@ -1,6 +1,7 @@
 //! StorageClass parameters: parsed once, unknown names refused with the nearest known one.
 
 use crate::allowed::AllowedSources;
+use crate::headers::{self, HeaderError, Headers};
 use crate::later::{self, Later};
 use crate::source::is_account;
 use crate::template::{TemplateError, TemplateValues, claim_chooses, expand, expand_path};
@@ -54,6 +55,8 @@ pub struct Parameters {
     pub allow_http: bool,
     /// Who asks pays for what is carried, not the bucket's owner.
     pub requester_pays: bool,
+    /// What a gateway before the store wants to know: name (in small letters) and value.
+    pub extra_headers: Headers,
     pub freshness: Freshness,
     /// For `ttl`: how long after its time has run out the last known answer goes on being used while the store gives
     /// none; zero: not at all.
@@ -88,6 +91,7 @@ impl Default for Parameters {
             addressing: Addressing::Path,
             allow_http: false,
             requester_pays: false,
+            extra_headers: Headers::new(),
             freshness: Freshness::Ttl(Duration::from_secs(60)),
             stale_if_error: an_hour(),
             profile: Profile::Auto,
@@ -127,6 +131,7 @@ const KNOWN_PARAMETERS: &[&str] = &[
     "addressingStyle",
     "allowHttp",
     "requesterPays",
+    "extraHeaders",
     "path",
     "freshness",
     "metadataTtl",
@@ -189,6 +194,8 @@ pub enum ParameterError {
         "parameter \"staleIfError\" has no meaning with freshness {0:?}: leave it out or set freshness to \"ttl\""
     )]
     StaleWithoutTtl(&'static str),
+    #[error("parameter \"extraHeaders\": {0}")]
+    ExtraHeaders(HeaderError),
     #[error("parameter {name:?} {endpoint:?} is plain HTTP: use https, or set \"allowHttp\" to \"true\"")]
     PlainHttp { name: &'static str, endpoint: String },
     #[error("parameter {name:?} has no meaning for {scheme}:// sources: leave it out")]
@@ -336,6 +343,10 @@ impl Parameters {
                     };
                     special.push("requesterPays");
                 }
+                "extraHeaders" => {
+                    p.extra_headers = headers::parse(value).map_err(ParameterError::ExtraHeaders)?;
+                    special.push("extraHeaders");
+                }
                 "freshness" => freshness = Some(value.to_owned()),
                 "metadataTtl" => {
                     let parsed = parse_duration(value).filter(|d| *d <= Duration::from_secs(365 * 86_400));
@@ -427,11 +438,13 @@ impl Parameters {
         let source = source.ok_or(ParameterError::NoSource)?;
         // Those that not every store has a use for. (OSS takes buckets in one style only.)
         let meant: &[&str] = match &source {
-            SourceUrl::S3 { .. } => &["endpoint", "region", "addressingStyle", "allowHttp", "requesterPays"],
-            SourceUrl::Oss { .. } => &["endpoint", "region", "allowHttp", "requesterPays"],
-            SourceUrl::Gcs { .. } => &["endpoint", "allowHttp", "requesterPays"],
-            SourceUrl::Azure { .. } => &["endpoint", "storageAccount", "allowHttp"],
-            SourceUrl::Web { .. } => &["manifest", "allowHttp"],
+            SourceUrl::S3 { .. } => {
+                &["endpoint", "region", "addressingStyle", "allowHttp", "requesterPays", "extraHeaders"]
+            }
+            SourceUrl::Oss { .. } => &["endpoint", "region", "allowHttp", "requesterPays", "extraHeaders"],
+            SourceUrl::Gcs { .. } => &["endpoint", "allowHttp", "requesterPays", "extraHeaders"],
+            SourceUrl::Azure { .. } => &["endpoint", "storageAccount", "allowHttp", "extraHeaders"],
+            SourceUrl::Web { .. } => &["manifest", "allowHttp", "extraHeaders"],
             SourceUrl::Dir { .. } => &[],
         };
         if let Some(name) = special.iter().find(|name| !meant.contains(name)) {
@@ -489,6 +502,7 @@ impl Parameters {
             addressing,
             allow_http,
             requester_pays,
+            extra_headers,
             freshness,
             stale_if_error,
             profile,
@@ -526,6 +540,7 @@ impl Parameters {
             ("addressingStyle", word(*addressing == Addressing::Virtual, "virtual")),
             ("allowHttp", word(*allow_http, "true")),
             ("requesterPays", word(*requester_pays, "true")),
+            ("extraHeaders", headers::text(extra_headers)),
             ("freshness", fresh),
             ("metadataTtl", ttl),
             ("staleIfError", stale),
@@ -671,6 +686,14 @@ mod tests {
             parse(&[("source", "file:///d"), ("region", "x")]),
             Err(ParameterError::NotForScheme { name: "region", scheme: "file" })
         ));
+        assert!(matches!(
+            parse(&[("source", "file:///d"), ("extraHeaders", "x-a: b")]),
+            Err(ParameterError::NotForScheme { name: "extraHeaders", scheme: "file" })
+        ));
+        assert_eq!(
+            parse(&[s3, ("extraHeaders", "Host: h")]),
+            Err(ParameterError::ExtraHeaders(HeaderError::Owned("host".into())))
+        );
         assert_eq!(parse(&[]), Err(ParameterError::NoSource));
     }
 
@@ -722,6 +745,7 @@ mod tests {
         for name in [
             "endpoint",
             "allowHttp",
+            "extraHeaders",
             "part",
             "parallelParts",
             "cacheLimit",

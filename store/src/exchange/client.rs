@@ -31,6 +31,8 @@ pub(super) struct Client {
     observer: Arc<dyn Observer>,
     access: Arc<Access>,
     dialect: Arc<dyn Dialect>,
+    /// What the volume's parameters add to each request; never what is ours to say.
+    extra: HeaderMap,
     session: Mutex<Arc<Session>>,
 }
 
@@ -113,6 +115,7 @@ pub(super) struct Hello {
 impl Client {
     pub(super) fn new(
         dialect: Arc<dyn Dialect>,
+        extra: HeaderMap,
         access: Arc<Access>,
         readers: &str,
         limits: Arc<Limits>,
@@ -121,7 +124,7 @@ impl Client {
         let session = Mutex::new(Session::new(access.credentials(), &*dialect, &limits)?);
         // Where requests really go: a bucket that is a host of its own is an endpoint of its own.
         let place = limits.place(&dialect.place().base.origin().ascii_serialization(), readers, 1);
-        Ok(Self { limits, place, observer, access, dialect, session })
+        Ok(Self { limits, place, observer, access, dialect, extra, session })
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -231,7 +234,8 @@ impl Client {
     pub(super) async fn hello(&self, patience: Duration) -> Result<Hello, String> {
         let session = self.session().map_err(|e| e.to_string())?;
         let (base, begun) = (self.dialect.place().base.clone(), Instant::now());
-        let request = reqwest::Request::new(Method::HEAD, base);
+        let mut request = reqwest::Request::new(Method::HEAD, base);
+        *request.headers_mut() = self.extra.clone();
         let response = match timeout(patience, session.http.execute(request)).await {
             Err(_) => return Err(format!("{} sent nothing for {} s", self.endpoint(), patience.as_secs())),
             Ok(Err(e)) => {
@@ -312,7 +316,8 @@ impl Client {
         let (mut parts, ()) = Request::new(()).into_parts();
         parts.method = method;
         parts.uri = url.as_str().parse().map_err(|e| broken(format!("no URL can be made of it: {e}")))?;
-        parts.headers = headers;
+        parts.headers = self.extra.clone();
+        parts.headers.extend(headers);
         parts.headers.extend(self.dialect.headers());
         let session = self.session().map_err(Fault::Fail)?;
         if opens == Opens::Object {

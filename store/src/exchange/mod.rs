@@ -56,12 +56,13 @@ impl Bucket {
     pub(crate) fn open(
         store: Arc<dyn KeyStore>,
         prefix: &str,
+        extra: HeaderMap,
         access: Arc<Access>,
         readers: &str,
         limits: Arc<Limits>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StoreError> {
-        let client = Arc::new(Client::new(store.clone(), access.clone(), readers, limits, observer)?);
+        let client = Arc::new(Client::new(store.clone(), extra, access.clone(), readers, limits, observer)?);
         Ok(Self { client, store, prefix: prefix.to_owned(), access, shows_empty: AtomicBool::new(false) })
     }
 

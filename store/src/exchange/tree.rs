@@ -56,16 +56,16 @@ impl std::fmt::Debug for Tree {
 
 impl Tree {
     pub(crate) fn open(
-        origin: &str,
-        prefix: &str,
+        (origin, prefix): (&str, &str),
         manifest: Option<&str>,
+        extra: HeaderMap,
         access: Arc<Access>,
         readers: &str,
         limits: Arc<Limits>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StoreError> {
         let web = Arc::new(Web::new(origin)?);
-        let client = Arc::new(Client::new(web.clone(), access.clone(), readers, limits, observer)?);
+        let client = Arc::new(Client::new(web.clone(), extra, access.clone(), readers, limits, observer)?);
         let (prefix, manifest) = (prefix.to_owned(), manifest.map(str::to_owned));
         let (form, kept, listed) = (OnceCell::new(), Mutex::default(), Mutex::default());
         Ok(Self { client, web, prefix, manifest, access, form, kept, listed })

@@ -638,6 +638,23 @@ async fn objects_that_are_encrypted_with_a_customers_key_are_read_with_it_alone(
 }
 
 #[tokio::test]
+async fn a_gateway_sees_the_headers_that_the_volume_adds_on_every_request() {
+    for store in stores_where(|config| config.gate = Some(("x-tenant", "team a"))).await {
+        let scheme = store.scheme;
+        let seen = store.put("d/o", 100);
+        let refused = store.check(BUCKET, store.parameters(), &store.owner()).await;
+        assert!(matches!(refused, Err(StoreError::Denied { .. })), "{scheme}: {refused:?}");
+        let extra_headers = [("x-tenant".to_owned(), "team a".to_owned())].into();
+        let parameters = Parameters { extra_headers, ..store.parameters() };
+        let source = store.open(BUCKET, parameters, &store.owner());
+        source.check(Duration::from_secs(3)).await.unwrap();
+        assert_eq!(listed(&*source, "d").await.len(), 1, "{scheme}");
+        assert!(source.head(b"d/o").await.unwrap().is_some(), "{scheme}");
+        assert_eq!(read(&*source, b"d/o", &seen, 0..100).await.unwrap().len(), 100, "{scheme}");
+    }
+}
+
+#[tokio::test]
 async fn another_region_is_said() {
     for store in stores().await.into_iter().filter(|store| store.scheme == "oss") {
         store.put("o", 1);

@@ -104,6 +104,8 @@ pub struct Config {
     pub checksums: bool,
     /// What all objects are encrypted with, and the server does not keep: 32 bytes, base64.
     pub customer_key: Option<String>,
+    /// A gateway before it wants to see this header, with this value.
+    pub gate: Option<(&'static str, &'static str)>,
     pub faults: Script,
     pub buckets: BTreeMap<String, Arc<dyn Bucket>>,
 }
@@ -118,6 +120,7 @@ impl Default for Config {
             requester_pays: false,
             checksums: false,
             customer_key: None,
+            gate: None,
             faults: Script::default(),
             buckets: BTreeMap::new(),
         }
@@ -168,6 +171,7 @@ impl Server {
             anonymous: config.anonymous,
             requester_pays: config.requester_pays,
             customer_key: config.customer_key,
+            gate: config.gate,
         };
         let speaks = match config.protocol {
             Protocol::S3 => serve::Speaks::S3,

@@ -140,6 +140,12 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
         let body = Bytes::from(text);
         return Ok(in_flight.answer(status, body.into(), None, "", &Decision::default(), &shared, socket));
     }
+    if let Some((name, value)) = shared.guard.gate
+        && request.headers().get(name).is_none_or(|found| found != value)
+    {
+        let (status, body) = (StatusCode::FORBIDDEN, Bytes::from("the gateway lets nobody through without"));
+        return Ok(in_flight.answer(status, body.into(), None, "", &Decision::default(), &shared, socket));
+    }
     let asked = match &shared.speaks {
         Speaks::S3 | Speaks::Oss(_) => classify(&request),
         Speaks::Other(adapter) => {

@@ -227,6 +227,7 @@ pub(super) struct Guard {
     pub(super) anonymous: bool,
     pub(super) requester_pays: bool,
     pub(super) customer_key: Option<String>,
+    pub(super) gate: Option<(&'static str, &'static str)>,
 }
 
 /// Who may do what: anonymous access is a switch, and each key has its rights.

@@ -53,6 +53,7 @@ fn samples() -> Vec<WireSpec> {
             &[("storageAccount", "account1"), ("path", "b@c/d"), ("staleIfError", "5m")],
         ),
         described("abfss://container@account1.dfs.core.windows.net/a", &[]),
+        described("s3://bucket", &[("extraHeaders", "X-Tenant: team a\nx-route:eu\n")]),
     ]
 }
 
@@ -200,19 +201,32 @@ fn parameters() -> impl Strategy<Value = Parameters> {
     ];
     let profile = prop_oneof![Just(Profile::Auto), Just(Profile::Large), Just(Profile::Small)];
     let endpoint = prop_oneof![Just("https://h:1"), Just("http://127.0.0.1:9000"), Just("https://[::1]")];
+    let headers = prop_oneof![Just(None), Just(Some("x-a: b")), Just(Some("x-a: b, c\nx-b: d"))];
     (
-        (prop::option::of(endpoint), prop::option::of("[a-z0-9-]{1,64}"), any::<bool>(), freshness, profile),
+        (
+            headers,
+            prop::option::of(endpoint),
+            prop::option::of("[a-z0-9-]{1,64}"),
+            any::<bool>(),
+            freshness,
+            profile,
+        ),
         (prop::option::of(0..=1_u64 << 30), prop::option::of(1..=u64::MAX), 0..u32::MAX, 0..u32::MAX),
         (0..=0o777_u32, 0..=0o777_u32, seconds(3600), seconds(86_400)),
     )
         .prop_map(
-            |((endpoint, region, virtual_, freshness, profile), (readahead, cache_limit, uid, gid), rest)| {
+            |(
+                (headers, endpoint, region, virtual_, freshness, profile),
+                (readahead, cache_limit, uid, gid),
+                rest,
+            )| {
                 let (file_mode, dir_mode, heal_timeout, store_timeout) = rest;
                 let strict = freshness == Freshness::Strict && profile == Profile::Small;
                 Parameters {
                     allow_http: endpoint.is_some_and(|text| text.starts_with("http:")),
                     endpoint: endpoint.map(|text| Url::parse(text).unwrap()),
                     region,
+                    extra_headers: crate::headers::parse(headers.unwrap_or_default()).unwrap(),
                     addressing: if virtual_ { Addressing::Virtual } else { Addressing::Path },
                     freshness,
                     stale_if_error: match freshness {
