@@ -33,11 +33,13 @@ const NAME_BYTES_MAX: usize = 64;
 
 /// Of HTTP, of the stores' protocols, and what others before a store believe of a request.
 const OWNED: &[&str] = &[
+    "accept",
     "accept-encoding",
     "authorization",
     "connection",
     "cookie",
     "date",
+    "depth",
     "expect",
     "forwarded",
     "host",

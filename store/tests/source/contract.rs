@@ -532,9 +532,10 @@ async fn stores_are_asked_through_the_proxy_that_the_operator_names() {
         let secrets = [store.owner(), vec![("caBundle", authority.pem.clone())]].concat();
         let at =
             |endpoint: &str| Parameters { endpoint: Some(endpoint.parse().unwrap()), ..store.parameters() };
+        let method = if matches!(scheme, "pages" | "json" | "dav") { "PROPFIND" } else { "GET" };
         for (endpoint, to, first) in [
             (format!("https://{secure}"), secure, format!("CONNECT {secure} HTTP/1.1")),
-            (format!("http://{plain}"), plain, format!("GET http://{plain}/")),
+            (format!("http://{plain}"), plain, format!("{method} http://{plain}/")),
         ] {
             let proxy = Proxy::start(Some(to)).await.unwrap();
             let source = store.open_within(proxied(&proxy, &[]), BUCKET, at(&endpoint), &secrets).unwrap();
@@ -606,7 +607,7 @@ async fn objects_that_are_encrypted_with_a_customers_key_are_read_with_it_alone(
         let scheme = store.scheme;
         let seen = (store.put("d/o", 100), plain.put("d/o", 100));
         let with = |key: &str| [store.owner(), vec![("customerKey", key.to_owned())]].concat();
-        if scheme == "oss" {
+        if !matches!(scheme, "s3" | "gs" | "az") {
             let error = store.try_open(BUCKET, store.parameters(), &with(KEY)).err().unwrap().to_string();
             assert!(error.contains("take customerKey out of the secret"), "{error}");
             continue;

@@ -54,6 +54,8 @@ fn samples() -> Vec<WireSpec> {
         ),
         described("abfss://container@account1.dfs.core.windows.net/a", &[]),
         described("s3://bucket", &[("extraHeaders", "X-Tenant: team a\nx-route:eu\n")]),
+        described("https://Data.example.com/a%20b", &[("manifest", "files.tsv"), ("path", "c d")]),
+        described("http://127.0.0.1:8080", &[("allowHttp", "true")]),
     ]
 }
 
