@@ -41,8 +41,8 @@ impl Web {
         Ok(Self { place, by_time: AtomicBool::new(false) })
     }
 
-    pub(crate) fn tell_versions_by_time(&self) {
-        self.by_time.store(true, Ordering::Relaxed);
+    pub(crate) fn tell_versions_by_time(&self, yes: bool) {
+        self.by_time.store(yes, Ordering::Relaxed);
     }
 
     /// Of a 401: a bearer's token has ended, been withdrawn, or was never any (RFC 6750, 3.1).
@@ -292,7 +292,7 @@ mod tests {
             assert_eq!(of(none), None, "{none:?}");
         }
         let by_time = web();
-        by_time.tell_versions_by_time();
+        by_time.tell_versions_by_time(true);
         let seen = by_time.seen(&headers(&[size, ("etag", "\"a\""), ("last-modified", THEN)]), &[]);
         assert_eq!(seen.unwrap().unwrap().version.0, "1445412480-7");
     }

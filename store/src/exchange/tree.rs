@@ -1,5 +1,5 @@
 //! A tree of files on a web server as a source. What such a server tells about a directory has many forms
-//! ([`crate::dialect::index`]); which it is, is found out once.
+//! ([`crate::dialect::index`]); which it is, is found out.
 
 use super::body;
 use super::client::{Ask, Client, Opens, Whole, content};
@@ -23,7 +23,7 @@ use http::{Method, StatusCode};
 use std::ops::{Bound, Range};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::OnceCell;
+use tokio::time::Instant;
 use url::Url;
 
 pub(crate) struct Tree {
@@ -34,7 +34,8 @@ pub(crate) struct Tree {
     /// Its path below the source.
     manifest: Option<String>,
     access: Arc<Access>,
-    form: OnceCell<Form>,
+    /// None: nobody has asked yet, or the server has become another one.
+    form: Mutex<Option<Form>>,
     /// Directories of which the next page will be asked for: no server tells a directory in parts.
     kept: Mutex<Vec<(Vec<u8>, Arc<Items>)>>,
     /// The manifest, with what asks for it only if it has changed.
@@ -67,7 +68,7 @@ impl Tree {
         let web = Arc::new(Web::new(origin)?);
         let client = Arc::new(Client::new(web.clone(), extra, access.clone(), readers, limits, observer)?);
         let (prefix, manifest) = (prefix.to_owned(), manifest.map(str::to_owned));
-        let (form, kept, listed) = (OnceCell::new(), Mutex::default(), Mutex::default());
+        let (form, kept, listed) = (Mutex::default(), Mutex::default(), Mutex::default());
         Ok(Self { client, web, prefix, manifest, access, form, kept, listed })
     }
 
@@ -85,8 +86,18 @@ impl Tree {
     }
 
     async fn form(&self, question: impl Fn() -> Question) -> Result<Form, StoreError> {
-        let found = self.form.get_or_try_init(|| self.find_form(question)).await?;
-        Ok(*found)
+        let known = *self.form.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(form) = known {
+            return Ok(form);
+        }
+        let form = self.find_form(question).await?;
+        self.is_of(form);
+        Ok(form)
+    }
+
+    fn is_of(&self, form: Form) {
+        self.web.tell_versions_by_time(form == Form::Json);
+        *self.form.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(form);
     }
 
     async fn find_form(&self, question: impl Fn() -> Question) -> Result<Form, StoreError> {
@@ -108,13 +119,7 @@ impl Tree {
         }
         let said = self.whole(&root, Method::GET, "", content, question()).await;
         let said = said.map_err(|e| self.missing_root(b"", e))?;
-        Ok(match is_json(&said.headers) {
-            true => {
-                self.web.tell_versions_by_time();
-                Form::Json
-            }
-            false => Form::Html,
-        })
+        Ok(if is_json(&said.headers) { Form::Json } else { Form::Html })
     }
 
     /// An answer with its whole body. `depth`: "" but for PROPFIND.
@@ -163,23 +168,27 @@ impl Tree {
             }
             Form::Dav => {
                 let said = self.whole(&key, propfind(), "1", is_multistatus, question()).await;
-                let said = said.map_err(|e| self.missing_root(dir, e))?;
+                let said = said.map_err(|e| {
+                    if matches!(e, StoreError::Malformed { .. }) {
+                        // It may speak something else by now.
+                        *self.form.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
+                    }
+                    self.missing_root(dir, e)
+                })?;
                 index::multistatus(&said.body, &path(&key)).and_then(|all| match all.own {
                     Some(Item::Directory) => Ok(all.below),
                     _ => Err("the index does not tell the directory itself".to_owned()),
                 })
             }
-            form => {
+            Form::Json | Form::Html => {
                 let said = self.whole(&key, Method::GET, "", content, question()).await;
                 let said = said.map_err(|e| self.missing_root(dir, e))?;
-                match (form, is_json(&said.headers)) {
-                    (Form::Json, true) => index::json(&said.body),
-                    (Form::Html, false) => index::html(&said.body, &path(&key)),
-                    (Form::Json, false) => {
-                        Err("the answer is no index: the one of the source is JSON".to_owned())
-                    }
-                    _ => Err("the answer is no index: the one of the source is a page".to_owned()),
-                }
+                // A server's settings may change, with or without ours.
+                let (form, items) = match is_json(&said.headers) {
+                    true => (Form::Json, index::json(&said.body)),
+                    false => (Form::Html, index::html(&said.body, &path(&key))),
+                };
+                items.inspect(|_| self.is_of(form))
             }
         };
         items.map(Arc::new).map_err(|why| StoreError::malformed(&what, why))
@@ -421,21 +430,42 @@ impl Source for Tree {
         let mut names = items.named.range::<[u8], _>((from, Bound::Unbounded));
         let here: Vec<(&Vec<u8>, &Item)> = names.by_ref().take(PAGE_ENTRIES).collect();
         let more = names.next().is_some();
-        let next = here.last().filter(|_| more).map(|(name, _)| encode_query(name));
-        let told = here.into_iter().map(|(name, item)| self.told(dir, name, item));
-        let told: Vec<Shown> =
-            futures::stream::iter(told.collect::<Vec<_>>()).buffered(LOOKS_AT_ONCE).try_collect().await?;
-        let mut page = Page { next, ..Page::default() };
+        let told = here.iter().map(|(name, item)| self.told(dir, name, item));
+        let mut told = futures::stream::iter(told.collect::<Vec<_>>()).buffered(LOOKS_AT_ONCE);
+        let (whole, begun) = (self.access.question(), Instant::now());
+        let mut page = Page::default();
         if token.is_none() {
             page.unnameable = items.unnameable.iter().map(|name| show(name)).collect();
         }
-        for shown in told {
+        let mut last = None;
+        for (name, _) in &here {
+            // A slow server tells a part of it in time, and another with the next page.
+            let shown = match whole.in_time(told.next()).await {
+                Some(Some(Ok(shown))) => shown,
+                _ if last.is_some() => break,
+                Some(Some(Err(e))) => return Err(e),
+                Some(None) | None => {
+                    let (what, waited) = (self.client.what(&self.directory_key(dir)), begun.elapsed());
+                    let cause = "its files are looked at one by one, and not one was in time".to_owned();
+                    return Err(StoreError::Unavailable {
+                        what,
+                        waited,
+                        queued: Duration::ZERO,
+                        attempts: 1,
+                        cause,
+                    });
+                }
+            };
             match shown {
                 Shown::Entry(entry) => page.entries.push(entry),
                 Shown::Hidden(text) => page.unnameable.push(text),
                 Shown::Nothing => {}
             }
+            last = Some(*name);
         }
+        drop(told);
+        let more = more || here.last().map(|(name, _)| *name) != last;
+        page.next = last.filter(|_| more).map(|name| encode_query(name));
         if more {
             let mut kept = self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             kept.retain(|(of, _)| of != dir);
@@ -463,7 +493,7 @@ impl Source for Tree {
     }
 
     async fn check(&self, limit: Duration) -> Result<(), StoreError> {
-        let started = tokio::time::Instant::now();
+        let started = Instant::now();
         let ask = || self.access.probe(limit.saturating_sub(started.elapsed()));
         let items = self.items(b"", ask).await?;
         let file =

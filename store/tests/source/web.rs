@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use store::{Access, Kind, Limits, NoObserver, Observer, Source, StoreError, Version};
 use testkit::content;
+use testkit::faults::{Fault, Rule, Script};
 use testkit::s3::{Config, Index, Memory, Protocol, Server, Web};
 use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
@@ -19,7 +20,7 @@ fn open_at(url: &str, manifest: Option<&str>, observer: Arc<dyn Observer>) -> Ar
     let parameters = Parameters {
         allow_http: true,
         manifest: manifest.map(str::to_owned),
-        store_timeout: Duration::from_secs(10),
+        store_timeout: Duration::from_secs(4),
         ..Parameters::default()
     };
     let source = SourceUrl::parse(url).unwrap();
@@ -110,6 +111,59 @@ async fn a_large_directory_is_fetched_once_for_all_its_pages() {
     let other = quiet(&format!("{}/{BUCKET}", server.endpoint()));
     let next = other.list(b"d", page.next.as_deref()).await.unwrap();
     assert_eq!(next.entries[0].name, b"1000");
+}
+
+#[tokio::test]
+async fn a_server_that_is_slow_tells_a_directory_in_parts_and_each_in_time() {
+    let server = server(Index::Html).await;
+    for name in ["a", "b", "c"] {
+        server.put(BUCKET, &format!("d/{name}"), name).unwrap();
+    }
+    let source = quiet(&format!("{}/{BUCKET}", server.endpoint()));
+    check(&*source).await.unwrap();
+    let stalled = Rule::always(Fault::Stall { ms: None }).op("HeadObject").key("d/b");
+    server.faults().set(Script { seed: 1, rules: vec![stalled] });
+    let begun = tokio::time::Instant::now();
+    let page = source.list(b"d", None).await.unwrap();
+    assert_eq!(page.entries.iter().map(|entry| entry.name.as_slice()).collect::<Vec<_>>(), [b"a"]);
+    let stuck = source.list(b"d", page.next.as_deref()).await;
+    assert!(matches!(stuck, Err(StoreError::Unavailable { .. })), "{stuck:?}");
+    // Two pages of four seconds each, whatever the number of files.
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+    server.faults().set(Script::default());
+    server.faults().release();
+    let rest = source.list(b"d", page.next.as_deref()).await.unwrap();
+    assert_eq!((rest.entries.len(), rest.next), (2, None));
+}
+
+#[tokio::test]
+async fn a_server_whose_index_becomes_another_goes_on() {
+    let form = Arc::new(AtomicUsize::new(0));
+    let now = form.clone();
+    let endpoint = answering(move |head| {
+        let dav = "<multistatus><response><href>/</href><propstat><prop><resourcetype><collection/></resourcetype></prop></propstat>\
+                   </response><response><href>/x</href><propstat><prop><getcontentlength>7</getcontentlength>\
+                   <getlastmodified>Wed, 21 Oct 2015 07:28:00 GMT</getlastmodified></prop></propstat></response></multistatus>";
+        match (head.split(' ').next(), now.load(Ordering::SeqCst)) {
+            (Some("PROPFIND"), 0) => reply("207 Multi-Status", dav),
+            (Some("PROPFIND"), _) => reply("405 Method Not Allowed", ""),
+            (Some("HEAD"), _) => {
+                format!("HTTP/1.1 200 OK\r\ncontent-length: 7\r\n{THEN}connection: close\r\n\r\n")
+            }
+            (_, 1) => {
+                reply("200 OK\r\ncontent-type: text/html", "<title>Index of /</title><a href='x'>x</a>")
+            }
+            _ => reply("200 OK\r\ncontent-type: application/json", r#"[{"name": "x", "type": "file"}]"#),
+        }
+    });
+    let source = quiet(&endpoint.await);
+    for expected in [0, 1, 2, 1] {
+        form.store(expected, Ordering::SeqCst);
+        // The first answer that does not fit is an error; the form is found anew.
+        let first = source.list(b"", None).await;
+        assert!(first.is_ok() || expected == 1, "{expected}: {first:?}");
+        assert_eq!(names(&listed(&*source, "").await), [("x", false)], "{expected}");
+    }
 }
 
 #[tokio::test]
