@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use store::{
-    Access, EgressConfig, ExpiryObserver, Kind, Limits, LimitsConfig, NoObserver, RetryCause, Source,
+    Access, EgressConfig, ExpiryObserver, Kind, Limits, LimitsConfig, NoObserver, RetryCause, Source, Step,
     StoreError, TlsVersion,
 };
 use testkit::content;
@@ -245,6 +245,43 @@ async fn pages_go_on_where_they_stopped() {
         let found = listed(&*store.source(), "d").await;
         let directories = found.values().filter(|kind| **kind == Kind::Directory).count();
         assert_eq!((found.len(), directories), (2_345 + 24, 24), "{}", store.scheme);
+    }
+}
+
+#[tokio::test]
+async fn pages_of_any_size_are_the_whole_directory() {
+    for max in [1, 7, 1000] {
+        for store in stores_where(|config| config.page_max = max).await {
+            for k in 0..23 {
+                store.put(&format!("d/{k:05}"), 1);
+                store.put(&format!("d/{k:05}.d/x"), 1);
+            }
+            let source = store.source();
+            let found = listed(&*source, "d").await;
+            let directories = found.values().filter(|kind| **kind == Kind::Directory).count();
+            assert_eq!((found.len(), directories), (46, 23), "{}, {max}", store.scheme);
+            let entry = source.head(b"d/00007.d").await.unwrap().unwrap();
+            assert_eq!(entry.kind, Kind::Directory, "{}, {max}", store.scheme);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_clock_that_is_an_hour_behind_the_stores_is_said() {
+    let hour = Duration::from_secs(3600);
+    for store in stores_where(|config| config.clock_ahead = hour + Duration::from_secs(60)).await {
+        let scheme = store.scheme;
+        store.put("o", 1);
+        let source = store.source();
+        // Web servers do not ask what time it is, and `doctor` does.
+        if !matches!(scheme, "pages" | "json" | "dav") {
+            let error = source.check(Duration::from_secs(3)).await.unwrap_err().to_string();
+            assert!(error.contains("clock"), "{scheme}: {error}");
+        }
+        let examined = source.examine(Duration::from_secs(3)).await;
+        let clock = examined.iter().find(|examined| examined.step == Step::Clock).unwrap();
+        let text = clock.result.as_ref().unwrap_err();
+        assert!(text.contains("behind the store's"), "{scheme}: {text}");
     }
 }
 

@@ -1,10 +1,10 @@
 //! Protocols that `s3s` does not speak: each reads a request in its own words, says who asks, and answers from a bucket.
 
+use super::Rights;
 use super::bucket::{Bucket, Listing, Meta, list};
 use super::checksums::Sums;
 use super::encryption::Wrong;
 use super::service::{Buckets, Guard, Shareable};
-use super::{Key, Rights};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
@@ -38,7 +38,7 @@ pub(super) trait Adapter: Send + Sync {
     fn asked(&self, method: &Method, path: &str, query: &str) -> Asked;
 
     /// Who asks. Err: whom it lets ask nothing.
-    fn who(&self, parts: &Parts, asked: &Asked, keys: &[Key], anonymous: bool) -> Result<Rights, Denied>;
+    fn who(&self, parts: &Parts, asked: &Asked, guard: &Guard) -> Result<Rights, Denied>;
 
     /// Has whoever asks said that he pays?
     fn pays(&self, _headers: &HeaderMap) -> bool {
@@ -116,7 +116,7 @@ pub(super) fn answer(
         response
     };
     let answered = || -> Result<Response<s3s::Body>, Denied> {
-        let rights = adapter.who(parts, asked, &guard.keys, guard.anonymous)?;
+        let rights = adapter.who(parts, asked, guard)?;
         let allowed = match rights {
             Rights::All => true,
             Rights::ListOnly => asked.op == "ListObjectsV2",
@@ -134,6 +134,7 @@ pub(super) fn answer(
         if asked.op == "ListObjectsV2" {
             let delimiter = asked.value("delimiter").filter(|delimiter| !delimiter.is_empty());
             let (after, max) = adapter.page(asked);
+            let max = max.min(if adapter.is_tree() { usize::MAX } else { guard.page_max });
             let after = after.map(|token| decoded(&token));
             let page = list(&*bucket, &asked.key, delimiter, after.as_deref(), max).map_err(failed)?;
             if adapter.is_tree()

@@ -5,6 +5,7 @@ use super::adapter::{Adapter, Asked, Denied, decoded, pairs, token, value};
 use super::bucket::{Listing, Meta};
 use super::checksums::Sums;
 use super::encryption::{self, Names, Wrong};
+use super::service::Guard;
 use super::{Key, Rights};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -14,7 +15,7 @@ use http::{HeaderMap, Method, StatusCode};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::{Timestamp, TimestampFormat};
 use sha2::Sha256;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// The key of the account that such a server has if not told otherwise.
 pub const ACCOUNT_KEY: &str = "dGVzdGtpdC1hY2NvdW50LWtleS10aGF0LW9wZW5zLW5vdGhpbmc=";
@@ -60,7 +61,8 @@ impl Adapter for Azure {
         asked
     }
 
-    fn who(&self, parts: &Parts, asked: &Asked, keys: &[Key], anonymous: bool) -> Result<Rights, Denied> {
+    fn who(&self, parts: &Parts, asked: &Asked, guard: &Guard) -> Result<Rights, Denied> {
+        let Guard { keys, anonymous, .. } = guard;
         let failed = |detail: &str| (StatusCode::FORBIDDEN, "AuthenticationFailed", detail.to_owned());
         if let Some(signature) = asked.value("sig") {
             let key = keys.iter().find(|key| key.token.as_deref() == Some(signature));
@@ -68,7 +70,7 @@ impl Adapter for Azure {
             let until = asked.value("se").unwrap_or_default();
             let until =
                 Timestamp::parse(TimestampFormat::DateTime, until).map_err(|_| failed("se is no time"))?;
-            if until < Timestamp::from(SystemTime::now()) {
+            if until < Timestamp::from(guard.now()) {
                 return Err(failed(
                     "Signature not valid in the specified time frame: Start [then] - Expiry [then]",
                 ));
@@ -77,7 +79,7 @@ impl Adapter for Azure {
         }
         let header = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
         let Some(authorization) = header("authorization") else {
-            return match anonymous {
+            return match *anonymous {
                 true => Ok(Rights::All),
                 false => Err((
                     StatusCode::UNAUTHORIZED,
@@ -89,7 +91,7 @@ impl Adapter for Azure {
         };
         let date = header("x-ms-date").or_else(|| header("date")).ok_or_else(|| failed("no date"))?;
         let date = Timestamp::parse(TimestampFormat::HttpDate, date).map_err(|_| failed("no date"))?;
-        let now = SystemTime::now();
+        let now = guard.now();
         if date < Timestamp::from(now - SKEW_MAX) || date > Timestamp::from(now + SKEW_MAX) {
             return Err(failed("Request date header too old"));
         }

@@ -5,6 +5,7 @@ use super::adapter::{Adapter, Asked, Denied, decoded, pairs, token, value};
 use super::bucket::{Listing, Meta};
 use super::checksums::Sums;
 use super::encryption::{self, Names, Wrong};
+use super::service::Guard;
 use super::{Key, Rights};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -16,7 +17,7 @@ use rustls_pki_types::pem::PemObject;
 use s3s::dto::{Timestamp, TimestampFormat};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Private keys of service accounts (PEM), made for these tests: they open nothing.
 pub const SERVICE_ACCOUNT_KEY: &str = include_str!("keys/ours.pem");
@@ -81,11 +82,12 @@ impl Adapter for Gcs {
         asked
     }
 
-    fn who(&self, parts: &Parts, _: &Asked, keys: &[Key], anonymous: bool) -> Result<Rights, Denied> {
+    fn who(&self, parts: &Parts, _: &Asked, guard: &Guard) -> Result<Rights, Denied> {
+        let Guard { anonymous, .. } = guard;
         let refused = |message: &str| (StatusCode::UNAUTHORIZED, "authError", message.to_owned());
         let header = parts.headers.get("authorization").and_then(|value| value.to_str().ok());
         let token = match header.map(|value| value.strip_prefix("Bearer ")) {
-            None if anonymous => return Ok(Rights::All),
+            None if *anonymous => return Ok(Rights::All),
             None => {
                 let message = "Anonymous caller does not have storage.objects.list access to the bucket.";
                 return Err((StatusCode::UNAUTHORIZED, "required", message.into()));
@@ -93,7 +95,7 @@ impl Adapter for Gcs {
             Some(None) => return Err(refused("Invalid Credentials")),
             Some(Some(token)) => token,
         };
-        let key = signed_by(token, keys).map_err(refused)?;
+        let key = signed_by(token, guard).map_err(refused)?;
         Ok(key.rights)
     }
 
@@ -221,7 +223,7 @@ fn described(bucket: &str, key: &str, meta: &Meta) -> Value {
 }
 
 /// Of a token that is in force, whose it is.
-fn signed_by<'a>(token: &str, keys: &'a [Key]) -> Result<&'a Key, &'static str> {
+fn signed_by<'a>(token: &str, guard: &'a Guard) -> Result<&'a Key, &'static str> {
     const INVALID: &str = "Invalid Credentials";
     let [header, claims, signature] = token.split('.').collect::<Vec<_>>()[..] else { return Err(INVALID) };
     let bytes = |text: &str| BASE64_URL_SAFE_NO_PAD.decode(text).map_err(|_| INVALID);
@@ -229,13 +231,13 @@ fn signed_by<'a>(token: &str, keys: &'a [Key]) -> Result<&'a Key, &'static str> 
         serde_json::from_slice(&bytes(text)?).map_err(|_| INVALID)
     };
     let (head, said) = (document(header)?, document(claims)?);
-    let key = keys.iter().find(|key| said["iss"] == key.id.as_str()).ok_or(INVALID)?;
+    let key = guard.keys.iter().find(|key| said["iss"] == key.id.as_str()).ok_or(INVALID)?;
     let private = PrivateKeyDer::from_pem_slice(key.secret.as_bytes()).map_err(|_| INVALID)?;
     let pair = RsaKeyPair::from_pkcs8(private.secret_der()).map_err(|_| INVALID)?;
     let public = UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, pair.public_key().as_ref());
     let message = format!("{header}.{claims}");
     public.verify(message.as_bytes(), &bytes(signature)?).map_err(|_| INVALID)?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = guard.now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let time = |name: &str| said[name].as_u64().map(Duration::from_secs).ok_or(INVALID);
     let (issued, expires) = (time("iat")?, time("exp")?);
     let in_force = issued <= now + SKEW_MAX && now < expires && expires - issued <= Duration::from_secs(3600);

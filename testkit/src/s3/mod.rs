@@ -48,6 +48,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
+use std::time::Duration;
 use tokio::task::JoinHandle;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +103,10 @@ pub struct Config {
     pub requester_pays: bool,
     /// Small objects come with a checksum.
     pub checksums: bool,
+    /// Most entries of a page, whatever is asked for.
+    pub page_max: usize,
+    /// The server's clock is so far ahead of this machine's.
+    pub clock_ahead: Duration,
     /// What all objects are encrypted with, and the server does not keep: 32 bytes, base64.
     pub customer_key: Option<String>,
     /// A gateway before it wants to see this header, with this value.
@@ -119,6 +124,8 @@ impl Default for Config {
             protocol: Protocol::S3,
             requester_pays: false,
             checksums: false,
+            page_max: usize::MAX,
+            clock_ahead: Duration::ZERO,
             customer_key: None,
             gate: None,
             faults: Script::default(),
@@ -161,7 +168,10 @@ impl Server {
         for key in &config.keys {
             auth.register(key.id.clone(), key.secret.clone().into());
         }
-        let mut builder = s3s::service::S3ServiceBuilder::new(Service { buckets: buckets.clone() });
+        let mut builder = s3s::service::S3ServiceBuilder::new(Service {
+            buckets: buckets.clone(),
+            page_max: config.page_max,
+        });
         builder.set_auth(serve::Auth(auth));
         // Whom another protocol has let in brings no signature.
         let anonymous = config.anonymous || !matches!(config.protocol, Protocol::S3);
@@ -172,6 +182,8 @@ impl Server {
             requester_pays: config.requester_pays,
             customer_key: config.customer_key,
             gate: config.gate,
+            page_max: config.page_max,
+            clock_ahead: config.clock_ahead,
         };
         let speaks = match config.protocol {
             Protocol::S3 => serve::Speaks::S3,

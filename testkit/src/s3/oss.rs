@@ -1,12 +1,13 @@
 //! OSS's side of a request: its signature is checked as Alibaba Cloud documents version 4 of it, independently of any client's
 //! library; then the request goes on as one of S3's without a signature. Listings and errors are alike in both.
 
-use super::{Key, Rights};
+use super::Rights;
+use super::service::Guard;
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, Method, StatusCode, request};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use sha2::{Digest, Sha256};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 /// How an OSS server of the testkit is.
 #[derive(Clone, Debug)]
@@ -24,17 +25,11 @@ const STRICT_PATH: &AsciiSet = &STRICT.remove(b'/');
 
 impl Oss {
     /// Checks who asks and what for, and takes away all that S3 does not know.
-    pub(super) fn admit(
-        &self,
-        parts: &mut request::Parts,
-        keys: &[Key],
-        anonymous: bool,
-        op: &str,
-    ) -> Result<(), Denied> {
+    pub(super) fn admit(&self, parts: &mut request::Parts, guard: &Guard, op: &str) -> Result<(), Denied> {
         let rights = match header(&parts.headers, "authorization") {
-            None if anonymous => Rights::All,
+            None if guard.anonymous => Rights::All,
             None => return Err((StatusCode::FORBIDDEN, "AccessDenied", "anonymous access is off")),
-            Some(authorization) => self.signed(parts, authorization, keys)?,
+            Some(authorization) => self.signed(parts, authorization, guard)?,
         };
         let allowed = match rights {
             Rights::All => true,
@@ -72,7 +67,7 @@ impl Oss {
         text
     }
 
-    fn signed(&self, parts: &request::Parts, authorization: &str, keys: &[Key]) -> Result<Rights, Denied> {
+    fn signed(&self, parts: &request::Parts, authorization: &str, guard: &Guard) -> Result<Rights, Denied> {
         let malformed = (StatusCode::BAD_REQUEST, "InvalidArgument", "the Authorization header is malformed");
         let fields = authorization.strip_prefix(ALGORITHM).ok_or(malformed)?;
         let field = |name: &str| {
@@ -93,12 +88,12 @@ impl Oss {
                 "invalid signing region in Authorization header",
             ));
         }
-        let key = keys.iter().find(|key| key.id == id);
+        let key = guard.keys.iter().find(|key| key.id == id);
         let key =
             key.ok_or((StatusCode::FORBIDDEN, "InvalidAccessKeyId", "the access key id does not exist"))?;
         let time = header(&parts.headers, "x-oss-date").ok_or(malformed)?;
         let sent = seconds(time).ok_or(malformed)?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = guard.now().duration_since(UNIX_EPOCH).unwrap_or_default();
         if !time.starts_with(day) || now.abs_diff(Duration::from_secs(sent)) > SKEW_MAX {
             let why = "the difference between the request time and the current time is too large";
             return Err((StatusCode::FORBIDDEN, "RequestTimeTooSkewed", why));

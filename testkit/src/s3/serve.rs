@@ -21,6 +21,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
@@ -72,13 +73,20 @@ fn opens(headers: &http::HeaderMap, held: Option<&str>) -> Result<(), Denied> {
     }
 }
 
+/// By this machine's clock `s3s` itself sees to it.
+const SKEW_MAX: Duration = Duration::from_secs(15 * 60);
+
 /// Who may not even ask `s3s`.
 fn admit(parts: &mut http::request::Parts, shared: &Shared, op: &str) -> Result<(), Denied> {
     let oss = if let Speaks::Oss(oss) = &shared.speaks { Some(oss) } else { None };
     let payer = if oss.is_some() { "x-oss-request-payer" } else { "x-amz-request-payer" };
     let pays = parts.headers.get(payer).is_some_and(|who| who == "requester");
     if let Some(oss) = oss {
-        oss.admit(parts, &shared.guard.keys, shared.guard.anonymous, op)?;
+        oss.admit(parts, &shared.guard, op)?;
+    }
+    if oss.is_none() && shared.guard.clock_ahead > SKEW_MAX && parts.headers.contains_key("authorization") {
+        let why = "the difference between the request time and the current time is too large";
+        return Err((StatusCode::FORBIDDEN, "RequestTimeTooSkewed", why));
     }
     if oss.is_none() && matches!(op, "GetObject" | "HeadObject") {
         opens(&parts.headers, shared.guard.customer_key.as_deref())?;
@@ -122,7 +130,18 @@ async fn connection(stream: TcpStream, shared: Shared) {
     shared.counters.lock().connections += 1;
     let _ = stream.set_nodelay(true);
     let socket = Socket(stream.as_raw_fd());
-    let service = service_fn(move |request| answer(request, shared.clone(), socket));
+    let service = service_fn(move |request| {
+        let shared = shared.clone();
+        async move {
+            let mut response = answer(request, shared.clone(), socket).await?;
+            if !shared.guard.clock_ahead.is_zero() {
+                let now = httpdate::fmt_http_date(shared.guard.now());
+                let now = http::HeaderValue::try_from(now).expect("a time can be sent");
+                response.headers_mut().insert("date", now);
+            }
+            Ok::<_, io::Error>(response)
+        }
+    });
     // Errors are what the script asked for, or the client's going away.
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }

@@ -13,11 +13,13 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, RwLock};
 use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
 
 pub(super) type Buckets = Arc<RwLock<BTreeMap<String, Arc<dyn Bucket>>>>;
 
 pub(super) struct Service {
     pub(super) buckets: Buckets,
+    pub(super) page_max: usize,
 }
 
 impl Service {
@@ -112,8 +114,8 @@ impl S3 for Service {
             None => input.start_after.clone(),
         };
         let delimiter = input.delimiter.as_deref().filter(|delimiter| !delimiter.is_empty());
-        let page =
-            list(&*bucket, &prefix, delimiter, token.as_deref(), max_keys as usize).map_err(internal)?;
+        let page = list(&*bucket, &prefix, delimiter, token.as_deref(), self.page_max.min(max_keys as usize))
+            .map_err(internal)?;
         let contents = page.objects.iter().map(|(key, meta)| Object {
             key: Some(encode(key, url)),
             size: Some(signed(meta.size)),
@@ -228,6 +230,15 @@ pub(super) struct Guard {
     pub(super) requester_pays: bool,
     pub(super) customer_key: Option<String>,
     pub(super) gate: Option<(&'static str, &'static str)>,
+    pub(super) page_max: usize,
+    pub(super) clock_ahead: Duration,
+}
+
+impl Guard {
+    /// By the server's clock.
+    pub(super) fn now(&self) -> SystemTime {
+        SystemTime::now() + self.clock_ahead
+    }
 }
 
 /// Who may do what: anonymous access is a switch, and each key has its rights.

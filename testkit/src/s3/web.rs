@@ -3,6 +3,7 @@
 
 use super::adapter::{Adapter, Asked, Denied, decoded, value};
 use super::bucket::{Listing, Meta};
+use super::service::Guard;
 use super::{Key, Rights};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -68,10 +69,11 @@ impl Adapter for Web {
         if asked.value(PROPFIND).is_some() { StatusCode::MULTI_STATUS } else { StatusCode::OK }
     }
 
-    fn who(&self, parts: &Parts, _: &Asked, keys: &[Key], anonymous: bool) -> Result<Rights, Denied> {
+    fn who(&self, parts: &Parts, _: &Asked, guard: &Guard) -> Result<Rights, Denied> {
+        let Guard { keys, anonymous, .. } = guard;
         let denied: fn() -> Denied = || (StatusCode::UNAUTHORIZED, "Unauthorized", String::new());
         let says = parts.headers.get("authorization").and_then(|value| value.to_str().ok());
-        let Some(says) = says else { return if anonymous { Ok(Rights::All) } else { Err(denied()) } };
+        let Some(says) = says else { return if *anonymous { Ok(Rights::All) } else { Err(denied()) } };
         let is = |key: &&Key| match (&key.token, says.split_once(' ')) {
             (Some(token), Some(("Bearer", said))) => token == said,
             (None, Some(("Basic", said))) => {
