@@ -216,11 +216,7 @@ pub(crate) fn multistatus(body: &[u8], path: &[u8]) -> Result<Multistatus, Strin
             (5, "getcontentlength", xml::Tag::Closes(text)) => props.size = field::size(text),
             (5, "getlastmodified", xml::Tag::Closes(text)) => props.time = date::parse_http(text),
             (5, "getetag", xml::Tag::Closes(text)) => props.etag = Some(std::mem::take(text)),
-            (3, "propstat", xml::Tag::Closes(_)) => {
-                if props.is_found {
-                    told = std::mem::take(&mut props);
-                }
-            }
+            (3, "propstat", xml::Tag::Closes(_)) if props.is_found => told = std::mem::take(&mut props),
             (2, "response", xml::Tag::Closes(_)) => {
                 let href = href.take().ok_or("an entry of the index that says no href")?;
                 let item = std::mem::take(&mut told).item();

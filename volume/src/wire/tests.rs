@@ -259,7 +259,7 @@ fn meant_for(source: &SourceUrl, mut parameters: Parameters) -> Parameters {
         parameters.region = None;
     }
     let web = matches!(source, SourceUrl::Web { .. });
-    parameters.manifest = (web && parameters.gid % 2 == 0).then(|| "lists/files.tsv".to_owned());
+    parameters.manifest = (web && parameters.gid.is_multiple_of(2)).then(|| "lists/files.tsv".to_owned());
     if matches!(source, SourceUrl::Azure { .. } | SourceUrl::Web { .. }) {
         parameters.requester_pays = false;
     }
