@@ -59,6 +59,9 @@ pub fn compare(a: &Record, b: &Record) -> String {
     for (name, here, there) in a.size.differences(&b.size) {
         line(&mut text, format_args!("sizes differ: {name}: {here} / {there}"));
     }
+    if a.store != b.store {
+        line(&mut text, format_args!("stores differ: {} / {}", a.store, b.store));
+    }
     let (of_a, of_b) = (rows(a), rows(b));
     for (which, only) in [("A", of_a.difference(&of_b)), ("B", of_b.difference(&of_a))] {
         for (workload, who) in only {
@@ -123,6 +126,7 @@ fn row(text: &mut String, a: &Record, b: &Record, key: &Key) {
 mod tests {
     use super::super::example::{record, samples};
     use super::*;
+    use crate::node::Protocol;
 
     fn with(workload: &str, who: &str, values: &[f64]) -> Record {
         let mut record = record();
@@ -217,6 +221,7 @@ mod tests {
         assert!(!compare(&a, &b).contains("differ"));
         b.machine.processors = 64;
         b.size.files /= 2;
+        b.store = Protocol::Gcs;
         a.subjects.insert("s3fs".into(), "s3fs 1.90".into());
         b.subjects.insert("s3fs".into(), "s3fs 1.95".into());
         b.rows.get_mut("w").unwrap().unit = "GB/s".into();
@@ -224,6 +229,7 @@ mod tests {
         for wanted in [
             "machines differ: processors: 2 / 64",
             "sizes differ: files: 20000 / 10000",
+            "stores differ: s3 / gcs",
             "versions differ: s3fs 1.90 / s3fs 1.95",
             "MB/s / GB/s: no comparison",
         ] {

@@ -1,7 +1,8 @@
 //! Downloads without a file system: what the server, the link and the disk give to a program that wants nothing else.
 
-use crate::node::{BUCKET, secrets};
+use crate::node::{Protocol, secrets};
 use anyhow::{Context, Result, ensure};
+use std::fmt::Write as _;
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use testkit::process::Process;
 #[derive(Clone, Debug)]
 pub(super) struct Curl {
     pub(super) program: PathBuf,
+    pub(super) store: Protocol,
     pub(super) endpoint: String,
     /// PEM; where the endpoint speaks TLS.
     pub(super) authority: Option<PathBuf>,
@@ -24,7 +26,7 @@ impl Curl {
         let mut files = Vec::new();
         for (number, part) in parts.iter().enumerate() {
             let to = into.map_or_else(|| "/dev/null".into(), |dir| dir.join(number.to_string()));
-            let mut command = self.command(key, part, &to);
+            let mut command = self.part(key, part, &to);
             running.push((Process::spawn(command.stdout(Stdio::piped()))?, part));
             files.extend(into.is_some().then_some(to));
         }
@@ -42,19 +44,55 @@ impl Curl {
         Ok(files)
     }
 
-    fn command(&self, key: &str, part: &Range<u64>, to: &Path) -> Command {
-        let [(_, id), (_, secret)] = secrets();
+    /// The objects `names` below `prefix` into files of the same names below `into`, by one process with so many connections.
+    pub(super) fn fetch_all(
+        &self,
+        prefix: &str,
+        names: &[String],
+        at_once: usize,
+        into: &Path,
+    ) -> Result<()> {
+        let mut list = String::new();
+        for name in names {
+            let url = self.url(&format!("{prefix}/{name}"));
+            writeln!(list, "url = \"{url}\"\noutput = \"{}\"", into.join(name).display())?;
+        }
+        let path = into.join("objects");
+        std::fs::write(&path, list)?;
+        let mut command = self.command();
+        command.args(["--parallel", "--parallel-max", &at_once.to_string(), "--create-dirs", "--config"]);
+        let mut process = Process::spawn(command.arg(path))?;
+        let status = process.child().wait()?;
+        ensure!(status.success(), "curl of {} objects below {prefix}: {status}", names.len());
+        Ok(())
+    }
+
+    fn part(&self, key: &str, part: &Range<u64>, to: &Path) -> Command {
+        let mut command = self.command();
+        command.args(["--range", &format!("{}-{}", part.start, part.end - 1)]);
+        command.args(["--write-out", "%{size_download}", "--output"]).arg(to);
+        command.arg(self.url(key));
+        command
+    }
+
+    fn url(&self, key: &str) -> String {
+        self.store.url(&self.endpoint, key)
+    }
+
+    /// What is the same whatever it downloads.
+    fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         // -q: without the settings of the benchmark's user.
-        command.args(["-q", "--silent", "--show-error", "--fail", "--noproxy", "*"]);
-        command.args(["--aws-sigv4", "aws:amz:us-east-1:s3", "--user", &format!("{id}:{secret}")]);
-        command.args(["--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD"]);
+        command.args(["-q", "--silent", "--no-progress-meter", "--show-error", "--fail", "--noproxy", "*"]);
+        // It knows no other store's signature: those servers answer without one.
+        if self.store == Protocol::S3 {
+            let [(_, id), (_, secret)] = secrets();
+            command.args(["--aws-sigv4", "aws:amz:us-east-1:s3", "--user", &format!("{id}:{secret}")]);
+            command.args(["--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD"]);
+        }
         if let Some(authority) = &self.authority {
             command.arg("--cacert").arg(authority);
         }
-        command.args(["--range", &format!("{}-{}", part.start, part.end - 1)]);
-        command.args(["--write-out", "%{size_download}", "--output"]).arg(to);
-        command.arg(format!("{}/{BUCKET}/{key}", self.endpoint));
         command
     }
 }

@@ -3,6 +3,7 @@
 use super::machine::Machine;
 use super::record::{Record, Sample};
 use super::workload::{Size, Workload, workloads};
+use crate::node::Protocol;
 
 pub(super) fn workload(name: &'static str, less_is_better: bool) -> Workload {
     let mut one = workloads(Size::scaled(0.0, 1, 0)).remove(0);
@@ -22,8 +23,8 @@ pub(super) fn record() -> Record {
         cache_device: "vda".into(),
         page_reporting: [("page_reporting_order".to_owned(), "11".to_owned())].into(),
     };
-    let mut record =
-        Record::begin(machine, Size::scaled(1.0, 3, 1), &[workload("w", false), workload("s", true)]);
+    let rows = [workload("w", false), workload("s", true)];
+    let mut record = Record::begin(machine, Size::scaled(1.0, 3, 1), Protocol::S3, &rows);
     (record.commit, record.modified, record.date) = ("3c5a2e8".into(), false, "2026-11-22T10:00:00Z".into());
     record
 }

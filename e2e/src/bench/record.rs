@@ -2,13 +2,16 @@
 
 use super::machine::Machine;
 use super::workload::{Size, Workload};
+use crate::node::Protocol;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Raised whenever a program could misread what a later one wrote.
-const FORMAT: u64 = 1;
+/// Raised whenever a program could misread what a later one wrote. 2 names the store.
+const FORMAT: u64 = 2;
+/// The earliest that is read: its records are all of S3.
+const FORMAT_MIN: u64 = 1;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
@@ -21,6 +24,9 @@ pub struct Record {
     pub date: String,
     pub machine: Machine,
     pub size: Size,
+    /// What the store spoke.
+    #[serde(default)]
+    pub store: Protocol,
     /// Who was measured → the version of that program; empty where there is none.
     pub subjects: BTreeMap<String, String>,
     /// What could not be measured, and why.
@@ -76,7 +82,7 @@ fn or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
 }
 
 impl Record {
-    pub(super) fn begin(machine: Machine, size: Size, workloads: &[Workload]) -> Self {
+    pub(super) fn begin(machine: Machine, size: Size, store: Protocol, workloads: &[Workload]) -> Self {
         let (commit, modified) = commit();
         let row = |w: &Workload| {
             let row = Row { unit: w.unit.to_owned(), less_is_better: w.less_is_better };
@@ -89,6 +95,7 @@ impl Record {
             date: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
             machine,
             size,
+            store,
             subjects: BTreeMap::new(),
             left_out: Vec::new(),
             rows: workloads.iter().map(row).collect(),
@@ -118,7 +125,7 @@ impl Record {
             None => {
                 bail!("this is no record of a benchmark: name a file that `bench run --json` has written")
             }
-            Some(FORMAT) => {}
+            Some(FORMAT_MIN..=FORMAT) => {}
             Some(other) if other > FORMAT => {
                 bail!(
                     "this record has format {other}, and this program reads {FORMAT}: use the later program"
@@ -176,6 +183,15 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_the_format_before_is_one_of_s3() {
+        let mut value = serde_json::to_value(example::record()).unwrap();
+        value["format"] = 1.into();
+        value.as_object_mut().unwrap().remove("store").unwrap();
+        let back = Record::parse(value.to_string().as_bytes()).unwrap();
+        assert_eq!(back.store, Protocol::S3);
+    }
+
+    #[test]
     fn what_is_no_record_is_refused_with_what_to_do() {
         let whole = serde_json::to_string(&example::record()).unwrap();
         let error = |text: &str| format!("{:#}", Record::parse(text.as_bytes()).unwrap_err());
@@ -184,8 +200,8 @@ mod tests {
         assert!(error(&whole[..whole.len() / 2]).contains("was it cut?"));
         assert!(error("[{\"workload\": \"w\", \"who\": \"native\"}]").contains("make bench"));
         assert!(error("{\"steps\": []}").contains("no record of a benchmark"));
-        assert!(error(&whole.replace("\"format\":1", "\"format\":2")).contains("use the later program"));
-        assert!(error(&whole.replace("\"format\":1", "\"format\":0")).contains("measure that commit again"));
+        assert!(error(&whole.replace("\"format\":2", "\"format\":3")).contains("use the later program"));
+        assert!(error(&whole.replace("\"format\":2", "\"format\":0")).contains("measure that commit again"));
         assert!(error(&whole.replace("\"machine\"", "\"machines\"")).contains("was it edited?"));
         let error = format!("{:#}", Record::read(Path::new("/no/such/file")).unwrap_err());
         assert!(error.contains("/no/such/file"), "{error}");

@@ -8,8 +8,8 @@ use super::record::Record;
 use super::subject::Subject;
 use super::who::Who;
 use super::work;
-use super::workload::{Delivered, Size, Workload, workloads};
-use crate::node::{AgentOptions, Node, Proxy};
+use super::workload::{Delivered, Size, WITH_EACH_STORE, Workload, workloads};
+use crate::node::{AgentOptions, Node, Protocol, Proxy};
 use crate::tree::{Shape, Tree};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -19,6 +19,8 @@ use testkit::tls::{Authority, Front};
 #[derive(Clone, Debug)]
 pub struct Options {
     pub size: Size,
+    /// What the node's store speaks; with another than S3 only the rows are measured in which that matters.
+    pub store: Protocol,
     pub peers: bool,
     /// Only rows whose name contains one of these; empty: all.
     pub only: Vec<String>,
@@ -56,12 +58,14 @@ impl Stage {
             endpoints: &["http://127.0.0.1:*", "https://127.0.0.1:*"],
             authority: Some(authority.pem.clone()),
             disabled_features: options.without.clone(),
-            ..AgentOptions::default()
+            // Of others' signatures curl knows none.
+            anonymous: options.store != Protocol::S3,
+            ..AgentOptions::with_store(options.store)
         };
         let node = Node::start(of_agent)?;
         let machine = Machine::here(&node.places().cache())?;
         let rows = workloads(options.size);
-        let record = Record::begin(machine, options.size, &rows);
+        let record = Record::begin(machine, options.size, options.store, &rows);
         let mut stage = Self {
             node,
             authority,
@@ -75,8 +79,9 @@ impl Stage {
         };
         stage.invite()?;
         eprintln!(
-            "bench: {} on {:?}",
+            "bench: {} with {} on {:?}",
             stage.record.subjects.keys().cloned().collect::<Vec<_>>().join(", "),
+            stage.options.store,
             stage.options.size
         );
         Ok(stage)
@@ -95,7 +100,16 @@ impl Stage {
             Some(program) => drop(self.record.subjects.insert("curl".into(), peers::version(program))),
             None => self.leave_out("every row's curl: curl is not installed".into()),
         }
-        let wanted = if self.options.peers { &Who::PEERS[..] } else { &[] };
+        if self.options.store != Protocol::S3 {
+            let (store, rows) = (self.options.store, WITH_EACH_STORE.map(|row| format!("\"{row}\"")));
+            self.leave_out(format!(
+                "every row but {}: they are measured with s3, not with {store}",
+                rows.join(" and ")
+            ));
+            self.leave_out("peers: they are started for s3 only".into());
+        }
+        let wanted =
+            if self.options.peers && self.options.store == Protocol::S3 { &Who::PEERS[..] } else { &[] };
         for &who in wanted {
             let Some(program) = peers::program(who.name()) else { continue };
             match self.try_out(who) {
@@ -140,7 +154,8 @@ impl Stage {
     /// Is the row measured at all?
     pub(super) fn wants(&self, workload: &str) -> bool {
         let only = &self.options.only;
-        only.is_empty() || only.iter().any(|part| workload.contains(part.as_str()))
+        let is_of_store = self.options.store == Protocol::S3 || WITH_EACH_STORE.contains(&workload);
+        is_of_store && (only.is_empty() || only.iter().any(|part| workload.contains(part.as_str())))
     }
     pub(super) fn wants_any<'a>(&self, workloads: impl IntoIterator<Item = &'a str>) -> bool {
         workloads.into_iter().any(|workload| self.wants(workload))
@@ -210,7 +225,7 @@ impl Stage {
         if let Some(path) = &authority {
             std::fs::write(path, &self.authority.pem)?;
         }
-        Ok(Some(Curl { program, endpoint: endpoint.to_owned(), authority }))
+        Ok(Some(Curl { program, store: self.options.store, endpoint: endpoint.to_owned(), authority }))
     }
 
     pub(super) fn front(&self) -> Result<Front> {

@@ -35,7 +35,10 @@ impl Subject {
             Who::Native => Ok(Self::bare(who, node.server.dir().join(prefix))),
             Who::Millpond => {
                 let name = format!("{prefix}-{profile}").replace('/', "-");
-                let more = [("endpoint", endpoint), ("profile", profile), ("freshness", "static")];
+                // The endpoint may be another than the server's own: a link to it.
+                let address = node.options().store.address(endpoint, prefix);
+                let mut more = vec![("profile", profile), ("freshness", "static")];
+                more.extend(address.iter().map(|(name, value)| (*name, value.as_str())));
                 let mounted = node.volume(&name, prefix, &more)?;
                 Ok(Self { who, root: mounted.target.clone(), mounted: Some(mounted), peer: None })
             }

@@ -43,8 +43,8 @@ fn origin(record: &Record) -> String {
         text += &format!("; {}", versions.join(", "));
     }
     text += &format!(
-        ". Medians of {} rounds ({} with peers), in brackets their extremes, then the processor time of those who serve.",
-        record.size.rounds, record.size.peer_rounds
+        ". The store speaks {}. Medians of {} rounds ({} with peers), in brackets their extremes, then the processor time of those who serve.",
+        record.store, record.size.rounds, record.size.peer_rounds
     );
     text
 }

@@ -9,7 +9,7 @@ pub enum Who {
     CacheFile,
     /// The same file through a mount that passes every read on to it and does nothing else.
     Passthrough,
-    /// One curl into a file of the cache disk, then cat.
+    /// One curl into files of the cache disk, which are then read.
     Curl,
     /// Eight curls of an eighth each, to /dev/null.
     EightCurls,

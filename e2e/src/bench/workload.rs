@@ -128,6 +128,10 @@ pub(super) const FIRST_OPEN: &str = "first byte of 10 GiB, with open";
 pub(super) const PUBLISH: &str = "publish of a known source, alone";
 pub(super) const PUBLISH_MANY: &str = "publish of a known source, 20 at once";
 
+/// Rows that are measured with each kind of store. What the others tell is the same with all of them: the way back from the
+/// cache, or a link.
+pub(super) const WITH_EACH_STORE: [&str; 2] = [COLD, SMALL_COLD.0];
+
 /// Peak memory of agent and workers in any row, bytes, at most.
 pub(super) const MEMORY_AIM: f64 = 170e6;
 
@@ -177,7 +181,7 @@ pub fn workloads(size: Size) -> Vec<Workload> {
         more(SMALL_KEPT[1].0, "files/s", files, &of_native(0.7)),
         more(SMALL_DROPPED[0].0, "files/s", files, &of_native(0.7)),
         more(SMALL_DROPPED[1].0, "files/s", files, &of_native(0.7)),
-        more(SMALL_COLD.0, "files/s", files, &[CpuPerFile(230.0)]),
+        more(SMALL_COLD.0, "files/s", files, &[CpuPerFile(230.0), Beside(Who::Curl)]),
         more(SMALL_COLD_FAR[0].0, "files/s", files, &[Value(600.0)]),
         more(SMALL_COLD_FAR[1].0, "files/s", files, &[Value(2000.0)]),
         less(LIST_COLD, "s", &[Value(1.5)]),

@@ -4,6 +4,7 @@
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use e2e::bench::{FEATURES, Options, Record, Size, compare, markdown, replace, run, workloads};
+use e2e::node::Protocol;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -36,6 +37,9 @@ struct Run {
     /// Only rows whose name contains this, or one of several.
     #[arg(long)]
     only: Vec<String>,
+    /// What the store speaks. With another than s3 only the cold rows on loopback are measured, beside curl.
+    #[arg(long, value_enum, default_value_t)]
+    store: Protocol,
     /// Turn a feature of the agent off, to see what it is worth.
     #[arg(long, value_name = "FEATURE", value_parser = feature)]
     without: Vec<&'static str>,
@@ -70,7 +74,7 @@ fn measure(options: Run) -> Result<()> {
         Ok(())
     };
     let (peers, only, without) = (!options.no_peers, options.only, options.without);
-    let record = run(Options { size, peers, only, without }, keep)?;
+    let record = run(Options { size, store: options.store, peers, only, without }, keep)?;
     println!("{}", table(&record));
     Ok(())
 }

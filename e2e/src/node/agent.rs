@@ -45,6 +45,8 @@ pub struct AgentOptions {
     pub authority: Option<String>,
     /// What the node's server speaks.
     pub store: Protocol,
+    /// The node's server answers requests without a signature, too.
+    pub anonymous: bool,
     /// The sources that may be used.
     pub allow: &'static str,
     /// The endpoints that may be asked. Those of tests are on this machine, so they must be named.
@@ -137,6 +139,7 @@ impl Default for AgentOptions {
             environment: None,
             authority: None,
             store: Protocol::S3,
+            anonymous: false,
             allow: "s3://*",
             endpoints: &["http://127.0.0.1:*", "http://localhost:*"],
             version: Version::This,

@@ -3,6 +3,9 @@
 use super::places::Places;
 use crate::tree::Tree;
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -16,8 +19,9 @@ use testkit::s3::{ACCESS_KEY, ACCOUNT_KEY, SECRET_KEY, SERVICE_ACCOUNT_KEY, Stat
 pub const BUCKET: &str = "data";
 const START: Duration = Duration::from_secs(60);
 
-/// What a server speaks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+/// What a server speaks. Written as the value of an option is: "s3", "azure".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Protocol {
     #[default]
     S3,
@@ -43,6 +47,18 @@ impl Protocol {
                 let source = format!("{}://{BUCKET}/{prefix}", self.name());
                 vec![("source", source), ("endpoint", endpoint.to_owned())]
             }
+        }
+    }
+
+    /// Where a client that knows nothing but HTTP finds the bytes of an object.
+    pub fn url(self, endpoint: &str, key: &str) -> String {
+        match self {
+            Self::S3 | Self::Oss | Self::Web | Self::Dav => format!("{endpoint}/{BUCKET}/{key}"),
+            // There a key is one segment of the path.
+            Self::Gcs => {
+                format!("{endpoint}/storage/v1/b/{BUCKET}/o/{}?alt=media", key.replace('/', "%2F"))
+            }
+            Self::Azure => format!("{endpoint}/{}/{BUCKET}/{key}", Self::ACCOUNT),
         }
     }
 
@@ -91,6 +107,13 @@ impl Protocol {
     }
 }
 
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value().expect("no protocol is hidden from the command line");
+        f.write_str(value.get_name())
+    }
+}
+
 #[derive(Debug)]
 pub struct Server {
     process: Process,
@@ -104,10 +127,11 @@ pub struct Server {
 impl Server {
     /// `name` keeps the files of several servers of one node apart.
     pub fn start(places: &Places, name: &str) -> Result<Self> {
-        Self::speaking(Protocol::S3, places, name)
+        Self::speaking(Protocol::S3, false, places, name)
     }
 
-    pub fn speaking(protocol: Protocol, places: &Places, name: &str) -> Result<Self> {
+    /// `anonymous`: it answers requests without a signature, too.
+    pub fn speaking(protocol: Protocol, anonymous: bool, places: &Places, name: &str) -> Result<Self> {
         let dir = places.buckets().join(name);
         std::fs::create_dir_all(&dir)?;
         let ready = places.root().join("run").join(format!("{name}.address"));
@@ -116,6 +140,7 @@ impl Server {
             .arg("--dir")
             .arg(&dir)
             .args(protocol.arguments())
+            .args(anonymous.then_some("--anonymous"))
             .args(["--bucket", BUCKET, "--rescan-ms", "200", "--ready-file"])
             .arg(&ready);
         let mut process = spawn(&mut command, places, name)?;
@@ -284,6 +309,20 @@ impl Drop for Frozen<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.0.no_faults() {
             eprintln!("e2e: the store stays frozen: {error:#}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_protocol_is_written_everywhere_as_on_the_command_line() {
+        for protocol in Protocol::ALL {
+            let written = serde_json::to_string(&protocol).unwrap();
+            assert_eq!(written, format!("\"{protocol}\""));
+            assert_eq!(Protocol::from_str(&protocol.to_string(), false), Ok(protocol));
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::bench::{Options, Record, Size, markdown, run, workloads};
+use e2e::node::Protocol;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
@@ -20,7 +22,13 @@ fn rows_are_measured_beside_their_baselines_and_the_record_reads_back() -> Resul
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("bench.json");
     let to = path.clone();
-    let options = Options { size, peers: false, only: ROWS.map(str::to_owned).to_vec(), without: Vec::new() };
+    let options = Options {
+        size,
+        store: Protocol::S3,
+        peers: false,
+        only: ROWS.map(str::to_owned).to_vec(),
+        without: Vec::new(),
+    };
     run(options, move |record| record.write(&to))?;
     let record = Record::read(&path)?;
     println!("{}", markdown(&record, &workloads(size)));
@@ -59,6 +67,28 @@ fn rows_are_measured_beside_their_baselines_and_the_record_reads_back() -> Resul
     std::fs::write(&cut, &text[..text.len() / 2])?;
     let (code, said) = compare(&path, &cut)?;
     ensure!(code == Some(2) && said.contains("was it cut?"), "{code:?}: {said}");
+    Ok(())
+}
+
+#[test]
+fn with_each_other_store_the_cold_rows_are_measured_beside_curl_and_the_rest_is_left_out_with_a_word()
+-> Result<()> {
+    let size = Size { file_bytes: 8 << 20, ..Size::scaled(0.0, 1, 0) };
+    for store in Protocol::ALL.into_iter().filter(|store| *store != Protocol::S3) {
+        let options = Options { size, store, peers: true, only: Vec::new(), without: Vec::new() };
+        let record = run(options, |_| Ok(())).with_context(|| store.to_string())?;
+        ensure!(record.store == store, "{record:?}");
+        let rows: BTreeSet<&str> = record.samples.iter().map(|s| s.workload.as_str()).collect();
+        let wanted = ["sequential cold, loopback", "small files, cold, loopback, 4 threads"];
+        ensure!(rows == BTreeSet::from(wanted), "{store}: {rows:?}");
+        let lacks = |what: &str| record.left_out.iter().any(|why| why.contains(what));
+        ensure!(lacks("every row but") && lacks("peers"), "{:?}", record.left_out);
+        for row in wanted {
+            let of = |who: &str| record.samples.iter().any(|s| s.workload == row && s.who == who);
+            ensure!(of("millpond"), "{row} has no millpond");
+            ensure!(of("curl") || lacks("curl is not installed"), "{row} has no curl: {:?}", record.left_out);
+        }
+    }
     Ok(())
 }
 
