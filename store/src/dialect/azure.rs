@@ -2,7 +2,7 @@
 //! its own (a hierarchical namespace) answers in this protocol.
 
 use super::answer::{self, Said, Words};
-use super::checksum::Checksum;
+use super::checksum::{Checksum, HELD_MAX};
 use super::encryption::{self, CustomerKey, Wrong};
 use super::listing::{self, is_page};
 use super::xml::{Tag, walk};
@@ -40,7 +40,6 @@ const CODE: HeaderName = HeaderName::from_static("x-ms-error-code");
 
 const SUM_RANGE: HeaderName = HeaderName::from_static("x-ms-range-get-content-crc64");
 const CRC64: HeaderName = HeaderName::from_static("x-ms-content-crc64");
-const SUMMED_MAX: u64 = 4 << 20;
 
 /// Of a directory, in an account that has such.
 const RESOURCE: HeaderName = HeaderName::from_static("x-ms-resource-type");
@@ -104,10 +103,10 @@ impl Dialect for Azure {
         super::seen(headers)
     }
 
-    /// Of a range that is not too long for it, Azure computes one.
+    /// Azure computes it for whoever asks, of a range of up to 4 MiB: it is asked where it is compared.
     fn reading(&self, version: &Version, range: &Range<u64>) -> Option<HeaderMap> {
         let mut headers = super::reading(version, range)?;
-        if range.end - range.start <= SUMMED_MAX {
+        if range.end - range.start <= HELD_MAX {
             headers.insert(SUM_RANGE, HeaderValue::from_static("true"));
         }
         Some(headers)

@@ -21,6 +21,9 @@ impl Checksum {
     }
 }
 
+/// So much waits in memory for its checksum, of each request. Larger bodies are given out as they come.
+pub(crate) const HELD_MAX: u64 = 512 << 10;
+
 /// On its way through a body.
 pub(crate) struct Summing {
     digest: Digest,

@@ -13,7 +13,7 @@
 
 use super::client::{Client, broken_body, stalled};
 use crate::access::Question;
-use crate::dialect::checksum::{Checksum, Summing};
+use crate::dialect::checksum::{Checksum, HELD_MAX, Summing};
 use crate::dialect::{content_range, header};
 use crate::dispatch::Lane;
 use crate::observe::{Outcome, RetryCause};
@@ -55,8 +55,6 @@ struct Held {
     summing: Option<Summing>,
 }
 
-/// So much waits in memory for its checksum, of each request. Larger objects are given out as they come.
-const HELD_MAX: u64 = 512 << 10;
 /// A bit that is flipped so often flips where it is sent from.
 const CORRUPTED_MAX: u32 = 3;
 
