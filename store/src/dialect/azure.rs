@@ -11,6 +11,7 @@ use super::{
     not_ours,
 };
 use crate::keys::encode_query;
+use crate::observe::RetryCause;
 use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
@@ -22,6 +23,7 @@ use http::request;
 use object_store::azure::{AzureAccessKey, AzureAuthorizer, AzureCredential};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use url::Url;
 use volume::{Addressing, Credentials, CredentialsKind, Parameters};
 
@@ -38,6 +40,9 @@ const CUSTOMER_KEY: encryption::Names = [
 /// The code of an error: the answer to a HEAD has it nowhere else.
 const CODE: HeaderName = HeaderName::from_static("x-ms-error-code");
 
+/// Azurite's word for what it lacks.
+const UNSUPPORTED: &str = "FeatureNotSupported";
+
 const SUM_RANGE: HeaderName = HeaderName::from_static("x-ms-range-get-content-crc64");
 const CRC64: HeaderName = HeaderName::from_static("x-ms-content-crc64");
 
@@ -50,6 +55,8 @@ pub(crate) struct Azure {
     account: String,
     /// `…/container?restype=container&comp=list`
     container: Url,
+    /// It has not said yet that it computes no checksums of ranges, as Azurite says.
+    sums_ranges: AtomicBool,
 }
 
 impl Azure {
@@ -78,7 +85,7 @@ impl Azure {
         let mut url = place.base.clone();
         url.set_path(place.base.path().trim_end_matches('/'));
         url.set_query(Some("restype=container&comp=list"));
-        Ok(Self { place, account: account.to_owned(), container: url })
+        Ok(Self { place, account: account.to_owned(), container: url, sums_ranges: AtomicBool::new(true) })
     }
 }
 
@@ -106,7 +113,7 @@ impl Dialect for Azure {
     /// Azure computes it for whoever asks, of a range of up to 4 MiB: it is asked where it is compared.
     fn reading(&self, version: &Version, range: &Range<u64>) -> Option<HeaderMap> {
         let mut headers = super::reading(version, range)?;
-        if range.end - range.start <= HELD_MAX {
+        if range.end - range.start <= HELD_MAX && self.sums_ranges.load(Ordering::Relaxed) {
             headers.insert(SUM_RANGE, HeaderValue::from_static("true"));
         }
         Some(headers)
@@ -130,6 +137,11 @@ impl Dialect for Azure {
             said.message.truncate(end);
         }
         said.scrub(secrets);
+        if said.code == UNSUPPORTED {
+            // No fault of the server's, which then need not be asked less.
+            self.sums_ranges.store(false, Ordering::Relaxed);
+            return Fault::retry(RetryCause::Malformed, said.text(refusal.status));
+        }
         let (what, place) = (refusal.what.to_owned(), &self.place);
         let text = said.text(refusal.status);
         let denied = |why: String| Fault::Fail(StoreError::Denied { what: what.clone(), why });
@@ -430,6 +442,21 @@ mod tests {
         {
             assert!(parse(text.as_bytes()).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_server_that_computes_no_checksums_is_not_asked_for_them_again() {
+        let azure = azure();
+        let asks = |azure: &Azure, bytes| {
+            azure.reading(&Version("e".into()), &(0..bytes)).unwrap().contains_key(SUM_RANGE)
+        };
+        assert!(asks(&azure, HELD_MAX) && !asks(&azure, HELD_MAX + 1));
+        let headers: HeaderMap = [(CODE, HeaderValue::from_static(UNSUPPORTED))].into_iter().collect();
+        let status = StatusCode::INTERNAL_SERVER_ERROR;
+        let refusal =
+            Refusal { what: "az://set/k", url: &azure.container, status, headers: &headers, body: None };
+        assert!(matches!(azure.refused(&refusal, &[]), Fault::Retry { cause: RetryCause::Malformed, .. }));
+        assert!(!asks(&azure, 1));
     }
 
     #[test]
