@@ -15,6 +15,7 @@ mod dispatch;
 mod egress;
 mod error;
 mod exchange;
+mod kept;
 mod keys;
 mod limits;
 mod network;

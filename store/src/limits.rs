@@ -3,6 +3,7 @@
 use crate::StoreError;
 use crate::dispatch::Lane;
 use crate::egress::{EgressConfig, Judging, Permission};
+use crate::kept::Kept;
 use crate::resolve::Names;
 use crate::traffic::{Place, Traffic};
 use serde::Deserialize;
@@ -78,6 +79,7 @@ pub struct Limits {
     key: ScopeKey,
     bandwidth: Option<Mutex<Bucket>>,
     clients: Clients,
+    kept: Kept,
 }
 
 /// Made when they are needed. Those for `http://` are apart because they must work on a machine without certificates;
@@ -101,8 +103,13 @@ impl Limits {
             key: ScopeKey::new(rand::random()),
             bandwidth: config.bytes_per_second.map(|rate| Mutex::new(Bucket::new(rate))),
             clients: Clients::default(),
+            kept: Kept::default(),
             config,
         }
+    }
+
+    pub(crate) fn kept(&self) -> &Kept {
+        &self.kept
     }
 
     pub fn config(&self) -> &LimitsConfig {

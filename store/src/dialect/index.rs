@@ -309,6 +309,12 @@ impl Tree {
         }
     }
 
+    /// How many there are, at every depth.
+    pub(crate) fn names(&self) -> usize {
+        let below = self.named.values().flatten().map(Self::names);
+        self.named.len() + self.unnameable.len() + below.sum::<usize>()
+    }
+
     /// What is called so in it.
     pub(crate) fn get(&self, name: &[u8]) -> Option<Item> {
         self.named.get(name).map(Self::item)
@@ -538,7 +544,7 @@ mod tests {
         assert_eq!(at(""), [("x".into(), true), ("z".into(), false)]);
         assert_eq!(at("x"), [("u".into(), true), ("y&".into(), false)]);
         assert_eq!(at("x/u"), [("v".into(), false)]);
-        assert_eq!(tree.get(b"x"), Some(Item::Directory));
+        assert_eq!((tree.get(b"x"), tree.names()), (Some(Item::Directory), 5));
         assert!(tree.directory(b"z").is_none() && tree.directory(b"x/nothing").is_none());
         // A directory wins, whichever comes first.
         for lines in ["b\nb/c\n", "b/c\nb\n"] {

@@ -36,14 +36,26 @@ pub(crate) struct Tree {
     access: Arc<Access>,
     /// None: nobody has asked yet, or the server has become another one.
     form: Mutex<Option<Form>>,
-    /// Directories of which the next page will be asked for: no server tells a directory in parts.
-    kept: Mutex<Vec<(Vec<u8>, Arc<Items>)>>,
-    /// The manifest, with what asks for it only if it has changed.
-    listed: Mutex<Option<(HeaderMap, Arc<index::Tree>)>>,
+    /// By this number it keeps directories of which the next page will be asked for, for no server tells one in parts; and the
+    /// manifest.
+    number: u64,
 }
 
-/// More readers of large directories than these fetch an index twice.
-const KEPT_MAX: usize = 2;
+/// With what asks for it only if it has changed.
+struct Listed {
+    asks: HeaderMap,
+    tree: Arc<index::Tree>,
+}
+
+/// No directory is called so.
+const MANIFEST: &[u8] = b"/";
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        self.client.limits().kept().forget(self.number);
+    }
+}
+
 /// Files that are asked about at once, for one page of a directory that tells only names.
 const LOOKS_AT_ONCE: usize = 16;
 
@@ -68,8 +80,8 @@ impl Tree {
         let web = Arc::new(Web::new(origin)?);
         let client = Arc::new(Client::new(web.clone(), extra, access.clone(), readers, limits, observer)?);
         let (prefix, manifest) = (prefix.to_owned(), manifest.map(str::to_owned));
-        let (form, kept, listed) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Ok(Self { client, web, prefix, manifest, access, form, kept, listed })
+        let number = client.limits().kept().source();
+        Ok(Self { client, web, prefix, manifest, access, form: Mutex::default(), number })
     }
 
     fn key(&self, path: &[u8]) -> Vec<u8> {
@@ -209,12 +221,12 @@ impl Tree {
     async fn manifest(&self, question: Question) -> Result<Arc<index::Tree>, StoreError> {
         let key = self.key(self.manifest.as_deref().unwrap_or_default().as_bytes());
         let (what, url) = (self.client.what(&key), self.web.object(&key));
-        let kept = self.listed.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        let kept = self.client.limits().kept().get::<Listed>(self.number, MANIFEST);
         let takes: fn(&Url, StatusCode, &HeaderMap) -> bool =
             |_, status, _| matches!(status, StatusCode::OK | StatusCode::NOT_MODIFIED);
         let url = &url;
         let attempt = |patience| {
-            let headers = kept.as_ref().map(|(asks, _)| asks.clone()).unwrap_or_default();
+            let headers = kept.as_ref().map(|kept| kept.asks.clone()).unwrap_or_default();
             self.ask_whole(
                 Ask { method: Method::GET, url, headers, takes, opens: Opens::Nothing },
                 &what,
@@ -224,7 +236,7 @@ impl Tree {
         };
         let said = self.client.ask("list", &what, question, attempt).await?;
         if said.status == StatusCode::NOT_MODIFIED {
-            let tree = kept.map(|(_, tree)| tree);
+            let tree = kept.map(|kept| kept.tree.clone());
             return tree.ok_or_else(|| {
                 StoreError::malformed(&what, "what was never sent is said not to have changed")
             });
@@ -239,8 +251,10 @@ impl Tree {
             (None, None) => None,
         };
         let asks = asks.filter(|_| self.web.is_settled(&said.headers));
-        *self.listed.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
-            asks.map(|ask| (HeaderMap::from_iter([ask]), tree.clone()));
+        if let Some(ask) = asks {
+            let listed = Listed { asks: HeaderMap::from_iter([ask]), tree: tree.clone() };
+            self.client.limits().kept().put(self.number, MANIFEST, tree.names(), Arc::new(listed));
+        }
         Ok(tree)
     }
 
@@ -416,11 +430,7 @@ impl Source for Tree {
         if !dir.is_empty() && !is_path(dir) {
             return Err(StoreError::not_found(&self.client.what(&self.directory_key(dir))));
         }
-        let kept = token.and_then(|_| {
-            let mut kept = self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            let at = kept.iter().position(|(of, _)| of == dir)?;
-            Some(kept.remove(at).1)
-        });
+        let kept = token.and_then(|_| self.client.limits().kept().take::<Items>(self.number, dir));
         let items = match kept {
             Some(items) => items,
             None => self.items(dir, || self.access.question()).await?,
@@ -467,10 +477,8 @@ impl Source for Tree {
         let more = more || here.last().map(|(name, _)| *name) != last;
         page.next = last.filter(|_| more).map(|name| encode_query(name));
         if more {
-            let mut kept = self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            kept.retain(|(of, _)| of != dir);
-            kept.truncate(KEPT_MAX - 1);
-            kept.insert(0, (dir.to_vec(), items));
+            let names = items.named.len() + items.unnameable.len();
+            self.client.limits().kept().put(self.number, dir, names, items);
         }
         Ok(page)
     }
