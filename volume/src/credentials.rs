@@ -747,7 +747,7 @@ mod tests {
             (&[("serviceAccountKey", file.as_str())][..], CredentialsKind::ServiceAccount),
             (&[("key.json", &file)], CredentialsKind::ServiceAccount),
             (&[("accountKey", "a2V5")], CredentialsKind::Account),
-            (&[("username", "u"), ("password", "hunter2")], CredentialsKind::Password),
+            (&[("username", "someone"), ("password", "hunter2")], CredentialsKind::Password),
             (&[("bearerToken", "hunter2")], CredentialsKind::Bearer),
             (
                 &[("azurestorageaccountname", "acc"), ("azurestorageaccountkey", "a2V5")],
