@@ -38,7 +38,7 @@ pub use proxy::{BadDirect, BadProxy, Direct, Proxy, ProxyUrl};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dialect::{Azure, Gcs, KeyStore, Oss, S3};
+use dialect::{Azure, BucketDialect, Gcs, Oss, S3};
 use futures::stream::BoxStream;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
@@ -164,7 +164,7 @@ pub fn open(
     // Volumes that share what they bring in share what they may ask for, too.
     let readers = limits.readers(spec, &access.credentials());
     let extra = extra_headers(spec)?;
-    let (store, prefix): (Arc<dyn KeyStore>, &str) = match &spec.source {
+    let (store, prefix): (Arc<dyn BucketDialect>, &str) = match &spec.source {
         SourceUrl::S3 { bucket, prefix } => (Arc::new(S3::new(bucket, &spec.parameters)?), prefix),
         SourceUrl::Oss { bucket, prefix, .. } => {
             let endpoint = spec.endpoint();

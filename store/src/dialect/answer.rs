@@ -187,6 +187,11 @@ pub(crate) fn content_range(text: &str) -> Option<Range<u64>> {
     Some(first.trim().parse().ok()?..last.trim().parse::<u64>().ok()?.checked_add(1)?)
 }
 
+/// `bytes 0-99/1000` → 1000
+pub(crate) fn whole_size(text: &str) -> Option<u64> {
+    text.rsplit_once('/')?.1.trim().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -297,6 +302,7 @@ mod tests {
     fn ranges_are_read_exactly() {
         assert_eq!(content_range("bytes 0-99/1000"), Some(0..100));
         assert_eq!(content_range("bytes 5-5/*"), Some(5..6));
+        assert_eq!((whole_size("bytes 0-99/1000"), whole_size("bytes 5-5/*")), (Some(1000), None));
         for bad in ["bytes */1000", "0-99/1000", "bytes 0-18446744073709551615/1"] {
             assert_eq!(content_range(bad), None, "{bad}");
         }

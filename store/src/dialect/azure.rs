@@ -7,7 +7,7 @@ use super::encryption::{self, CustomerKey, Wrong};
 use super::listing::{self, is_page};
 use super::xml::{Tag, walk};
 use super::{
-    Dialect, From, KeyStore, Object, Place, Refusal, Signer, authorize, date, field, has_name, header,
+    BucketDialect, Dialect, From, Object, Place, Refusal, Signer, authorize, date, field, has_name, header,
     not_ours,
 };
 use crate::keys::encode_query;
@@ -245,7 +245,7 @@ impl Dialect for Azure {
     }
 }
 
-impl KeyStore for Azure {
+impl BucketDialect for Azure {
     fn right_to_read(&self) -> &'static str {
         "Storage Blob Data Reader (of a SAS token: read)"
     }

@@ -1,6 +1,6 @@
 //! What a store answers, as bytes: for the fuzz target `s3`, with what has to hold whatever the bytes are.
 
-use super::{Azure, Dialect, Gcs, KeyStore, Oss, Refusal, S3, answer, date, field, index, web};
+use super::{Azure, BucketDialect, Dialect, Gcs, Oss, Refusal, S3, answer, date, field, index, web};
 use crate::keys::{decode_form, encode_path, encode_query, is_name, is_path, show};
 use crate::retry::Fault;
 use crate::{Kind, PAGE_ENTRIES, Version};
@@ -11,7 +11,7 @@ use volume::Parameters;
 /// As credentials whose key id a store repeats.
 const SECRET: &str = "AKIAEXAMPLE";
 
-static DIALECTS: LazyLock<[Box<dyn KeyStore>; 4]> = LazyLock::new(|| {
+static DIALECTS: LazyLock<[Box<dyn BucketDialect>; 4]> = LazyLock::new(|| {
     let parameters = Parameters { region: Some("r".into()), ..Parameters::default() };
     let s3 = S3::new("b", &parameters).expect("a bucket");
     let oss = Oss::new("b", None, &parameters).expect("a bucket");
@@ -32,7 +32,7 @@ pub fn listing(body: &[u8]) {
     }
 }
 
-fn listing_of(dialect: &dyn KeyStore, body: &[u8]) {
+fn listing_of(dialect: &dyn BucketDialect, body: &[u8]) {
     for dir in [&b""[..], b"d/"] {
         let Ok(answer) = dialect.listed(body) else { return };
         let page = answer.into_page(dir);

@@ -8,7 +8,7 @@ use super::checksum::{self, Checksum};
 use super::encryption::{self, CustomerKey, Wrong};
 use super::listing::{self, is_page};
 use super::{
-    Dialect, From, KeyStore, Object, Place, Refusal, Signer, can_be_sent, date, field, header, not_ours,
+    BucketDialect, Dialect, From, Object, Place, Refusal, Signer, can_be_sent, date, field, header, not_ours,
 };
 use crate::keys::encode_query;
 use crate::observe::RetryCause;
@@ -249,7 +249,7 @@ impl Dialect for Gcs {
     }
 }
 
-impl KeyStore for Gcs {
+impl BucketDialect for Gcs {
     fn right_to_read(&self) -> &'static str {
         "storage.objects.get"
     }

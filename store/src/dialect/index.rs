@@ -287,15 +287,15 @@ fn of(href: &[u8], path: &[u8]) -> Of {
     }
 }
 
-/// All directories of a source: each name once, so that it is no larger than the list that it was made from.
+/// All directories of a source, by a list of its files: each name once, so that it is no larger than the list that it was made from.
 #[derive(Debug, Default)]
-pub(crate) struct Tree {
+pub(crate) struct Manifest {
     /// None: a file.
-    named: BTreeMap<Vec<u8>, Option<Tree>>,
+    named: BTreeMap<Vec<u8>, Option<Manifest>>,
     unnameable: BTreeSet<Vec<u8>>,
 }
 
-impl Tree {
+impl Manifest {
     /// The directory `path` ("" or "a/b").
     pub(crate) fn directory(&self, path: &[u8]) -> Option<&Self> {
         let names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
@@ -339,13 +339,13 @@ impl Tree {
 
 /// A list of URLs, as Google's Storage Transfer Service takes it: a line of its own says so, then one URL a line, and behind a tab
 /// what is not needed here. `base` is the source's own URL, which all must begin with; URLs may be relative to it.
-pub(crate) fn manifest(body: &[u8], base: &str) -> Result<Tree, String> {
+pub(crate) fn manifest(body: &[u8], base: &str) -> Result<Manifest, String> {
     let text = std::str::from_utf8(body).map_err(|_| "a manifest that is not UTF-8")?;
     let mut lines = text.lines().enumerate();
-    if lines.next().map(|(_, first)| first.trim()) != Some(MANIFEST) {
-        return Err(format!("a manifest whose first line is not {MANIFEST}"));
+    if lines.next().map(|(_, first)| first.trim()) != Some(FIRST_LINE) {
+        return Err(format!("a manifest whose first line is not {FIRST_LINE}"));
     }
-    let (mut tree, mut count) = (Tree::default(), 0);
+    let (mut tree, mut count) = (Manifest::default(), 0);
     for (k, line) in lines {
         let url = line.split('\t').next().unwrap_or_default().trim();
         if url.is_empty() {
@@ -377,7 +377,7 @@ pub(crate) fn manifest(body: &[u8], base: &str) -> Result<Tree, String> {
     Ok(tree)
 }
 
-const MANIFEST: &str = "TsvHttpData-1.0";
+const FIRST_LINE: &str = "TsvHttpData-1.0";
 const DEPTH_MAX: usize = 64;
 
 #[cfg(test)]

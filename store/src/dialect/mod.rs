@@ -120,7 +120,7 @@ pub(crate) trait Dialect: Debug + Send + Sync {
 }
 
 /// A bucket: a store that lists its keys in pages, by what they begin with. What is not said otherwise is as S3 has it.
-pub(crate) trait KeyStore: Dialect {
+pub(crate) trait BucketDialect: Dialect {
     /// What a store calls the right to read objects.
     fn right_to_read(&self) -> &'static str {
         "s3:GetObject"
@@ -271,7 +271,7 @@ impl Refusal<'_> {
 }
 
 /// Of the range that an answer covers.
-pub(crate) use answer::content_range;
+pub(crate) use answer::{content_range, whole_size};
 /// `Wed, 21 Oct 2015 07:28:00 GMT` → ns since the epoch.
 pub(crate) use date::parse_http;
 

@@ -4,7 +4,7 @@ use super::answer::{self, Words};
 use super::checksum::Checksum;
 use super::encryption;
 use super::listing::Answer;
-use super::{Dialect, KeyStore, Keys, Place, Refusal, Signer, has_name, header, list_objects_v2};
+use super::{BucketDialect, Dialect, Keys, Place, Refusal, Signer, has_name, header, list_objects_v2};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
@@ -142,7 +142,7 @@ impl Dialect for Oss {
     }
 }
 
-impl KeyStore for Oss {
+impl BucketDialect for Oss {
     fn right_to_read(&self) -> &'static str {
         "oss:GetObject"
     }

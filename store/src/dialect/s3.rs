@@ -3,7 +3,7 @@
 use super::answer::{self, Words};
 use super::checksum::{self, Checksum};
 use super::encryption::{self, CustomerKey, Wrong};
-use super::{Dialect, KeyStore, Keys, Place, Refusal, Signer, authorize, header};
+use super::{BucketDialect, Dialect, Keys, Place, Refusal, Signer, authorize, header};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
@@ -99,7 +99,7 @@ impl Dialect for S3 {
     }
 }
 
-impl KeyStore for S3 {}
+impl BucketDialect for S3 {}
 
 struct Signs {
     credential: AwsCredential,

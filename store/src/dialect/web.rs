@@ -150,7 +150,7 @@ impl Dialect for Web {
         }
         let modified = header(headers, LAST_MODIFIED).and_then(date::parse_http)?;
         let size = match header(headers, CONTENT_RANGE) {
-            Some(range) => field::size(range.rsplit_once('/')?.1)?,
+            Some(range) => super::whole_size(range)?,
             None => header(headers, CONTENT_LENGTH).and_then(field::size)?,
         };
         by_time(modified, size)

@@ -14,7 +14,7 @@
 use super::client::{Client, broken_body, stalled};
 use crate::access::Question;
 use crate::dialect::checksum::{Checksum, HELD_MAX, Summing};
-use crate::dialect::{content_range, header};
+use crate::dialect::{content_range, header, whole_size};
 use crate::dispatch::Lane;
 use crate::observe::{Outcome, RetryCause};
 use crate::retry::{Attempts, Fault, Meter};
@@ -226,6 +226,5 @@ impl Body {
 /// Does it bring all of the object?
 fn is_whole(response: &Response) -> bool {
     let Some(text) = header(response.headers(), CONTENT_RANGE) else { return true };
-    let size = text.rsplit_once('/').and_then(|(_, size)| size.trim().parse::<u64>().ok());
-    content_range(text).is_some_and(|range| range.start == 0 && size == Some(range.end))
+    content_range(text).is_some_and(|range| range.start == 0 && whole_size(text) == Some(range.end))
 }

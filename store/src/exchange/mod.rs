@@ -20,7 +20,7 @@ pub(crate) use tree::Tree;
 
 use crate::access::{Access, Question};
 use crate::dialect::listing::Answer;
-use crate::dialect::{From, KeyStore, Object};
+use crate::dialect::{BucketDialect, From, Object};
 use crate::dispatch::Lane;
 use crate::keys::{is_path, show};
 use crate::limits::Limits;
@@ -36,11 +36,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+/// What a source's keys begin with: "" or what ends in "/".
+struct Prefix(String);
+
+impl Prefix {
+    fn key(&self, path: &[u8]) -> Vec<u8> {
+        [self.0.as_bytes(), path].concat()
+    }
+
+    /// "a/b" → what everything below it begins with; "" → the prefix itself.
+    fn directory(&self, dir: &[u8]) -> Vec<u8> {
+        let mut key = self.key(dir);
+        if !dir.is_empty() {
+            key.push(b'/');
+        }
+        key
+    }
+}
+
 pub(crate) struct Bucket {
     client: Arc<Client>,
-    store: Arc<dyn KeyStore>,
-    /// "" or ends in "/".
-    prefix: String,
+    store: Arc<dyn BucketDialect>,
+    prefix: Prefix,
     access: Arc<Access>,
     /// It has shown an empty directory (see [`Bucket::is_shown`]).
     shows_empty: AtomicBool,
@@ -48,13 +65,13 @@ pub(crate) struct Bucket {
 
 impl std::fmt::Debug for Bucket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Bucket({})", self.client.what(self.prefix.as_bytes()))
+        write!(f, "Bucket({})", self.client.what(self.prefix.0.as_bytes()))
     }
 }
 
 impl Bucket {
     pub(crate) fn open(
-        store: Arc<dyn KeyStore>,
+        store: Arc<dyn BucketDialect>,
         prefix: &str,
         extra: HeaderMap,
         access: Arc<Access>,
@@ -63,20 +80,13 @@ impl Bucket {
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StoreError> {
         let client = Arc::new(Client::new(store.clone(), extra, access.clone(), readers, limits, observer)?);
-        Ok(Self { client, store, prefix: prefix.to_owned(), access, shows_empty: AtomicBool::new(false) })
-    }
-
-    fn key(&self, path: &[u8]) -> Vec<u8> {
-        [self.prefix.as_bytes(), path].concat()
-    }
-
-    /// "a/b" → the prefix of everything below it; "" → the volume's own.
-    fn directory_key(&self, dir: &[u8]) -> Vec<u8> {
-        let mut key = self.key(dir);
-        if !dir.is_empty() {
-            key.push(b'/');
-        }
-        key
+        Ok(Self {
+            client,
+            store,
+            prefix: Prefix(prefix.to_owned()),
+            access,
+            shows_empty: AtomicBool::new(false),
+        })
     }
 
     async fn page(
@@ -164,7 +174,7 @@ impl Source for Bucket {
     }
 
     async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
-        let key = self.directory_key(dir);
+        let key = self.prefix.directory(dir);
         if !dir.is_empty() && !is_path(dir) {
             return Err(StoreError::not_found(&self.client.what(&key)));
         }
@@ -189,7 +199,7 @@ impl Source for Bucket {
             return Ok(None);
         }
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path).to_vec();
-        let (key, below) = (self.key(path), self.directory_key(path));
+        let (key, below) = (self.prefix.key(path), self.prefix.directory(path));
         // Two questions, because `a` and `a/b` may exist together; at once, because a lookup waits for them.
         let (object, below) = loop {
             let both = self.access.question();
@@ -215,7 +225,7 @@ impl Source for Bucket {
             // Credentials that may read but not list still see the files that they name.
             (Ok(Some(object)), Err(StoreError::Denied { .. })) => Ok(Some(file(object))),
             (Ok(None), Ok(_)) if self.shows_empty.load(Ordering::Relaxed) => {
-                let key = self.directory_key(path);
+                let key = self.prefix.directory(path);
                 Ok(self.is_shown(&key, self.access.question()).await?.then(directory))
             }
             (Ok(None), Ok(_)) => Ok(None),
@@ -225,7 +235,7 @@ impl Source for Bucket {
     }
 
     async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError> {
-        let key = self.key(path);
+        let key = self.prefix.key(path);
         if !is_path(path) {
             return Err(StoreError::not_found(&self.client.what(&key)));
         }
@@ -234,7 +244,7 @@ impl Source for Bucket {
 
     async fn check(&self, limit: Duration) -> Result<(), StoreError> {
         let started = tokio::time::Instant::now();
-        let prefix = self.prefix.as_bytes();
+        let prefix = self.prefix.0.as_bytes();
         let ask = || self.access.probe(limit.saturating_sub(started.elapsed()));
         let answer = self.some_page(prefix, false, From::Start, 1, ask).await?;
         if answer.is_empty() && !prefix.is_empty() {

@@ -1,8 +1,8 @@
 //! A tree of files on a web server as a source. What such a server tells about a directory has many forms
 //! ([`crate::dialect::index`]); which it is, is found out.
 
-use super::body;
 use super::client::{Ask, Client, Opens, Whole, content};
+use super::{Prefix, body};
 use crate::access::{Access, Question};
 use crate::dialect::index::{self, Form, Item, Items, Told};
 use crate::dialect::web::{REDIRECTS, Web};
@@ -29,8 +29,7 @@ use url::Url;
 pub(crate) struct Tree {
     client: Arc<Client>,
     web: Arc<Web>,
-    /// "" or ends in "/".
-    prefix: String,
+    prefix: Prefix,
     /// Its path below the source.
     manifest: Option<String>,
     access: Arc<Access>,
@@ -44,7 +43,7 @@ pub(crate) struct Tree {
 /// With what asks for it only if it has changed.
 struct Listed {
     asks: HeaderMap,
-    tree: Arc<index::Tree>,
+    tree: Arc<index::Manifest>,
 }
 
 /// No directory is called so.
@@ -63,7 +62,7 @@ const DEPTH: HeaderName = HeaderName::from_static("depth");
 
 impl std::fmt::Debug for Tree {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Tree({})", self.client.what(self.prefix.as_bytes()))
+        write!(f, "Tree({})", self.client.what(self.prefix.0.as_bytes()))
     }
 }
 
@@ -79,32 +78,27 @@ impl Tree {
     ) -> Result<Self, StoreError> {
         let web = Arc::new(Web::new(origin)?);
         let client = Arc::new(Client::new(web.clone(), extra, access.clone(), readers, limits, observer)?);
-        let (prefix, manifest) = (prefix.to_owned(), manifest.map(str::to_owned));
+        let (prefix, manifest) = (Prefix(prefix.to_owned()), manifest.map(str::to_owned));
         let number = client.limits().kept().source();
         Ok(Self { client, web, prefix, manifest, access, form: Mutex::default(), number })
     }
 
-    fn key(&self, path: &[u8]) -> Vec<u8> {
-        [self.prefix.as_bytes(), path].concat()
+    fn known(&self) -> Option<Form> {
+        *self.form.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// "a/b" → what its path at the server ends in, with a slash.
-    fn directory_key(&self, dir: &[u8]) -> Vec<u8> {
-        let mut key = self.key(dir);
-        if !dir.is_empty() {
-            key.push(b'/');
-        }
-        key
-    }
-
+    /// For questions about one path.
     async fn form(&self, question: impl Fn() -> Question) -> Result<Form, StoreError> {
-        let known = *self.form.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(form) = known {
+        if let Some(form) = self.known() {
             return Ok(form);
         }
-        let form = self.find_form(question).await?;
-        self.is_of(form);
-        Ok(form)
+        let form = self.probe(&question).await?;
+        match form {
+            Form::Dav | Form::Manifest => self.is_of(form),
+            // Which of the two decides how versions are told.
+            Form::Json | Form::Html => drop(self.items_as(form, b"", &question).await?),
+        }
+        Ok(self.known().unwrap_or(form))
     }
 
     fn is_of(&self, form: Form) {
@@ -112,11 +106,12 @@ impl Tree {
         *self.form.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(form);
     }
 
-    async fn find_form(&self, question: impl Fn() -> Question) -> Result<Form, StoreError> {
+    /// Of pages and JSON it is the first index that tells which.
+    async fn probe(&self, question: impl Fn() -> Question) -> Result<Form, StoreError> {
         if self.manifest.is_some() {
             return Ok(Form::Manifest);
         }
-        let root = self.directory_key(b"");
+        let root = self.prefix.directory(b"");
         // Who does not know the method says so in many ways.
         let answered: fn(&Url, StatusCode, &HeaderMap) -> bool = |_, status, headers| match status {
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
@@ -126,12 +121,17 @@ impl Tree {
             _ => true,
         };
         let said = self.whole(&root, propfind(), "0", answered, question()).await?;
-        if said.status == StatusCode::MULTI_STATUS && index::multistatus(&said.body, &path(&root)).is_ok() {
-            return Ok(Form::Dav);
+        let is_dav =
+            said.status == StatusCode::MULTI_STATUS && index::multistatus(&said.body, &path(&root)).is_ok();
+        Ok(if is_dav { Form::Dav } else { Form::Html })
+    }
+
+    /// It may speak something else by now.
+    fn doubt(&self, error: StoreError) -> StoreError {
+        if matches!(error, StoreError::Malformed { .. }) {
+            *self.form.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
         }
-        let said = self.whole(&root, Method::GET, "", content, question()).await;
-        let said = said.map_err(|e| self.missing_root(b"", e))?;
-        Ok(if is_json(&said.headers) { Form::Json } else { Form::Html })
+        error
     }
 
     /// An answer with its whole body. `depth`: "" but for PROPFIND.
@@ -170,39 +170,48 @@ impl Tree {
 
     /// Everything in one directory.
     async fn items(&self, dir: &[u8], question: impl Fn() -> Question) -> Result<Arc<Items>, StoreError> {
-        let key = self.directory_key(dir);
+        let form = match self.known() {
+            Some(form) => form,
+            None if dir.is_empty() => self.probe(&question).await?,
+            None => self.form(&question).await?,
+        };
+        self.items_as(form, dir, question).await
+    }
+
+    async fn items_as(
+        &self,
+        form: Form,
+        dir: &[u8],
+        question: impl Fn() -> Question,
+    ) -> Result<Arc<Items>, StoreError> {
+        let key = self.prefix.directory(dir);
         let what = self.client.what(&key);
-        let items = match self.form(&question).await? {
+        let (form, items) = match form {
             Form::Manifest => {
                 let tree = self.manifest(question()).await?;
-                let items = tree.directory(dir).map(|tree| Arc::new(tree.items()));
-                return items.ok_or_else(|| StoreError::not_found(&what));
+                let items = tree.directory(dir).map(index::Manifest::items);
+                (form, Ok(items.ok_or_else(|| StoreError::not_found(&what))?))
             }
             Form::Dav => {
                 let said = self.whole(&key, propfind(), "1", is_multistatus, question()).await;
-                let said = said.map_err(|e| {
-                    if matches!(e, StoreError::Malformed { .. }) {
-                        // It may speak something else by now.
-                        *self.form.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
-                    }
-                    self.missing_root(dir, e)
-                })?;
-                index::multistatus(&said.body, &path(&key)).and_then(|all| match all.own {
+                let said = said.map_err(|e| self.missing_root(dir, self.doubt(e)))?;
+                let items = index::multistatus(&said.body, &path(&key)).and_then(|all| match all.own {
                     Some(Item::Directory) => Ok(all.below),
                     _ => Err("the index does not tell the directory itself".to_owned()),
-                })
+                });
+                (form, items)
             }
             Form::Json | Form::Html => {
                 let said = self.whole(&key, Method::GET, "", content, question()).await;
-                let said = said.map_err(|e| self.missing_root(dir, e))?;
+                let said = said.map_err(|e| self.missing_root(dir, self.doubt(e)))?;
                 // A server's settings may change, with or without ours.
-                let (form, items) = match is_json(&said.headers) {
+                match is_json(&said.headers) {
                     true => (Form::Json, index::json(&said.body)),
                     false => (Form::Html, index::html(&said.body, &path(&key))),
-                };
-                items.inspect(|_| self.is_of(form))
+                }
             }
         };
+        let items = items.inspect(|_| self.is_of(form));
         items.map(Arc::new).map_err(|why| StoreError::malformed(&what, why))
     }
 
@@ -218,8 +227,8 @@ impl Tree {
     }
 
     /// All directories. What has not changed is not sent again.
-    async fn manifest(&self, question: Question) -> Result<Arc<index::Tree>, StoreError> {
-        let key = self.key(self.manifest.as_deref().unwrap_or_default().as_bytes());
+    async fn manifest(&self, question: Question) -> Result<Arc<index::Manifest>, StoreError> {
+        let key = self.prefix.key(self.manifest.as_deref().unwrap_or_default().as_bytes());
         let (what, url) = (self.client.what(&key), self.web.object(&key));
         let kept = self.client.limits().kept().get::<Listed>(self.number, MANIFEST);
         let takes: fn(&Url, StatusCode, &HeaderMap) -> bool =
@@ -241,7 +250,7 @@ impl Tree {
                 StoreError::malformed(&what, "what was never sent is said not to have changed")
             });
         }
-        let base = self.web.object(self.prefix.as_bytes());
+        let base = self.web.object(self.prefix.0.as_bytes());
         let tree =
             index::manifest(&said.body, base.as_str()).map_err(|why| StoreError::malformed(&what, why))?;
         let tree = Arc::new(tree);
@@ -305,7 +314,7 @@ impl Tree {
         let said = match self.whole(key, propfind(), "0", is_told, question).await {
             Ok(said) => said,
             Err(StoreError::NotFound { .. }) => return Ok(None),
-            Err(e) => return Err(e),
+            Err(e) => return Err(self.doubt(e)),
         };
         if REDIRECTS.contains(&said.status) {
             return Ok(Some(Item::Directory));
@@ -319,7 +328,7 @@ impl Tree {
     }
 
     async fn item(&self, at: &[u8], question: impl Fn() -> Question) -> Result<Option<Item>, StoreError> {
-        let key = self.key(at);
+        let key = self.prefix.key(at);
         match self.form(&question).await? {
             Form::Dav => match self.find(&key, question()).await? {
                 Some(Item::File(Told::Name)) => self.look(&key, question()).await,
@@ -345,7 +354,7 @@ impl Tree {
         let at = [dir, if dir.is_empty() { b"" } else { b"/" }, name].concat();
         let looked;
         let item = match item {
-            Item::File(Told::Name) => match self.look(&self.key(&at), self.access.question()).await {
+            Item::File(Told::Name) => match self.look(&self.prefix.key(&at), self.access.question()).await {
                 // Gone in between.
                 Ok(None) => return Ok(Shown::Nothing),
                 Ok(Some(item)) => {
@@ -428,7 +437,7 @@ impl Source for Tree {
 
     async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
         if !dir.is_empty() && !is_path(dir) {
-            return Err(StoreError::not_found(&self.client.what(&self.directory_key(dir))));
+            return Err(StoreError::not_found(&self.client.what(&self.prefix.directory(dir))));
         }
         let kept = token.and_then(|_| self.client.limits().kept().take::<Items>(self.number, dir));
         let items = match kept {
@@ -455,7 +464,7 @@ impl Source for Tree {
                 _ if last.is_some() => break,
                 Some(Some(Err(e))) => return Err(e),
                 Some(None) | None => {
-                    let (what, waited) = (self.client.what(&self.directory_key(dir)), begun.elapsed());
+                    let (what, waited) = (self.client.what(&self.prefix.directory(dir)), begun.elapsed());
                     let cause = "its files are looked at one by one, and not one was in time".to_owned();
                     return Err(StoreError::Unavailable {
                         what,
@@ -493,7 +502,7 @@ impl Source for Tree {
     }
 
     async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError> {
-        let key = self.key(path);
+        let key = self.prefix.key(path);
         if !is_path(path) {
             return Err(StoreError::not_found(&self.client.what(&key)));
         }
@@ -508,9 +517,9 @@ impl Source for Tree {
             items.named.iter().find(|(_, item)| matches!(item, Item::File(Told::Name | Told::All { .. })));
         // The right to list and to read, and the ability to serve a range: found out now, not at the pod's first read.
         let Some((name, _)) = file else { return Ok(()) };
-        let looked = self.look(&self.key(name), ask()).await.map_err(|e| match e {
+        let looked = self.look(&self.prefix.key(name), ask()).await.map_err(|e| match e {
             StoreError::Denied { what, why } => StoreError::Denied {
-                what: self.client.what(self.prefix.as_bytes()),
+                what: self.client.what(self.prefix.0.as_bytes()),
                 why: format!("the directory can be listed but {what} not be read: {why}"),
             },
             other => other,
@@ -518,7 +527,8 @@ impl Source for Tree {
         if let Some(Item::File(Told::All { size, version, .. })) = looked?
             && size > 1
         {
-            let mut body = body::open(self.client.clone(), &self.key(name), &version, 0..1, ask()).await?;
+            let mut body =
+                body::open(self.client.clone(), &self.prefix.key(name), &version, 0..1, ask()).await?;
             while body.try_next().await?.is_some() {}
         }
         Ok(())

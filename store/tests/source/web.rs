@@ -103,6 +103,11 @@ async fn a_large_directory_is_fetched_once_for_all_its_pages() {
     }
     let source = quiet(&format!("{}/{BUCKET}", server.endpoint()));
     check(&*source).await.unwrap();
+    assert_eq!(
+        server.stats().requests.get("ListObjectsV2"),
+        Some(&1),
+        "a publish asks for the source's directory once"
+    );
     server.reset_stats();
     assert_eq!(listed(&*source, "d").await.len(), 3_500);
     assert_eq!(server.stats().requests.get("ListObjectsV2"), Some(&1), "{:?}", server.stats().requests);
@@ -156,7 +161,8 @@ async fn a_server_whose_index_becomes_another_goes_on() {
             _ => reply("200 OK\r\ncontent-type: application/json", r#"[{"name": "x", "type": "file"}]"#),
         }
     });
-    let source = quiet(&endpoint.await);
+    let endpoint = endpoint.await;
+    let source = quiet(&endpoint);
     for expected in [0, 1, 2, 1] {
         form.store(expected, Ordering::SeqCst);
         // The first answer that does not fit is an error; the form is found anew.
@@ -164,6 +170,13 @@ async fn a_server_whose_index_becomes_another_goes_on() {
         assert!(first.is_ok() || expected == 1, "{expected}: {first:?}");
         assert_eq!(names(&listed(&*source, "").await), [("x", false)], "{expected}");
     }
+    // Look-ups alone find it, too; and the source's own directory is asked for once.
+    form.store(0, Ordering::SeqCst);
+    let source = quiet(&endpoint);
+    assert!(source.head(b"x").await.unwrap().is_some());
+    form.store(1, Ordering::SeqCst);
+    assert!(source.head(b"x").await.is_err());
+    assert!(source.head(b"x").await.unwrap().is_some());
 }
 
 #[tokio::test]

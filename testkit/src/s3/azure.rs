@@ -12,6 +12,7 @@ use base64::prelude::BASE64_STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use http::request::Parts;
 use http::{HeaderMap, Method, StatusCode};
+use httpdate::fmt_http_date as http_time;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::{Timestamp, TimestampFormat};
 use sha2::Sha256;
@@ -121,7 +122,7 @@ impl Adapter for Azure {
                 "<Blob>{}<Properties><Last-Modified>{}</Last-Modified><Etag>{}</Etag><Content-Length>{}</Content-Length>\
                  <BlobType>BlockBlob</BlobType></Properties></Blob>",
                 name(key),
-                time(meta),
+                http_time(meta.modified),
                 meta.etag,
                 meta.size,
             ));
@@ -270,17 +271,9 @@ fn described(meta: &Meta) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert("content-type", value("application/octet-stream"));
     headers.insert("etag", value(&format!("\"{}\"", meta.etag)));
-    headers.insert("last-modified", value(&time(meta)));
+    headers.insert("last-modified", value(&http_time(meta.modified)));
     headers.insert("x-ms-blob-type", value("BlockBlob"));
     headers
-}
-
-fn time(meta: &Meta) -> String {
-    let mut text = Vec::new();
-    Timestamp::from(meta.modified)
-        .format(TimestampFormat::HttpDate, &mut text)
-        .expect("a time of today can be written");
-    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// What XML cannot carry is encoded, and said to be.

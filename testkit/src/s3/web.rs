@@ -9,8 +9,8 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use http::request::Parts;
 use http::{HeaderMap, Method, StatusCode};
+use httpdate::fmt_http_date as http_time;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use s3s::dto::{Timestamp, TimestampFormat};
 use serde_json::json;
 use std::time::UNIX_EPOCH;
 
@@ -97,7 +97,7 @@ impl Adapter for Web {
                 let row = |(name, meta): &(String, Option<&Meta>)| match meta {
                     None => json!({ "name": name.trim_end_matches('/'), "type": "directory", "mtime": NOON }),
                     Some(meta) => {
-                        json!({ "name": name, "type": "file", "mtime": time(meta), "size": meta.size })
+                        json!({ "name": name, "type": "file", "mtime": http_time(meta.modified), "size": meta.size })
                     }
                 };
                 let rows: Vec<_> = rows.iter().map(row).collect();
@@ -152,7 +152,7 @@ impl Adapter for Web {
         if header("if-none-match").is_some_and(|seen| seen == format!("\"{}\"", meta.etag)) {
             return Err((StatusCode::NOT_MODIFIED, "Not Modified", String::new()));
         }
-        let later = header("if-unmodified-since").is_some_and(|wanted| wanted != time(meta));
+        let later = header("if-unmodified-since").is_some_and(|wanted| wanted != http_time(meta.modified));
         match other || later {
             true => Err((StatusCode::PRECONDITION_FAILED, "Precondition Failed", String::new())),
             false => Ok(described(meta)),
@@ -207,17 +207,9 @@ fn kind(of: &str) -> HeaderMap {
 fn described(meta: &Meta) -> HeaderMap {
     let mut headers = kind("application/octet-stream");
     headers.insert("etag", value(&format!("\"{}\"", meta.etag)));
-    headers.insert("last-modified", value(&time(meta)));
+    headers.insert("last-modified", value(&http_time(meta.modified)));
     headers.insert("accept-ranges", value("bytes"));
     headers
-}
-
-fn time(meta: &Meta) -> String {
-    let mut text = Vec::new();
-    Timestamp::from(meta.modified)
-        .format(TimestampFormat::HttpDate, &mut text)
-        .expect("a time of today can be written");
-    String::from_utf8_lossy(&text).into_owned()
 }
 
 fn escaped(path: &str) -> String {
@@ -242,7 +234,7 @@ fn props(meta: Option<&Meta>) -> String {
             "<D:resourcetype/><D:getcontentlength>{}</D:getcontentlength><D:getlastmodified>{}</D:getlastmodified>\
              <D:getetag>\"{}\"</D:getetag>",
             meta.size,
-            time(meta),
+            http_time(meta.modified),
             meta.etag
         ),
     };
