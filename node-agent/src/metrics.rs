@@ -323,6 +323,9 @@ impl CacheObserver for Metrics {
         tracing::warn!(root, count, "cached blocks did not match their checksum: they are fetched again");
         self.event("checksum_failed", count);
     }
+    fn changed_on_its_way(&self) {
+        self.event("changed_on_its_way", 1);
+    }
     fn disk_error(&self, root: u8, operation: &'static str, error: &std::io::Error) {
         tracing::warn!(root, operation, %error, "cache disk error: treated as a miss");
         self.event("disk_error", 1);

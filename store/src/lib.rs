@@ -38,6 +38,7 @@ pub use proxy::{BadDirect, BadProxy, Direct, Proxy, ProxyUrl};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use crc_fast::CrcAlgorithm;
 use dialect::{Azure, BucketDialect, Gcs, Oss, S3};
 use futures::stream::BoxStream;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -91,6 +92,13 @@ pub struct Page {
     pub unnameable: Vec<String>,
 }
 
+/// What the bytes of an object add up to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Checksum {
+    pub algorithm: CrcAlgorithm,
+    pub value: u64,
+}
+
 /// Chunks of tens to hundreds of kilobytes, in order. After an error the stream ends.
 pub type ByteStream = BoxStream<'static, Result<Bytes, StoreError>>;
 
@@ -107,6 +115,17 @@ pub trait Source: Send + Sync + std::fmt::Debug {
     /// Exactly `range` of exactly this version. A broken transfer goes on from where it stopped; a version that is
     /// gone is `Stale`. The whole transfer is bounded by `storeTimeout`: ask for parts that fit.
     async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError>;
+
+    /// What to add an object of this size up with as it comes, because [`Self::checksum`] will most likely tell such a sum.
+    /// None: there will be nothing to compare, or [`Self::get`] has compared it already.
+    fn sums(&self, _size: u64) -> Option<CrcAlgorithm> {
+        None
+    }
+
+    /// Of all bytes of this version, as the store tells it. None: it does not.
+    async fn checksum(&self, _path: &[u8], _version: &Version) -> Result<Option<Checksum>, StoreError> {
+        Ok(None)
+    }
 
     /// Do questions to it wait for nothing but their turn on this node, so that its silence says nothing about it?
     fn is_queued(&self) -> bool {

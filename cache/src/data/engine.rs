@@ -5,6 +5,7 @@ use super::evict::unlink;
 use super::fetch::Fetch;
 use super::file::File;
 use super::index::{Index, Removed, Rest, RootUsage, ScopeUsage, TierUsage, Usage};
+use super::judge::Wrong;
 use super::memory::Memory;
 use super::recover::{self, OpenError, Recovery};
 use super::root::Root;
@@ -40,6 +41,7 @@ pub struct Engine {
     pub(crate) bypass_memory: Arc<Memory>,
     /// Whole-file verifications under way: they must not starve the readers of the disk.
     pub(crate) verifying: Arc<Semaphore>,
+    pub(crate) wrong: Wrong,
     index: Mutex<Index>,
     dropped: Mutex<Vec<DroppedFile>>,
     subscribers: Mutex<Vec<mpsc::UnboundedSender<Event>>>,
@@ -116,6 +118,7 @@ impl Engine {
             roots,
             observer,
             runtime,
+            wrong: Wrong::default(),
             index: Mutex::new(index),
             dropped: Mutex::default(),
             subscribers: Mutex::default(),

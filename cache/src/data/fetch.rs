@@ -4,9 +4,11 @@ use super::Reason;
 use super::file::{Body, File, Woken, send_all};
 use super::memory::Share;
 use super::read::Busy;
+use super::sums::Checksum;
 use super::write::Batch;
 use async_trait::async_trait;
 use bytes::Bytes;
+use crc_fast::{CrcAlgorithm, Digest};
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use std::ops::Range;
@@ -25,6 +27,17 @@ pub trait Fetch: Send + Sync {
         &self,
         range: Range<u64>,
     ) -> Result<BoxStream<'static, Result<Bytes, FetchError>>, FetchError>;
+
+    /// What to add bodies up with as they come, because [`Self::checksum`] will most likely tell such a sum. None: there is
+    /// nothing to compare.
+    fn sums(&self) -> Option<CrcAlgorithm> {
+        None
+    }
+
+    /// Of the whole object in this version, as its store tells it. None: it tells none.
+    async fn checksum(&self) -> Result<Option<Checksum>, FetchError> {
+        Ok(None)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -107,6 +120,7 @@ impl Flight {
         let (mut chunk, mut position) = (Bytes::new(), range.start);
         let (mut block, mut filled): (Vec<Bytes>, u64) = (Vec::new(), 0);
         let mut permit = None;
+        let mut digest = self.file.sums.map(Digest::new);
         while position < range.end {
             let block_end = ((position / block_bytes + 1) * block_bytes).min(range.end);
             if permit.is_none() {
@@ -126,12 +140,22 @@ impl Flight {
                     FetchError { cause: Cause::Unavailable, message }
                 })??;
                 *received += chunk.len() as u64;
+                if let Some(digest) = &mut digest {
+                    let ours = chunk.len().min((range.end - position) as usize);
+                    digest.update(&chunk[..ours]);
+                }
                 continue;
             }
             let take = chunk.len().min((block_end - position) as usize);
             block.push(chunk.split_to(take));
             position += take as u64;
             filled += take as u64;
+            if position == range.end
+                && let Some(digest) = digest.take()
+            {
+                // Before the last block makes the file whole.
+                self.file.lock().sums.add(range.clone(), digest.finalize());
+            }
             if position == block_end {
                 batch.push(std::mem::take(&mut block), filled, permit.take());
                 filled = 0;

@@ -20,9 +20,11 @@ use super::pool::{call_returned, lock_of_ours};
 use super::root::Root;
 use super::sidecar::Image;
 use super::stream::Streams;
+use super::sums::Sums;
 use super::waiters::{Waiter, Waiters};
 use super::{FileKey, NO_ROOT, Reason, SMALL_BLOCKS};
 use bytes::Bytes;
+use crc_fast::CrcAlgorithm;
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use std::io;
 use std::ops::Range;
@@ -71,6 +73,8 @@ pub struct File {
     creating: Mutex<()>,
     pub(crate) saving: Mutex<()>,
     pub(crate) bypass: Mutex<Bypass>,
+    /// How its bodies are added up.
+    pub(crate) sums: Option<CrcAlgorithm>,
     state: Mutex<State>,
 }
 
@@ -84,6 +88,7 @@ pub(crate) struct State {
     pub streams: Streams,
     pub waiters: Waiters<Woken>,
     pub flights: usize,
+    pub sums: Sums,
     /// How many want all of it.
     pub prefetch_all: usize,
     /// Decided under the lock, started without it: see [`File::launch`].
@@ -182,6 +187,7 @@ impl File {
             creating: Mutex::default(),
             saving: Mutex::default(),
             bypass: Mutex::default(),
+            sums: fetch.sums(),
             state: Mutex::new(State {
                 fetch,
                 has_source: true,
@@ -191,6 +197,7 @@ impl File {
                 streams: Streams::default(),
                 waiters: Waiters::default(),
                 flights: 0,
+                sums: Sums::default(),
                 prefetch_all: 0,
                 launches: Vec::new(),
             }),

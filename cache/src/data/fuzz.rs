@@ -2,6 +2,7 @@
 
 use super::sidecar::Image;
 use super::{journal, sidecar};
+use crc_fast::crc32_iscsi;
 use std::sync::Arc;
 
 /// A sidecar. What is understood of it is written again, and means the same then.
@@ -40,9 +41,9 @@ pub fn sealed_sidecar(bytes: &[u8]) {
         return;
     };
     let Some(body_at) = PREFIX.checked_add(len as usize).filter(|at| *at + 4 <= bytes.len()) else { return };
-    let (sum, end) = (crc32c::crc32c(&bytes[PREFIX..body_at]), bytes.len() - 4);
+    let (sum, end) = (crc32_iscsi(&bytes[PREFIX..body_at]), bytes.len() - 4);
     bytes[12..16].copy_from_slice(&sum.to_le_bytes());
-    let sum = crc32c::crc32c(&bytes[body_at..end]);
+    let sum = crc32_iscsi(&bytes[body_at..end]);
     bytes[end..].copy_from_slice(&sum.to_le_bytes());
     sidecar(&bytes);
 }
@@ -59,7 +60,7 @@ pub fn journal(bytes: &[u8]) {
 /// A journal of one record with these bytes and their checksum, between other bytes.
 pub fn sealed_journal(bytes: &[u8]) {
     let mut whole = bytes.get(..32).unwrap_or_default().to_vec();
-    for word in [journal::MAGIC, bytes.len() as u32, crc32c::crc32c(bytes)] {
+    for word in [journal::MAGIC, bytes.len() as u32, crc32_iscsi(bytes)] {
         whole.extend(word.to_le_bytes());
     }
     whole.extend(bytes);

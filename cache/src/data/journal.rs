@@ -6,6 +6,7 @@
 use super::FileKey;
 use super::layout::JOURNAL;
 use super::pool::call_returned;
+use crc_fast::crc32_iscsi;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -127,7 +128,7 @@ pub(super) fn encode(record: &Record) -> Vec<u8> {
     body.extend_from_slice(key.token.as_bytes());
     record.crcs.iter().for_each(|crc| body.extend_from_slice(&crc.to_le_bytes()));
     let mut bytes = Vec::with_capacity(HEAD + body.len());
-    for word in [MAGIC, body.len() as u32, crc32c::crc32c(&body)] {
+    for word in [MAGIC, body.len() as u32, crc32_iscsi(&body)] {
         bytes.extend_from_slice(&word.to_le_bytes());
     }
     bytes.append(&mut body);
@@ -163,7 +164,7 @@ fn decode(bytes: &[u8]) -> Option<(Record, usize)> {
         return None;
     }
     let body = bytes.get(HEAD..HEAD + len)?;
-    if crc32c::crc32c(body) != word(8)? {
+    if crc32_iscsi(body) != word(8)? {
         return None;
     }
     let long = |at: usize| Some(u64::from_le_bytes(body.get(at..at + 8)?.try_into().ok()?));

@@ -42,6 +42,7 @@ mod file;
 pub mod fuzz;
 mod index;
 mod journal;
+mod judge;
 mod layout;
 mod memory;
 mod observe;
@@ -56,6 +57,7 @@ mod save;
 mod scopes;
 mod sidecar;
 pub mod stream;
+mod sums;
 mod suspicion;
 #[cfg(test)]
 mod tests;
@@ -72,6 +74,9 @@ pub use layout::file_name;
 pub use observe::{Observer, Reason};
 pub use prefetch_all::{PrefetchAll, Progress};
 pub use recover::{OpenError, Recovery};
+pub use sums::Checksum;
+
+pub use crc_fast::CrcAlgorithm;
 
 use volume::ScopeId;
 

@@ -20,6 +20,8 @@ pub enum Reason {
     DiskFull,
     Operator,
     Damaged,
+    /// It came with another checksum than its store tells.
+    Corrupted,
     /// The source no longer has this version.
     Stale,
     /// The file system has no files of that size.
@@ -38,6 +40,7 @@ impl Reason {
             Self::DiskFull => "disk_full",
             Self::Operator => "operator",
             Self::Damaged => "damaged",
+            Self::Corrupted => "corrupted",
             Self::Stale => "stale",
             Self::TooLarge => "too_large",
         }
@@ -57,6 +60,8 @@ pub trait Observer: Send + Sync {
     fn evicted(&self, _files: u64, _bytes: u64, _reason: Reason) {}
     /// Blocks or records on disk that did not match their checksum.
     fn checksum_failed(&self, _root: u8, _count: u64) {}
+    /// A whole file that did not have the checksum that its store tells.
+    fn changed_on_its_way(&self) {}
     fn disk_error(&self, _root: u8, _operation: &'static str, _error: &io::Error) {}
     fn degraded(&self, _root: u8, _degraded: bool) {}
 }

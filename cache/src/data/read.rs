@@ -183,6 +183,7 @@ impl File {
         for run in parts(&**blocks, want, ahead, part, slots) {
             blocks.claim(run.clone());
             state.flights += 1;
+            state.sums.is_fetched = true;
             state.launches.push(Launch::Fetch(run));
         }
         true

@@ -8,6 +8,7 @@ use super::journal::Record;
 use super::pool::lock_of_ours;
 use super::root::Root;
 use super::sidecar::{self, Image};
+use std::sync::Arc;
 
 /// Dead records that a journal may hold beyond as many as live ones.
 const COMPACT_AT: u64 = 10_000;
@@ -15,7 +16,7 @@ const COMPACT_AT: u64 = 10_000;
 impl File {
     /// The last block is there: from now on the file needs no bookkeeping. Called once, by the fetch that brought that
     /// block.
-    pub(crate) fn completed(&self, root: &Root, blocks: &Blocks) {
+    pub(crate) fn completed(self: &Arc<Self>, root: &Root, blocks: &Blocks) {
         if blocks.unsaved > 0 && !self.is_gone() {
             let saved = if self.is_large() {
                 let _one = lock_of_ours(&self.saving);
@@ -41,6 +42,10 @@ impl File {
             let Some(entry) = index.entries.get_mut(&self.id()) else { return };
             entry.rest = Rest::Whole;
             entry.crcs = Box::default();
+        }
+        let sums = std::mem::take(&mut self.lock().sums);
+        if sums.is_fetched && self.sums.is_some() {
+            self.judge(sums);
         }
         self.engine.send(Event::Whole { key: self.key().clone(), file: self.id(), root: root.number });
     }

@@ -12,6 +12,7 @@
 
 use super::FileKey;
 use super::blocks::{Known, KnownStretch, STRETCH};
+use crc_fast::crc32_iscsi;
 use std::sync::Arc;
 use volume::ScopeId;
 
@@ -69,11 +70,11 @@ pub(crate) fn encode(image: &Image) -> Vec<u8> {
         Some(bytes) => (MAGIC, dense(&image.known, blocks, bytes as usize)),
         None => (SPARSE, sparse(&image.known)),
     };
-    let sum = crc32c::crc32c(&body);
+    let sum = crc32_iscsi(&body);
     let mut bytes = Vec::with_capacity(PREFIX + header.len() + body.len() + 4);
     bytes.extend_from_slice(&magic);
     bytes.extend_from_slice(&(header.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(&crc32c::crc32c(&header).to_le_bytes());
+    bytes.extend_from_slice(&crc32_iscsi(&header).to_le_bytes());
     bytes.extend_from_slice(&header);
     bytes.extend_from_slice(&body);
     bytes.extend_from_slice(&sum.to_le_bytes());
@@ -123,7 +124,7 @@ pub(crate) fn decode_header(bytes: &[u8]) -> Option<Header> {
     }
     let len = short(bytes, 8)? as usize;
     let header = bytes.get(PREFIX..PREFIX.checked_add(len)?)?;
-    if len < FIXED || crc32c::crc32c(header) != short(bytes, 12)? {
+    if len < FIXED || crc32_iscsi(header) != short(bytes, 12)? {
         return None;
     }
     let (path_len, token_len) = (short(header, 60)? as usize, short(header, 64)? as usize);
@@ -152,7 +153,7 @@ pub(crate) fn decode_header(bytes: &[u8]) -> Option<Header> {
 pub(crate) fn decode_body(header: &Header, bytes: &[u8]) -> Option<Known> {
     let body = bytes.get(header.body_at..bytes.len().checked_sub(4)?)?;
     let sum = u32::from_le_bytes(bytes[bytes.len() - 4..].try_into().ok()?);
-    if crc32c::crc32c(body) != sum {
+    if crc32_iscsi(body) != sum {
         return None;
     }
     let blocks = header.blocks();

@@ -6,6 +6,7 @@ use super::pool::call_returned;
 use super::read::Busy;
 use super::root::Root;
 use super::sidecar;
+use crc_fast::crc32_iscsi;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -150,7 +151,7 @@ impl File {
             }
         };
         match read_exact_at(fd, buffer, bytes.start) {
-            Ok(()) if crc32c::crc32c(buffer) == crc => true,
+            Ok(()) if crc32_iscsi(buffer) == crc => true,
             Ok(()) => {
                 self.engine.observer.checksum_failed(root.number, 1);
                 tracing::warn!(
@@ -171,7 +172,7 @@ impl File {
         }
     }
 
-    fn verified(&self, root: &Root, k: u64, sound: bool) {
+    fn verified(self: &Arc<Self>, root: &Root, k: u64, sound: bool) {
         let (woken, completed) = {
             let mut state = self.lock();
             let Body::Partial(blocks) = &mut state.body else { return };
@@ -200,7 +201,7 @@ impl File {
     }
 }
 
-fn read_exact_at(fd: &OwnedFd, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+pub(crate) fn read_exact_at(fd: &OwnedFd, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
     while !buffer.is_empty() {
         match rustix::io::pread(fd, &mut *buffer, offset) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),

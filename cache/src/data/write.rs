@@ -5,6 +5,7 @@ use super::memory::Share;
 use super::pool::call_returned;
 use super::root::Root;
 use bytes::Bytes;
+use crc_fast::{CrcAlgorithm, Digest};
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -102,7 +103,7 @@ impl Drop for Batch {
 
 impl File {
     /// The bytes are in the data file: now readers may know.
-    fn stored(&self, root: &Root, first: u64, crcs: &[u32], bytes: u64) {
+    fn stored(self: &Arc<Self>, root: &Root, first: u64, crcs: &[u32], bytes: u64) {
         let range = first..first + crcs.len() as u64;
         // Charged before anyone knows: the next file is placed by what this one took.
         let pressure = self.engine.charge(self.id(), root, bytes);
@@ -137,5 +138,7 @@ impl File {
 }
 
 pub(crate) fn checksum(pieces: &[Bytes]) -> u32 {
-    pieces.iter().fold(0, |crc, piece| crc32c::crc32c_append(crc, piece))
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    pieces.iter().for_each(|piece| digest.update(piece));
+    digest.finalize() as u32
 }

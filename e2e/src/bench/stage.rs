@@ -59,7 +59,7 @@ impl Stage {
             authority: Some(authority.pem.clone()),
             disabled_features: options.without.clone(),
             // Of others' signatures curl knows none.
-            anonymous: options.store != Protocol::S3,
+            server_flags: if options.store == Protocol::S3 { &[] } else { &["--anonymous"] },
             ..AgentOptions::with_store(options.store)
         };
         let node = Node::start(of_agent)?;

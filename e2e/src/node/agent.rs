@@ -45,8 +45,8 @@ pub struct AgentOptions {
     pub authority: Option<String>,
     /// What the node's server speaks.
     pub store: Protocol,
-    /// The node's server answers requests without a signature, too.
-    pub anonymous: bool,
+    /// Flags of the node's server.
+    pub server_flags: &'static [&'static str],
     /// The sources that may be used.
     pub allow: &'static str,
     /// The endpoints that may be asked. Those of tests are on this machine, so they must be named.
@@ -139,7 +139,7 @@ impl Default for AgentOptions {
             environment: None,
             authority: None,
             store: Protocol::S3,
-            anonymous: false,
+            server_flags: &[],
             allow: "s3://*",
             endpoints: &["http://127.0.0.1:*", "http://localhost:*"],
             version: Version::This,

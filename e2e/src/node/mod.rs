@@ -81,7 +81,7 @@ impl Node {
             std::os::unix::fs::chown(&root, Some(options.uid), Some(options.uid))?;
         }
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let server = Server::speaking(options.store, options.anonymous, &places, "s3")?;
+        let server = Server::speaking(options.store, options.server_flags, &places, "s3")?;
         let mut node = Self {
             agent: None,
             standby: None,

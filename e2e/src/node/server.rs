@@ -127,11 +127,11 @@ pub struct Server {
 impl Server {
     /// `name` keeps the files of several servers of one node apart.
     pub fn start(places: &Places, name: &str) -> Result<Self> {
-        Self::speaking(Protocol::S3, false, places, name)
+        Self::speaking(Protocol::S3, &[], places, name)
     }
 
-    /// `anonymous`: it answers requests without a signature, too.
-    pub fn speaking(protocol: Protocol, anonymous: bool, places: &Places, name: &str) -> Result<Self> {
+    /// `more`: flags of the server's.
+    pub fn speaking(protocol: Protocol, more: &[&str], places: &Places, name: &str) -> Result<Self> {
         let dir = places.buckets().join(name);
         std::fs::create_dir_all(&dir)?;
         let ready = places.root().join("run").join(format!("{name}.address"));
@@ -140,7 +140,7 @@ impl Server {
             .arg("--dir")
             .arg(&dir)
             .args(protocol.arguments())
-            .args(anonymous.then_some("--anonymous"))
+            .args(more)
             .args(["--bucket", BUCKET, "--rescan-ms", "200", "--ready-file"])
             .arg(&ready);
         let mut process = spawn(&mut command, places, name)?;

@@ -94,3 +94,37 @@ fn a_secret_that_others_documentation_shows_works_as_it_is() -> Result<()> {
     ensure!(refused.message().contains("accessKeyId") && !refused.message().contains(secret), "{refused:?}");
     node.finish()
 }
+
+/// Large objects are compared with their store's checksum once they are whole.
+#[test]
+fn a_large_object_that_was_changed_on_its_way_does_not_stay() -> Result<()> {
+    use e2e::tree::{Shape, Tree};
+    use testkit::faults::{Fault, Rule, Script};
+    const CHANGED: &str = "millpond_cache_events_total{kind=\"changed_on_its_way\"}";
+    let shape = Shape { directories: 1, files: 0, small_bytes: 0, large: 1, large_bytes: 20 << 20 };
+    let tree = Tree::generated("set/", shape);
+    for store in [Protocol::S3, Protocol::Oss, Protocol::Gcs] {
+        let options = AgentOptions { server_flags: &["--checksums"], ..AgentOptions::with_store(store) };
+        let (mut node, _) = node_with_options("other", options)?;
+        node.server.add(&tree, "set")?;
+        let mounted = node.volume("v", "set", &[("part", "4Mi")])?;
+        let flipped = Rule::nth(Fault::FlippedBit, &[3]).op("GetObject");
+        node.server.set_faults(&Script { seed: 1, rules: vec![flipped] })?;
+        node.server.reset()?;
+        node.agent().warm(&[mounted.target.clone()], PATIENCE)?;
+        let changed = || node.agent().stats().is_ok_and(|stats| stats.get(CHANGED) == Some(&1.0));
+        ensure!(wait_until(PATIENCE, changed), "{store}: {:?}", node.agent().stats()?);
+        // Nobody reads what came first.
+        let pod = node.pod(&mounted)?;
+        pod.verify(&tree, 1)?.ensure_all(&tree)?;
+        let (once, fetched) = (tree.bytes(), node.server.stats()?.bytes_get);
+        ensure!(fetched >= 2 * once && fetched < 3 * once, "{store}: {fetched} bytes of {once}");
+        // What came then stays.
+        node.server.reset()?;
+        pod.verify(&tree, 1)?.ensure_all(&tree)?;
+        ensure!(node.server.stats()?.bytes_get == 0, "{store}");
+        drop(pod);
+        node.finish()?;
+    }
+    Ok(())
+}

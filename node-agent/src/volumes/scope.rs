@@ -17,7 +17,7 @@ use crate::source::credentials::CredentialedSource;
 use crate::source::health::Health;
 use crate::source::outage::{Outage, Tolerance};
 use bytes::{Bytes, BytesMut};
-use cache::data::{Engine, FetchError, File, FileKey, ReadOptions};
+use cache::data::{Checksum, CrcAlgorithm, Engine, FetchError, File, FileKey, ReadOptions};
 use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -502,6 +502,7 @@ impl Scope {
             path: key.path.clone(),
             version: store::Version(key.token.clone()),
             ino,
+            sums: self.source.sums(key.size),
         });
         let file = self.engine.file(key.clone(), fetch, options);
         let mut versions = lock(&self.versions);
@@ -696,6 +697,7 @@ struct FromSource {
     path: Vec<u8>,
     version: store::Version,
     ino: u64,
+    sums: Option<CrcAlgorithm>,
 }
 
 #[async_trait::async_trait]
@@ -736,6 +738,16 @@ impl cache::data::Fetch for FromSource {
                 Err(fetch_error(&error))
             }
         }
+    }
+
+    fn sums(&self) -> Option<CrcAlgorithm> {
+        self.sums
+    }
+
+    async fn checksum(&self) -> Result<Option<Checksum>, FetchError> {
+        let Some(scope) = self.scope.upgrade() else { return Ok(None) };
+        let told = scope.source.checksum(&self.path, &self.version).await.map_err(|e| fetch_error(&e))?;
+        Ok(told.map(|told| Checksum { algorithm: told.algorithm, value: told.value }))
     }
 }
 

@@ -44,6 +44,8 @@ const CODE: HeaderName = HeaderName::from_static("x-ms-error-code");
 const UNSUPPORTED: &str = "FeatureNotSupported";
 
 const SUM_RANGE: HeaderName = HeaderName::from_static("x-ms-range-get-content-crc64");
+/// Azure computes checksums of no larger ranges.
+const SUMMED_MAX: u64 = 4 << 20;
 const CRC64: HeaderName = HeaderName::from_static("x-ms-content-crc64");
 
 /// Of a directory, in an account that has such.
@@ -110,13 +112,19 @@ impl Dialect for Azure {
         super::seen(headers)
     }
 
-    /// Azure computes it for whoever asks, of a range of up to 4 MiB: it is asked where it is compared.
+    /// Azure computes it for whoever asks: it is asked where it is compared, which is also where a range may be all of an object.
     fn reading(&self, version: &Version, range: &Range<u64>) -> Option<HeaderMap> {
         let mut headers = super::reading(version, range)?;
-        if range.end - range.start <= HELD_MAX && self.sums_ranges.load(Ordering::Relaxed) {
+        let begins = range.start == 0 && range.end <= SUMMED_MAX;
+        if (begins || range.end - range.start <= HELD_MAX) && self.sums_ranges.load(Ordering::Relaxed) {
             headers.insert(SUM_RANGE, HeaderValue::from_static("true"));
         }
         Some(headers)
+    }
+
+    /// Of an object that comes as one range.
+    fn sums(&self) -> Option<CrcAlgorithm> {
+        Some(CrcAlgorithm::Crc64Nvme)
     }
 
     fn checksum(&self, headers: &HeaderMap) -> Option<Checksum> {

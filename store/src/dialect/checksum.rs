@@ -9,8 +9,8 @@ use http::header::HeaderMap;
 /// A checksum as a store tells it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Checksum {
-    pub(super) algorithm: CrcAlgorithm,
-    pub(super) value: u64,
+    pub(crate) algorithm: CrcAlgorithm,
+    pub(crate) value: u64,
     /// Of what this answer brings; else of the whole object.
     pub(crate) of_range: bool,
 }

@@ -169,6 +169,14 @@ impl Dialect for Gcs {
         Some(Checksum { algorithm: CrcAlgorithm::Crc32Iscsi, value, of_range: false })
     }
 
+    fn tells_of_all(&self) -> bool {
+        true
+    }
+
+    fn sums(&self) -> Option<CrcAlgorithm> {
+        Some(CrcAlgorithm::Crc32Iscsi)
+    }
+
     fn version(&self, headers: &HeaderMap, _: &Version) -> Option<Version> {
         generation(header(headers, GENERATION)?)
     }

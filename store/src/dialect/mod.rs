@@ -41,6 +41,7 @@ use crate::keys::{encode_path, encode_query};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
+use crc_fast::CrcAlgorithm;
 use encryption::CustomerKey;
 use http::header::{CONTENT_LENGTH, ETAG, HeaderMap, HeaderValue, IF_MATCH, LAST_MODIFIED, RANGE};
 use http::{Method, Request, StatusCode, request};
@@ -97,8 +98,23 @@ pub(crate) trait Dialect: Debug + Send + Sync {
         true
     }
 
-    /// What a GET's answer tells about the bytes that it brings.
+    /// What an answer tells about the bytes that it brings, or about the whole object.
     fn checksum(&self, _headers: &HeaderMap) -> Option<Checksum> {
+        None
+    }
+
+    /// Is [`Self::checksum`] that of the whole object also where the answer brings a part of it?
+    fn tells_of_all(&self) -> bool {
+        false
+    }
+
+    /// What [`Self::checksum`] mostly is. None: of whole objects there is none.
+    fn sums(&self) -> Option<CrcAlgorithm> {
+        None
+    }
+
+    /// What makes a HEAD of this version tell the checksum of the whole object. None: nothing does.
+    fn telling(&self, _version: &Version) -> Option<HeaderMap> {
         None
     }
 

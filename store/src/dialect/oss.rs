@@ -4,12 +4,12 @@ use super::answer::{self, Words};
 use super::checksum::Checksum;
 use super::encryption;
 use super::listing::Answer;
-use super::{BucketDialect, Dialect, Keys, Place, Refusal, Signer, has_name, header, list_objects_v2};
+use super::{BucketDialect, Dialect, Keys, Place, Refusal, Signer, field, has_name, header, list_objects_v2};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
 use crc_fast::CrcAlgorithm;
-use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, IF_MATCH};
 use http::request;
 use percent_encoding::percent_decode_str;
 use reqsign_aliyun_oss::{Credential, RequestSigner, SigningVersion};
@@ -77,6 +77,18 @@ impl Dialect for Oss {
     fn checksum(&self, headers: &HeaderMap) -> Option<Checksum> {
         let value = header(headers, CRC64)?.trim().parse().ok()?;
         Some(Checksum { algorithm: CrcAlgorithm::Crc64Xz, value, of_range: false })
+    }
+
+    fn tells_of_all(&self) -> bool {
+        true
+    }
+
+    fn sums(&self) -> Option<CrcAlgorithm> {
+        Some(CrcAlgorithm::Crc64Xz)
+    }
+
+    fn telling(&self, version: &Version) -> Option<HeaderMap> {
+        Some([(IF_MATCH, super::value(field::quoted(version))?)].into_iter().collect())
     }
 
     fn reading(&self, version: &Version, range: &Range<u64>) -> Option<HeaderMap> {

@@ -3,11 +3,12 @@
 use super::answer::{self, Words};
 use super::checksum::{self, Checksum};
 use super::encryption::{self, CustomerKey, Wrong};
-use super::{BucketDialect, Dialect, Keys, Place, Refusal, Signer, authorize, header};
+use super::{BucketDialect, Dialect, Keys, Place, Refusal, Signer, authorize, field, header};
 use crate::retry::Fault;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use crc_fast::CrcAlgorithm;
+use http::header::{HeaderMap, HeaderName, HeaderValue, IF_MATCH};
 use http::{StatusCode, request};
 use object_store::aws::{AwsAuthorizer, AwsCredential};
 use std::ops::Range;
@@ -61,6 +62,17 @@ impl Dialect for S3 {
         let mut headers = super::reading(version, range)?;
         headers.insert(CHECKSUM_MODE, HeaderValue::from_static("ENABLED"));
         Some(headers)
+    }
+
+    /// Who uploads without one gets this one.
+    fn sums(&self) -> Option<CrcAlgorithm> {
+        Some(CrcAlgorithm::Crc64Nvme)
+    }
+
+    fn telling(&self, version: &Version) -> Option<HeaderMap> {
+        let match_it = super::value(field::quoted(version))?;
+        let mode = HeaderValue::from_static("ENABLED");
+        Some([(IF_MATCH, match_it), (CHECKSUM_MODE, mode)].into_iter().collect())
     }
 
     fn checksum(&self, headers: &HeaderMap) -> Option<Checksum> {

@@ -159,9 +159,15 @@ impl Body {
         let attempt = |patience| client.get(url, what, version, rest.clone(), patience);
         let (response, slot, meter) = attempts.ask(&client.request("get", Lane::Data, what), attempt).await?;
         slot.moves(0);
+        let tells = client.dialect().checksum(response.headers());
+        let of_all = is_whole(&response);
+        let size = header(response.headers(), CONTENT_RANGE).map_or(Some(rest.end), whole_size);
+        let of_more = size.is_some_and(|size| size > HELD_MAX);
+        if of_more && (of_all || client.dialect().tells_of_all()) {
+            client.told().note(url, version, tells);
+        }
         if *rest == *whole && rest.end - rest.start <= HELD_MAX {
-            let tells = client.dialect().checksum(response.headers());
-            held.summing = tells.filter(|sum| sum.of_range || is_whole(&response)).map(Checksum::begin);
+            held.summing = tells.filter(|sum| sum.of_range || of_all).map(Checksum::begin);
         }
         *transfer = Some(Transfer { response, meter, slot });
         Ok(())

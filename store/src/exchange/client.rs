@@ -1,5 +1,6 @@
 //! One attempt at one request: built, signed, sent, its status judged.
 
+use super::told::Told;
 use crate::access::{Access, Question};
 use crate::certificate;
 use crate::dialect::encryption::{self, CustomerKey};
@@ -33,6 +34,7 @@ pub(super) struct Client {
     dialect: Arc<dyn Dialect>,
     /// What the volume's parameters add to each request; never what is ours to say.
     extra: HeaderMap,
+    told: Told,
     session: Mutex<Arc<Session>>,
 }
 
@@ -124,11 +126,14 @@ impl Client {
         let session = Mutex::new(Session::new(access.credentials(), &*dialect, &limits)?);
         // Where requests really go: a bucket that is a host of its own is an endpoint of its own.
         let place = limits.place(&dialect.place().base.origin().ascii_serialization(), readers, 1);
-        Ok(Self { limits, place, observer, access, dialect, extra, session })
+        Ok(Self { limits, place, observer, access, dialect, extra, told: Told::default(), session })
     }
 
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
+    }
+    pub(super) fn told(&self) -> &Told {
+        &self.told
     }
     pub(super) fn place(&self) -> &Place {
         &self.place

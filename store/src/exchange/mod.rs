@@ -10,15 +10,18 @@
 //! tree.rs     the same about a tree of files on a web server
 //! client.rs   one attempt: sign, send, wait for the headers, judge the status
 //! body.rs     a body that survives resets: the only request that resumes
+//! told.rs     what stores told meanwhile of whole objects
 //! ```
 
 mod body;
 mod client;
+mod told;
 mod tree;
 
 pub(crate) use tree::Tree;
 
 use crate::access::{Access, Question};
+use crate::dialect::checksum::{Checksum as Told, HELD_MAX};
 use crate::dialect::listing::Answer;
 use crate::dialect::{BucketDialect, From, Object};
 use crate::dispatch::Lane;
@@ -26,9 +29,10 @@ use crate::keys::{is_path, show};
 use crate::limits::Limits;
 use crate::observe::{Observer, RetryCause};
 use crate::retry::Fault;
-use crate::{ByteStream, Entry, Examined, Kind, Page, Source, Step, StoreError, Version};
+use crate::{ByteStream, Checksum, Entry, Examined, Kind, Page, Source, Step, StoreError, Version};
 use async_trait::async_trait;
 use client::{Ask, Client, Opens, content};
+use crc_fast::CrcAlgorithm;
 use futures::FutureExt;
 use http::{HeaderMap, Method};
 use std::ops::Range;
@@ -146,6 +150,33 @@ impl Bucket {
         Ok(page.has_prefix(directory))
     }
 
+    /// By a request of its own, where the store has one for it.
+    async fn ask_for_checksum(&self, key: &[u8], version: &Version) -> Result<Option<Told>, StoreError> {
+        let Some(headers) = self.store.telling(version) else { return Ok(None) };
+        let told = self.client.told();
+        if !told.is_worth_asking() {
+            return Ok(None);
+        }
+        let (what, url) = (self.client.what(key), self.store.object(key));
+        let (what, url, headers) = (&what, &url, &headers);
+        let attempt = async |patience| {
+            let ask = Ask {
+                method: Method::HEAD,
+                url,
+                headers: headers.clone(),
+                takes: content,
+                opens: Opens::Object,
+            };
+            let answer = self.client.send(ask, what, patience).await?;
+            let is_it = self.store.version(answer.headers(), version).is_some_and(|found| found == *version);
+            Ok((self.store.checksum(answer.headers()).filter(|_| is_it), 0))
+        };
+        let question = self.access.question();
+        let answer = self.client.ask("head", what, question, |patience| attempt(patience).boxed()).await;
+        told.asked(matches!(answer, Ok(Some(_))));
+        answer
+    }
+
     /// The object of exactly this key; None also where a listing would report it as one that cannot be shown.
     async fn object(&self, key: &[u8], question: Question) -> Result<Option<Object>, StoreError> {
         let what = self.client.what(key);
@@ -240,6 +271,20 @@ impl Source for Bucket {
             return Err(StoreError::not_found(&self.client.what(&key)));
         }
         body::open(self.client.clone(), &key, version, range, self.access.question()).await
+    }
+
+    fn sums(&self, size: u64) -> Option<CrcAlgorithm> {
+        self.store.sums().filter(|_| size > HELD_MAX)
+    }
+
+    async fn checksum(&self, path: &[u8], version: &Version) -> Result<Option<Checksum>, StoreError> {
+        let key = self.prefix.key(path);
+        let url = self.store.content(&key, version);
+        let told = match url.and_then(|url| self.client.told().take(&url, version)) {
+            Some(told) => told,
+            None => self.ask_for_checksum(&key, version).await?,
+        };
+        Ok(told.map(|told| Checksum { algorithm: told.algorithm, value: told.value }))
     }
 
     async fn check(&self, limit: Duration) -> Result<(), StoreError> {

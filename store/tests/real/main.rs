@@ -56,6 +56,11 @@ fn of(path: &str, range: std::ops::Range<u64>) -> Vec<u8> {
     content::bytes(content::id(path), range)
 }
 
+/// Other stores than S3 have other ways.
+async fn put_in_parts(real: &Real, parts: [Vec<u8>; 2], checksum: (&str, &str)) -> Kept {
+    if real.scheme == "s3" { real.put_in_parts("m", parts, checksum).await } else { Kept::No(0) }
+}
+
 /// One server at a time: what each is, stands in `servers`.
 #[tokio::test]
 async fn each_server_keeps_what_the_contract_claims() {
@@ -166,6 +171,30 @@ async fn each_server_keeps_what_the_contract_claims() {
         assert_ne!(now, old, "{}", real.name);
         assert_eq!(read(&*source, b"o", &now, 0..SIZE).await.unwrap(), of("other", 0..SIZE), "{}", real.name);
 
+        // Checksums of whole objects: those that it tells are right, however they were put there.
+        const PART: u64 = 5 << 20;
+        let of_parts = || [of("m", 0..PART), of("m", PART..PART + SIZE)];
+        let mut told = Vec::new();
+        for (name, kept) in [
+            ("one piece", real.put("m", of("m", 0..PART + SIZE)).await),
+            ("CRC64NVME", put_in_parts(&real, of_parts(), ("CRC64NVME", "FULL_OBJECT")).await),
+            ("CRC32C", put_in_parts(&real, of_parts(), ("CRC32C", "FULL_OBJECT")).await),
+            ("parts' CRC32C", put_in_parts(&real, of_parts(), ("CRC32C", "COMPOSITE")).await),
+        ] {
+            if matches!(kept, Kept::No(_)) {
+                continue;
+            }
+            let version = version("m").await;
+            for range in [0..PART, PART..PART + SIZE] {
+                read(&*source, b"m", &version, range).await.unwrap();
+            }
+            if let Some(sum) = source.checksum(b"m", &version).await.unwrap() {
+                let whole = of("m", 0..PART + SIZE);
+                assert_eq!(sum.value, crc_fast::checksum(sum.algorithm, &whole), "{}: {name}", real.name);
+                told.push(name);
+            }
+        }
+
         // What is wrong.
         let nothing =
             open(&real, "no-such-bucket", &real.secrets).unwrap().check(Duration::from_secs(10)).await;
@@ -197,7 +226,7 @@ async fn each_server_keeps_what_the_contract_claims() {
             other => panic!("{}: {other:?}", real.name),
         }
         table.push(format!(
-            "{:<16} {kept} of {} odd keys; refuses {lost:?}, breaks at {:?}",
+            "{:<16} tells checksums of {told:?}; {kept} of {} odd keys; refuses {lost:?}, breaks at {:?}",
             real.name,
             ODD_KEYS.len(),
             real.breaks_at

@@ -2,8 +2,12 @@
 
 use crate::common::BUCKET;
 use crate::{ceph, web};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use crc_fast::CrcAlgorithm;
 use futures::future::BoxFuture;
-use http::{HeaderName, HeaderValue, Method, Request, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use object_store::aws::{AwsAuthorizer, AwsCredential};
 use object_store::azure::{AzureAccessKey, AzureAuthorizer, AzureCredential};
 use object_store::client::HttpRequestBody;
@@ -170,7 +174,55 @@ impl Real {
         if status.is_success() { Kept::Yes } else { Kept::No(status.as_u16()) }
     }
 
+    /// In two parts, as S3's clients upload large objects. `of`: what S3 is to keep a checksum of, and how.
+    pub(crate) async fn put_in_parts(&self, key: &str, parts: [Vec<u8>; 2], of: (&str, &str)) -> Kept {
+        let path = format!("/{BUCKET}/{}", utf8_percent_encode(key, STRICT_PATH));
+        let (algorithm, kind) = of;
+        let asks = [("x-amz-checksum-algorithm", algorithm), ("x-amz-checksum-type", kind)];
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let between = |text: &str, tag: &str| {
+            let (_, rest) = text.split_once(&format!("<{tag}>"))?;
+            Some(rest.split_once("</")?.0.to_owned())
+        };
+        let (status, _, said) = self.ask(Method::POST, &format!("{path}?uploads="), &asks, Vec::new()).await;
+        let Some(upload) = between(&text(&said), "UploadId") else { return Kept::No(status.as_u16()) };
+        let upload = utf8_percent_encode(&upload, STRICT).to_string();
+        let mut list = String::new();
+        for (number, part) in (1..).zip(parts) {
+            let sum = match algorithm {
+                "CRC64NVME" => crc_fast::checksum(CrcAlgorithm::Crc64Nvme, &part).to_be_bytes().to_vec(),
+                _ => crc_fast::crc32_iscsi(&part).to_be_bytes().to_vec(),
+            };
+            let (name, sum) = (algorithm.to_ascii_lowercase(), BASE64_STANDARD.encode(sum));
+            let path = format!("{path}?partNumber={number}&uploadId={upload}");
+            let header = format!("x-amz-checksum-{name}");
+            let (status, headers, _) = self.ask(Method::PUT, &path, &[(&header, &sum)], part).await;
+            let Some(etag) = headers.get("etag").and_then(|etag| etag.to_str().ok()) else {
+                return Kept::No(status.as_u16());
+            };
+            let tag = format!("Checksum{algorithm}");
+            list.push_str(&format!(
+                "<Part><ETag>{etag}</ETag><{tag}>{sum}</{tag}><PartNumber>{number}</PartNumber></Part>"
+            ));
+        }
+        let list = format!("<CompleteMultipartUpload>{list}</CompleteMultipartUpload>").into_bytes();
+        let path = format!("{path}?uploadId={upload}");
+        let (status, _, said) = self.ask(Method::POST, &path, &asks[1..], list).await;
+        let done = status.is_success() && !text(&said).contains("<Error>");
+        if done { Kept::Yes } else { Kept::No(status.as_u16()) }
+    }
+
     async fn send(&self, method: Method, path: &str, headers: &[(&str, &str)], body: Vec<u8>) -> StatusCode {
+        self.ask(method, path, headers, body).await.0
+    }
+
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> (StatusCode, HeaderMap, Bytes) {
         let url = format!("{}{path}", self.endpoint());
         let mut request = Request::new(HttpRequestBody::from(body.clone()));
         *request.method_mut() = method;
@@ -200,7 +252,8 @@ impl Real {
         parts.headers.insert("content-length", body.len().into());
         let sent =
             self.client.request(parts.method, url).headers(parts.headers).body(body).send().await.unwrap();
-        sent.status()
+        let (status, headers) = (sent.status(), sent.headers().clone());
+        (status, headers, sent.bytes().await.unwrap_or_default())
     }
 }
 

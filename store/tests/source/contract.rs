@@ -747,6 +747,63 @@ async fn a_body_that_was_changed_on_its_way_is_fetched_again() {
     }
 }
 
+#[tokio::test]
+async fn what_a_store_tells_of_a_whole_object_is_known_when_its_parts_have_come() {
+    use store::Checksum;
+    const SIZE: u64 = 5 << 20;
+    let stores = stores_where(|config| config.checksums = true).await;
+    for store in stores {
+        let scheme = store.scheme;
+        let seen = store.put("o", SIZE);
+        let source = store.source();
+        let Some(algorithm) = source.sums(SIZE) else {
+            assert!(matches!(scheme, "pages" | "json" | "dav"), "{scheme}");
+            assert_eq!(source.checksum(b"o", &seen).await.unwrap(), None, "{scheme}");
+            continue;
+        };
+        assert_eq!(source.sums(500_000), None, "{scheme}: compared as it comes");
+        let whole = content::bytes(content::id("o"), 0..SIZE);
+        let right = Checksum { algorithm, value: crc_fast::checksum(algorithm, &whole) };
+        let requests = || store.server.stats().requests.values().sum::<u64>();
+        // In two parts: who tells it with each part is not asked again.
+        for range in [0..SIZE / 2, SIZE / 2..SIZE] {
+            read(&*source, b"o", &seen, range).await.unwrap();
+        }
+        let before = requests();
+        let told = source.checksum(b"o", &seen).await.unwrap();
+        // Azure has none of more than 4 MiB.
+        assert_eq!(told, (scheme != "az").then_some(right), "{scheme}");
+        let questions = if scheme == "s3" { 1 } else { 0 };
+        assert_eq!(requests() - before, questions, "{scheme}");
+        // In one piece: nobody is asked.
+        let small = store.put("small", 3 << 20);
+        let whole = content::bytes(content::id("small"), 0..3 << 20);
+        let right = Checksum { algorithm, value: crc_fast::checksum(algorithm, &whole) };
+        read(&*source, b"small", &small, 0..3 << 20).await.unwrap();
+        let before = requests();
+        assert_eq!(source.checksum(b"small", &small).await.unwrap(), Some(right), "{scheme}");
+        assert_eq!(requests(), before, "{scheme}");
+        // Of another version it tells nothing that could be taken for this one's.
+        store.put("o", SIZE + 1);
+        match source.checksum(b"o", &seen).await {
+            Ok(None) | Err(StoreError::Stale { .. }) => {}
+            other => panic!("{scheme}: {other:?}"),
+        }
+    }
+    // A store that tells nothing is asked now and then.
+    for store in stores_where(|_| {}).await {
+        let source = store.source();
+        let mut asked = 0;
+        for k in 0..100 {
+            let seen = store.put(&format!("o{k}"), SIZE);
+            let before = store.server.stats().requests.values().sum::<u64>();
+            assert_eq!(source.checksum(format!("o{k}").as_bytes(), &seen).await.unwrap(), None);
+            asked += store.server.stats().requests.values().sum::<u64>() - before;
+        }
+        assert!(asked < 20, "{}: {asked}", store.scheme);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_fails_in_every_way_still_gives_the_right_bytes() {
     for store in stores().await {

@@ -45,6 +45,9 @@ struct Options {
     /// Also answer requests without a signature.
     #[arg(long)]
     anonymous: bool,
+    /// Tell checksums as the store does that it stands for.
+    #[arg(long)]
+    checksums: bool,
     /// Speak OSS instead of S3, as this region.
     #[arg(long, value_name = "REGION", group = "protocol")]
     oss: Option<String>,
@@ -94,6 +97,7 @@ fn config(options: &Options) -> Result<Config> {
     let config = Config {
         listen: options.listen,
         anonymous: options.anonymous,
+        checksums: options.checksums,
         keys: vec![Key::new(&options.access_key, secret, Rights::All)],
         protocol,
         faults: match &options.faults {

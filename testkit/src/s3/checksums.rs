@@ -16,24 +16,25 @@ pub(super) enum Sums {
 }
 
 impl Sums {
-    /// `asked`: the request's headers. `is_whole`: `bytes` are the whole object.
+    /// `asked`: the request's headers. `part`: what the answer brings, None for one without a body.
     pub(super) fn of(
         self,
         asked: &HeaderMap,
-        bytes: &[u8],
-        is_whole: bool,
+        part: Option<&[u8]>,
+        whole: &[u8],
     ) -> Option<(HeaderName, HeaderValue)> {
         let asks = |name: &str, value: &str| {
             asked.get(name).is_some_and(|asked| asked.as_bytes().eq_ignore_ascii_case(value.as_bytes()))
         };
-        let of = |algorithm| checksum(algorithm, bytes);
+        let of = |algorithm| checksum(algorithm, whole);
+        let is_whole = part.is_none_or(|part| part.len() == whole.len());
         let (name, text) = match self {
             Self::S3 if is_whole && asks("x-amz-checksum-mode", "enabled") => (
                 "x-amz-checksum-crc64nvme",
                 BASE64_STANDARD.encode(of(CrcAlgorithm::Crc64Nvme).to_be_bytes()),
             ),
-            Self::Oss if is_whole => ("x-oss-hash-crc64ecma", of(CrcAlgorithm::Crc64Xz).to_string()),
-            Self::Gcs if is_whole => {
+            Self::Oss => ("x-oss-hash-crc64ecma", of(CrcAlgorithm::Crc64Xz).to_string()),
+            Self::Gcs => {
                 let crc = &of(CrcAlgorithm::Crc32Iscsi).to_be_bytes()[4..];
                 (
                     "x-goog-hash",
@@ -41,7 +42,8 @@ impl Sums {
                 )
             }
             Self::Azure if asks("x-ms-range-get-content-crc64", "true") => {
-                ("x-ms-content-crc64", BASE64_STANDARD.encode(of(CrcAlgorithm::Crc64Nvme).to_le_bytes()))
+                let of_part = checksum(CrcAlgorithm::Crc64Nvme, part?);
+                ("x-ms-content-crc64", BASE64_STANDARD.encode(of_part.to_le_bytes()))
             }
             _ => return None,
         };

@@ -9,6 +9,7 @@ use super::service::{Buckets, Guard};
 use super::stats::Counters;
 use crate::faults::{Decision, Faults, Script, Seen};
 use async_trait::async_trait;
+use futures::StreamExt;
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
@@ -43,6 +44,16 @@ pub(super) enum Speaks {
     /// As S3 does, but for headers and signatures.
     Oss(Oss),
     Other(Arc<dyn Adapter>),
+}
+
+impl Speaks {
+    fn sums(&self) -> Sums {
+        match self {
+            Self::S3 => Sums::S3,
+            Self::Oss(_) => Sums::Oss,
+            Self::Other(adapter) => adapter.sums(),
+        }
+    }
 }
 
 const CUSTOMER_KEY: Names = Names {
@@ -174,6 +185,7 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
         }
     };
     let (op, key) = (asked.op, asked.key.clone());
+    let bucket = asked.bucket.clone();
     *shared.counters.lock().requests.entry(op.to_owned()).or_insert(0) += 1;
     let range = request.headers().get("range").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let decision = shared.faults.decide(Seen { op, key: &key, range });
@@ -246,7 +258,12 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
         body = Bytes::from(claimed).into();
     }
     if op == "GetObject" && parts.status.is_success() && (shared.checksums || decision.flipped_bit) {
-        body = summed(&mut parts.headers, body, &asks, &shared, &decision).await?;
+        let whole = whole_object(&shared, &bucket, &key).await?;
+        body = summed(&mut parts.headers, body, &whole, &asks, &shared, &decision).await?;
+    }
+    if op == "HeadObject" && parts.status.is_success() && shared.checksums {
+        let whole = whole_object(&shared, &bucket, &key).await?;
+        parts.headers.extend(shared.speaks.sums().of(&asks, None, &whole));
     }
     let claimed = parts.headers.get("content-length").and_then(|value| value.to_str().ok());
     let length = claimed.and_then(|claimed| claimed.parse::<i64>().ok()).map(i64::cast_unsigned);
@@ -269,10 +286,26 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
     Ok(response)
 }
 
+/// Stores tell the checksum of all of it beside a part of it.
+async fn whole_object(shared: &Shared, bucket: &str, key: &str) -> io::Result<Vec<u8>> {
+    let bucket = {
+        let buckets = shared.buckets.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        buckets.get(bucket).cloned().ok_or_else(|| io::Error::other("no such bucket"))?
+    };
+    let meta = bucket.stat(key)?.ok_or_else(|| io::Error::other("no such object"))?;
+    let mut pieces = bucket.read(key, &meta, 0..meta.size)?;
+    let mut whole = Vec::new();
+    while let Some(piece) = pieces.next().await {
+        whole.extend_from_slice(&piece?);
+    }
+    Ok(whole)
+}
+
 /// The same body with what is told about it; and then, where the script says so, not quite the same.
 async fn summed(
     headers: &mut HeaderMap,
     mut body: s3s::Body,
+    whole: &[u8],
     asked: &HeaderMap,
     shared: &Shared,
     decision: &Decision,
@@ -283,17 +316,8 @@ async fn summed(
             bytes.extend_from_slice(&data);
         }
     }
-    let sums = match &shared.speaks {
-        Speaks::S3 => Sums::S3,
-        Speaks::Oss(_) => Sums::Oss,
-        Speaks::Other(adapter) => adapter.sums(),
-    };
-    let range = headers.get("content-range").and_then(|range| range.to_str().ok());
-    let length = bytes.len();
-    let is_whole =
-        range.is_none_or(|range| range == format!("bytes 0-{}/{length}", length.saturating_sub(1)));
     if shared.checksums {
-        headers.extend(sums.of(asked, &bytes, is_whole));
+        headers.extend(shared.speaks.sums().of(asked, Some(&bytes), whole));
     }
     if decision.flipped_bit && !bytes.is_empty() {
         let at = (bytes.len() - 1) as f64 * decision.place;
@@ -357,7 +381,8 @@ fn classify(request: &Request<Incoming>) -> Asked {
         (key, &Method::DELETE) => ("DeleteObject", decode(key)),
         _ => ("Other", String::new()),
     };
-    Asked { op, key, ..Asked::default() }
+    let bucket = decode(path.split('/').next().unwrap_or_default());
+    Asked { op, bucket, key, ..Asked::default() }
 }
 
 async fn control(request: Request<Incoming>, shared: &Shared) -> (StatusCode, String) {

@@ -3,6 +3,7 @@
 mod cost;
 mod faults;
 mod hangs;
+mod judge;
 mod model;
 mod policy;
 mod reading;
@@ -53,6 +54,8 @@ pub(super) enum Fault {
     CutAt(u64),
     /// This many bytes, then the end.
     EndAt(u64),
+    /// The first byte is another one.
+    Flip,
 }
 
 const CHUNK: u64 = 3000;
@@ -135,6 +138,7 @@ impl Fetch for From {
             Some(Fault::EndAt(n)) => (n, false),
             _ => (u64::MAX, false),
         };
+        let flips = matches!(fault, Some(Fault::Flip));
         let state = (InFlight::new(object.clone()), range.start, 0u64);
         Ok(futures::stream::unfold(Some(state), move |state| {
             let range = range.clone();
@@ -152,7 +156,9 @@ impl Fetch for From {
                     tokio::time::sleep(Duration::from_micros(micros)).await;
                 }
                 let end = (at + CHUNK).min(range.end).min(at.saturating_add(limit - sent));
-                let chunk = Bytes::from(object.content(at..end));
+                let mut content = object.content(at..end);
+                content[0] ^= u8::from(flips && at == range.start);
+                let chunk = Bytes::from(content);
                 object.bytes.fetch_add(end - at, SeqCst);
                 Some((Ok(chunk), Some((flight, end, sent + (end - at)))))
             }
@@ -171,6 +177,7 @@ pub(super) struct Counts {
     pub degraded: AtomicU64,
     pub recovered: AtomicU64,
     pub uncached: AtomicU64,
+    pub changed: AtomicU64,
     pub reasons: Mutex<Vec<Reason>>,
 }
 impl Observer for Counts {
@@ -187,6 +194,9 @@ impl Observer for Counts {
     }
     fn degraded(&self, _: u8, degraded: bool) {
         if degraded { &self.degraded } else { &self.recovered }.fetch_add(1, SeqCst);
+    }
+    fn changed_on_its_way(&self) {
+        self.changed.fetch_add(1, SeqCst);
     }
     fn uncached(&self, bytes: u64) {
         self.uncached.fetch_add(bytes, SeqCst);

@@ -35,7 +35,7 @@ impl CrowdVolume {
         let large_bytes = (threads as u64 * 4096).next_multiple_of(1 << 20);
         let shape = Shape { directories: 0, files: 0, small_bytes: 0, large: 1, large_bytes };
         let tree = Tree::generated("crowd/", shape);
-        let server = Server::speaking(node.options().store, false, node.places(), "s3-crowd")?;
+        let server = Server::speaking(node.options().store, &[], node.places(), "s3-crowd")?;
         server.add(&tree, "crowd")?;
         let endpoint = server.endpoint();
         let more = [("endpoint", endpoint.as_str()), ("profile", "large"), ("freshness", "static")];
