@@ -127,6 +127,12 @@ pub trait Source: Send + Sync + std::fmt::Debug {
         Ok(None)
     }
 
+    /// What [`Self::checksum`] told was that of no bytes that came: some servers mean the checksum of their parts'
+    /// checksums, and do not say so. True: it was one too many, none is told any more.
+    fn told_wrong(&self) -> bool {
+        false
+    }
+
     /// Do questions to it wait for nothing but their turn on this node, so that its silence says nothing about it?
     fn is_queued(&self) -> bool {
         false

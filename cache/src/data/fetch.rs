@@ -38,6 +38,9 @@ pub trait Fetch: Send + Sync {
     async fn checksum(&self) -> Result<Option<Checksum>, FetchError> {
         Ok(None)
     }
+
+    /// What came does not have the checksum that was told. `again`: it came twice with the same bytes, so it stays.
+    fn came_wrong(&self, _again: bool) {}
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

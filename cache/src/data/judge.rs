@@ -3,44 +3,17 @@
 //! Readers have had its blocks by then: those that read wrong ones have read them. What this sees to is that the node
 //! does not go on with them.
 
+use super::Reason;
 use super::file::File;
 use super::pool::call_returned;
 use super::sums::{Checksum, Sums};
 use super::verify::read_exact_at;
-use super::{FileKey, Reason};
 use crc_fast::{CrcAlgorithm, Digest};
-use std::collections::VecDeque;
-use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Read at once when a file is added up again.
 const STEP_BYTES: u64 = 4 << 20;
-/// So many files are remembered that did not have their checksum.
-const WRONG_MAX: usize = 1024;
-
-/// Files that did not have their checksum, and what they added up to.
-#[derive(Default)]
-pub(crate) struct Wrong {
-    keys: RandomState,
-    files: Mutex<VecDeque<(u64, u64)>>,
-}
-
-impl Wrong {
-    /// Has the same version come before, and was it the same then? Nothing on the way does that twice.
-    fn again(&self, key: &FileKey, found: u64) -> bool {
-        let seen = (self.keys.hash_one(key), found);
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        if files.contains(&seen) {
-            return true;
-        }
-        if files.len() == WRONG_MAX {
-            files.pop_front();
-        }
-        files.push_back(seen);
-        false
-    }
-}
 
 impl File {
     /// `sums`: of what this instance fetched of it.
@@ -109,21 +82,12 @@ impl File {
         if found == told.value {
             return;
         }
-        let (path, algorithm) = (self.key().path.escape_ascii(), told.algorithm);
+        let again = self.engine.wrong.again(self.key(), found);
         self.engine.observer.changed_on_its_way();
-        if self.engine.wrong.again(self.key(), found) {
-            tracing::error!(
-                %path, %algorithm,
-                "an object came twice with the same bytes, which do not have the checksum that its store tells: it is kept as it \
-                 came; compare it with its original and upload it again"
-            );
-            return;
+        let fetch = self.lock().fetch.clone();
+        fetch.came_wrong(again);
+        if !again {
+            self.engine.drop_file(self.id(), Reason::Corrupted);
         }
-        tracing::error!(
-            %path, %algorithm,
-            "an object does not have the checksum that its store tells: it was changed on its way and is fetched again; who has \
-             read it may have read wrong bytes"
-        );
-        self.engine.drop_file(self.id(), Reason::Corrupted);
     }
 }

@@ -1,8 +1,11 @@
 //! Checksums of whole objects, made of what their parts brought: a store tells one, and parts come in any order.
 
+use super::FileKey;
 use crc_fast::{CrcAlgorithm, Digest, checksum_combine};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// What a store says that the bytes of an object add up to.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,6 +16,8 @@ pub struct Checksum {
 
 /// More parts than this are not kept: such a file is read again to add it up.
 const PARTS_MAX: usize = 4096;
+/// So many files are remembered that did not have their checksum.
+const WRONG_MAX: usize = 1024;
 
 /// Of one file, while it comes. Each part is what one fetch brought.
 #[derive(Default)]
@@ -31,11 +36,11 @@ struct Part {
 impl Sums {
     /// What fetched again replaces what it covers; what is covered in part only is no part any more.
     pub(crate) fn add(&mut self, bytes: Range<u64>, value: u64) {
-        let stale: Vec<u64> = (self.parts.range(..bytes.end).rev())
-            .take_while(|(_, part)| part.end > bytes.start)
-            .map(|(&start, _)| start)
-            .collect();
-        stale.iter().for_each(|start| drop(self.parts.remove(start)));
+        while let Some((&start, _)) =
+            self.parts.range(..bytes.end).next_back().filter(|(_, part)| part.end > bytes.start)
+        {
+            self.parts.remove(&start);
+        }
         if self.parts.len() < PARTS_MAX {
             self.parts.insert(bytes.start, Part { end: bytes.end, value });
         }
@@ -54,6 +59,29 @@ impl Sums {
             tokio::task::yield_now().await;
         }
         (end == size).then_some(sum)
+    }
+}
+
+/// Files that did not have their checksum, and what they added up to.
+#[derive(Default)]
+pub(crate) struct Wrong {
+    keys: RandomState,
+    files: Mutex<VecDeque<(u64, u64)>>,
+}
+
+impl Wrong {
+    /// Has the same version come before, and was it the same then? Nothing on the way does that twice.
+    pub(crate) fn again(&self, key: &FileKey, found: u64) -> bool {
+        let seen = (self.keys.hash_one(key), found);
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        if files.contains(&seen) {
+            return true;
+        }
+        if files.len() == WRONG_MAX {
+            files.pop_front();
+        }
+        files.push_back(seen);
+        false
     }
 }
 

@@ -111,7 +111,7 @@ fn a_large_object_that_was_changed_on_its_way_does_not_stay() -> Result<()> {
         let flipped = Rule::nth(Fault::FlippedBit, &[3]).op("GetObject");
         node.server.set_faults(&Script { seed: 1, rules: vec![flipped] })?;
         node.server.reset()?;
-        node.agent().warm(&[mounted.target.clone()], PATIENCE)?;
+        node.agent().warm(std::slice::from_ref(&mounted.target), PATIENCE)?;
         let changed = || node.agent().stats().is_ok_and(|stats| stats.get(CHANGED) == Some(&1.0));
         ensure!(wait_until(PATIENCE, changed), "{store}: {:?}", node.agent().stats()?);
         // Nobody reads what came first.

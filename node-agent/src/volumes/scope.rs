@@ -749,6 +749,31 @@ impl cache::data::Fetch for FromSource {
         let told = scope.source.checksum(&self.path, &self.version).await.map_err(|e| fetch_error(&e))?;
         Ok(told.map(|told| Checksum { algorithm: told.algorithm, value: told.value }))
     }
+
+    fn came_wrong(&self, again: bool) {
+        let Some(scope) = self.scope.upgrade() else { return };
+        let (source, path) = (&scope.shown, String::from_utf8_lossy(&self.path));
+        if let Some(left_out) = scope.failed_said.say() {
+            let what = match again {
+                true => {
+                    "it is kept, for it came twice with the same bytes: compare it with its original and upload it again"
+                }
+                false => {
+                    "it was changed on its way and is fetched again; who has read it may have read wrong bytes"
+                }
+            };
+            tracing::error!(
+                left_out, %source, %path,
+                "an object does not have the checksum that its store tells: {what}"
+            );
+        }
+        if again && scope.source.told_wrong() {
+            tracing::warn!(
+                %source,
+                "this store tells checksums that its objects do not have: those of large objects are not compared any more"
+            );
+        }
+    }
 }
 
 fn take_back(scope: &Weak<Scope>, listing: meta::ListingWriter<Arc<meta::Store>>) {

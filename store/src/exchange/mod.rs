@@ -274,7 +274,11 @@ impl Source for Bucket {
     }
 
     fn sums(&self, size: u64) -> Option<CrcAlgorithm> {
-        self.store.sums().filter(|_| size > HELD_MAX)
+        self.store.sums().filter(|_| size > HELD_MAX && self.client.told().is_believed())
+    }
+
+    fn told_wrong(&self) -> bool {
+        self.client.told().is_wrong()
     }
 
     async fn checksum(&self, path: &[u8], version: &Version) -> Result<Option<Checksum>, StoreError> {

@@ -10,6 +10,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// Twice so many are kept at most.
 const GENERATION: usize = 2048;
+/// After so many wrong ones a store is not believed.
+const WRONG: u32 = 3;
 /// After so many objects of which the store told nothing …
 const UNTOLD: u32 = 16;
 /// … it is asked about one in so many.
@@ -21,6 +23,8 @@ pub(super) struct Told {
     kept: Mutex<Kept>,
     /// So often in a row the store was asked and told nothing.
     untold: AtomicU32,
+    /// So often what it told was wrong.
+    wrong: AtomicU32,
 }
 
 /// The older half goes as a whole.
@@ -48,17 +52,27 @@ impl Told {
         young.or(old)
     }
 
+    pub(super) fn is_believed(&self) -> bool {
+        self.wrong.load(Ordering::Relaxed) < WRONG
+    }
+
+    /// Once more. Was that too much?
+    pub(super) fn is_wrong(&self) -> bool {
+        self.wrong.fetch_add(1, Ordering::Relaxed) + 1 == WRONG
+    }
+
     /// Is it worth a request?
     pub(super) fn is_worth_asking(&self) -> bool {
         let untold = self.untold.load(Ordering::Relaxed);
-        untold < UNTOLD || self.untold.fetch_add(1, Ordering::Relaxed) % ONE_IN == 0
+        untold < UNTOLD || self.untold.fetch_add(1, Ordering::Relaxed).is_multiple_of(ONE_IN)
     }
 
     /// What came of a request.
     pub(super) fn asked(&self, was_told: bool) {
-        match was_told {
-            true => self.untold.store(0, Ordering::Relaxed),
-            false => drop(self.untold.fetch_add(1, Ordering::Relaxed)),
+        if was_told {
+            self.untold.store(0, Ordering::Relaxed);
+        } else {
+            self.untold.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -94,6 +108,13 @@ mod tests {
     }
 
     #[test]
+    fn a_store_that_tells_wrong_ones_is_not_believed_for_long() {
+        let told = Told::default();
+        let believed: Vec<_> = (0..5).map(|_| (told.is_believed(), told.is_wrong())).collect();
+        assert_eq!(believed, [(true, false), (true, false), (true, true), (false, false), (false, false)]);
+    }
+
+    #[test]
     fn a_store_that_tells_nothing_is_seldom_asked() {
         let told = Told::default();
         let asked = |times: u32, tells: bool| {
@@ -102,7 +123,7 @@ mod tests {
         };
         assert_eq!(asked(UNTOLD, false), UNTOLD);
         let seldom = asked(1000 * ONE_IN, false);
-        assert!((500..=1000).contains(&seldom), "{seldom}");
+        assert!((500..=1100).contains(&seldom), "{seldom}");
         // Once it tells something it is asked each time.
         while !told.is_worth_asking() {}
         told.asked(true);

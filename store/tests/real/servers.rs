@@ -67,6 +67,8 @@ pub(crate) struct Real {
     pub(crate) below_a_file: Below,
     /// A directory that it shows in the bucket's listing, without a key below it.
     pub(crate) keyless: Option<&'static str>,
+    /// Of an object with this checksum it tells that of its parts' checksums.
+    pub(crate) tells_wrong: Option<&'static str>,
     port: u16,
     client: reqwest::Client,
     _process: Process,
@@ -142,6 +144,7 @@ impl Real {
             breaks_at: &[],
             below_a_file: Below::Listed,
             keyless: None,
+            tells_wrong: None,
             port,
             client,
             _process: process,
@@ -273,6 +276,7 @@ async fn moto() -> Real {
     real.secrets = vec![("accessKeyId", "id".into()), ("secretAccessKey", "secret".into())];
     // A line break.
     real.refuses = 1;
+    real.tells_wrong = Some("CRC32C FULL_OBJECT");
     assert!(real.send(Method::PUT, &format!("/{BUCKET}"), &[], Vec::new()).await.is_success());
     real
 }

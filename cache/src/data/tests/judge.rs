@@ -8,6 +8,7 @@ struct Telling {
     sums: Option<CrcAlgorithm>,
     told: Result<Option<Checksum>, Cause>,
     asked: AtomicU64,
+    wrong: AtomicU64,
 }
 
 #[async_trait]
@@ -23,7 +24,10 @@ impl Fetch for Telling {
     }
     async fn checksum(&self) -> Result<Option<Checksum>, FetchError> {
         self.asked.fetch_add(1, SeqCst);
-        self.told.clone().map_err(error)
+        self.told.map_err(error)
+    }
+    fn came_wrong(&self, again: bool) {
+        self.wrong.fetch_add(u64::from(again), SeqCst);
     }
 }
 
@@ -36,7 +40,13 @@ fn truth(object: &Object, algorithm: CrcAlgorithm) -> Checksum {
 }
 
 fn telling(object: &Arc<Object>, told: Result<Option<Checksum>, Cause>) -> Arc<Telling> {
-    Arc::new(Telling { object: object.clone(), sums: Some(NVME), told, asked: AtomicU64::new(0) })
+    Arc::new(Telling {
+        object: object.clone(),
+        sums: Some(NVME),
+        told,
+        asked: AtomicU64::new(0),
+        wrong: AtomicU64::new(0),
+    })
 }
 
 async fn come(engine: &Arc<Engine>, fetch: &Arc<Telling>) -> Arc<File> {
@@ -141,6 +151,7 @@ async fn a_store_that_tells_nonsense_costs_one_more_fetch_and_no_more() {
     until("it is let go of", || first.is_gone()).await;
     let second = come(&engine, &fetch).await;
     until("it is judged", || counts.changed.load(SeqCst) == 2).await;
+    until("its store is told", || fetch.wrong.load(SeqCst) == 1).await;
     assert!(!second.is_gone() && second.is_whole());
     let requests = object.requests();
     assert_eq!(come(&engine, &fetch).await.id(), second.id());
@@ -166,6 +177,7 @@ async fn a_store_that_tells_nothing_or_fails_to_takes_nothing_away() {
         sums: None,
         told: Ok(Some(Checksum { algorithm: NVME, value: 7 })),
         asked: AtomicU64::new(0),
+        wrong: AtomicU64::new(0),
     });
     let file = come(&engine, &fetch).await;
     keep(&engine).await;
