@@ -372,7 +372,7 @@ fn free_inodes() -> u8 {
 impl Default for Store {
     fn default() -> Self {
         Self {
-            max_requests: 64,
+            max_requests: 128,
             bandwidth: Size(0),
             tls_min: store::TlsVersion::default(),
             proxy: None,
@@ -563,7 +563,7 @@ mod tests {
         let config = parse(GOOD).unwrap();
         assert_eq!(config.cache.block, Size(128 << 10));
         assert_eq!(config.cache.tiers[0].min_free_bytes, 15);
-        assert_eq!(config.store.max_requests, 64);
+        assert_eq!(config.store.max_requests, 128);
         assert_eq!(config.store.tls_min, store::TlsVersion::Tls12);
         assert_eq!(config.workers.hang_limit, Span(Duration::from_secs(15)));
         assert_eq!(config.disk_timeout(), Duration::from_secs(10));

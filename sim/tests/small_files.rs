@@ -7,7 +7,7 @@ const LINK: Plan = Plan {
     files: 10_000,
     read: 10_000,
     programs: 1,
-    slots: 48,
+    slots: 96,
     round_trip: Duration::from_millis(20),
     work: Duration::from_micros(500),
     failing: 0,

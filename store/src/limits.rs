@@ -52,7 +52,7 @@ impl fmt::Display for TlsVersion {
 impl Default for LimitsConfig {
     fn default() -> Self {
         Self {
-            requests: 64,
+            requests: 128,
             bytes_per_second: None,
             connect_timeout: Duration::from_secs(5),
             stall_timeout: Duration::from_secs(10),

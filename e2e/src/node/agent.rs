@@ -128,7 +128,7 @@ impl Default for AgentOptions {
             memory: "96Mi",
             scope_limit: None,
             metadata_stores: None,
-            max_requests: 64,
+            max_requests: 128,
             threads: 4,
             standby: 1,
             source_wait: "20s",
