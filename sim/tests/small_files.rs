@@ -44,7 +44,7 @@ fn an_epoch_over_a_link_does_not_pay_a_round_trip_for_each_file() {
 #[test]
 fn who_reads_a_few_files_of_a_directory_pays_for_a_few_more() {
     let seed = seed();
-    for (read, most) in [(1, 1), (8, 8), (16, 16 + 50), (32, 32 + 250), (64, 64 + 1200)] {
+    for (read, most) in [(1, 1), (8, 8), (16, 16 + 50), (32, 32 + 450), (64, 64 + 2_200)] {
         let plan = Plan { read, ..LINK };
         let summary = run(seed, plan).unwrap();
         println!("{read} files read: {} fetched", summary.fetched);

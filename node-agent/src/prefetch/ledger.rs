@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Misses in one directory before anything is fetched ahead.
 pub(crate) const PATIENCE: u32 = 8;
-/// Files that one further miss is worth: half of the misses so far, and at most this. So a thousand files that are read in
-/// a random order cost some 60 round trips, and who reads sixteen of them pays for fifty more.
+/// Files that one further miss is worth at most.
 const CREDIT_MAX: u32 = 64;
 /// A directory that was left alone for this long begins anew.
 const FORGOTTEN: Duration = Duration::from_secs(120);
@@ -21,6 +20,17 @@ const FORGOTTEN: Duration = Duration::from_secs(120);
 /// come first.
 pub fn at_once(data_slots: usize) -> usize {
     (data_slots - data_slots / 4).max(1)
+}
+
+/// Files that the miss with this number is worth: half as many as were missed so far, and as many once that was twice the
+/// patience. So a thousand files that are read in a random order cost some 45 round trips; who reads sixteen of them pays
+/// for fifty more, and who reads 32 for 440.
+fn worth(misses: u32) -> u32 {
+    match misses {
+        0..=PATIENCE => 0,
+        n if n <= 2 * PATIENCE => n / 2,
+        n => n.min(CREDIT_MAX),
+    }
 }
 
 /// What the readers of one directory have earned.
@@ -48,9 +58,7 @@ impl Ledger {
         }
         self.last = now;
         self.misses += 1;
-        if self.misses > PATIENCE {
-            self.owed += (self.misses / 2).min(CREDIT_MAX);
-        }
+        self.owed += worth(self.misses);
         self.owed > 0 && !std::mem::replace(&mut self.running, self.owed > 0)
     }
 
@@ -122,9 +130,9 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_a_thousand_is_paid_for_after_a_sixteenth_of_it() {
+    fn a_directory_of_a_thousand_is_paid_for_after_a_twentieth_of_it() {
         let owed = owed(100);
-        assert!(owed[62] >= 900, "{owed:?}");
+        assert!(owed[31] <= 450 && owed[45] >= 900, "{owed:?}");
         assert!(owed.windows(2).all(|pair| pair[1] - pair[0] <= CREDIT_MAX));
     }
 
