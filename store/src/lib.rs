@@ -15,6 +15,7 @@ mod dispatch;
 mod egress;
 mod error;
 mod exchange;
+mod hdfs;
 mod kept;
 mod keys;
 mod limits;
@@ -31,6 +32,7 @@ pub use access::{Access, ExpiryObserver, Question};
 pub use dialect::fuzz;
 pub use egress::EgressConfig;
 pub use error::StoreError;
+pub use hdfs::{Configuring, Helper, Helpers};
 pub use limits::{Limits, LimitsConfig, TlsVersion};
 pub use network::{BadNetwork, Network};
 pub use observe::{NoObserver, Observer, Outcome, RetryCause};
@@ -213,6 +215,20 @@ pub fn open(
         }
     };
     Ok(Arc::new(exchange::Bucket::open(store, prefix, extra, access, readers.as_str(), limits, observer)?))
+}
+
+/// Opens an HDFS: `place` is its authority (a name service, or host and port) and its root ("" or "/a/b"), `readers` what
+/// its readers share, `helpers` who starts the processes that ask it. Makes no contact. A volume cannot name an HDFS yet.
+pub fn open_hdfs(
+    place: (&str, &str),
+    configuring: Configuring,
+    access: Arc<Access>,
+    readers: &str,
+    limits: Arc<Limits>,
+    observer: Arc<dyn Observer>,
+    helpers: Arc<dyn Helpers>,
+) -> Arc<dyn Source> {
+    Arc::new(hdfs::Hdfs::open(place, configuring, access, readers, limits, observer, helpers))
 }
 
 /// What every request carries for somebody before the store.

@@ -26,6 +26,8 @@ const CRATES: &[(&str, &[&str])] = &[
         "millpond-fuse-worker",
         &["cache", "failpoint", "fuse-abi", "inflight", "link", "startup", "version", "volume"],
     ),
+    ("millpond-hdfs", &[]),
+    ("millpond-hdfs-helper", &["hdfs"]),
     ("millpond-hostile", &["cache", "fuse-abi", "fuse-worker", "inflight", "link", "version"]),
     ("millpond-inflight", &["fuse-abi", "version"]),
     ("millpond-link", &["version", "volume"]),
@@ -38,7 +40,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("millpond-proto-generate", &[]),
     ("millpond-sim", &["cache", "csi-plugin", "inflight", "link", "mounts", "node-agent", "volume"]),
     ("millpond-startup", &["failpoint"]),
-    ("millpond-store", &["volume"]),
+    ("millpond-store", &["hdfs", "volume"]),
     ("millpond-testkit", &[]),
     ("millpond-version", &[]),
     ("millpond-volume", &[]),
@@ -47,6 +49,7 @@ const CRATES: &[(&str, &[&str])] = &[
 /// Libraries that stand behind one border each, and who may import them.
 const LIBRARIES: &[(&str, &[&str])] = &[
     ("fuser", &["fuse-worker", "testkit"]),
+    ("hdfs-native", &["hdfs-helper"]),
     ("heed", &["cache"]),
     ("kube", &["csi-plugin"]),
     ("object_store", &["store"]),
