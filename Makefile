@@ -52,8 +52,8 @@ test: ## Every test: unit, model, real FUSE, real processes, csi-sanity. Ends wi
 e2e: ## Millpond in a real Kubernetes, built and started here (the first time 15 minutes more); KUBECONFIG: in yours.
 	scripts/e2e
 
-stores: ## The stores' contract against servers that others wrote: moto, Azurite, fake-gcs-server, versitygw, MinIO, Ceph RGW, nginx, Apache, OSS's client; installed here.
-	scripts/long-run stores scripts/stores moto azurite fake-gcs-server versitygw minio ceph-rgw nginx nginx-json apache apache-dav oss-sdk
+stores: ## The stores' contract against servers that others wrote: moto, Azurite, fake-gcs-server, versitygw, MinIO, Ceph RGW, nginx, Apache, OSS's client, Hadoop; installed here.
+	scripts/long-run stores scripts/stores moto azurite fake-gcs-server versitygw minio ceph-rgw nginx nginx-json apache apache-dav oss-sdk hdfs
 
 demo: ## Real files from a real S3 server into twenty pods, workers killed meanwhile, every byte compared, a table.
 	cargo build --locked --release --workspace $(DEMO:%=--bin %)

@@ -13,13 +13,20 @@ pub(crate) fn of(error: &HdfsError) -> Failure {
     let said = error.to_string();
     match error {
         HdfsError::FileNotFound(_) => failure(NotFound, "it does not exist"),
+        HdfsError::IOError(error) if error.kind() == ErrorKind::PermissionDenied => refused(),
+        // The library keeps to itself what a NameNode says before it hangs up.
+        HdfsError::IOError(error) if error.kind() == ErrorKind::ConnectionAborted => failure(
+            Broken,
+            "the NameNode ended the connection; so it does where it wants Kerberos and this volume has no principal",
+        ),
         HdfsError::IOError(error) => failure(of_io(error.kind()), error.to_string()),
         HdfsError::RPCError(class, text) | HdfsError::FatalRPCError(class, text) => of_exception(class, text),
-        HdfsError::GSSAPIError(..) | HdfsError::SASLError(_) => of_kerberos(&said),
+        HdfsError::GSSAPIError(_, _, text) | HdfsError::SASLError(text) => of_kerberos(text),
         HdfsError::NoSASLMechanism => failure(
             Denied,
             "HDFS offers no way to log in that this volume has credentials for: does it want Kerberos?",
         ),
+        HdfsError::DataTransferError(_) if crate::egress::has_refused() => refused(),
         HdfsError::DataTransferError(_) | HdfsError::BlocksNotFound(_) | HdfsError::ChecksumError => {
             // It lists every DataNode with all that is known of it.
             let why = if said.contains("All DataNodes failed") {
@@ -47,6 +54,12 @@ pub(crate) fn of(error: &HdfsError) -> Failure {
         | HdfsError::TrashNotEnabled => failure(Invalid, said),
         HdfsError::OperationFailed(_) => failure(Broken, said),
     }
+}
+
+fn refused() -> Failure {
+    let why =
+        "a NameNode, DataNode or KDC has an address that this node's agent does not let stores be asked at";
+    failure(FailureKind::Invalid, why)
 }
 
 fn of_io(kind: ErrorKind) -> FailureKind {
@@ -104,12 +117,17 @@ fn of_kerberos(said: &str) -> Failure {
         (FailureKind::Denied, "the clocks of this node and of the KDC differ: set them by NTP")
     } else if has(&["expired"]) {
         (FailureKind::Expired, "the tickets are over: renew the ticket cache in the Secret")
-    } else if has(&["no credentials", "no kerberos credentials", "no_cred", "can't find client principal"]) {
-        (FailureKind::Denied, "the ticket cache or keytab has nothing for this principal")
-    } else if has(&["preauthentication failed", "keytab contains no suitable", "key table entry not found"]) {
+    } else if has(&[
+        "preauthentication failed",
+        "integrity check failed",
+        "keytab contains no suitable",
+        "key table entry not found",
+    ]) {
         (FailureKind::Denied, "the KDC does not take this keytab for this principal: export it again")
     } else if has(&["not found in kerberos database"]) {
         (FailureKind::Denied, "the KDC does not know this principal, or not the one of HDFS's servers")
+    } else if has(&["no credentials", "no kerberos credentials", "no_cred", "can't find client principal"]) {
+        (FailureKind::Denied, "the ticket cache or keytab has nothing for this principal")
     } else {
         (FailureKind::Denied, "")
     };
@@ -158,6 +176,11 @@ mod tests {
     fn a_kdc_that_is_away_is_not_a_wrong_password() {
         let kind = |said: &str| of(&HdfsError::SASLError(said.into())).kind;
         assert_eq!(kind("Cannot contact any KDC for realm 'A'"), FailureKind::Unreachable);
+        // The general words come with the cause behind them.
+        let why =
+            of(&HdfsError::SASLError("No credentials were supplied: Decrypt integrity check failed".into()))
+                .why;
+        assert!(why.contains("export it again"), "{why}");
         assert_eq!(kind("Preauthentication failed"), FailureKind::Denied);
         assert_eq!(kind("Ticket expired"), FailureKind::Expired);
         assert_eq!(kind("whatever"), FailureKind::Denied);

@@ -51,7 +51,7 @@ pub(crate) struct Lent {
 
 impl FileSystem {
     pub(crate) fn open(configure: Configure, kept: &Kept) -> Result<Arc<Self>, Failure> {
-        let Configure { authority, settings, identity } = configure;
+        let Configure { authority, settings, identity, refused: _ } = configure;
         let is_known = |name: &str| {
             SETTINGS.iter().any(|known| known.ends_with('.') && name.starts_with(known) || name == *known)
         };

@@ -105,6 +105,9 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     rules.insert(libc::SYS_fcntl, fcntl.collect::<Result<_, _>>()?);
     rules.insert(libc::SYS_prctl, vec![one(is(0, libc::PR_SET_NAME as u64)?)?]);
     rules.insert(libc::SYS_ioctl, vec![one(is(1, libc::FIONBIO)?)?, one(is(1, libc::FIONREAD)?)?]);
+    // To whom it is connected, and to nobody else: see `egress.rs`.
+    let nobody = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0);
+    rules.insert(libc::SYS_sendto, vec![one(nobody?)?]);
     // Code comes from files, which Landlock limits to the system's libraries.
     let exec = libc::PROT_EXEC as u64;
     rules.insert(libc::SYS_mprotect, vec![one(has_not(2, exec)?)?]);
@@ -159,7 +162,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_socketpair, // of the runtime, with itself
     libc::SYS_connect,
     libc::SYS_bind, // of the resolver's netlink socket; listen and accept are not here
-    libc::SYS_sendto,
     libc::SYS_sendmsg,
     libc::SYS_sendmmsg,
     libc::SYS_recvfrom,

@@ -6,6 +6,7 @@
 //! ```text
 //! launch       what it does to itself before it is told anything
 //! secrets      what it was told, where Kerberos' library finds it and nobody else does
+//! egress       which addresses it connects to
 //! lockdown     what it gives up before it talks to HDFS
 //! serve        questions from the socket, answers to it
 //! file_system  the client, and another one in the place of one that hangs
@@ -16,6 +17,7 @@
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod egress;
 mod failure;
 mod file_system;
 mod launch;
@@ -49,7 +51,8 @@ fn run() -> Result<(), String> {
     let text = |e: std::io::Error| format!("the agent's socket: {e}");
     say(&socket, &FromHelper::Hello { protocol: PROTOCOL })?;
     socket.set_read_timeout(Some(CONFIGURE_LIMIT)).map_err(text)?;
-    let (configure, frames) = configured(&socket)?;
+    let (mut configure, frames) = configured(&socket)?;
+    egress::refuse(std::mem::take(&mut configure.refused));
     socket.set_read_timeout(None).map_err(text)?;
     let kept = match secrets::keep(&configure.identity) {
         Ok(kept) => kept,

@@ -25,8 +25,8 @@ mod message;
 pub use frame::{Frame, FrameError, Frames, encode, encode_data};
 pub use krb5_conf::{BadKrb5Conf, check as check_krb5_conf};
 pub use message::{
-    Answer, Configure, Entry, Failure, FailureKind, FromHelper, Identity, Page, PageStart, Question, Secret,
-    Status, ToHelper, Version,
+    Answer, Configure, Entry, Failure, FailureKind, FromHelper, Identity, Network, Page, PageStart, Question,
+    Secret, Status, ToHelper, Version,
 };
 
 /// Raised with every change of what is said.

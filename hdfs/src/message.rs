@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToHelper {
@@ -32,6 +33,32 @@ pub struct Configure {
     /// Properties of `core-site.xml` and `hdfs-site.xml`; those that a helper does not know are ignored.
     pub settings: BTreeMap<String, String>,
     pub identity: Identity,
+    /// Whatever HDFS or a `krb5.conf` names there is not asked.
+    pub refused: Vec<Network>,
+}
+
+/// Addresses with the same beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    pub base: IpAddr,
+    /// How many bits of it count.
+    pub bits: u8,
+}
+
+impl Network {
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.base, address) {
+            (IpAddr::V4(base), IpAddr::V4(address)) => {
+                let differ = base.to_bits() ^ address.to_bits();
+                differ.checked_shr(32_u32.saturating_sub(self.bits.into())).unwrap_or(0) == 0
+            }
+            (IpAddr::V6(base), IpAddr::V6(address)) => {
+                let differ = base.to_bits() ^ address.to_bits();
+                differ.checked_shr(128_u32.saturating_sub(self.bits.into())).unwrap_or(0) == 0
+            }
+            _ => false,
+        }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]

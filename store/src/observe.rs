@@ -40,6 +40,8 @@ pub enum RetryCause {
     Unsettled,
     /// Nothing came for a while, and another source needed the slot.
     Displaced,
+    /// The process that asks the store for us ended, hung, or could not be started.
+    Helper,
 }
 
 impl RetryCause {
@@ -56,6 +58,7 @@ impl RetryCause {
             Self::Corrupted => "corrupted",
             Self::Unsettled => "unsettled",
             Self::Displaced => "displaced",
+            Self::Helper => "helper",
         }
     }
 }

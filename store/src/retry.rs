@@ -43,7 +43,8 @@ impl Fault {
                     RetryCause::Truncated | RetryCause::Malformed | RetryCause::Corrupted | RetryCause::Unsettled,
                 ..
             } => slot.answered(),
-            Self::Retry { cause: RetryCause::Displaced, .. } => {}
+            // Nothing of it is the store's doing.
+            Self::Retry { cause: RetryCause::Displaced | RetryCause::Helper, .. } => {}
             Self::Fail(StoreError::Unavailable { .. }) => slot.failed(),
             Self::Fail(StoreError::Invalid { .. } | StoreError::Busy { .. }) => {}
             Self::Fail(_) => slot.answered(),

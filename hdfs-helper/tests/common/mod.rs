@@ -45,6 +45,11 @@ impl Spawner {
         Arc::new(Self { requests: Mutex::new(requests), started: Arc::default(), data_bytes })
     }
 
+    /// Of a test that only has its helper: the thread is as long there as the process.
+    pub fn new_kept() -> &'static Self {
+        Box::leak(Box::new(Self::new()))
+    }
+
     pub fn start_one(&self) -> Started {
         let (sender, receiver) = mpsc::channel();
         self.requests.lock().unwrap().send(sender).map_err(std::io::Error::other)?;
@@ -109,6 +114,7 @@ pub struct Asking {
     pub authority: String,
     pub root: String,
     pub settings: BTreeMap<String, String>,
+    pub refused: Vec<hdfs::Network>,
     pub identity: Arc<dyn Fn() -> Identity + Send + Sync>,
     pub store_timeout: Duration,
     pub stall_timeout: Duration,
@@ -120,6 +126,7 @@ impl Asking {
             authority: authority.into(),
             root: root.to_owned(),
             settings: BTreeMap::new(),
+            refused: Vec::new(),
             identity: Arc::new(move || Identity::Simple { user: user.to_owned() }),
             store_timeout: Duration::from_secs(60),
             stall_timeout: Duration::from_secs(10),
@@ -128,7 +135,7 @@ impl Asking {
 
     pub fn configure(&self) -> Configure {
         let (authority, settings) = (self.authority.clone(), self.settings.clone());
-        Configure { authority, settings, identity: (self.identity)() }
+        Configure { authority, settings, identity: (self.identity)(), refused: self.refused.clone() }
     }
 
     pub fn open(&self, helpers: Arc<dyn Helpers>, log: Arc<dyn Observer>) -> Arc<dyn Source> {

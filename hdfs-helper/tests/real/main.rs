@@ -7,6 +7,7 @@ mod common;
 
 use cluster::{Cluster, name};
 use common::{Asking, Log, Spawner, file, listed, read};
+use hdfs::{Identity, Secret};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use store::{Kind, NoObserver, StoreError};
@@ -192,4 +193,198 @@ async fn a_plain_hdfs_keeps_what_the_contract_claims() {
         begun.elapsed(),
         log.retries.lock().unwrap()
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_helper_that_is_killed_a_hundred_times_costs_time_and_no_byte() {
+    let mut cluster = Cluster::start("plain");
+    const SIZE: usize = 40 << 20;
+    let whole = Arc::new(content(8, SIZE));
+    cluster.put("/f", &whole);
+    let authority = format!("127.0.0.1:{}", cluster.told[0]);
+    let (spawner, log) = (Spawner::new(), Arc::new(Log::default()));
+    let source = Asking::simple(authority, "", "alice").open(spawner.clone(), log.clone());
+    let (size, version) = file(&*source, b"f").await;
+    assert_eq!(size, SIZE as u64);
+    let readers = (0..4_u64).map(|reader| {
+        let (source, version, whole, spawner) =
+            (source.clone(), version.clone(), whole.clone(), spawner.clone());
+        tokio::spawn(async move {
+            let mut reads = 0_u64;
+            while spawner.count() <= 100 {
+                let start = (reads * 7_919_993 + reader * 1_000_003) % (SIZE as u64 - (4 << 20));
+                let range = start..start + (4 << 20);
+                let got = read(&*source, b"f", &version, range.clone()).await.unwrap();
+                assert!(got == whole[range.start as usize..range.end as usize], "{range:?}");
+                reads += 1;
+            }
+            reads
+        })
+    });
+    let readers: Vec<_> = readers.collect();
+    let killer = tokio::spawn({
+        let spawner = spawner.clone();
+        async move {
+            let mut killed = 0;
+            while spawner.count() <= 100 {
+                let pid = rustix::process::Pid::from_raw(spawner.last() as i32).unwrap();
+                // At whatever it does then; a helper that has ended by now is no one to kill.
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                killed += 1;
+                tokio::time::sleep(Duration::from_millis(10 + killed * 37 % 90)).await;
+            }
+        }
+    });
+    let begun = Instant::now();
+    let mut reads = 0;
+    for reader in readers {
+        reads += reader.await.unwrap();
+    }
+    killer.await.unwrap();
+    println!(
+        "{reads} reads of 4 MiB over {} helpers in {:?}, {} retries, none failed",
+        spawner.count(),
+        begun.elapsed(),
+        log.retries.lock().unwrap().len()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_service_is_read_through_a_failover_and_a_dead_datanode() {
+    let mut cluster = Cluster::start("ha");
+    let whole = content(9, 5 << 20);
+    cluster.put("/d/f", &whole);
+    let (spawner, log) = (Spawner::new(), Arc::new(Log::default()));
+    let mut asking = Asking::simple("millpond", "/d", "alice");
+    asking.settings.insert("dfs.ha.namenodes.millpond".into(), "nn1,nn2".into());
+    for (number, port) in cluster.told.iter().enumerate() {
+        let name = format!("dfs.namenode.rpc-address.millpond.nn{}", number + 1);
+        asking.settings.insert(name, format!("127.0.0.1:{port}"));
+    }
+    let source = asking.open(spawner.clone(), log.clone());
+    source.check(Duration::from_secs(30)).await.unwrap();
+    let (size, version) = file(&*source, b"f").await;
+    let reading = tokio::spawn({
+        let (source, version, whole) = (source.clone(), version.clone(), whole.clone());
+        async move {
+            let mut slowest = Duration::ZERO;
+            for k in 0..400_usize {
+                let begun = Instant::now();
+                let start = k * 11_117 % (whole.len() - 50_000);
+                let range = start as u64..start as u64 + 50_000;
+                // Each asks the NameNode, too.
+                assert!(source.head(b"f").await.unwrap().is_some());
+                assert!(read(&*source, b"f", &version, range).await.unwrap() == whole[start..start + 50_000]);
+                slowest = slowest.max(begun.elapsed());
+            }
+            slowest
+        }
+    });
+    cluster.say("failover 1");
+    cluster.say("stop-datanode 1");
+    cluster.say("failover 0");
+    let slowest = reading.await.unwrap();
+    println!(
+        "400 look-ups and reads through two failovers and a dead DataNode: slowest {slowest:?}, retries {:?}",
+        log.retries.lock().unwrap()
+    );
+    assert!(read(&*source, b"f", &version, 0..size).await.unwrap() == whole);
+    assert_eq!(spawner.count(), 1);
+}
+
+/// A keytab with other keys. (Version 2: entries with their size before them; the key and its length end each.)
+fn spoiled(keytab: &[u8]) -> Vec<u8> {
+    let mut spoiled = keytab.to_vec();
+    let mut at = 2;
+    while at + 4 <= keytab.len() {
+        let size = i32::from_be_bytes(keytab[at..at + 4].try_into().unwrap());
+        let end = at + 4 + size.unsigned_abs() as usize;
+        // Behind the key there may be a version of four bytes.
+        if size > 0 {
+            spoiled[end - 8] ^= 1;
+        }
+        at = end;
+    }
+    spoiled
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kerberos_and_privacy_with_a_keytab_and_with_a_wrong_one() {
+    let mut cluster = Cluster::start("kerberos");
+    let told = cluster.told.clone();
+    let [realm, kdc, port] = &told[..] else { panic!("{told:?}") };
+    let (realm, authority) = (realm.clone(), format!("localhost:{port}"));
+    let krb5_conf = format!(
+        "[libdefaults]\n default_realm = {realm}\n dns_lookup_kdc = false\n rdns = false\n udp_preference_limit = 1\n\
+         [realms]\n {realm} = {{\n  kdc = 127.0.0.1:{kdc}\n }}\n[domain_realm]\n localhost = {realm}\n"
+    );
+    let keytab = std::fs::read(cluster.place.path().join("user.keytab")).unwrap();
+    let kerberos = |principal: String, keytab: Vec<u8>, krb5_conf: String| {
+        let mut asking = Asking::simple(authority.clone(), "/d", "nobody");
+        asking.settings.insert("dfs.data.transfer.protection".into(), "privacy".into());
+        asking.store_timeout = Duration::from_secs(40);
+        asking.identity = Arc::new(move || Identity::Kerberos {
+            principal: principal.clone(),
+            krb5_conf: krb5_conf.clone(),
+            keytab: Some(Secret(keytab.clone())),
+            ticket_cache: None,
+        });
+        asking
+    };
+    let with = |principal, keytab, krb5_conf| {
+        kerberos(principal, keytab, krb5_conf).open(Spawner::new(), Arc::new(NoObserver))
+    };
+    let whole = content(10, (3 << 20) + 5);
+    cluster.put("/d/f", &whole);
+    let source = with(format!("alice@{realm}"), keytab.clone(), krb5_conf.clone());
+    let begun = Instant::now();
+    source.check(Duration::from_secs(30)).await.unwrap();
+    println!("kerberos: first contact after {:?}", begun.elapsed());
+    let (size, version) = file(&*source, b"f").await;
+    let begun = Instant::now();
+    assert!(read(&*source, b"f", &version, 0..size).await.unwrap() == whole);
+    println!("kerberos: {size} bytes with privacy in {:?}", begun.elapsed());
+    // Two users at once, each with its own configuration, in one program.
+    let other = with(format!("alice@{realm}"), keytab.clone(), krb5_conf.clone());
+    let (one, two) = tokio::join!(listed(&*source, b""), listed(&*other, b""));
+    assert_eq!(one.unwrap(), two.unwrap());
+
+    // What is wrong is said at once, or in time.
+    let spoiled = spoiled(&keytab);
+    for (name, principal, keytab, conf) in [
+        ("another user's", format!("mallory@{realm}"), keytab.clone(), krb5_conf.clone()),
+        ("a spoiled key", format!("alice@{realm}"), spoiled, krb5_conf.clone()),
+        ("no keytab at all", format!("alice@{realm}"), b"x".to_vec(), krb5_conf.clone()),
+    ] {
+        let refused = with(principal, keytab, conf).check(Duration::from_secs(20)).await;
+        println!("{name}: {refused:?}");
+        assert!(matches!(refused, Err(StoreError::Denied { .. })), "{name}: {refused:?}");
+    }
+    let nowhere = krb5_conf.replace(&format!("127.0.0.1:{kdc}"), "127.0.0.1:1");
+    let away = with(format!("alice@{realm}"), keytab.clone(), nowhere).check(Duration::from_secs(5)).await;
+    println!("no KDC: {away:?}");
+    assert!(matches!(away, Err(StoreError::Unavailable { .. })), "{away:?}");
+    // A KDC where stores are not to be asked: Kerberos' own code does not get there either.
+    let (tcp, udp) = loop {
+        let tcp = std::net::TcpListener::bind("127.0.0.2:0").unwrap();
+        if let Ok(udp) = std::net::UdpSocket::bind(tcp.local_addr().unwrap()) {
+            break (tcp, udp);
+        }
+    };
+    tcp.set_nonblocking(true).unwrap();
+    udp.set_nonblocking(true).unwrap();
+    let there = krb5_conf.replace(&format!("127.0.0.1:{kdc}"), &tcp.local_addr().unwrap().to_string());
+    let mut asking = kerberos(format!("alice@{realm}"), keytab, there);
+    asking.refused = vec![hdfs::Network { base: "127.0.0.2".parse().unwrap(), bits: 32 }];
+    let refused = asking.open(Spawner::new(), Arc::new(NoObserver)).check(Duration::from_secs(5)).await;
+    println!("a KDC that is refused: {refused:?}");
+    assert!(refused.is_err());
+    assert!(tcp.accept().is_err() && udp.recv(&mut [0; 16]).is_err(), "it was asked");
+    // A user without credentials.
+    let simple = Asking::simple(authority.clone(), "/d", "alice").open(Spawner::new(), Arc::new(NoObserver));
+    let refused = simple.check(Duration::from_secs(10)).await;
+    println!("no credentials: {refused:?}");
+    // The library does not tell why.
+    let Err(StoreError::Unavailable { cause, .. }) = refused else { panic!("{refused:?}") };
+    assert!(cause.contains("Kerberos"), "{cause}");
 }

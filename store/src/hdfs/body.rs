@@ -108,7 +108,7 @@ impl Body {
                     Brought::End(Err(failure)) => return Err(client.fault(what, failure)),
                     Brought::End(Ok(_)) => return Err(lost(Lost::Lies("that nothing is all"))),
                 };
-                client.keeper.answered(&session);
+                client.keeper.answered();
                 Ok((session.clone(), asked, first))
             }
         };

@@ -7,8 +7,8 @@ use crate::StoreError;
 use crate::access::Access;
 use crate::observe::RetryCause;
 use crate::retry::Fault;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -23,58 +23,84 @@ pub(super) struct Keeper {
     configuring: Configuring,
     /// Held while one is started: the others wait for that one.
     present: Mutex<Option<Present>>,
-    /// Helpers in a row that were lost before they had answered anything.
+    /// Before this time none is started.
+    not_before: std::sync::Mutex<Option<Instant>>,
+    /// Helpers in a row that were lost since one has answered.
     lost: AtomicU32,
 }
 
 struct Present {
     session: Arc<Session>,
     credentials: Credentials,
-    since: Instant,
 }
 
 impl Keeper {
     pub(super) fn new(helpers: Arc<dyn Helpers>, access: Arc<Access>, configuring: Configuring) -> Self {
-        Self { helpers, access, configuring, present: Mutex::new(None), lost: AtomicU32::new(0) }
+        Self {
+            helpers,
+            access,
+            configuring,
+            present: Mutex::new(None),
+            not_before: std::sync::Mutex::new(None),
+            lost: AtomicU32::new(0),
+        }
     }
 
     pub(super) async fn session(&self, what: &str) -> Result<Arc<Session>, Fault> {
         let mut present = self.present.lock().await;
-        if let Some(Present { session, credentials, .. }) = &*present
+        if let Some(Present { session, credentials }) = &*present
             && !session.is_over()
             && self.access.has(credentials)
         {
             return Ok(session.clone());
         }
-        if let Some(since) = present.as_ref().map(|present| present.since) {
-            tokio::time::sleep_until(since + self.pause()).await;
+        // Without the slot that the question holds.
+        if let Some(after) = self.wait() {
+            let detail = "the HDFS helpers before it were lost".to_owned();
+            return Err(Fault::Retry { cause: RetryCause::Helper, detail, after: Some(after) });
         }
         // Questions that are under way go on with the old one, which ends with the last of them.
         *present = None;
         let credentials = self.access.credentials();
         let configure = (self.configuring)(&credentials).map_err(Fault::Fail)?;
         let helper = self.helpers.start().await.map_err(|e| {
-            Fault::retry(RetryCause::Reset, format!("no HDFS helper can be started on this node: {e}"))
+            self.one_more();
+            Fault::retry(RetryCause::Helper, format!("no HDFS helper can be started on this node: {e}"))
         })?;
         let begun = Session::begin(helper, configure).await;
-        let session = Arc::new(begun.map_err(|unusable| self.unusable(what, unusable))?);
-        *present = Some(Present { session: session.clone(), credentials, since: Instant::now() });
+        let session = Arc::new(begun.map_err(|unusable| {
+            self.one_more();
+            self.unusable(what, unusable)
+        })?);
+        *present = Some(Present { session: session.clone(), credentials });
         Ok(session)
     }
 
-    pub(super) fn answered(&self, _: &Session) {
+    pub(super) fn answered(&self) {
         self.lost.store(0, Ordering::Relaxed);
     }
 
-    pub(super) fn lost(&self, _: &Session) {
-        self.lost.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn lost(&self, session: &Session) {
+        if session.is_first_loss() {
+            self.one_more();
+        }
     }
 
-    fn pause(&self) -> Duration {
-        match self.lost.load(Ordering::Relaxed) {
-            0 => Duration::ZERO,
-            lost => FIRST_PAUSE.saturating_mul(1 << (lost - 1).min(16)).min(LONGEST_PAUSE),
-        }
+    fn one_more(&self) {
+        let lost = self.lost.fetch_add(1, Ordering::Relaxed);
+        // The first is replaced at once.
+        let pause = lost.checked_sub(1).map(|more| FIRST_PAUSE.saturating_mul(1 << more.min(16)));
+        *self.not_before() = pause.map(|pause| Instant::now() + pause.min(LONGEST_PAUSE));
+    }
+
+    /// How long until one may be started; None: now.
+    fn wait(&self) -> Option<Duration> {
+        let left = self.not_before().map(|at| at.saturating_duration_since(Instant::now()));
+        left.filter(|left| !left.is_zero())
+    }
+
+    fn not_before(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.not_before.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn unusable(&self, what: &str, unusable: Unusable) -> Fault {
@@ -84,7 +110,7 @@ impl Keeper {
             }
             Unusable::Lost(_) => {
                 let why = "the HDFS helper ended before it was ready (its words are in the agent's log)";
-                Fault::retry(RetryCause::Reset, why)
+                Fault::retry(RetryCause::Helper, why)
             }
             Unusable::Configuration(why) => Fault::Fail(StoreError::Invalid { what: what.to_owned(), why }),
             Unusable::Protocol(theirs) => Fault::Fail(StoreError::Invalid {

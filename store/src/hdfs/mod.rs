@@ -174,7 +174,7 @@ impl Client {
                 let mut asked = session.ask(ask(), patience).map_err(|lost| self.lost(&session, lost))?;
                 let answer = asked.answer(patience).await.map_err(|lost| self.lost(&session, lost))?;
                 let answer = answer.map_err(|failure| self.fault(what, failure))?;
-                self.keeper.answered(&session);
+                self.keeper.answered();
                 read(answer).map_err(|why| {
                     session.end();
                     Fault::retry(RetryCause::Malformed, format!("the HDFS helper said {why}"))
@@ -196,8 +196,8 @@ impl Client {
         session.end();
         self.keeper.lost(session);
         match lost {
-            Lost::Gone => Fault::retry(RetryCause::Reset, "the HDFS helper ended"),
-            Lost::Hangs => Fault::retry(RetryCause::Stalled, "the HDFS helper did not answer, and was ended"),
+            Lost::Gone => Fault::retry(RetryCause::Helper, "the HDFS helper ended"),
+            Lost::Hangs => Fault::retry(RetryCause::Helper, "the HDFS helper did not answer, and was ended"),
             Lost::Lies(why) => {
                 Fault::retry(RetryCause::Malformed, format!("the HDFS helper said {why}, and was ended"))
             }

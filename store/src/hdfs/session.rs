@@ -9,7 +9,7 @@ use hdfs::{
 };
 use std::any::Any;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -44,6 +44,8 @@ pub(super) enum Unusable {
 pub(super) struct Session {
     shared: Arc<Shared>,
     next: AtomicU64,
+    /// Whoever learns first that it is lost says so for all.
+    was_counted: AtomicBool,
     reading: tokio::task::JoinHandle<()>,
     writing: tokio::task::JoinHandle<()>,
 }
@@ -105,12 +107,17 @@ impl Session {
         let (from, to) = socket.into_split();
         let writing = tokio::spawn(write(to, queue));
         let reading = tokio::spawn(read(from, frames, shared.clone()));
-        Ok(Self { shared, next: AtomicU64::new(1), reading, writing })
+        Ok(Self { shared, next: AtomicU64::new(1), was_counted: AtomicBool::new(false), reading, writing })
     }
 
     /// Nothing more comes of it. Whoever waits for it learns that it is gone, if nothing else.
     pub(super) fn end(&self) {
         self.shared.end(Lost::Gone);
+    }
+
+    /// True once.
+    pub(super) fn is_first_loss(&self) -> bool {
+        !self.was_counted.swap(true, Ordering::Relaxed)
     }
 
     pub(super) fn is_over(&self) -> bool {

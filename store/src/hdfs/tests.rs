@@ -186,7 +186,7 @@ impl Scripted {
         let limits = Arc::new(Limits::new(LimitsConfig { stall_timeout, ..LimitsConfig::default() }));
         let configuring = Box::new(|_: &Credentials| {
             let identity = Identity::Simple { user: "alice".into() };
-            Ok(Configure { authority: "ns".into(), settings: BTreeMap::new(), identity })
+            Ok(Configure { authority: "ns".into(), settings: BTreeMap::new(), identity, refused: Vec::new() })
         });
         Hdfs::open(("ns", "/data"), configuring, access, "r", limits, Arc::new(NoObserver), self.clone())
     }
