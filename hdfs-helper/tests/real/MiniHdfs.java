@@ -21,6 +21,7 @@ import org.apache.hadoop.hdfs.client.HdfsClientConfigKeys;
 import org.apache.hadoop.hdfs.protocol.HdfsConstants.SafeModeAction;
 import org.apache.hadoop.minikdc.MiniKdc;
 import org.apache.hadoop.security.UserGroupInformation;
+import org.apache.kerby.kerberos.kerb.client.KrbClient;
 
 /**
  * A whole HDFS in one process, on loopback, for the tests beside this file: started with a mode (plain, ha, kerberos)
@@ -100,6 +101,13 @@ public final class MiniHdfs {
     File user = new File(place, "user.keytab");
     kdc.createPrincipal(user, REALM_USER);
     String realm = kdc.getRealm();
+    // As somebody's kinit would leave it.
+    KrbClient client = new KrbClient(kdc.getKrb5conf().getParentFile());
+    client.setKdcHost("127.0.0.1");
+    client.setAllowUdp(false);
+    client.setKdcTcpPort(kdc.getPort());
+    client.init();
+    client.storeTicket(client.requestTgt(REALM_USER + "@" + realm, user), new File(place, "user.ccache"));
     settings.set("hadoop.security.authentication", "kerberos");
     settings.setBoolean("hadoop.security.authorization", true);
     settings.set("hadoop.rpc.protection", "privacy");

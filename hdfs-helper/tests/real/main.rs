@@ -60,6 +60,10 @@ async fn a_plain_hdfs_keeps_what_the_contract_claims() {
     }
     let (found, hidden) = listed(&*source, b"odd").await.unwrap();
     assert_eq!((found.len(), hidden), (kept.len(), 0), "{:?}", found.keys());
+    // In the order that a listing is taken up again by: of bytes, as Java has them.
+    let names: Vec<_> =
+        source.list(b"odd", None).await.unwrap().entries.into_iter().map(|e| e.name).collect();
+    assert!(names.is_sorted_by_key(|name| name.iter().map(|b| *b as i8).collect::<Vec<_>>()), "{names:?}");
     for odd in kept {
         let path = format!("odd/{odd}");
         let (size, version) = file(&*source, path.as_bytes()).await;
@@ -90,6 +94,23 @@ async fn a_plain_hdfs_keeps_what_the_contract_claims() {
     let (one, other) = (one.unwrap(), other.unwrap());
     assert_eq!(one.entries, other.entries);
     assert_eq!(one.entries.len(), 1000);
+
+    // Pages with names of all kinds, each page from another helper.
+    for k in 0..1200 {
+        let name_ = format!("/data/wide/{}{k}", ["z", "é", "日", " "][k % 4]);
+        cluster.say(&format!("mkdir {}", name(&name_)));
+    }
+    let mut pages = (Vec::new(), None::<String>);
+    loop {
+        let page = open("/data", "alice").list(b"wide", pages.1.as_deref()).await.unwrap();
+        pages.0.extend(page.entries.into_iter().map(|entry| entry.name));
+        pages.1 = page.next;
+        if pages.1.is_none() {
+            break;
+        }
+    }
+    let distinct: std::collections::BTreeSet<_> = pages.0.iter().collect();
+    assert_eq!((pages.0.len(), distinct.len()), (1200, 1200));
 
     // What is not there, and what is no directory.
     assert!(matches!(source.list(b"nothing", None).await, Err(StoreError::NotFound { .. })));
@@ -250,6 +271,44 @@ async fn a_helper_that_is_killed_a_hundred_times_costs_time_and_no_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn readers_that_do_not_read_take_little_of_a_helper_and_hold_up_no_question() {
+    const READERS: u64 = 32;
+    let mut cluster = Cluster::start("plain");
+    let whole = content(11, 24 << 20);
+    cluster.put("/f", &whole);
+    let spawner = Spawner::new();
+    let authority = format!("127.0.0.1:{}", cluster.told[0]);
+    let source = Asking::simple(authority, "", "alice").open(spawner.clone(), Arc::new(NoObserver));
+    let (size, version) = file(&*source, b"f").await;
+    let peak = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", spawner.last())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() >> 10
+    };
+    let idle = peak();
+    let mut streams = Vec::new();
+    for _ in 0..READERS {
+        streams.push(source.get(b"f", &version, 0..size).await.unwrap());
+    }
+    // Until nothing more comes of it.
+    let mut seen = 0;
+    while seen != peak() {
+        seen = peak();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    println!("a helper takes {idle} MiB idle, and {seen} with {READERS} readers that do not read");
+    assert!(seen - idle < 10 * READERS, "{seen} MiB");
+    assert!(source.head(b"f").await.unwrap().is_some());
+    let mut last = streams.pop().unwrap();
+    let mut bytes = Vec::new();
+    while let Some(piece) = futures::StreamExt::next(&mut last).await {
+        bytes.extend_from_slice(&piece.unwrap());
+    }
+    assert!(bytes == whole);
+    assert_eq!(spawner.count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_name_service_is_read_through_a_failover_and_a_dead_datanode() {
     let mut cluster = Cluster::start("ha");
     let whole = content(9, 5 << 20);
@@ -348,6 +407,26 @@ async fn kerberos_and_privacy_with_a_keytab_and_with_a_wrong_one() {
     let other = with(format!("alice@{realm}"), keytab.clone(), krb5_conf.clone());
     let (one, two) = tokio::join!(listed(&*source, b""), listed(&*other, b""));
     assert_eq!(one.unwrap(), two.unwrap());
+
+    // Tickets that somebody else has fetched.
+    let cache = std::fs::read(cluster.place.path().join("user.ccache")).unwrap();
+    let of_cache = |cache: Vec<u8>| {
+        let mut asking = kerberos(format!("alice@{realm}"), Vec::new(), krb5_conf.clone());
+        let (realm, krb5_conf) = (realm.clone(), krb5_conf.clone());
+        asking.identity = Arc::new(move || Identity::Kerberos {
+            principal: format!("alice@{realm}"),
+            krb5_conf: krb5_conf.clone(),
+            keytab: None,
+            ticket_cache: Some(Secret(cache.clone())),
+        });
+        asking.open(Spawner::new(), Arc::new(NoObserver))
+    };
+    let cached = of_cache(cache);
+    cached.check(Duration::from_secs(20)).await.unwrap();
+    assert!(read(&*cached, b"f", &version, 0..size).await.unwrap() == whole);
+    let nonsense = of_cache(b"nonsense".to_vec()).check(Duration::from_secs(20)).await;
+    println!("a ticket cache that is none: {nonsense:?}");
+    assert!(matches!(nonsense, Err(StoreError::Denied { .. })), "{nonsense:?}");
 
     // What is wrong is said at once, or in time.
     let spoiled = spoiled(&keytab);
