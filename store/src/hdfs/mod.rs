@@ -276,7 +276,7 @@ impl Source for Hdfs {
         let found = self.page(dir, start, self.client.access.question()).await?;
         let mut page = Page { next: found.next.as_ref().map(token), ..Page::default() };
         for one in found.entries {
-            match is_name(one.name.as_bytes()) && one.status.version.length <= i64::MAX as u64 {
+            match is_name(one.name.as_bytes()) && one.status.version.length <= volume::FILE_BYTES_MAX {
                 true => page.entries.push(entry(one.name.as_bytes(), one.status)),
                 false => page.unnameable.push(show(one.name.as_bytes())),
             }
@@ -292,7 +292,7 @@ impl Source for Hdfs {
         }
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
         let status = self.stat(path, self.client.access.question()).await?;
-        let shown = status.filter(|status| status.version.length <= i64::MAX as u64);
+        let shown = status.filter(|status| status.version.length <= volume::FILE_BYTES_MAX);
         Ok(shown.map(|status| entry(name, status)))
     }
 
