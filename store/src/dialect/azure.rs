@@ -123,8 +123,8 @@ impl Dialect for Azure {
     }
 
     /// Of an object that comes as one range.
-    fn sums(&self) -> Option<CrcAlgorithm> {
-        Some(CrcAlgorithm::Crc64Nvme)
+    fn sums(&self, size: u64) -> Option<CrcAlgorithm> {
+        (size <= SUMMED_MAX).then_some(CrcAlgorithm::Crc64Nvme)
     }
 
     fn checksum(&self, headers: &HeaderMap) -> Option<Checksum> {

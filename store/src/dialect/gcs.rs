@@ -173,7 +173,7 @@ impl Dialect for Gcs {
         true
     }
 
-    fn sums(&self) -> Option<CrcAlgorithm> {
+    fn sums(&self, _size: u64) -> Option<CrcAlgorithm> {
         Some(CrcAlgorithm::Crc32Iscsi)
     }
 

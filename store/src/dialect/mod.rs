@@ -108,8 +108,8 @@ pub(crate) trait Dialect: Debug + Send + Sync {
         false
     }
 
-    /// What [`Self::checksum`] mostly is. None: of whole objects there is none.
-    fn sums(&self) -> Option<CrcAlgorithm> {
+    /// What [`Self::checksum`] mostly is of a whole object of this size. None: there is none.
+    fn sums(&self, _size: u64) -> Option<CrcAlgorithm> {
         None
     }
 

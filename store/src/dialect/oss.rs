@@ -83,7 +83,7 @@ impl Dialect for Oss {
         true
     }
 
-    fn sums(&self) -> Option<CrcAlgorithm> {
+    fn sums(&self, _size: u64) -> Option<CrcAlgorithm> {
         Some(CrcAlgorithm::Crc64Xz)
     }
 

@@ -65,7 +65,7 @@ impl Dialect for S3 {
     }
 
     /// Who uploads without one gets this one.
-    fn sums(&self) -> Option<CrcAlgorithm> {
+    fn sums(&self, _size: u64) -> Option<CrcAlgorithm> {
         Some(CrcAlgorithm::Crc64Nvme)
     }
 

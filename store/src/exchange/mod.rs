@@ -21,7 +21,7 @@ mod tree;
 pub(crate) use tree::Tree;
 
 use crate::access::{Access, Question};
-use crate::dialect::checksum::{Checksum as Told, HELD_MAX};
+use crate::dialect::checksum::{self, HELD_MAX};
 use crate::dialect::listing::Answer;
 use crate::dialect::{BucketDialect, From, Object};
 use crate::dispatch::Lane;
@@ -151,7 +151,7 @@ impl Bucket {
     }
 
     /// By a request of its own, where the store has one for it.
-    async fn ask_for_checksum(&self, key: &[u8], version: &Version) -> Result<Option<Told>, StoreError> {
+    async fn ask_for_checksum(&self, key: &[u8], version: &Version) -> Result<Option<Checksum>, StoreError> {
         let Some(headers) = self.store.telling(version) else { return Ok(None) };
         let told = self.client.told();
         if !told.is_worth_asking() {
@@ -174,7 +174,7 @@ impl Bucket {
         let question = self.access.question();
         let answer = self.client.ask("head", what, question, |patience| attempt(patience).boxed()).await;
         told.asked(matches!(answer, Ok(Some(_))));
-        answer
+        Ok(answer?.map(Checksum::from))
     }
 
     /// The object of exactly this key; None also where a listing would report it as one that cannot be shown.
@@ -185,6 +185,12 @@ impl Bucket {
             Err(StoreError::NotFound { .. }) => Ok(None),
             Err(e) => Err(e),
         }
+    }
+}
+
+impl std::convert::From<checksum::Checksum> for Checksum {
+    fn from(told: checksum::Checksum) -> Self {
+        Self { algorithm: told.algorithm, value: told.value }
     }
 }
 
@@ -274,7 +280,7 @@ impl Source for Bucket {
     }
 
     fn sums(&self, size: u64) -> Option<CrcAlgorithm> {
-        self.store.sums().filter(|_| size > HELD_MAX && self.client.told().is_believed())
+        self.store.sums(size).filter(|_| size > HELD_MAX && self.client.told().is_believed())
     }
 
     fn told_wrong(&self) -> bool {
@@ -283,12 +289,11 @@ impl Source for Bucket {
 
     async fn checksum(&self, path: &[u8], version: &Version) -> Result<Option<Checksum>, StoreError> {
         let key = self.prefix.key(path);
-        let url = self.store.content(&key, version);
-        let told = match url.and_then(|url| self.client.told().take(&url, version)) {
-            Some(told) => told,
-            None => self.ask_for_checksum(&key, version).await?,
-        };
-        Ok(told.map(|told| Checksum { algorithm: told.algorithm, value: told.value }))
+        let told = self.store.content(&key, version).and_then(|url| self.client.told().take(&url, version));
+        match told {
+            Some(told) => Ok(told.map(Checksum::from)),
+            None => self.ask_for_checksum(&key, version).await,
+        }
     }
 
     async fn check(&self, limit: Duration) -> Result<(), StoreError> {
