@@ -20,6 +20,9 @@ pub struct Notebook {
     uid: String,
     /// How often the Python container was asked to end.
     restarts: u64,
+    /// The logs of its earlier lives, as far as they were read: kubelet promises none for longer than it has use for the
+    /// dead container.
+    before: Vec<String>,
 }
 
 impl Notebook {
@@ -35,7 +38,7 @@ impl Notebook {
         k.wait("the oracle at work", PATIENCE, |k| {
             Ok(k.logs(TENANT, name, "main")?.contains("started").then_some(()))
         })?;
-        Ok(Self { name, uid, restarts: 0 })
+        Ok(Self { name, uid, restarts: 0, before: Vec::new() })
     }
 
     pub fn uid(&self) -> &str {
@@ -51,6 +54,21 @@ impl Notebook {
         // A check that stops containerd before has the start fail, and counted.
         k.wait("the container's next life", PATIENCE, |k| {
             Ok((self.lives(k)?.1 >= Some(self.restarts)).then_some(()))
+        })?;
+        let log = self.life_before(k)?;
+        self.before.push(log);
+        Ok(())
+    }
+
+    /// The log of the Python container's life before this one.
+    fn life_before(&self, k: &Kubectl) -> Result<String> {
+        // kubelet's word of the restart comes a moment after the restart.
+        let log = k.wait("the log of the notebook's life before", PATIENCE, |k| {
+            k.run(&["logs", "-n", TENANT, self.name, "-c", "python", "--previous"]).map(Some)
+        });
+        log.with_context(|| match k.get("pod", TENANT, self.name) {
+            Ok(pod) => format!("containers: {}", pod["status"]["containerStatuses"]),
+            Err(e) => format!("nor its pod: {e:#}"),
         })
     }
 
@@ -83,13 +101,10 @@ impl Notebook {
         report.ensure_clean()?;
 
         let mut lives = vec![("this life", k.logs(TENANT, self.name, "python")?)];
-        if self.restarts > 0 {
-            // kubelet's word of the restart comes a moment after the restart.
-            let previous = k.wait("the log of the notebook's life before", PATIENCE, |k| {
-                Ok(k.run(&["logs", "-n", TENANT, self.name, "-c", "python", "--previous"]).ok())
-            })?;
-            lives.push(("life before", previous));
+        if (self.before.len() as u64) < self.restarts {
+            lives.push(("life before", self.life_before(k)?));
         }
+        lives.extend(self.before.iter().map(|log| ("earlier life", log.clone())));
         for (life, log) in lives {
             let last: Value = serde_json::from_str(log.lines().last().context("the notebook said nothing")?)?;
             println!("    notebook, {life}: {last}");
