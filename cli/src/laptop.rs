@@ -5,13 +5,15 @@
 
 use crate::output::{Closed, print};
 use anyhow::{Context, Result, bail};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, MountId, Publish};
 use link::worker::Mode;
 use link::{MountSpec, Refusal, RefusalKind};
 use mounts::probe::{Outcome, What};
 use mounts::{Connection, Control, Helper, Kernel, Linux, LinuxPaths, MountSource, Ours, Target, stack_at};
 use node_agent::App;
-use node_agent::config::{Agent, Cache, Config, LogFormat, Size, Span, Store, Tier, TierKind, Workers};
+use node_agent::config::{Agent, Cache, Config, Hdfs, LogFormat, Size, Span, Store, Tier, TierKind, Workers};
 use node_agent::privileged::Privileged;
 use rustix::process::{Pid, Signal};
 use std::os::fd::{AsFd, OwnedFd};
@@ -242,6 +244,7 @@ fn own_credentials(source: &SourceUrl, get: impl Fn(&str) -> Option<String>) -> 
             let one = [("accountKey", "AZURE_STORAGE_KEY"), ("sasToken", "AZURE_STORAGE_SAS_TOKEN")];
             one.into_iter().filter_map(|(name, variable)| Some((name, get(variable)?))).take(1).collect()
         }
+        SourceUrl::Hdfs { .. } => hdfs_pairs(&get)?,
         SourceUrl::Web { .. } => {
             let all = [
                 ("username", "MILLPOND_USERNAME"),
@@ -252,6 +255,42 @@ fn own_credentials(source: &SourceUrl, get: impl Fn(&str) -> Option<String>) -> 
         }
     };
     Ok(Credentials::from_secrets(pairs)?)
+}
+
+/// As Hadoop's own client and JuiceFS's have them: files by their paths.
+fn hdfs_pairs(get: &impl Fn(&str) -> Option<String>) -> Result<Vec<(&'static str, String)>> {
+    let mut pairs = Vec::new();
+    let names =
+        [("hdfsUser", "HADOOP_USER_NAME"), ("principal", "KRB5PRINCIPAL"), ("keytab", "KRB5KEYTAB_BASE64")];
+    pairs.extend(names.into_iter().filter_map(|(name, variable)| Some((name, get(variable)?))));
+    let is_there = |name: &str| pairs.iter().any(|(known, _)| *known == name);
+    let read = |path: &Path| std::fs::read(path).with_context(|| path.display().to_string());
+    let mut files = Vec::new();
+    let binary = [
+        ("keytab", get("KRB5KEYTAB").filter(|_| !is_there("keytab"))),
+        ("ticketCache", get("KRB5CCNAME").filter(|_| is_there("principal"))),
+        ("delegationToken", get("HADOOP_TOKEN_FILE_LOCATION")),
+    ];
+    for (name, path) in binary.into_iter().filter_map(|(name, path)| Some((name, path?))) {
+        let path = path.strip_prefix("FILE:").unwrap_or(&path);
+        files.push((name, BASE64_STANDARD.encode(read(Path::new(path))?)));
+    }
+    let conf = get("HADOOP_CONF_DIR").map(PathBuf::from);
+    let text = [
+        ("coreSite", conf.as_ref().map(|dir| dir.join("core-site.xml"))),
+        ("hdfsSite", conf.as_ref().map(|dir| dir.join("hdfs-site.xml"))),
+        (
+            "krb5Conf",
+            is_there("principal").then(|| get("KRB5_CONFIG").unwrap_or("/etc/krb5.conf".into()).into()),
+        ),
+    ];
+    for (name, path) in text.into_iter().filter_map(|(name, path)| Some((name, path?))) {
+        if path.exists() {
+            files.push((name, String::from_utf8(read(&path)?).with_context(|| path.display().to_string())?));
+        }
+    }
+    pairs.extend(files);
+    Ok(pairs)
 }
 
 async fn publish(
@@ -372,12 +411,14 @@ fn config(options: &MountOptions, spec: &VolumeSpec) -> Result<Config> {
             directories_wait: Span(Duration::ZERO),
         },
         allow: AllowList {
-            sources: ["s3://*", "oss://*", "gs://*", "az://*"].map(str::to_owned).to_vec(),
+            sources: ["s3://*", "oss://*", "gs://*", "az://*", "hdfs://*"].map(str::to_owned).to_vec(),
             endpoints: spec
                 .parameters
                 .endpoint
                 .iter()
                 .map(|endpoint| EndpointPattern::parse(endpoint.as_str()))
+                // Whoever calls the command may ask whomever they like, and it is they who configure Hadoop.
+                .chain([EndpointPattern::parse("hdfs://*")])
                 .collect::<Result<_, _>>()?,
             roots: vec!["/".into()],
         },
@@ -398,6 +439,11 @@ fn config(options: &MountOptions, spec: &VolumeSpec) -> Result<Config> {
         store: Store::default(),
         // This process may not make memory groups.
         workers: Workers { memory_limit: Size(0), ..Workers::default() },
+        hdfs: Hdfs {
+            memory_limit: Size(0),
+            networks: vec!["0.0.0.0/0".parse()?, "::/0".parse()?],
+            ..Hdfs::default()
+        },
     };
     config.check()?;
     Ok(config)
@@ -504,6 +550,27 @@ mod tests {
             assert_eq!(own_credentials(&source, environment).unwrap().kind(), kind);
             assert!(own_credentials(&source, |_| None).unwrap().is_empty());
         }
+        // Files by their paths.
+        let conf = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| {
+            std::fs::write(conf.path().join(name), text).unwrap();
+            conf.path().join(name).to_str().unwrap().to_owned()
+        };
+        put("core-site.xml", "<configuration/>");
+        let (keytab, krb5_conf) = (put("keytab", "\u{5}\u{2}"), put("krb5.conf", "[libdefaults]\n"));
+        let hdfs = SourceUrl::parse("hdfs://ns").unwrap();
+        let kerberos = own_credentials(&hdfs, |name| match name {
+            "KRB5PRINCIPAL" => Some("alice@EXAMPLE.COM".to_owned()),
+            "KRB5KEYTAB" => Some(keytab.clone()),
+            "KRB5_CONFIG" => Some(krb5_conf.clone()),
+            "HADOOP_CONF_DIR" => Some(conf.path().to_str().unwrap().to_owned()),
+            _ => None,
+        });
+        let kerberos = kerberos.unwrap();
+        assert_eq!(kerberos.kind(), CredentialsKind::Kerberos);
+        assert!(kerberos.hadoop().core_site.is_some() && kerberos.hadoop().krb5_conf.is_some());
+        let simple = own_credentials(&hdfs, |name| (name == "HADOOP_USER_NAME").then(|| "bob".to_owned()));
+        assert_eq!(simple.unwrap().kind(), CredentialsKind::HdfsUser);
         let gone =
             |name: &str| (name == "GOOGLE_APPLICATION_CREDENTIALS").then(|| "/no/such/file".to_owned());
         let error = own_credentials(&SourceUrl::parse("gs://bucket").unwrap(), gone).unwrap_err().to_string();

@@ -11,12 +11,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-static REFUSED: OnceLock<Vec<Network>> = OnceLock::new();
+/// Those that are refused, and those that are not although they lie in them.
+static REFUSED: OnceLock<(Vec<Network>, Vec<Network>)> = OnceLock::new();
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 
 /// Once, before anything is connected.
-pub(crate) fn refuse(networks: Vec<Network>) {
-    let _ = REFUSED.set(networks); // there is one configuration
+pub(crate) fn refuse(networks: Vec<Network>, meant: Vec<Network>) {
+    let _ = REFUSED.set((networks, meant)); // there is one configuration
     // SAFETY: nothing is called; the symbol's object must be part of the link.
     std::hint::black_box(connect as *const ());
 }
@@ -29,7 +30,8 @@ pub(crate) fn has_refused() -> bool {
 fn is_refused(address: IpAddr) -> bool {
     // IPv4 in IPv6's clothes is what it is to the kernel.
     let address = address.to_canonical();
-    REFUSED.get().is_none_or(|networks| networks.iter().any(|network| network.contains(address)))
+    let in_one = |networks: &[Network]| networks.iter().any(|network| network.contains(address));
+    REFUSED.get().is_none_or(|(refused, meant)| in_one(refused) && !in_one(meant))
 }
 
 /// None: no address of IP's.

@@ -8,17 +8,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What of a user's configuration is passed on; each is a property of `core-site.xml` or `hdfs-site.xml`. The library
-/// knows some more, of writes, mount tables and files; they are not a user's to say.
-const SETTINGS: &[&str] = &[
-    "dfs.ha.namenodes.",
-    "dfs.namenode.rpc-address.",
-    "dfs.client.failover.proxy.provider.",
-    "dfs.client.failover.resolve-needed.",
-    "dfs.client.failover.resolver.useFQDN.",
-    "dfs.client.use.datanode.hostname",
-    "dfs.data.transfer.protection",
-];
 /// Where a NameNode listens if nobody says otherwise.
 const NAMENODE_PORT: u16 = 8020;
 /// Of a DataNode: another one has the block, too. Less than a question waits (`store.stall_timeout`), so that there is time
@@ -33,8 +22,16 @@ pub(crate) struct FileSystem {
 }
 
 enum Login {
-    Simple { user: String },
-    Kerberos { principal: String, keytab: Option<String>, ticket_cache: Option<String> },
+    Simple {
+        user: String,
+    },
+    /// The library finds them by the environment, and takes whatever name is told it for that of a token's owner.
+    Tokens,
+    Kerberos {
+        principal: String,
+        keytab: Option<String>,
+        ticket_cache: Option<String>,
+    },
 }
 
 struct Current {
@@ -51,11 +48,9 @@ pub(crate) struct Lent {
 
 impl FileSystem {
     pub(crate) fn open(configure: Configure, kept: &Kept) -> Result<Arc<Self>, Failure> {
-        let Configure { authority, settings, identity, refused: _ } = configure;
-        let is_known = |name: &str| {
-            SETTINGS.iter().any(|known| known.ends_with('.') && name.starts_with(known) || name == *known)
-        };
-        let mut settings: HashMap<_, _> = settings.into_iter().filter(|(name, _)| is_known(name)).collect();
+        let Configure { authority, settings, identity, refused: _, meant: _ } = configure;
+        let known = settings.into_iter().filter(|(name, _)| hdfs::is_setting(name));
+        let mut settings: HashMap<_, _> = known.collect();
         let namenodes = settings.get(&format!("dfs.ha.namenodes.{authority}"));
         let namenodes = namenodes.map(|list| list.split(',').count());
         let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
@@ -71,6 +66,10 @@ impl FileSystem {
         set("dfs.client.socket-timeout", DATANODE_SILENCE.as_millis().to_string());
         let login = match identity {
             Identity::Simple { user } => Login::Simple { user },
+            Identity::Tokens { .. } => {
+                set("hadoop.security.authentication", "kerberos".into());
+                Login::Tokens
+            }
             Identity::Kerberos { principal, .. } => {
                 set("hadoop.security.authentication", "kerberos".into());
                 let (keytab, ticket_cache) = (kept.keytab.clone(), kept.ticket_cache.clone());
@@ -117,6 +116,7 @@ fn connect(url: &str, settings: &HashMap<String, String>, login: &Login) -> Resu
     let builder = ClientBuilder::new().with_url(url).with_config(settings.clone());
     let builder = match login {
         Login::Simple { user } => builder.with_user(user),
+        Login::Tokens => builder,
         Login::Kerberos { principal, keytab, ticket_cache } => {
             let mut builder = builder.with_kerberos_principal(principal);
             if let Some(keytab) = keytab {

@@ -32,7 +32,24 @@ impl Kept {
 /// A sentence for whoever wrote the Secret.
 pub(crate) fn keep(identity: &Identity) -> Result<Kept, String> {
     let mut kept = Kept::default();
-    let Identity::Kerberos { krb5_conf, keytab, ticket_cache, .. } = identity else { return Ok(kept) };
+    let (krb5_conf, keytab, ticket_cache) = match identity {
+        Identity::Simple { .. } => return Ok(kept),
+        Identity::Tokens { file: Secret(content) } => {
+            hdfs::check_token_file(content).map_err(|bad| format!("delegationToken: {bad}"))?;
+            let path = kept.file("tokens", content)?;
+            for (name, value) in [
+                ("HADOOP_TOKEN_FILE_LOCATION", path.as_str()),
+                // The library looks for tickets, too: there are none.
+                ("KRB5_CONFIG", "/dev/null"),
+                ("KRB5CCNAME", "MEMORY:none"),
+            ] {
+                // SAFETY: before any other thread.
+                unsafe { std::env::set_var(name, value) };
+            }
+            return Ok(kept);
+        }
+        Identity::Kerberos { krb5_conf, keytab, ticket_cache, .. } => (krb5_conf, keytab, ticket_cache),
+    };
     // The caller has checked it, too. Here is where it would do harm.
     hdfs::check_krb5_conf(krb5_conf).map_err(|bad| bad.to_string())?;
     let config = kept.file("krb5.conf", krb5_conf.as_bytes())?;

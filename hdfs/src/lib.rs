@@ -21,6 +21,8 @@
 mod frame;
 mod krb5_conf;
 mod message;
+mod site;
+mod token_file;
 
 pub use frame::{Frame, FrameError, Frames, encode, encode_data};
 pub use krb5_conf::{BadKrb5Conf, check as check_krb5_conf};
@@ -28,9 +30,11 @@ pub use message::{
     Answer, Configure, Entry, Failure, FailureKind, FromHelper, Identity, Network, Page, PageStart, Question,
     Secret, Status, ToHelper, Version,
 };
+pub use site::{BadSite, Settings, is_setting, settings};
+pub use token_file::{BadTokenFile, check as check_token_file};
 
 /// Raised with every change of what is said.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// The descriptor that a helper finds its socket at.
 pub const SOCKET_FD: i32 = 0;
 /// Most entries of one page; names that cannot be said count, too.

@@ -33,8 +33,10 @@ pub struct Configure {
     /// Properties of `core-site.xml` and `hdfs-site.xml`; those that a helper does not know are ignored.
     pub settings: BTreeMap<String, String>,
     pub identity: Identity,
-    /// Whatever HDFS or a `krb5.conf` names there is not asked.
+    /// Whatever HDFS or a `krb5.conf` names there is not asked,
     pub refused: Vec<Network>,
+    /// but where an operator has said that HDFS's servers are.
+    pub meant: Vec<Network>,
 }
 
 /// Addresses with the same beginning.
@@ -73,6 +75,8 @@ pub enum Identity {
         /// Tickets that somebody else fetches and renews.
         ticket_cache: Option<Secret>,
     },
+    /// A file of delegation tokens that somebody else has fetched, and renews.
+    Tokens { file: Secret },
 }
 
 /// Never shown.

@@ -5,6 +5,7 @@ use crate::api::http::Page;
 use crate::broker_client::{Broker, Serve};
 use crate::config::{Config, TierKind};
 use crate::directories;
+use crate::hadoop::HelperSpawner;
 use crate::handoff::order::Order;
 use crate::handoff::owner::Owner;
 use crate::handoff::standby::{Prepared, Start};
@@ -40,6 +41,7 @@ pub struct App {
     pub volumes: Arc<Volumes>,
     pub engine: Arc<Engine>,
     pub spawner: Arc<Spawner>,
+    pub(crate) helpers: HelperSpawner,
     /// Where the metrics page really listens (the configured port may be 0).
     pub metrics_address: Option<std::net::SocketAddr>,
     api_socket: PathBuf,
@@ -157,6 +159,8 @@ impl App {
             egress: config.egress(),
             ..store::LimitsConfig::default()
         }));
+        let (helpers, hdfs) = crate::hadoop::node(&config, privileged.clone())
+            .context("the thread that starts HDFS helpers cannot start")?;
         let (give_order, orders) = mpsc::unbounded_channel();
         let room = Arc::new(cache::meta::Room::new(config.cache.metadata_total.0));
         let opener = ScopeOpener {
@@ -165,6 +169,7 @@ impl App {
             numbers,
             generation,
             limits,
+            hdfs,
             observer: metrics.clone(),
             outages: tell_outage,
             room,
@@ -259,7 +264,7 @@ impl App {
         }
         let api_socket = config.agent.api_socket;
         let owner = Some(owner);
-        Ok(Self { volumes, engine, spawner, metrics_address, api_socket, servers, orders, owner })
+        Ok(Self { volumes, engine, spawner, helpers, metrics_address, api_socket, servers, orders, owner })
     }
 
     /// Lets go of everything that has one owner, as fast as it can: applications wait.

@@ -21,6 +21,8 @@ pub struct Config {
     pub store: Store,
     #[serde(default)]
     pub workers: Workers,
+    #[serde(default)]
+    pub hdfs: Hdfs,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -182,6 +184,22 @@ pub struct Workers {
     pub inject_faults: Vec<InjectedFault>,
 }
 
+/// What volumes on HDFS take.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Hdfs {
+    /// The hdfs-helper binary; default: next to this one.
+    pub helper: Option<PathBuf>,
+    /// RLIMIT_DATA of one helper: its private memory.
+    pub memory: Size,
+    /// Most memory of one helper; 0: no limit of its own.
+    pub memory_limit: Size,
+    /// In each directory of it are a core-site.xml, an hdfs-site.xml and a krb5.conf that volumes name (`hadoopConfig`).
+    pub configurations: Option<PathBuf>,
+    /// Where HDFS's servers may be although no other store is asked there: in the cluster's own networks, on the node.
+    pub networks: Vec<store::Network>,
+}
+
 impl Workers {
     /// The volume as calls wait for it: they get EIO before the kernel ends their connection.
     pub(crate) fn in_time(&self, spec: &VolumeSpec) -> VolumeSpec {
@@ -314,6 +332,9 @@ const DISK_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// A worker with four threads and their buffers needs this.
 const MEMORY_LIMIT_MIN: u64 = 32 << 20;
 
+/// The arenas of its threads are most of it, and never touched.
+const HELPER_MEMORY_MIN: u64 = 256 << 20;
+
 fn ten_seconds() -> Span {
     Span(Duration::from_secs(10))
 }
@@ -379,6 +400,18 @@ impl Default for Store {
             no_proxy: Vec::new(),
             forbidden_networks: Vec::new(),
             api_server: None,
+        }
+    }
+}
+
+impl Default for Hdfs {
+    fn default() -> Self {
+        Self {
+            helper: None,
+            memory: Size(1 << 30),
+            memory_limit: Size(512 << 20),
+            configurations: None,
+            networks: Vec::new(),
         }
     }
 }
@@ -485,6 +518,12 @@ impl Config {
         }
         if (1..MEMORY_LIMIT_MIN).contains(&self.workers.memory_limit.0) {
             return wrong("workers.memory_limit must be 0 (none) or at least 32Mi".into());
+        }
+        if (1..MEMORY_LIMIT_MIN).contains(&self.hdfs.memory_limit.0) || self.hdfs.memory.0 < HELPER_MEMORY_MIN
+        {
+            return wrong(
+                "hdfs.memory must be at least 256Mi, and hdfs.memory_limit 0 (none) or at least 32Mi".into(),
+            );
         }
         for tier in &self.cache.tiers {
             if tier.paths.is_empty() {
@@ -636,6 +675,8 @@ mod tests {
             ("[cache]", "[store]\nproxy = \"proxy:3128\"\n[cache]", "http://host:port"),
             ("[cache]", "[store]\nno_proxy = [\"*.x\"]\n[cache]", "stands for all below it"),
             ("[cache]", "[store]\nno_proxy = [\"x.example\"]\n[cache]", "without store.proxy"),
+            ("[cache]", "[hdfs]\nmemory = \"1Mi\"\n[cache]", "hdfs.memory must be"),
+            ("[cache]", "[hdfs]\nnetworks = [\"pods\"]\n[cache]", "10.96.0.0/12"),
             ("[cache]", "[workers]\nhang_limit = \"1s\"\n[cache]", "hang_limit"),
             ("[cache]", "[workers]\ninject_faults = [{name = \"a\", do = \"dance\"}]\n[cache]", "dance"),
         ] {

@@ -8,12 +8,14 @@ mod admission;
 pub mod api;
 pub mod app;
 mod broker_client;
+mod child_log;
 pub mod config;
 mod directories;
 #[cfg(test)]
 #[allow(dead_code, reason = "each crate uses some of it")]
 #[path = "../../testkit/src/golden.rs"]
 mod golden;
+mod hadoop;
 mod handoff;
 mod heartbeat;
 mod lock;

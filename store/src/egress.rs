@@ -167,6 +167,35 @@ impl EgressConfig {
         })
     }
 
+    /// Where nothing is asked, as far as that is a matter of networks: for those who cannot ask for a name. (Of IPv6
+    /// addresses that stand for one of IPv4 all are among them.)
+    pub(crate) fn networks(&self) -> Vec<Network> {
+        let always = [
+            "0.0.0.0/8",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "100.100.100.200",
+            "192.0.0.192",
+            "168.63.129.16",
+            "224.0.0.0/4",
+            "240.0.0.0/4",
+            "::/96",
+            "::ffff:0:0:0/96",
+            "64:ff9b::/96",
+            "64:ff9b:1::/48",
+            "2001::/32",
+            "2002::/16",
+            "fe80::/9",
+            "fd00:ec2::/32",
+            "fd20:ce::254",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:42::42",
+            "ff00::/8",
+        ];
+        let always = always.iter().map(|text| text.parse().expect("a network"));
+        always.chain(self.forbidden.iter().copied()).collect()
+    }
+
     fn permitted(&self, host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Refused> {
         let mut refused = None;
         let mut permitted = Vec::with_capacity(found.len());

@@ -32,7 +32,7 @@ pub use access::{Access, ExpiryObserver, Question};
 pub use dialect::fuzz;
 pub use egress::EgressConfig;
 pub use error::StoreError;
-pub use hdfs::{Configuring, Helper, Helpers};
+pub use hdfs::{HadoopConfig, HdfsNode, Helper, Helpers};
 pub use limits::{Limits, LimitsConfig, TlsVersion};
 pub use network::{BadNetwork, Network};
 pub use observe::{NoObserver, Observer, Outcome, RetryCause};
@@ -209,6 +209,10 @@ pub fn open(
                 exchange::Tree::open(place, manifest, extra, access, readers.as_str(), limits, observer)?;
             return Ok(Arc::new(source));
         }
+        SourceUrl::Hdfs { .. } => {
+            let why = "this program starts no HDFS helper: use a node with Millpond's agent".to_owned();
+            return Err(StoreError::Invalid { what: spec.source.to_string(), why });
+        }
         SourceUrl::Dir { path } => {
             let source = directory::Directory::new(path.clone(), access, readers.as_str(), &limits, observer);
             return Ok(Arc::new(source));
@@ -217,18 +221,18 @@ pub fn open(
     Ok(Arc::new(exchange::Bucket::open(store, prefix, extra, access, readers.as_str(), limits, observer)?))
 }
 
-/// Opens an HDFS: `place` is its authority (a name service, or host and port) and its root ("" or "/a/b"), `readers` what
-/// its readers share, `helpers` who starts the processes that ask it. Makes no contact. A volume cannot name an HDFS yet.
-pub fn open_hdfs(
-    place: (&str, &str),
-    configuring: Configuring,
+/// The same on a node that can start HDFS helpers.
+pub fn open_on(
+    spec: &VolumeSpec,
     access: Arc<Access>,
-    readers: &str,
     limits: Arc<Limits>,
     observer: Arc<dyn Observer>,
-    helpers: Arc<dyn Helpers>,
-) -> Arc<dyn Source> {
-    Arc::new(hdfs::Hdfs::open(place, configuring, access, readers, limits, observer, helpers))
+    hdfs: Arc<HdfsNode>,
+) -> Result<Arc<dyn Source>, StoreError> {
+    match hdfs::Hdfs::open(spec, access.clone(), limits.clone(), observer.clone(), hdfs) {
+        Some(source) => Ok(Arc::new(source)),
+        None => open(spec, access, limits, observer),
+    }
 }
 
 /// What every request carries for somebody before the store.

@@ -31,6 +31,12 @@ impl Network {
     }
 }
 
+impl From<Network> for hdfs::Network {
+    fn from(network: Network) -> Self {
+        Self { base: network.base, bits: network.bits }
+    }
+}
+
 impl From<IpAddr> for Network {
     fn from(base: IpAddr) -> Self {
         Self { base, bits: if base.is_ipv4() { 32 } else { 128 } }

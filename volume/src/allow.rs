@@ -8,9 +8,9 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AllowList {
-    /// `s3://*`, `s3://team-a-*`, `oss://bucket/prefix/`, `https://data.example.com/sets`. Empty: no source but directories is allowed.
+    /// `s3://*`, `s3://team-a-*`, `oss://bucket/prefix/`, `hdfs://nameservice/team-a`, `https://data.example.com/sets`. Empty: no source but directories is allowed.
     pub sources: Vec<String>,
-    /// `https://*.example.com`, `http://127.0.0.1:9000`. A volume without `endpoint` uses the cloud's own and needs no entry.
+    /// `https://*.example.com`, `http://127.0.0.1:9000`, `hdfs://*.example.com:8020` for NameNodes that a volume or its Secret lists. A volume without `endpoint` uses the cloud's own and needs no entry.
     pub endpoints: Vec<EndpointPattern>,
     /// Directories below which `file://` sources may lie. Empty: none.
     pub roots: Vec<PathBuf>,
@@ -48,6 +48,13 @@ impl AllowList {
                     _ => Ok(()),
                 }
             }
+            SourceUrl::Hdfs { .. } => {
+                let text = source.to_string();
+                if !self.sources.iter().any(|entry| covers_web(entry, &text)) {
+                    return Err(NotAllowed::Source(text));
+                }
+                parameters.name_nodes.iter().try_for_each(|address| self.name_node(address))
+            }
             SourceUrl::Web { .. } => {
                 let text = source.to_string();
                 match self.sources.iter().any(|entry| covers_web(entry, &text)) {
@@ -60,6 +67,14 @@ impl AllowList {
                 true => Ok(()),
                 false => Err(NotAllowed::Root(path.display().to_string())),
             },
+        }
+    }
+
+    /// May a volume, or its Secret, have this NameNode (`host:port`) asked?
+    pub fn name_node(&self, address: &str) -> Result<(), NotAllowed> {
+        match self.endpoints.iter().any(|entry| entry.covers_name_node(address)) {
+            true => Ok(()),
+            false => Err(NotAllowed::Endpoint(format!("hdfs://{address}"))),
         }
     }
 }
@@ -130,9 +145,44 @@ mod tests {
     }
 
     #[test]
+    fn name_nodes_are_allowed_by_pattern() {
+        let list = AllowList {
+            sources: vec!["hdfs://prod/team".into(), "hdfs://nn*".into()],
+            endpoints: ["hdfs://*.example.com", "hdfs://10.0.0.1:9000", "https://*"]
+                .map(|entry| EndpointPattern::parse(entry).unwrap())
+                .into(),
+            roots: Vec::new(),
+        };
+        let check = |source: &str, name_nodes: &[&str]| {
+            let name_nodes = name_nodes.iter().map(|&one| one.to_owned()).collect();
+            let parameters = Parameters { name_nodes, ..Parameters::default() };
+            list.check(&SourceUrl::parse(source).unwrap(), &parameters)
+        };
+        assert_eq!(check("hdfs://prod/team/a", &[]), Ok(()));
+        assert_eq!(check("hdfs://prod/team", &["a.example.com:8020", "10.0.0.1:9000"]), Ok(()));
+        for (source, name_nodes) in [
+            ("hdfs://prod/teams", &[][..]),
+            ("hdfs://prod", &[]),
+            ("hdfs://nn1/x", &[]),
+            ("hdfs://prod/team", &["a.example.com:8021"]),
+            ("hdfs://prod/team", &["a.example.com:8020", "example.com:8020"]),
+            ("hdfs://prod/team", &["a.example.com.evil.org:8020"]),
+            ("hdfs://prod/team", &["10.0.0.1:80"]),
+        ] {
+            check(source, name_nodes).expect_err(source);
+        }
+        let named = EndpointPattern::parse("hdfs://nn.example.com:80").unwrap();
+        assert!(
+            named.covers_name_node("NN.example.com:80") && !named.covers_name_node("nn.example.com:8020")
+        );
+        assert!(!named.covers(&url::Url::parse("http://nn.example.com").unwrap()));
+        assert!(EndpointPattern::parse("hdfs://*").unwrap().covers_name_node("any:1"));
+    }
+
+    #[test]
     fn empty_list_allows_nothing() {
         let none = AllowList::default();
-        for source in ["s3://bucket", "https://host/x", "file:///data"] {
+        for source in ["s3://bucket", "https://host/x", "hdfs://host/x", "file:///data"] {
             let source = SourceUrl::parse(source).unwrap();
             assert!(none.check(&source, &Parameters::default()).is_err());
         }

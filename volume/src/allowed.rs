@@ -2,7 +2,7 @@
 
 use crate::SourceUrl;
 
-const EXPECTED: &str = "write source prefixes such as s3://bucket/team-a, separated by commas, or s3://* (oss://*, gs://*, az://*) for any bucket, https://* for any web server; no other '*'";
+const EXPECTED: &str = "write source prefixes such as s3://bucket/team-a, separated by commas, or s3://* (oss://*, gs://*, az://*) for any bucket, hdfs://* for any HDFS, https://* for any web server; no other '*'";
 
 /// Comma-separated; each entry is a whole source, so that only whole path segments can match.
 pub(crate) struct AllowedSources {
@@ -25,6 +25,7 @@ impl AllowedSources {
             "oss://*" => Ok(Entry::AnyBucket("oss")),
             "gs://*" => Ok(Entry::AnyBucket("gs")),
             "az://*" => Ok(Entry::AnyBucket("az")),
+            "hdfs://*" => Ok(Entry::AnyBucket("hdfs")),
             "https://*" => Ok(Entry::AnyBucket("https")),
             "http://*" => Ok(Entry::AnyBucket("http")),
             text if text.contains('*') => Err(EXPECTED),

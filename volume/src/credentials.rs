@@ -1,5 +1,6 @@
 //! Credentials of a volume: kept in memory, never shown, distinguished by a digest.
 
+use crate::parameters::is_hdfs_user;
 use crate::{Addressing, Parameters, SourceUrl};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -17,6 +18,16 @@ pub struct Credentials {
     client: Option<ClientCertificate>,
     /// What objects are encrypted with where the store does not keep the key: 32 bytes, base64.
     customer_key: Option<SecretString>,
+    /// Files that say where HDFS and its Kerberos are. No secret.
+    hadoop: HadoopFiles,
+}
+
+/// As sites hand them out, whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HadoopFiles {
+    pub core_site: Option<String>,
+    pub hdfs_site: Option<String>,
+    pub krb5_conf: Option<String>,
 }
 
 #[derive(Clone)]
@@ -34,6 +45,7 @@ impl std::fmt::Debug for Credentials {
             .field("ca_bytes", &ca_bytes)
             .field("client_certificate", &self.client.is_some())
             .field("customer_key", &self.customer_key.is_some())
+            .field("hadoop_files", &(self.hadoop != HadoopFiles::default()))
             .finish()
     }
 }
@@ -61,6 +73,15 @@ enum Identity {
         password: SecretString,
     },
     Bearer(SecretString),
+    HdfsUser(String),
+    /// A keytab, or a cache of tickets that somebody else renews, or both; base64.
+    Kerberos {
+        principal: String,
+        keytab: Option<SecretString>,
+        ticket_cache: Option<SecretString>,
+    },
+    /// A file of tokens, base64.
+    DelegationToken(SecretString),
 }
 
 /// Who asks, and by which of a secret's keys: [`Credentials::to_secrets`] has them.
@@ -80,6 +101,12 @@ pub enum CredentialsKind {
     Password,
     /// `bearerToken`: web servers.
     Bearer,
+    /// `hdfsUser`: an HDFS that believes whatever name it is told.
+    HdfsUser,
+    /// `principal`, and `keytab` or `ticketCache`: HDFS.
+    Kerberos,
+    /// `delegationToken`: HDFS.
+    DelegationToken,
 }
 
 impl CredentialsKind {
@@ -93,6 +120,9 @@ impl CredentialsKind {
             Self::Sas => "sasToken",
             Self::Password => "username and password",
             Self::Bearer => "bearerToken",
+            Self::HdfsUser => "hdfsUser",
+            Self::Kerberos => "principal and keytab",
+            Self::DelegationToken => "delegationToken",
         }
     }
 }
@@ -110,8 +140,8 @@ pub enum CredentialsError {
     Incomplete { have: &'static str, missing: &'static str },
     #[error(
         "the secret has an unknown key {0:?}: it takes accessKeyId, secretAccessKey and sessionToken (S3, OSS), serviceAccountKey \
-         (GCS), accountName with accountKey or sasToken (Azure), username and password or bearerToken (web servers), customerKey, \
-         caBundle, clientCertificate and clientKey, or what Fluid, JuiceFS and the clouds' own drivers call them (docs/stores.md)"
+         (GCS), accountName with accountKey or sasToken (Azure), username and password or bearerToken (web servers), hdfsUser, principal \
+         with keytab or ticketCache, delegationToken, krb5Conf, coreSite and hdfsSite (HDFS), customerKey, caBundle, clientCertificate and clientKey, or what Fluid, JuiceFS and the clouds' own drivers call them (docs/stores.md)"
     )]
     Unknown(String),
     #[error("the secret has {0} and {1}, which are for different stores: keep what this one takes")]
@@ -142,6 +172,21 @@ pub enum CredentialsError {
          were written with"
     )]
     CustomerKey,
+    #[error(
+        "the secret's {0} is not base64, empty, or longer than {1} KiB: Kubernetes takes text alone, so put in what `base64 -w0 FILE` \
+         prints"
+    )]
+    Binary(&'static str, usize),
+    #[error("the secret's hdfsUser cannot be one: at most 64 characters of a-z A-Z 0-9 . _ -")]
+    HdfsUser,
+    #[error("the secret's principal cannot be one: write user@REALM or user/host@REALM")]
+    Principal,
+    #[error("the secret's principal needs a keytab or a ticketCache beside it")]
+    NoKeytab,
+    #[error("the secret's delegationToken is no file of tokens: take the one that `hdfs fetchdt` writes")]
+    DelegationToken,
+    #[error("in the secret, {0}")]
+    Hadoop(String),
     #[error("the secret is longer than 48 KiB in all: leave certificates out that the store does not need")]
     TooLong,
     #[error("the secret's {0} is empty or has control characters (a trailing newline?)")]
@@ -160,6 +205,9 @@ const CLIENT_CERTIFICATE_BYTES_MAX: usize = 16 << 10;
 const CLIENT_KEY_BYTES_MAX: usize = 8 << 10;
 /// Of all values. A message between our processes has 64 KiB, the volume's description in it.
 const SECRET_BYTES_MAX: usize = 48 << 10;
+const KEYTAB_KIB_MAX: usize = 16;
+const TICKET_CACHE_KIB_MAX: usize = 24;
+const DELEGATION_TOKEN_KIB_MAX: usize = 8;
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
 impl Credentials {
@@ -186,6 +234,21 @@ impl Credentials {
                 // A file, and files have lines.
                 "serviceAccountKey" if (1..=SERVICE_ACCOUNT_BYTES_MAX).contains(&value.len()) => {}
                 "serviceAccountKey" => return Err(CredentialsError::ServiceAccountKey),
+                "keytab" => check_binary("keytab", value, KEYTAB_KIB_MAX).map(drop)?,
+                "ticketCache" => check_binary("ticketCache", value, TICKET_CACHE_KIB_MAX).map(drop)?,
+                "delegationToken" => {
+                    let file = check_binary("delegationToken", value, DELEGATION_TOKEN_KIB_MAX)?;
+                    hdfs::check_token_file(&file).map_err(|_| CredentialsError::DelegationToken)?;
+                }
+                "principal" if is_principal(value) => {}
+                "principal" => return Err(CredentialsError::Principal),
+                "hdfsUser" if is_hdfs_user(value) => {}
+                "hdfsUser" => return Err(CredentialsError::HdfsUser),
+                "krb5Conf" => {
+                    hdfs::check_krb5_conf(value).map_err(|bad| CredentialsError::Hadoop(bad.to_string()))?;
+                }
+                // Read together, below.
+                "coreSite" | "hdfsSite" => {}
                 _ if value.is_empty() || value.chars().any(char::is_control) => {
                     return Err(CredentialsError::Malformed(name));
                 }
@@ -200,6 +263,13 @@ impl Credentials {
         }
         let ca_bundle = found.remove("caBundle");
         let mut take = |name| found.remove(name);
+        let hadoop = HadoopFiles {
+            core_site: take("coreSite"),
+            hdfs_site: take("hdfsSite"),
+            krb5_conf: take("krb5Conf"),
+        };
+        hdfs::settings(hadoop.core_site.as_deref(), hadoop.hdfs_site.as_deref())
+            .map_err(|bad| CredentialsError::Hadoop(bad.to_string()))?;
         let customer_key = take("customerKey").map(customer_key).transpose()?;
         let client = match (take("clientCertificate"), take("clientKey")) {
             (Some(chain), Some(key)) => Some(ClientCertificate { chain, key: key.into() }),
@@ -215,6 +285,8 @@ impl Credentials {
         let (file, account, sas, name) =
             (take("serviceAccountKey"), take("accountKey"), take("sasToken"), take("accountName"));
         let (login, bearer) = ([take("username"), take("password")], take("bearerToken"));
+        let (user, token) = (take("hdfsUser"), take("delegationToken"));
+        let kerberos = [take("principal"), take("keytab"), take("ticketCache")];
         let kinds = [
             (keys.iter().any(Option::is_some), "accessKeyId"),
             (file.is_some(), "serviceAccountKey"),
@@ -222,12 +294,18 @@ impl Credentials {
             (sas.is_some(), "sasToken"),
             (login.iter().any(Option::is_some), "username"),
             (bearer.is_some(), "bearerToken"),
+            (user.is_some(), "hdfsUser"),
+            (kerberos.iter().any(Option::is_some), "principal"),
+            (token.is_some(), "delegationToken"),
         ];
         let mut kinds = kinds.into_iter().filter_map(|(is, name)| is.then_some(name));
         match (kinds.next(), kinds.next(), &name) {
             (Some(one), Some(other), _) => return Err(CredentialsError::Mixed(one, other)),
             (
-                Some(one @ ("accessKeyId" | "serviceAccountKey" | "username" | "bearerToken")),
+                Some(
+                    one @ ("accessKeyId" | "serviceAccountKey" | "username" | "bearerToken" | "hdfsUser"
+                    | "principal" | "delegationToken"),
+                ),
                 None,
                 Some(_),
             ) => {
@@ -255,10 +333,22 @@ impl Credentials {
                 ([Some(_), None], _) => return incomplete("username", "password"),
                 ([None, Some(_)], _) => return incomplete("password", "username"),
                 ([None, None], Some(token)) => Identity::Bearer(secret(token)),
-                ([None, None], None) => Identity::Anonymous,
+                ([None, None], None) => match (kerberos, user, token) {
+                    ([Some(_), None, None], ..) => return Err(CredentialsError::NoKeytab),
+                    ([Some(principal), keytab, ticket_cache], ..) => Identity::Kerberos {
+                        principal,
+                        keytab: keytab.map(secret),
+                        ticket_cache: ticket_cache.map(secret),
+                    },
+                    ([None, Some(_), _], ..) => return incomplete("keytab", "principal"),
+                    ([None, None, Some(_)], ..) => return incomplete("ticketCache", "principal"),
+                    (_, Some(user), _) => Identity::HdfsUser(user),
+                    (_, _, Some(token)) => Identity::DelegationToken(secret(token)),
+                    _ => Identity::Anonymous,
+                },
             },
         };
-        Ok(Self { identity, ca_bundle, client, customer_key })
+        Ok(Self { identity, ca_bundle, client, customer_key, hadoop })
     }
 
     /// From `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`; absent means anonymous.
@@ -296,7 +386,18 @@ impl Credentials {
                 put("password", password.expose_secret());
             }
             Identity::Bearer(token) => put("bearerToken", token.expose_secret()),
+            Identity::HdfsUser(user) => put("hdfsUser", user),
+            Identity::Kerberos { principal, keytab, ticket_cache } => {
+                put("principal", principal);
+                keytab.iter().for_each(|file| put("keytab", file.expose_secret()));
+                ticket_cache.iter().for_each(|file| put("ticketCache", file.expose_secret()));
+            }
+            Identity::DelegationToken(file) => put("delegationToken", file.expose_secret()),
         }
+        let HadoopFiles { core_site, hdfs_site, krb5_conf } = &self.hadoop;
+        core_site.iter().for_each(|xml| put("coreSite", xml));
+        hdfs_site.iter().for_each(|xml| put("hdfsSite", xml));
+        krb5_conf.iter().for_each(|text| put("krb5Conf", text));
         self.ca_bundle.iter().for_each(|pem| put("caBundle", pem));
         if let Some(ClientCertificate { chain, key }) = &self.client {
             put("clientCertificate", chain);
@@ -322,6 +423,29 @@ impl Credentials {
         self.customer_key.as_ref().map(ExposeSecret::expose_secret)
     }
 
+    /// Files that say where HDFS and its Kerberos are.
+    pub fn hadoop(&self) -> &HadoopFiles {
+        &self.hadoop
+    }
+
+    /// As whom an HDFS is asked, in clear; None: the secret says nothing of it. Never log it.
+    pub fn hdfs_identity(&self) -> Option<HdfsIdentity> {
+        let file = |base64: &SecretString| {
+            let bytes = BASE64_STANDARD.decode(base64.expose_secret()).unwrap_or_default(); // was checked
+            hdfs::Secret(bytes)
+        };
+        Some(match &self.identity {
+            Identity::HdfsUser(user) => HdfsIdentity::Simple { user: user.clone() },
+            Identity::Kerberos { principal, keytab, ticket_cache } => HdfsIdentity::Kerberos {
+                principal: principal.clone(),
+                keytab: keytab.as_ref().map(file),
+                ticket_cache: ticket_cache.as_ref().map(file),
+            },
+            Identity::DelegationToken(token) => HdfsIdentity::Token(file(token)),
+            _ => return None,
+        })
+    }
+
     pub fn kind(&self) -> CredentialsKind {
         match self.identity {
             Identity::Anonymous => CredentialsKind::Anonymous,
@@ -331,14 +455,47 @@ impl Credentials {
             Identity::Sas { .. } => CredentialsKind::Sas,
             Identity::Password { .. } => CredentialsKind::Password,
             Identity::Bearer(_) => CredentialsKind::Bearer,
+            Identity::HdfsUser(_) => CredentialsKind::HdfsUser,
+            Identity::Kerberos { .. } => CredentialsKind::Kerberos,
+            Identity::DelegationToken(_) => CredentialsKind::DelegationToken,
         }
+    }
+
+    /// Is there nothing in the secret but Hadoop's files, or none?
+    pub fn is_empty_but_files(&self) -> bool {
+        Self { hadoop: HadoopFiles::default(), ..self.clone() }.is_empty()
     }
 
     /// Is there nothing in the secret, or none?
     pub fn is_empty(&self) -> bool {
-        let Self { identity, ca_bundle, client, customer_key } = self;
+        let Self { identity, ca_bundle, client, customer_key, hadoop } = self;
         matches!((identity, ca_bundle, client, customer_key), (Identity::Anonymous, None, None, None))
+            && *hadoop == HadoopFiles::default()
     }
+}
+
+/// See [`Credentials::hdfs_identity`].
+pub enum HdfsIdentity {
+    Simple { user: String },
+    Kerberos { principal: String, keytab: Option<hdfs::Secret>, ticket_cache: Option<hdfs::Secret> },
+    Token(hdfs::Secret),
+}
+
+/// What was a file before a Secret had to be text.
+fn check_binary(name: &'static str, value: &str, kib_max: usize) -> Result<Vec<u8>, CredentialsError> {
+    let bytes = (value.len() <= kib_max << 10).then(|| BASE64_STANDARD.decode(value).ok()).flatten();
+    bytes.filter(|bytes| !bytes.is_empty()).ok_or(CredentialsError::Binary(name, kib_max))
+}
+
+/// `user@REALM`, `user/host@REALM`; without a realm it is the default one of krb5.conf.
+fn is_principal(text: &str) -> bool {
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/' | '@' | '$');
+    let (user, realm) = text.split_once('@').map_or((text, None), |(user, realm)| (user, Some(realm)));
+    text.len() <= 256
+        && text.chars().all(legal)
+        && (1..=2).contains(&user.split('/').count())
+        && user.split('/').all(|part| !part.is_empty())
+        && realm.is_none_or(|realm| !realm.is_empty() && !realm.contains(['@', '/']))
 }
 
 fn is_pem(text: &str, bytes_max: usize) -> bool {
@@ -411,6 +568,14 @@ fn ours(name: &str) -> Option<&'static str> {
         ("clientCertificate", &["tls.crt"]), // as in every Secret of type kubernetes.io/tls
         ("clientKey", &["tls.key"]),
         ("customerKey", &[]),
+        ("hdfsUser", &["HADOOP_USER_NAME"]), // JuiceFS, as the next two; Hadoop
+        ("principal", &["KRB5PRINCIPAL"]),
+        ("keytab", &["KRB5KEYTAB_BASE64"]),
+        ("ticketCache", &[]),
+        ("delegationToken", &[]),
+        ("krb5Conf", &["krb5.conf"]), // as files of a Secret
+        ("coreSite", &["core-site.xml"]),
+        ("hdfsSite", &["hdfs-site.xml"]),
     ];
     let of =
         |(ours, others): &(&'static str, &[&str])| (*ours == name || others.contains(&name)).then_some(*ours);
@@ -529,6 +694,43 @@ fn identity(
             field(b"bearer token");
             field(token.expose_secret().as_bytes());
         }
+        Identity::HdfsUser(user) => {
+            field(b"hdfs user");
+            field(user.as_bytes());
+        }
+        // A keytab is as good as its password. Tickets change every day, and whose they are is not checked here: who has
+        // some gets a cache of its own with each of them.
+        Identity::Kerberos { principal, keytab, ticket_cache } => {
+            field(b"kerberos");
+            field(principal.as_bytes());
+            for file in [keytab, ticket_cache] {
+                field(file.as_ref().map(ExposeSecret::expose_secret).unwrap_or_default().as_bytes());
+            }
+        }
+        Identity::DelegationToken(file) => {
+            field(b"delegation token");
+            field(file.expose_secret().as_bytes());
+        }
+    }
+    // Who else says where an HDFS is may be answered by somebody else.
+    let HadoopFiles { core_site, hdfs_site, krb5_conf } = &credentials.hadoop;
+    for (name, file) in [("core-site", core_site), ("hdfs-site", hdfs_site), ("krb5.conf", krb5_conf)] {
+        if let Some(file) = file {
+            field(name.as_bytes());
+            field(file.as_bytes());
+        }
+    }
+    if !parameters.name_nodes.is_empty() {
+        field(b"name nodes");
+        field(parameters.name_nodes.join(",").as_bytes());
+    }
+    if let Some(name) = &parameters.hadoop_config {
+        field(b"hadoop config");
+        field(name.as_bytes());
+    }
+    if let Some(user) = &parameters.hdfs_user {
+        field(b"hdfs user");
+        field(user.as_bytes());
     }
     // Which files there are, and how their versions are told.
     if let Some(manifest) = &parameters.manifest {
@@ -598,6 +800,61 @@ mod tests {
             Err(CredentialsError::Malformed("accessKeyId"))
         ));
         assert!(Credentials::from_secrets::<&str, &str>([]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_hdfs_is_asked_with_a_keytab_tickets_a_token_or_a_name() {
+        let binary = BASE64_STANDARD.encode(b"\x05\x02");
+        let of = |pairs: &[(&str, &str)]| Credentials::from_secrets(pairs.iter().copied());
+        let principal = ("principal", "hdfs/nn.example.com@EXAMPLE.COM");
+        let conf = ("krb5.conf", "[libdefaults]\n default_realm = EXAMPLE.COM\n");
+        for (pairs, kind) in [
+            (vec![principal, ("keytab", &binary), conf], CredentialsKind::Kerberos),
+            (vec![("KRB5PRINCIPAL", "alice"), ("KRB5KEYTAB_BASE64", &binary)], CredentialsKind::Kerberos),
+            (vec![principal, ("ticketCache", &binary)], CredentialsKind::Kerberos),
+            (
+                vec![("HADOOP_USER_NAME", "alice"), ("core-site.xml", "<configuration/>")],
+                CredentialsKind::HdfsUser,
+            ),
+            (vec![("hdfs-site.xml", "<configuration/>")], CredentialsKind::Anonymous),
+        ] {
+            let credentials = of(&pairs).unwrap();
+            assert!(credentials.kind() == kind && !credentials.is_empty(), "{kind:?}");
+            assert_eq!(Credentials::from_secrets(credentials.to_secrets()), Ok(credentials.clone()));
+            assert_eq!(credentials.hdfs_identity().is_some(), kind != CredentialsKind::Anonymous);
+            assert!(!format!("{credentials:?}").contains(&binary));
+            let source = SourceUrl::parse("hdfs://ns").unwrap();
+            let scope = |of: &Credentials| ScopeId::of(&key(1), &source, &Parameters::default(), of);
+            assert_ne!(scope(&credentials), scope(&Credentials::anonymous()), "{kind:?}");
+        }
+        let long = BASE64_STANDARD.encode(vec![0; 16 << 10]);
+        for (pairs, expected) in [
+            (vec![principal], CredentialsError::NoKeytab),
+            (
+                vec![("keytab", binary.as_str())],
+                CredentialsError::Incomplete { have: "keytab", missing: "principal" },
+            ),
+            (vec![principal, ("keytab", "\u{5}\u{2}")], CredentialsError::Binary("keytab", 16)),
+            (vec![principal, ("keytab", "")], CredentialsError::Binary("keytab", 16)),
+            (vec![principal, ("keytab", &long)], CredentialsError::Binary("keytab", 16)),
+            (vec![("principal", "a@b@c"), ("keytab", &binary)], CredentialsError::Principal),
+            (vec![("principal", "a b"), ("keytab", &binary)], CredentialsError::Principal),
+            (vec![("hdfsUser", "a/b")], CredentialsError::HdfsUser),
+            (vec![("delegationToken", &binary)], CredentialsError::DelegationToken),
+            (
+                vec![("hdfsUser", "a"), principal, ("keytab", &binary)],
+                CredentialsError::Mixed("hdfsUser", "principal"),
+            ),
+            (
+                vec![("accessKeyId", "a"), ("hdfsUser", "a")],
+                CredentialsError::Mixed("accessKeyId", "hdfsUser"),
+            ),
+        ] {
+            assert_eq!(of(&pairs), Err(expected));
+        }
+        let file = |name: &str, text: &str| of(&[(name, text)]).unwrap_err().to_string();
+        assert!(file("krb5.conf", "include /etc/passwd\n").contains("line 1 of krb5.conf"));
+        assert!(file("coreSite", "<html/>").contains("core-site.xml is not one of Hadoop's"));
     }
 
     #[test]

@@ -28,13 +28,15 @@ mod wire;
 
 pub use allow::{AllowList, NotAllowed};
 pub use cause::Cause;
-pub use credentials::{Credentials, CredentialsError, CredentialsKind, ScopeId, ScopeKey};
+pub use credentials::{
+    Credentials, CredentialsError, CredentialsKind, HadoopFiles, HdfsIdentity, ScopeId, ScopeKey,
+};
 pub use endpoint::{BadPattern, EndpointPattern};
 pub use id::{BadVolumeId, VolumeId};
 pub use later::Later;
 pub use parameters::{Addressing, Freshness, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS};
 pub use request_timeout::{FUSE_SYSCTL, RequestTimeout, within};
-pub use source::{SourceError, SourceUrl};
+pub use source::{NAMENODE_PORT, SourceError, SourceUrl};
 pub use template::{TemplateError, TemplateValues, claim_chooses, expand, uses_annotations};
 pub use units::{parse_bytes, parse_duration};
 pub use wire::{NotUnderstood, WireSpec};

@@ -3,7 +3,7 @@
 use crate::allowed::AllowedSources;
 use crate::headers::{self, HeaderError, Headers};
 use crate::later::{self, Later};
-use crate::source::is_account;
+use crate::source::{is_account, name_node};
 use crate::template::{TemplateError, TemplateValues, claim_chooses, expand, expand_path};
 use crate::{SourceError, SourceUrl, parse_bytes, parse_duration};
 use std::time::Duration;
@@ -51,6 +51,13 @@ pub struct Parameters {
     pub storage_account: Option<String>,
     /// Of a web server: the list of its files, a path below the source.
     pub manifest: Option<String>,
+    /// Of HDFS: the NameNodes (`host:port`) of the name service that the source names; empty: it is a host, or a
+    /// configuration of Hadoop's says them.
+    pub name_nodes: Vec<String>,
+    /// Of HDFS: under which name this node's operator has put a configuration of Hadoop's.
+    pub hadoop_config: Option<String>,
+    /// Of an HDFS that believes whatever name it is told: whose name that is.
+    pub hdfs_user: Option<String>,
     pub addressing: Addressing,
     pub allow_http: bool,
     /// Who asks pays for what is carried, not the bucket's owner.
@@ -88,6 +95,9 @@ impl Default for Parameters {
             region: None,
             storage_account: None,
             manifest: None,
+            name_nodes: Vec::new(),
+            hadoop_config: None,
+            hdfs_user: None,
             addressing: Addressing::Path,
             allow_http: false,
             requester_pays: false,
@@ -119,6 +129,8 @@ fn an_hour() -> Duration {
 /// Smaller, and a file of some size is nothing but requests, bytes.
 const PART_MIN: u64 = 64 << 10;
 const PARALLEL_PARTS_MAX: u16 = 1024;
+/// Of one name service. HDFS has two, or a few with observers.
+const NAME_NODES_MAX: usize = 8;
 const MANIFEST_BYTES_MAX: usize = 1024;
 
 /// In the order of `docs/configuration.md`.
@@ -128,6 +140,9 @@ const KNOWN_PARAMETERS: &[&str] = &[
     "region",
     "storageAccount",
     "manifest",
+    "nameNodes",
+    "hadoopConfig",
+    "hdfsUser",
     "addressingStyle",
     "allowHttp",
     "requesterPays",
@@ -164,6 +179,7 @@ pub const TEMPLATED_PARAMETERS: &[&str] = &[
     "source",
     "path",
     "region",
+    "hdfsUser",
     "freshness",
     "metadataTtl",
     "staleIfError",
@@ -181,7 +197,7 @@ pub enum ParameterError {
     Unknown { name: String, nearest: Option<&'static str> },
     #[error(
         "parameter \"source\" is missing: set it to s3://bucket/prefix, oss://bucket/prefix, gs://bucket/prefix, az://container/prefix, \
-         https://host/directory or file:///directory"
+         hdfs://nameservice/directory, https://host/directory or file:///directory"
     )]
     NoSource,
     #[error("parameter {name:?} has value {value:?}: {expected}")]
@@ -200,6 +216,10 @@ pub enum ParameterError {
     PlainHttp { name: &'static str, endpoint: String },
     #[error("parameter {name:?} has no meaning for {scheme}:// sources: leave it out")]
     NotForScheme { name: &'static str, scheme: &'static str },
+    #[error(
+        "source {source_url} names one NameNode: leave \"nameNodes\" out, or write a name for all of them there, as hdfs://nameservice/directory"
+    )]
+    OneNameNode { source_url: SourceUrl },
     #[error("source {source_url} names its endpoint: leave parameter {name:?} out")]
     TwoEndpoints { source_url: SourceUrl, name: &'static str },
     #[error(
@@ -318,6 +338,35 @@ impl Parameters {
                     }
                     p.manifest = Some(value.to_owned());
                     special.push("manifest");
+                }
+                "nameNodes" => {
+                    let expected =
+                        "write the NameNodes of the name service, host:port, separated by commas (8 at most)";
+                    let all: Option<Vec<_>> = value.split(',').map(|one| name_node(one.trim())).collect();
+                    let all = all.filter(|all| all.len() <= NAME_NODES_MAX);
+                    p.name_nodes = all.ok_or_else(|| bad("nameNodes", expected))?;
+                    special.push("nameNodes");
+                }
+                "hadoopConfig" => {
+                    let legal =
+                        |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+                    let is_one = (1..=63).contains(&value.len())
+                        && value.chars().all(legal)
+                        && !value.starts_with('.');
+                    if !is_one {
+                        let expected = "write the name that this cluster's operator gave a configuration of Hadoop's: a-z 0-9 - .";
+                        return Err(bad("hadoopConfig", expected));
+                    }
+                    p.hadoop_config = Some(value.to_owned());
+                    special.push("hadoopConfig");
+                }
+                "hdfsUser" => {
+                    if !is_hdfs_user(value) {
+                        let expected = "write a user's name: at most 64 characters of a-z A-Z 0-9 . _ -";
+                        return Err(bad("hdfsUser", expected));
+                    }
+                    p.hdfs_user = Some(value.to_owned());
+                    special.push("hdfsUser");
                 }
                 "addressingStyle" => {
                     p.addressing = match value {
@@ -445,6 +494,7 @@ impl Parameters {
             SourceUrl::Gcs { .. } => &["endpoint", "allowHttp", "requesterPays", "extraHeaders"],
             SourceUrl::Azure { .. } => &["endpoint", "storageAccount", "allowHttp", "extraHeaders"],
             SourceUrl::Web { .. } => &["manifest", "allowHttp", "extraHeaders"],
+            SourceUrl::Hdfs { .. } => &["nameNodes", "hadoopConfig", "hdfsUser"],
             SourceUrl::Dir { .. } => &[],
         };
         if let Some(name) = special.iter().find(|name| !meant.contains(name)) {
@@ -455,6 +505,11 @@ impl Parameters {
             if let Some(name) = p.endpoint.is_some().then_some("endpoint").or(account) {
                 return Err(ParameterError::TwoEndpoints { source_url: source, name });
             }
+        }
+        if matches!(&source, SourceUrl::Hdfs { authority, .. } if authority.contains(':'))
+            && !p.name_nodes.is_empty()
+        {
+            return Err(ParameterError::OneNameNode { source_url: source });
         }
         if matches!(&source, SourceUrl::Azure { host: None, .. }) && p.storage_account.is_none() {
             return Err(ParameterError::NoAccount { source_url: source });
@@ -499,6 +554,9 @@ impl Parameters {
             region,
             storage_account,
             manifest,
+            name_nodes,
+            hadoop_config,
+            hdfs_user,
             addressing,
             allow_http,
             requester_pays,
@@ -537,6 +595,9 @@ impl Parameters {
             ("region", region.clone()),
             ("storageAccount", storage_account.clone()),
             ("manifest", manifest.clone()),
+            ("nameNodes", (!name_nodes.is_empty()).then(|| name_nodes.join(","))),
+            ("hadoopConfig", hadoop_config.clone()),
+            ("hdfsUser", hdfs_user.clone()),
             ("addressingStyle", word(*addressing == Addressing::Virtual, "virtual")),
             ("allowHttp", word(*allow_http, "true")),
             ("requesterPays", word(*requester_pays, "true")),
@@ -590,6 +651,12 @@ fn unknown(name: &str) -> ParameterError {
     ParameterError::Unknown { name: name.chars().take(NAME_SHOWN).collect(), nearest }
 }
 
+/// HDFS takes any; a slash or an at sign would be a part of a principal.
+pub(crate) fn is_hdfs_user(name: &str) -> bool {
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    (1..=64).contains(&name.len()) && name.chars().all(legal)
+}
+
 fn id(value: &str) -> Option<u32> {
     value.parse().ok().filter(|id| *id != u32::MAX)
 }
@@ -636,6 +703,14 @@ mod tests {
             ("staleIfError", "60"),
             ("staleIfError", "400d"),
             ("profile", "huge"),
+            ("nameNodes", ""),
+            ("nameNodes", "a,,b"),
+            ("nameNodes", "hdfs://a:8020"),
+            ("nameNodes", "a,a,a,a,a,a,a,a,a"),
+            ("hadoopConfig", "../prod"),
+            ("hadoopConfig", ".."),
+            ("hdfsUser", "alice@REALM"),
+            ("hdfsUser", ""),
             ("readahead", "2Gi"),
             ("part", "4Ki"),
             ("part", "2Gi"),
@@ -677,6 +752,24 @@ mod tests {
         for manifest in ["", "/files", "a/../b", "a//b", "a\n"] {
             assert!(parse(&[("source", "https://h/x"), ("manifest", manifest)]).is_err(), "{manifest:?}");
         }
+        let hdfs = ("source", "hdfs://ns/x");
+        let (_, p) = parse(&[hdfs, ("nameNodes", "a, b:9000"), ("hdfsUser", "alice")]).unwrap();
+        assert_eq!(
+            (p.name_nodes, p.hdfs_user.as_deref()),
+            (vec!["a:8020".into(), "b:9000".into()], Some("alice"))
+        );
+        assert!(matches!(
+            parse(&[("source", "hdfs://nn:8020/x"), ("nameNodes", "a,b")]),
+            Err(ParameterError::OneNameNode { .. })
+        ));
+        assert!(matches!(
+            parse(&[hdfs, ("endpoint", "https://h")]),
+            Err(ParameterError::NotForScheme { name: "endpoint", scheme: "hdfs" })
+        ));
+        assert!(matches!(
+            parse(&[s3, ("hdfsUser", "alice")]),
+            Err(ParameterError::NotForScheme { name: "hdfsUser", scheme: "s3" })
+        ));
         assert!(parse(&[s3, ("endpoint", "http://h:1"), ("allowHttp", "true")]).is_ok());
         assert_eq!(
             parse(&[s3, ("profile", "small"), ("freshness", "strict")]),

@@ -18,6 +18,8 @@ pub enum SourceUrl {
     Azure { container: String, host: Option<String>, prefix: String },
     /// `https://host/prefix`, a tree of files on a web server; `origin` is `https://host[:port]`, `prefix` not encoded.
     Web { origin: String, prefix: String },
+    /// `hdfs://nameservice/prefix` or `hdfs://host:port/prefix`.
+    Hdfs { authority: String, prefix: String },
     /// `file:///dir`, an absolute, normalised path.
     Dir { path: PathBuf },
 }
@@ -26,11 +28,38 @@ pub enum SourceUrl {
 pub enum SourceError {
     #[error(
         "source {0:?} is not a URL: write s3://bucket/prefix, oss://bucket/prefix, gs://bucket/prefix, az://container/prefix, \
-         https://host/directory or file:///directory"
+         hdfs://nameservice/directory, https://host/directory or file:///directory"
     )]
     NotAUrl(String),
-    #[error("source scheme {0:?} is not supported: use s3://, oss://, gs://, az://, https:// or file://")]
+    #[error(
+        "source scheme {0:?} is not supported: use s3://, oss://, gs://, az://, hdfs://, https:// or file://"
+    )]
     Scheme(String),
+    #[error(
+        "source {0:?} is a view that clients put together from several file systems: write hdfs://nameservice/directory, where the \
+         directory lies that is shown there"
+    )]
+    ViewFs(String),
+    #[error(
+        "source {0:?} is HDFS over HTTP: write hdfs://NAMENODE:8020/directory, the NameNode's own protocol"
+    )]
+    WebHdfs(String),
+    #[error(
+        "source {0:?} names no NameNode: write hdfs://nameservice/directory or hdfs://host:8020/directory"
+    )]
+    NoNameNode(String),
+    #[error(
+        "source {0:?} names several NameNodes: write a name for all, as hdfs://nameservice/directory, and list them in 'nameNodes'"
+    )]
+    NameNodes(String),
+    #[error(
+        "source {0:?} names a NameNode that cannot be one: write hdfs://nameservice/directory or hdfs://host:8020/directory"
+    )]
+    NameNode(String),
+    #[error(
+        "source {0:?} carries a user, query or fragment: say the user in 'hdfsUser', and leave the others out"
+    )]
+    HdfsExtras(String),
     #[error(
         "source {0:?} names no bucket: write s3://bucket/prefix, and likewise for oss://, gs:// and az://"
     )]
@@ -86,6 +115,10 @@ impl SourceUrl {
             "s3" | "s3a" => Self::parse_s3(text, rest),
             "oss" => Self::parse_oss(text, rest),
             "gs" | "gcs" => Self::parse_gcs(text, rest),
+            "hdfs" if rest.contains(['@', '?', '#']) => Err(SourceError::HdfsExtras(redact(text))),
+            "hdfs" => Self::parse_hdfs(text, rest),
+            "viewfs" | "viewfs-overload" => Err(SourceError::ViewFs(redact(text))),
+            "webhdfs" | "swebhdfs" => Err(SourceError::WebHdfs(redact(text))),
             "http" | "https" => Self::parse_web(text, scheme, rest),
             "file" => Ok(Self::Dir { path: directory(text, rest)? }),
             other => Err(SourceError::Scheme(other.chars().take(80).collect())),
@@ -100,6 +133,7 @@ impl SourceUrl {
             Some(("oss", rest)) => Self::parse_oss(text, rest),
             Some(("gs", rest)) => Self::parse_gcs(text, rest),
             Some(("az", rest)) => Self::parse_azure(text, rest),
+            Some(("hdfs", rest)) => Self::parse_hdfs(text, rest),
             _ => Self::parse(text),
         }
     }
@@ -183,6 +217,22 @@ impl SourceUrl {
         Ok(Self::Azure { container, host, prefix: directory_prefix(prefix)? })
     }
 
+    fn parse_hdfs(text: &str, rest: &str) -> Result<Self, SourceError> {
+        let (authority, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        if authority.is_empty() {
+            return Err(SourceError::NoNameNode(text.to_owned()));
+        }
+        if authority.contains(',') {
+            return Err(SourceError::NameNodes(text.to_owned()));
+        }
+        if !is_host(authority.split_once(':').map_or(authority, |(host, _)| host))
+            || authority.split_once(':').is_some_and(|(_, port)| !is_port(port))
+        {
+            return Err(SourceError::NameNode(text.to_owned()));
+        }
+        Ok(Self::Hdfs { authority: authority.to_owned(), prefix: directory_prefix(prefix)? })
+    }
+
     fn parse_web(text: &str, scheme: &str, rest: &str) -> Result<Self, SourceError> {
         if rest.contains(['?', '#'])
             || rest.split('/').next().is_some_and(|authority| authority.contains('@'))
@@ -214,9 +264,12 @@ impl SourceUrl {
                 Url::parse(&format!("https://{host}")).ok()
             }
             Self::Web { origin, .. } => Url::parse(origin).ok(),
-            Self::S3 { .. } | Self::Oss { .. } | Self::Gcs { .. } | Self::Azure { .. } | Self::Dir { .. } => {
-                None
-            }
+            Self::S3 { .. }
+            | Self::Oss { .. }
+            | Self::Gcs { .. }
+            | Self::Azure { .. }
+            | Self::Hdfs { .. }
+            | Self::Dir { .. } => None,
         }
     }
 
@@ -229,6 +282,7 @@ impl SourceUrl {
             Self::Azure { .. } => "az",
             Self::Web { origin, .. } if origin.starts_with("http:") => "http",
             Self::Web { .. } => "https",
+            Self::Hdfs { .. } => "hdfs",
             Self::Dir { .. } => "file",
         }
     }
@@ -243,6 +297,7 @@ impl SourceUrl {
                 format!("az://{}", authority(container, '@', host.as_deref()))
             }
             Self::Web { origin, .. } => origin.clone(),
+            Self::Hdfs { authority, .. } => format!("hdfs://{authority}"),
             Self::Dir { .. } => "file:///".to_owned(),
         }
     }
@@ -253,6 +308,7 @@ impl SourceUrl {
             // Prefixes are empty or end in a slash.
             (Self::S3 { bucket, prefix }, Self::S3 { bucket: other, prefix: above })
             | (Self::Web { origin: bucket, prefix }, Self::Web { origin: other, prefix: above })
+            | (Self::Hdfs { authority: bucket, prefix }, Self::Hdfs { authority: other, prefix: above })
             | (Self::Gcs { bucket, prefix }, Self::Gcs { bucket: other, prefix: above }) => {
                 bucket == other && prefix.starts_with(above.as_str())
             }
@@ -269,6 +325,7 @@ impl SourceUrl {
                 | Self::Gcs { .. }
                 | Self::Azure { .. }
                 | Self::Web { .. }
+                | Self::Hdfs { .. }
                 | Self::Dir { .. },
                 _,
             ) => false,
@@ -298,6 +355,9 @@ impl SourceUrl {
             },
             Self::Web { origin, prefix } => {
                 Self::Web { origin: origin.clone(), prefix: format!("{prefix}{below}") }
+            }
+            Self::Hdfs { authority, prefix } => {
+                Self::Hdfs { authority: authority.clone(), prefix: format!("{prefix}{below}") }
             }
             Self::Dir { path } => Self::Dir { path: path.join(below.trim_end_matches('/')) },
         })
@@ -331,6 +391,29 @@ pub(crate) fn is_account(name: &str) -> bool {
     let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     (3..=24).contains(&name.len()) && name.bytes().all(plain)
 }
+
+/// May a host or a name service be called so?
+fn is_host(name: &str) -> bool {
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    (1..=253).contains(&name.len())
+        && name.chars().all(legal)
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+fn is_port(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
+/// A NameNode's address in full: `host:port`. Where no port is written it is [`NAMENODE_PORT`].
+pub(crate) fn name_node(text: &str) -> Option<String> {
+    match text.split_once(':') {
+        Some((host, port)) => (is_host(host) && is_port(port)).then(|| text.to_owned()),
+        None => is_host(text).then(|| format!("{text}:{NAMENODE_PORT}")),
+    }
+}
+
+/// Where a NameNode listens if nobody says otherwise.
+pub const NAMENODE_PORT: u16 = 8020;
 
 fn authority(bucket: &str, between: char, host: Option<&str>) -> String {
     host.map_or_else(|| bucket.to_owned(), |host| format!("{bucket}{between}{host}"))
@@ -378,6 +461,7 @@ impl std::fmt::Display for SourceUrl {
                 write!(f, "az://{}/{prefix}", authority(container, '@', host.as_deref()))
             }
             Self::Web { origin, prefix } => write!(f, "{origin}/{}", utf8_percent_encode(prefix, IN_PATHS)),
+            Self::Hdfs { authority, prefix } => write!(f, "hdfs://{authority}/{prefix}"),
             Self::Dir { path } => write!(f, "file://{}", path.display()),
         }
     }
@@ -413,6 +497,8 @@ mod tests {
             ("http://127.0.0.1:8080/a%20b/%25/é", "http://127.0.0.1:8080/a%20b/%25/%C3%A9/"),
             ("https://h/a@b/c~d/", "https://h/a@b/c~d/"),
             ("https://bücher.example/x", "https://xn--bcher-kva.example/x/"),
+            ("hdfs://NS1", "hdfs://NS1/"),
+            ("hdfs://nn.example.com:8020/a b/c", "hdfs://nn.example.com:8020/a b/c/"),
             ("file:///data/set/", "file:///data/set"),
         ] {
             assert_eq!(SourceUrl::parse(text).map(|s| s.to_string()), Ok(shown.to_owned()));
@@ -486,6 +572,25 @@ mod tests {
         {
             assert!(matches!(SourceUrl::parse(prefix), Err(SourceError::Prefix(_))), "{prefix}");
         }
+        for (source, expected) in [
+            ("hdfs:///data", SourceError::NoNameNode("hdfs:///data".into())),
+            ("hdfs://", SourceError::NoNameNode("hdfs://".into())),
+            ("hdfs://a:1,b:1/x", SourceError::NameNodes("hdfs://a:1,b:1/x".into())),
+            ("hdfs://a:b/x", SourceError::NameNode("hdfs://a:b/x".into())),
+            ("hdfs://a:0/x", SourceError::NameNode("hdfs://a:0/x".into())),
+            ("hdfs://a:/x", SourceError::NameNode("hdfs://a:/x".into())),
+            ("hdfs://a:+1/x", SourceError::NameNode("hdfs://a:+1/x".into())),
+            ("hdfs://[::1]:8020/x", SourceError::NameNode("hdfs://[::1]:8020/x".into())),
+            ("hdfs://a b/x", SourceError::NameNode("hdfs://a b/x".into())),
+            ("hdfs://-a/x", SourceError::NameNode("hdfs://-a/x".into())),
+            ("hdfs://root@nn/x", SourceError::HdfsExtras("hdfs://…@nn/x".into())),
+            ("hdfs://nn/x?user.name=root", SourceError::HdfsExtras("hdfs://nn/x".into())),
+            ("viewfs://cluster/x", SourceError::ViewFs("viewfs://cluster/x".into())),
+            ("webhdfs://nn:9870/x", SourceError::WebHdfs("webhdfs://nn:9870/x".into())),
+            ("hdfs://nn/a/../b", SourceError::Prefix("a/../b".into())),
+        ] {
+            assert_eq!(SourceUrl::parse(source), Err(expected), "{source}");
+        }
         assert!(matches!(SourceUrl::parse("file://data"), Err(SourceError::Path(_))));
         assert!(matches!(SourceUrl::parse("file:///data/../etc"), Err(SourceError::Path(_))));
     }
@@ -506,6 +611,7 @@ mod tests {
             ("az://bucket/team/a", "az://bucket"),
             ("https://h/team/%61", "https://h/team"),
             ("https://h/team", "https://h:443"),
+            ("hdfs://ns/team/a", "hdfs://ns/team"),
             ("abfs://set@acc.dfs.core.windows.net/team/a", "wasb://set@acc.blob.core.windows.net/team"),
         ] {
             assert!(lies(inner, outer), "{inner} in {outer}");
@@ -526,6 +632,8 @@ mod tests {
             ("gs://bucket/team", "s3://bucket/team"),
             ("gs://bucket/team-b", "gs://bucket/team"),
             ("https://h/team-b", "https://h/team"),
+            ("hdfs://ns/team-b", "hdfs://ns/team"),
+            ("hdfs://nn:8020/team", "hdfs://nn/team"),
             ("https://h/team", "http://h/team"),
             ("https://h:8443/team", "https://h/team"),
             ("https://h.evil.example/team", "https://h"),

@@ -43,7 +43,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("millpond-store", &["hdfs", "volume"]),
     ("millpond-testkit", &[]),
     ("millpond-version", &[]),
-    ("millpond-volume", &[]),
+    ("millpond-volume", &["hdfs"]),
 ];
 
 /// Libraries that stand behind one border each, and who may import them.

@@ -123,6 +123,11 @@ fn stays_below(source: &SourceUrl) {
             assert!(host.is_none_or(|host| clouds.iter().any(|cloud| host.ends_with(cloud))));
             assert!(!bucket.contains(['/', '@', '?', '#', '\0']) && stays(prefix));
         }
+        SourceUrl::Hdfs { authority, prefix } => {
+            assert!(source.endpoint().is_none() && stays(prefix));
+            let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':');
+            assert!(!authority.is_empty() && authority.chars().all(legal));
+        }
         SourceUrl::Dir { path } => {
             assert!(path.is_absolute() && !path.as_os_str().as_encoded_bytes().contains(&0));
             let plain = |c: Component<'_>| matches!(c, Component::RootDir | Component::Normal(_));

@@ -3,7 +3,6 @@
 
 use async_trait::async_trait;
 use futures::TryStreamExt;
-use hdfs::{Configure, Identity};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -12,10 +11,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use store::{
-    Access, Helper, Helpers, Kind, Limits, LimitsConfig, Observer, Outcome, RetryCause, Source, StoreError,
-    Version,
+    Access, HadoopConfig, HdfsNode, Helper, Helpers, Kind, Limits, LimitsConfig, Observer, Outcome,
+    RetryCause, Source, StoreError, Version,
 };
-use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
+use volume::{AllowList, Credentials, HadoopFiles, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
 type Started = std::io::Result<(UnixStream, Child)>;
 
@@ -91,6 +90,10 @@ impl Helpers for Spawner {
         let (socket, child) = self.start_one()?;
         Ok(Helper { socket, process: Box::new(Killed(child)) })
     }
+
+    fn told_missing(&self, missing: &[String]) {
+        println!("not confined: {missing:?}");
+    }
 }
 
 #[derive(Debug, Default)]
@@ -111,43 +114,60 @@ impl Observer for Log {
 /// What is asked, and as whom.
 #[derive(Clone)]
 pub struct Asking {
-    pub authority: String,
-    pub root: String,
+    /// `hdfs://authority/directory`
+    pub source: String,
+    pub parameters: Parameters,
+    /// Of the operator's.
     pub settings: BTreeMap<String, String>,
-    pub refused: Vec<hdfs::Network>,
-    pub identity: Arc<dyn Fn() -> Identity + Send + Sync>,
-    pub store_timeout: Duration,
+    /// Where servers may be although nothing else is asked there: all of these tests' are on this machine.
+    pub networks: Vec<&'static str>,
+    pub credentials: Credentials,
     pub stall_timeout: Duration,
 }
 
 impl Asking {
-    pub fn simple(authority: impl Into<String>, root: &str, user: &'static str) -> Self {
+    /// `root`: "" or "/a/b".
+    pub fn simple(authority: impl std::fmt::Display, root: &str, user: &str) -> Self {
+        let store_timeout = Duration::from_secs(60);
         Self {
-            authority: authority.into(),
-            root: root.to_owned(),
+            source: format!("hdfs://{authority}{root}"),
+            parameters: Parameters {
+                store_timeout,
+                hadoop_config: Some("test".into()),
+                ..Parameters::default()
+            },
             settings: BTreeMap::new(),
-            refused: Vec::new(),
-            identity: Arc::new(move || Identity::Simple { user: user.to_owned() }),
-            store_timeout: Duration::from_secs(60),
+            networks: vec!["127.0.0.0/8", "::1"],
+            credentials: Credentials::from_secrets([("hdfsUser", user)]).unwrap(),
             stall_timeout: Duration::from_secs(10),
         }
     }
 
-    pub fn configure(&self) -> Configure {
-        let (authority, settings) = (self.authority.clone(), self.settings.clone());
-        Configure { authority, settings, identity: (self.identity)(), refused: self.refused.clone() }
+    /// As `storeTimeout` has it.
+    pub fn within(mut self, store_timeout: Duration) -> Self {
+        self.parameters.store_timeout = store_timeout;
+        self
     }
 
     pub fn open(&self, helpers: Arc<dyn Helpers>, log: Arc<dyn Observer>) -> Arc<dyn Source> {
-        let source = SourceUrl::parse("file:///nothing").unwrap();
-        let parameters = Parameters { store_timeout: self.store_timeout, ..Parameters::default() };
-        let spec = VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters };
-        let access = Access::fixed(&spec, Credentials::anonymous());
+        let source = SourceUrl::parse(&self.source).unwrap();
+        let spec =
+            VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters: self.parameters.clone() };
+        let access = Access::fixed(&spec, self.credentials.clone());
         let limits = LimitsConfig { stall_timeout: self.stall_timeout, ..LimitsConfig::default() };
-        let me = self.clone();
-        let configuring = Box::new(move |_: &Credentials| Ok(me.configure()));
-        let place = (self.authority.as_str(), self.root.as_str());
-        store::open_hdfs(place, configuring, access, "readers", Arc::new(Limits::new(limits)), log, helpers)
+        let property = |(name, value): (&String, &String)| {
+            format!("<property><name>{name}</name><value>{value}</value></property>")
+        };
+        let properties = self.settings.iter().map(property).collect::<String>();
+        let hdfs_site = Some(format!("<configuration>{properties}</configuration>"));
+        let files = HadoopFiles { hdfs_site, ..HadoopFiles::default() };
+        let node = HdfsNode {
+            helpers,
+            allow: AllowList::default(),
+            configurations: [("test".to_owned(), HadoopConfig::of(&files))].into(),
+            networks: self.networks.iter().map(|network| network.parse().unwrap()).collect(),
+        };
+        store::open_on(&spec, access, Arc::new(Limits::new(limits)), log, Arc::new(node)).unwrap()
     }
 }
 

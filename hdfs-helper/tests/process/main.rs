@@ -47,6 +47,7 @@ fn configure(authority: &str, identity: Identity) -> ToHelper {
         settings: BTreeMap::new(),
         identity,
         refused: Vec::new(),
+        meant: Vec::new(),
     }))
 }
 
@@ -61,11 +62,15 @@ fn kerberos(krb5_conf: &str) -> Identity {
 
 /// A helper that is ready, and what it has said.
 fn ready(identity: Identity, authority: &str) -> (UnixStream, Killed, Frames<FromHelper>, Vec<String>) {
+    configured(&configure(authority, identity))
+}
+
+fn configured(configure: &ToHelper) -> (UnixStream, Killed, Frames<FromHelper>, Vec<String>) {
     let (socket, child) = Spawner::new_kept().start_one().unwrap();
     let (child, mut frames) = (Killed(child), Frames::default());
     let hello = hear(&socket, &mut frames);
     assert!(matches!(hello, Some(FromHelper::Hello { protocol: hdfs::PROTOCOL })), "{hello:?}");
-    say(&socket, &configure(authority, identity));
+    say(&socket, configure);
     match hear(&socket, &mut frames) {
         Some(FromHelper::Ready { missing }) => (socket, child, frames, missing),
         other => panic!("{other:?}"),
@@ -154,7 +159,13 @@ fn a_name_service_without_namenodes_is_a_mistake_that_is_said() {
     let (_child, mut frames) = (Killed(child), Frames::default());
     hear(&socket, &mut frames).unwrap();
     let settings = BTreeMap::from([("dfs.ha.namenodes.ns".to_owned(), "nn1,nn2".to_owned())]);
-    let configure = Configure { authority: "ns".into(), settings, identity: alice(), refused: Vec::new() };
+    let configure = Configure {
+        authority: "ns".into(),
+        settings,
+        identity: alice(),
+        refused: Vec::new(),
+        meant: Vec::new(),
+    };
     say(&socket, &ToHelper::Configure(Box::new(configure)));
     let Some(FromHelper::Unusable { why }) = hear(&socket, &mut frames) else { panic!("it was taken") };
     assert!(why.contains("dfs.namenode.rpc-address"), "{why}");
@@ -228,10 +239,10 @@ async fn a_namenode_that_claims_gigabytes_costs_a_helper_and_an_error() {
     let namenode = NameNode::start(Listing::Claims);
     let spawner = Spawner::with_memory(256 << 20);
     let asking = Asking {
-        store_timeout: Duration::from_secs(2),
         stall_timeout: Duration::from_millis(500),
         ..Asking::simple(&namenode.authority, "/d", "alice")
-    };
+    }
+    .within(Duration::from_secs(2));
     let error = asking.open(spawner, Arc::new(NoObserver)).list(b"", None).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
 }
@@ -295,22 +306,34 @@ fn a_question_that_is_taken_back_is_not_answered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_that_is_refused_is_not_asked_and_the_error_says_so() {
     let namenode = NameNode::start(Listing::Names { names: vec![b"a".to_vec()], at_once: 1 });
-    let network = |base: &str, bits| hdfs::Network { base: base.parse().unwrap(), bits };
     let port = namenode.authority.rsplit(':').next().unwrap();
-    for authority in
-        [namenode.authority.clone(), format!("localhost:{port}"), format!("[::ffff:127.0.0.1]:{port}")]
-    {
-        let mut asking = Asking::simple(authority.clone(), "/d", "alice");
-        asking.refused = vec![network("10.0.0.0", 8), network("127.0.0.0", 8), network("::1", 128)];
+    for authority in [namenode.authority.clone(), format!("localhost:{port}")] {
+        let mut asking = Asking::simple(&authority, "/d", "alice");
+        asking.networks = vec!["127.0.0.2", "127.1.0.0/16"];
         let error = asking.open(Spawner::new(), Arc::new(NoObserver)).list(b"", None).await.unwrap_err();
         assert!(
             matches!(&error, StoreError::Invalid { why, .. } if why.contains("address")),
             "{authority}: {error}"
         );
     }
+    // IPv4 in IPv6's clothes.
+    let configure = ToHelper::Configure(Box::new(Configure {
+        authority: format!("[::ffff:127.0.0.1]:{port}"),
+        settings: BTreeMap::new(),
+        identity: alice(),
+        refused: vec![hdfs::Network { base: "127.0.0.0".parse().unwrap(), bits: 8 }],
+        meant: Vec::new(),
+    }));
+    let (socket, _child, mut frames, _) = configured(&configure);
+    let question = Question::List { path: "/d".into(), start: PageStart::default() };
+    say(&socket, &ToHelper::Ask { id: 1, patience_ms: 60_000, question });
+    let Some(FromHelper::Answer { answer: Err(failure), .. }) = hear(&socket, &mut frames) else {
+        panic!("another answer")
+    };
+    assert!(failure.kind == FailureKind::Invalid && failure.why.contains("address"), "{failure:?}");
     assert_eq!(namenode.connections(), 0);
     let mut asking = Asking::simple(&namenode.authority, "/d", "alice");
-    asking.refused = vec![network("10.0.0.0", 8), network("127.0.0.2", 32)];
+    asking.networks = vec!["127.0.0.1"];
     let source = asking.open(Spawner::new(), Arc::new(NoObserver));
     assert_eq!(listed(&*source, b"").await.unwrap().0.len(), 1);
 }

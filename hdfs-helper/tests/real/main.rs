@@ -5,12 +5,14 @@ mod cluster;
 #[path = "../common/mod.rs"]
 mod common;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use cluster::{Cluster, name};
 use common::{Asking, Log, Spawner, file, listed, read};
-use hdfs::{Identity, Secret};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use store::{Kind, NoObserver, StoreError};
+use volume::Credentials;
 
 /// Other bytes for another seed.
 fn content(seed: u64, length: usize) -> Vec<u8> {
@@ -381,14 +383,13 @@ async fn kerberos_and_privacy_with_a_keytab_and_with_a_wrong_one() {
     let kerberos = |principal: String, keytab: Vec<u8>, krb5_conf: String| {
         let mut asking = Asking::simple(authority.clone(), "/d", "nobody");
         asking.settings.insert("dfs.data.transfer.protection".into(), "privacy".into());
-        asking.store_timeout = Duration::from_secs(40);
-        asking.identity = Arc::new(move || Identity::Kerberos {
-            principal: principal.clone(),
-            krb5_conf: krb5_conf.clone(),
-            keytab: Some(Secret(keytab.clone())),
-            ticket_cache: None,
-        });
-        asking
+        asking.credentials = Credentials::from_secrets([
+            ("principal", principal),
+            ("krb5.conf", krb5_conf),
+            ("keytab", BASE64_STANDARD.encode(keytab)),
+        ])
+        .unwrap();
+        asking.within(Duration::from_secs(40))
     };
     let with = |principal, keytab, krb5_conf| {
         kerberos(principal, keytab, krb5_conf).open(Spawner::new(), Arc::new(NoObserver))
@@ -411,14 +412,13 @@ async fn kerberos_and_privacy_with_a_keytab_and_with_a_wrong_one() {
     // Tickets that somebody else has fetched.
     let cache = std::fs::read(cluster.place.path().join("user.ccache")).unwrap();
     let of_cache = |cache: Vec<u8>| {
-        let mut asking = kerberos(format!("alice@{realm}"), Vec::new(), krb5_conf.clone());
-        let (realm, krb5_conf) = (realm.clone(), krb5_conf.clone());
-        asking.identity = Arc::new(move || Identity::Kerberos {
-            principal: format!("alice@{realm}"),
-            krb5_conf: krb5_conf.clone(),
-            keytab: None,
-            ticket_cache: Some(Secret(cache.clone())),
-        });
+        let mut asking = kerberos(format!("alice@{realm}"), b"x".to_vec(), krb5_conf.clone());
+        asking.credentials = Credentials::from_secrets([
+            ("principal", format!("alice@{realm}")),
+            ("krb5.conf", krb5_conf.clone()),
+            ("ticketCache", BASE64_STANDARD.encode(cache)),
+        ])
+        .unwrap();
         asking.open(Spawner::new(), Arc::new(NoObserver))
     };
     let cached = of_cache(cache);
@@ -454,7 +454,7 @@ async fn kerberos_and_privacy_with_a_keytab_and_with_a_wrong_one() {
     udp.set_nonblocking(true).unwrap();
     let there = krb5_conf.replace(&format!("127.0.0.1:{kdc}"), &tcp.local_addr().unwrap().to_string());
     let mut asking = kerberos(format!("alice@{realm}"), keytab, there);
-    asking.refused = vec![hdfs::Network { base: "127.0.0.2".parse().unwrap(), bits: 32 }];
+    asking.networks = vec!["127.0.0.1", "::1"];
     let refused = asking.open(Spawner::new(), Arc::new(NoObserver)).check(Duration::from_secs(5)).await;
     println!("a KDC that is refused: {refused:?}");
     assert!(refused.is_err());

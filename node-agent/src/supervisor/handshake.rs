@@ -1,7 +1,7 @@
 //! A worker is introduced to a connection; and, for an agent that may take over, tried on one that another agent serves.
 
 use super::spawn::{Spawner, Worker};
-use super::worker_log::words;
+use crate::child_log::words;
 use inflight::Inflight;
 use link::budget;
 use link::worker::{Assign, FromWorker, Mode, ToWorker, recv};

@@ -21,7 +21,6 @@ mod mount;
 pub(crate) mod oom;
 mod policy;
 mod spawn;
-mod worker_log;
 mod worker_loop;
 
 pub(crate) use confine::confine;

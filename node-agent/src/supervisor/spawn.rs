@@ -3,7 +3,7 @@
 //! All workers are children of one thread that lives as long as the agent: PR_SET_PDEATHSIG fires when the *thread*
 //! that spawned the child ends.
 
-use super::worker_log;
+use crate::child_log;
 use crate::config::Config;
 use crate::lock::lock;
 use link::budget;
@@ -134,9 +134,9 @@ impl Worker {
         match recv::<FromWorker>(&self.socket, &mut buffer) {
             Ok((FromWorker::Ready { protocol: version::WORKER }, _)) => Ok(()),
             Ok((FromWorker::Ready { protocol }, _)) => Err(io::Error::other(of_another_build(protocol))),
-            Ok((FromWorker::Failed { why }, _)) => Err(io::Error::other(worker_log::words(&why))),
+            Ok((FromWorker::Failed { why }, _)) => Err(io::Error::other(child_log::words(&why))),
             Ok((other, _)) => {
-                Err(io::Error::other(worker_log::words(&format!("expected Ready, got {other:?}"))))
+                Err(io::Error::other(child_log::words(&format!("expected Ready, got {other:?}"))))
             }
             Err(PacketError::Closed) => Err(io::Error::other(
                 "it ended before it was ready (its words are in the log): is it of this agent's release?",
@@ -320,7 +320,7 @@ fn spawn(options: &SpawnOptions) -> io::Result<Worker> {
     let (mine, theirs) = Packet::pair()?;
     mine.set_send_timeout(Some(Duration::from_secs(5)))?;
     let mut command = Command::new(&options.binary);
-    let (said, says) = worker_log::pipe()?;
+    let (said, says) = child_log::pipe()?;
     command.env_clear().stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(says);
     // No `pre_exec`: with it the standard library forks, which copies the page tables of every metadata store that this
     // agent has mapped. What else a worker needs it does itself.
@@ -330,7 +330,8 @@ fn spawn(options: &SpawnOptions) -> io::Result<Worker> {
     }
     let child = command.spawn().map_err(|error| explained(&error))?;
     let worker = Worker { socket: Arc::new(mine), child, reaped: false };
-    worker_log::follow(said, worker.pid(), &options.runtime)?;
+    let pid = worker.pid();
+    child_log::follow(said, &options.runtime, move |line| tracing::warn!(worker = pid, "{line}"))?;
     Ok(worker)
 }
 

@@ -3,11 +3,11 @@
 use super::confine;
 use super::heal_probe::{PendingHeal, prove};
 use super::mount::{Mount, MountContext};
+use crate::child_log::words;
 use crate::privileged;
 use crate::supervisor::machine::{Action, Ended, Event, Limits, Machine, State, TICK};
 use crate::supervisor::oom;
 use crate::supervisor::spawn::Worker;
-use crate::supervisor::worker_log::words;
 use inflight::{Blame, Collected};
 use link::broker::{BrokerAnswer, BrokerRequest, Report};
 use link::budget;

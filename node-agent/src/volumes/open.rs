@@ -33,6 +33,8 @@ pub(crate) struct ScopeOpener {
     /// Of this agent.
     pub(crate) generation: u64,
     pub(crate) limits: Arc<store::Limits>,
+    /// What volumes on HDFS take.
+    pub(crate) hdfs: Arc<store::HdfsNode>,
     pub(crate) observer: Arc<dyn store::Observer>,
     /// Gets the sources that stop or begin to answer.
     pub(crate) outages: mpsc::UnboundedSender<Change>,
@@ -128,7 +130,7 @@ impl ScopeOpener {
 
     /// What this volume shows.
     fn source(&self, spec: &VolumeSpec, access: Arc<Access>) -> Result<Arc<dyn Source>, StoreError> {
-        store::open(spec, access, self.limits.clone(), self.observer.clone())
+        store::open_on(spec, access, self.limits.clone(), self.observer.clone(), self.hdfs.clone())
     }
 
     /// Is the source there, and do these credentials open it?

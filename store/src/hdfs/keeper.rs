@@ -67,7 +67,7 @@ impl Keeper {
             self.one_more();
             Fault::retry(RetryCause::Helper, format!("no HDFS helper can be started on this node: {e}"))
         })?;
-        let begun = Session::begin(helper, configure).await;
+        let begun = Session::begin(helper, configure, |missing| self.helpers.told_missing(missing)).await;
         let session = Arc::new(begun.map_err(|unusable| {
             self.one_more();
             self.unusable(what, unusable)

@@ -5,10 +5,12 @@
 //! mod.rs      Source: which questions answer which question about a tree
 //! session.rs  one helper: handshake, questions, what comes back
 //! keeper.rs   a helper for each question: the present one, or a new one in its place
+//! configure.rs what a helper is told
 //! body.rs     a file's bytes: what goes on where a helper, or HDFS, stopped
 //! ```
 
 mod body;
+mod configure;
 mod keeper;
 mod session;
 #[cfg(test)]
@@ -25,6 +27,8 @@ use crate::{ByteStream, Entry, Kind, Page, Source, StoreError, Version};
 use async_trait::async_trait;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use configure::Asking;
+pub use configure::{HadoopConfig, HdfsNode};
 use futures::TryStreamExt;
 use hdfs::{Answer, Configure, FailureKind, PageStart, Status};
 use keeper::Keeper;
@@ -35,7 +39,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
-use volume::Credentials;
+use volume::{Credentials, SourceUrl, VolumeSpec};
 
 /// Starts helpers. Whoever implements it gives them no rights beyond the network.
 #[async_trait]
@@ -43,6 +47,9 @@ pub trait Helpers: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// Why there is none now; it is asked again.
     async fn start(&self) -> std::io::Result<Helper>;
+
+    /// What this kernel cannot do of a helper's confinement, as each helper says once.
+    fn told_missing(&self, missing: &[String]);
 }
 
 /// A process that was started, and expects its configuration.
@@ -53,7 +60,7 @@ pub struct Helper {
 }
 
 /// What a user's credentials make of a configuration.
-pub type Configuring = Box<dyn Fn(&Credentials) -> Result<Configure, StoreError> + Send + Sync>;
+type Configuring = Box<dyn Fn(&Credentials) -> Result<Configure, StoreError> + Send + Sync>;
 
 pub(crate) struct Hdfs {
     client: Arc<Client>,
@@ -79,21 +86,27 @@ impl std::fmt::Debug for Hdfs {
 }
 
 impl Hdfs {
-    /// `readers`: what its readers share. `root`: "" or "/a/b".
+    /// None: the volume's source is no HDFS.
     pub(crate) fn open(
-        (authority, root): (&str, &str),
-        configuring: Configuring,
+        spec: &VolumeSpec,
         access: Arc<Access>,
-        readers: &str,
         limits: Arc<Limits>,
         observer: Arc<dyn Observer>,
-        helpers: Arc<dyn Helpers>,
-    ) -> Self {
+        node: Arc<HdfsNode>,
+    ) -> Option<Self> {
+        let SourceUrl::Hdfs { authority, prefix } = &spec.source else { return None };
+        let asking = Asking::of(spec, &node, &limits.config().egress)?;
+        let helpers = node.helpers.clone();
+        let configuring: Configuring = Box::new(move |credentials| asking.configure(&node, credentials));
+        let readers = limits.readers(spec, &access.credentials());
         let endpoint = format!("hdfs://{authority}");
-        let place = limits.place(&endpoint, readers, 1);
+        let place = limits.place(&endpoint, readers.as_str(), 1);
         let keeper = Keeper::new(helpers, access.clone(), configuring);
-        let root = root.to_owned();
-        Self { client: Arc::new(Client { endpoint, root, keeper, place, limits, observer, access }) }
+        let root = match prefix.trim_end_matches('/') {
+            "" => String::new(),
+            prefix => format!("/{prefix}"),
+        };
+        Some(Self { client: Arc::new(Client { endpoint, root, keeper, place, limits, observer, access }) })
     }
 
     async fn stat(&self, path: &[u8], question: Question) -> Result<Option<Status>, StoreError> {

@@ -81,7 +81,11 @@ impl std::fmt::Debug for Session {
 
 impl Session {
     /// Tells a helper what to ask, and as whom, if it is of this build.
-    pub(super) async fn begin(helper: Helper, configure: Configure) -> Result<Self, Unusable> {
+    pub(super) async fn begin(
+        helper: Helper,
+        configure: Configure,
+        missing: impl FnOnce(&[String]),
+    ) -> Result<Self, Unusable> {
         let Helper { socket, process } = helper;
         let gone = |_: std::io::Error| Unusable::Lost(Lost::Gone);
         socket.set_nonblocking(true).map_err(gone)?;
@@ -97,7 +101,7 @@ impl Session {
         socket.write_all(&configuration).await.map_err(gone)?;
         drop(configuration);
         match heard(&mut socket, &mut frames).await? {
-            FromHelper::Ready { .. } => {}
+            FromHelper::Ready { missing: said } => missing(&said),
             FromHelper::Unusable { why } => return Err(Unusable::Configuration(hdfs::words(&why))),
             _ => return Err(Unusable::Lost(Lost::Lies("an answer to nothing"))),
         }

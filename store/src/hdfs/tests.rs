@@ -3,7 +3,7 @@
 use super::*;
 use crate::limits::LimitsConfig;
 use crate::observe::NoObserver;
-use ::hdfs::{Failure, Frame, Frames, FromHelper, Identity, ToHelper};
+use ::hdfs::{Failure, Frame, Frames, FromHelper, ToHelper};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use std::collections::BTreeMap;
@@ -159,6 +159,10 @@ impl Helpers for Scripted {
         }));
         Ok(Helper { socket: mine, process: Box::new(Kill(killed)) })
     }
+
+    fn told_missing(&self, missing: &[String]) {
+        println!("not confined: {missing:?}");
+    }
 }
 
 impl Scripted {
@@ -178,17 +182,19 @@ impl Scripted {
     }
 
     fn open_with(self: &Arc<Self>, store_timeout: Duration, stall_timeout: Duration) -> Hdfs {
-        use volume::{Parameters, SourceUrl, VolumeId, VolumeSpec};
-        let source = SourceUrl::parse("file:///nothing").unwrap();
+        use volume::{AllowList, Parameters, VolumeId};
+        let source = SourceUrl::parse("hdfs://ns/data").unwrap();
         let parameters = Parameters { store_timeout, ..Parameters::default() };
         let spec = VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters };
         let access = Access::fixed(&spec, Credentials::anonymous());
         let limits = Arc::new(Limits::new(LimitsConfig { stall_timeout, ..LimitsConfig::default() }));
-        let configuring = Box::new(|_: &Credentials| {
-            let identity = Identity::Simple { user: "alice".into() };
-            Ok(Configure { authority: "ns".into(), settings: BTreeMap::new(), identity, refused: Vec::new() })
-        });
-        Hdfs::open(("ns", "/data"), configuring, access, "r", limits, Arc::new(NoObserver), self.clone())
+        let node = HdfsNode {
+            helpers: self.clone(),
+            allow: AllowList::default(),
+            configurations: BTreeMap::new(),
+            networks: Vec::new(),
+        };
+        Hdfs::open(&spec, access, limits, Arc::new(NoObserver), Arc::new(node)).expect("an HDFS")
     }
 }
 

@@ -56,6 +56,11 @@ fn samples() -> Vec<WireSpec> {
         described("s3://bucket", &[("extraHeaders", "X-Tenant: team a\nx-route:eu\n")]),
         described("https://Data.example.com/a%20b", &[("manifest", "files.tsv"), ("path", "c d")]),
         described("http://127.0.0.1:8080", &[("allowHttp", "true")]),
+        described(
+            "hdfs://ns/a",
+            &[("nameNodes", "a.example.com, b:9000"), ("hdfsUser", "alice"), ("path", "b@c/d")],
+        ),
+        described("hdfs://nn:8020", &[("hadoopConfig", "prod")]),
     ]
 }
 

@@ -1,7 +1,7 @@
-//! What workers say on their standard error, as lines of the agent's log.
+//! What workers and helpers say on their standard error, as lines of the agent's log.
 //!
-//! Each worker has a pipe of its own that does not block: whatever becomes of the agent's log, a worker's words neither
-//! wait nor fail, and what an attacker who has taken a worker over makes it say is marked as its own, and limited.
+//! Each has a pipe of its own that does not block: whatever becomes of the agent's log, a child's words neither wait nor
+//! fail, and what an attacker who has taken one over makes it say is marked as its own, and limited.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,19 +10,23 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
 use tokio::runtime::Handle;
 
-/// Of one worker; a worker that fares well says none, one that panics some hundred (RUST_BACKTRACE).
+/// Of one child; one that fares well says none, a worker that panics some hundred (RUST_BACKTRACE).
 const LINES_MAX: usize = 1000;
 const LINE_BYTES_MAX: usize = 2048;
 
-/// Where the agent reads, and the worker's standard error.
-pub(super) fn pipe() -> io::Result<(OwnedFd, Stdio)> {
+/// Where the agent reads, and the child's standard error.
+pub(crate) fn pipe() -> io::Result<(OwnedFd, Stdio)> {
     use rustix::pipe::{PipeFlags, pipe_with};
     let (said, says) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     Ok((said, says.into()))
 }
 
-/// Until the worker has ended and everything is read.
-pub(super) fn follow(said: OwnedFd, pid: u32, runtime: &Handle) -> io::Result<()> {
+/// Until the child has ended and everything is read. `tell` logs a line, and whose it is.
+pub(crate) fn follow(
+    said: OwnedFd,
+    runtime: &Handle,
+    tell: impl Fn(&str) + Send + 'static,
+) -> io::Result<()> {
     let _inside = runtime.enter();
     let mut said = Receiver::from_owned_fd(said)?;
     runtime.spawn(async move {
@@ -30,9 +34,9 @@ pub(super) fn follow(said: OwnedFd, pid: u32, runtime: &Handle) -> io::Result<()
         let mut buffer = [0; 1024];
         // An error is the end, as for any pipe.
         while let Ok(length @ 1..) = said.read(&mut buffer).await {
-            lines.take(&buffer[..length], |line| tracing::warn!(worker = pid, "{line}"));
+            lines.take(&buffer[..length], &tell);
         }
-        lines.end(|line| tracing::warn!(worker = pid, "{line}"));
+        lines.end(&tell);
     });
     Ok(())
 }
@@ -61,7 +65,7 @@ impl Lines {
         if !self.line.is_empty() && self.logged <= LINES_MAX {
             self.logged += 1;
             match self.logged > LINES_MAX {
-                true => tell("it says more than is logged of one worker"),
+                true => tell("it says more than is logged of one process"),
                 false => tell(&readable(&self.line, self.cut)),
             }
         }
@@ -70,8 +74,8 @@ impl Lines {
     }
 }
 
-/// Why a worker fails, in its own words: they go into the log, to the broker and into an Event, whatever they are.
-pub(super) fn words(why: &str) -> String {
+/// Why a child fails, in its own words: they go into the log, to the broker and into an Event, whatever they are.
+pub(crate) fn words(why: &str) -> String {
     let whole = why.len() <= LINE_BYTES_MAX;
     let end = (0..=why.len().min(LINE_BYTES_MAX)).rev().find(|end| why.is_char_boundary(*end));
     readable(&why.as_bytes()[..end.unwrap_or(0)], !whole)
@@ -121,6 +125,6 @@ mod tests {
         assert!(one[0].len() < LINE_BYTES_MAX + 8 && one[0].ends_with('…'), "{}", one[0].len());
         let many = logged(&[&b"word\n".repeat(100_000)]);
         assert_eq!(many.len(), LINES_MAX + 1);
-        assert_eq!(many[LINES_MAX], "it says more than is logged of one worker");
+        assert_eq!(many[LINES_MAX], "it says more than is logged of one process");
     }
 }
