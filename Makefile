@@ -24,8 +24,8 @@ SEED ?=
 ROUNDS ?=
 RELEASE := target/release
 # The programs that the demo starts, and itself.
-DEMO := node-agent fuse-worker csi-plugin s3-server oracle demo
-CRATES := cache cgroups cli csi-plugin e2e failpoint fuse-abi fuse-worker hdfs hdfs-helper hostile inflight link mounts node-agent proto sim startup store testkit version volume
+DEMO := node-agent fuse-worker hdfs-helper csi-plugin s3-server oracle demo
+CRATES := cache cgroups cli csi-plugin e2e failpoint fuse-abi fuse-worker hdfs hdfs-helper hostile inflight link lockdown mounts node-agent proto sim startup store testkit version volume
 
 .PHONY: help build release check test e2e demo lint model coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes fuzz fuzz-smoke scale burst open-files soak stores $(CRATES:%=test-%)
 

@@ -417,8 +417,6 @@ fn config(options: &MountOptions, spec: &VolumeSpec) -> Result<Config> {
                 .endpoint
                 .iter()
                 .map(|endpoint| EndpointPattern::parse(endpoint.as_str()))
-                // Whoever calls the command may ask whomever they like, and it is they who configure Hadoop.
-                .chain([EndpointPattern::parse("hdfs://*")])
                 .collect::<Result<_, _>>()?,
             roots: vec!["/".into()],
         },
@@ -556,7 +554,10 @@ mod tests {
             std::fs::write(conf.path().join(name), text).unwrap();
             conf.path().join(name).to_str().unwrap().to_owned()
         };
-        put("core-site.xml", "<configuration/>");
+        put(
+            "core-site.xml",
+            "<configuration><property><name>hadoop.security.authentication</name><value>kerberos</value></property></configuration>",
+        );
         let (keytab, krb5_conf) = (put("keytab", "\u{5}\u{2}"), put("krb5.conf", "[libdefaults]\n"));
         let hdfs = SourceUrl::parse("hdfs://ns").unwrap();
         let kerberos = own_credentials(&hdfs, |name| match name {
@@ -568,7 +569,7 @@ mod tests {
         });
         let kerberos = kerberos.unwrap();
         assert_eq!(kerberos.kind(), CredentialsKind::Kerberos);
-        assert!(kerberos.hadoop().core_site.is_some() && kerberos.hadoop().krb5_conf.is_some());
+        assert!(kerberos.hadoop().hdfs_site.is_some() && kerberos.hadoop().krb5_conf.is_some());
         let simple = own_credentials(&hdfs, |name| (name == "HADOOP_USER_NAME").then(|| "bob".to_owned()));
         assert_eq!(simple.unwrap().kind(), CredentialsKind::HdfsUser);
         let gone =

@@ -1,8 +1,8 @@
 //! What a worker does to itself before anything else. The agent starts it without a fork of its own, which would copy the
 //! page tables of an agent that has a thousand metadata stores mapped: so nothing happens between fork and exec.
 
-use crate::lockdown::lower;
 use link::worker::LINK_FD;
+use lockdown::lower;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::FdFlags;
 use rustix::net::SocketType;

@@ -2,11 +2,8 @@
 //! but those of its cache directories. What a kernel cannot do is reported and left out.
 
 use landlock::{ABI, Access, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetStatus};
-use rustix::process::{Resource, Rlimit};
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-};
-use std::collections::BTreeMap;
+use lockdown::{Calls, lower};
+use rustix::process::Resource;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -31,12 +28,6 @@ pub fn begin() -> Result<(), String> {
     Ok(())
 }
 
-pub(crate) fn lower(resource: Resource, limit: u64) -> rustix::io::Result<()> {
-    let now = rustix::process::getrlimit(resource);
-    let limit = Some(now.maximum.map_or(limit, |most| most.min(limit)));
-    rustix::process::setrlimit(resource, Rlimit { current: limit, maximum: limit })
-}
-
 /// After the session exists and before other threads do, which inherit both. Returns what this kernel could not do.
 pub fn finish(roots: &[impl AsFd], landlock_disabled: bool) -> Result<Vec<String>, String> {
     let mut missing = Vec::new();
@@ -47,23 +38,14 @@ pub fn finish(roots: &[impl AsFd], landlock_disabled: bool) -> Result<Vec<String
                 .to_owned(),
         );
     }
-    let failed = |e: seccompiler::BackendError| format!("seccomp: {e}");
-    // In this order: where both refuse, the newer one's errno counts.
-    for program in [without_clone3().map_err(failed)?, filter(confined).map_err(failed)?] {
-        if let Err(error) = seccompiler::apply_filter_all_threads(&program) {
-            missing.push(format!("seccomp is not possible here: {error}"));
-        }
-    }
+    missing.extend(enforce(confined).map_err(|e| format!("seccomp: {e}"))?);
     Ok(missing)
 }
 
 /// Once every thread of the worker runs: it gets no more of them. They would count against the agent's user, and against
 /// the group of its pod, until neither agent nor worker could start another one.
 pub fn settle() -> Result<(), String> {
-    let last = BTreeMap::from([(libc::SYS_clone, Vec::new()), (libc::SYS_seccomp, Vec::new())]);
-    let program = program(last, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32));
-    let program = program.map_err(|e| format!("seccomp: {e}"))?;
-    seccompiler::apply_filter_all_threads(&program).map_err(|e| format!("seccomp is not possible here: {e}"))
+    lockdown::take_away(&[libc::SYS_clone, libc::SYS_seccomp])
 }
 
 /// False: the kernel does not know Landlock.
@@ -110,25 +92,11 @@ fn allow_reads_below(ruleset: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::
 }
 
 /// Landlock confines what `openat2` reaches: without it, nothing is opened any more, and the worker asks the agent.
-fn filter(opens: bool) -> Result<BpfProgram, seccompiler::BackendError> {
-    let anything = ALLOWED.iter().map(|number| (*number, Vec::new()));
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = anything.collect();
+fn enforce(opens: bool) -> Result<Vec<String>, seccompiler::BackendError> {
+    let mut calls = Calls::allowing(ALLOWED)?;
     if opens {
-        rules.insert(libc::SYS_openat2, Vec::new());
+        calls.allow(libc::SYS_openat2);
     }
-    let is = |argument, width, value| SeccompCondition::new(argument, width, SeccompCmpOp::Eq, value);
-    let has_not = |argument, bits: u64| {
-        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(bits), 0)
-    };
-    let one = |condition| SeccompRule::new(vec![condition]);
-    // Only itself: agent, siblings and this process have one user. (abort)
-    let me = u64::from(std::process::id());
-    rules.insert(libc::SYS_tgkill, vec![one(is(0, SeccompCmpArgLen::Dword, me)?)?]);
-    // Threads and nothing else: a process of its own would outlive the agent's kill.
-    let threads = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) as u64;
-    let is_thread =
-        SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(threads), threads);
-    rules.insert(libc::SYS_clone, vec![one(is_thread?)?]);
     // F_SETOWN and F_SETSIG send signals, F_SETLEASE and F_NOTIFY hold up others, F_ADD_SEALS changes shared memory.
     let commands = [
         libc::F_GETFD,
@@ -138,32 +106,12 @@ fn filter(opens: bool) -> Result<BpfProgram, seccompiler::BackendError> {
         libc::F_GET_SEALS,
         libc::F_SETPIPE_SZ,
     ];
-    let fcntl = commands.iter().map(|command| one(is(1, SeccompCmpArgLen::Dword, *command as u64)?));
-    rules.insert(libc::SYS_fcntl, fcntl.collect::<Result<_, _>>()?);
+    calls.only(libc::SYS_fcntl, 1, &commands.map(|command| command as u64))?;
     // The second for [`settle`]: it is set already, and cannot be taken back.
     let options = [libc::PR_SET_NAME, libc::PR_SET_NO_NEW_PRIVS];
-    let prctl = options.iter().map(|option| one(is(0, SeccompCmpArgLen::Dword, *option as u64)?));
-    rules.insert(libc::SYS_prctl, prctl.collect::<Result<_, _>>()?);
-    // No code but the program's.
-    for number in [libc::SYS_mmap, libc::SYS_mprotect] {
-        rules.insert(number, vec![one(has_not(2, libc::PROT_EXEC as u64)?)?]);
-    }
-    // Refused calls fail: a panic message still gets out, and a library finds its fallback.
-    program(rules, SeccompAction::Errno(libc::EPERM as u32), SeccompAction::Allow)
-}
-
-/// What clone3 shall do lies in memory, where no filter sees it. Without it glibc starts threads with clone.
-fn without_clone3() -> Result<BpfProgram, seccompiler::BackendError> {
-    let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    program(rules, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))
-}
-
-fn program(
-    rules: BTreeMap<i64, Vec<SeccompRule>>,
-    otherwise: SeccompAction,
-    matched: SeccompAction,
-) -> Result<BpfProgram, seccompiler::BackendError> {
-    SeccompFilter::new(rules, otherwise, matched, std::env::consts::ARCH.try_into()?)?.try_into()
+    calls.only(libc::SYS_prctl, 0, &options.map(|option| option as u64))?;
+    calls.forbid_code(false)?;
+    calls.enforce(true)
 }
 
 /// What the worker, glibc's threads and memory, and LMDB's readers need, whatever the arguments. Nothing here opens a
@@ -198,7 +146,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getrandom,
     libc::SYS_getpid,
     libc::SYS_gettid,
-    libc::SYS_clone3,  // refused by a filter of its own
     libc::SYS_seccomp, // for `settle`, which refuses it; a filter can only take away
     libc::SYS_set_robust_list,
     libc::SYS_rseq,

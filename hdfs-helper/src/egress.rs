@@ -8,30 +8,36 @@
 use hdfs::Network;
 use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Those that are refused, and those that are not although they lie in them.
-static REFUSED: OnceLock<(Vec<Network>, Vec<Network>)> = OnceLock::new();
-static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
+static RULES: OnceLock<Rules> = OnceLock::new();
+/// The last address that was refused since somebody asked.
+static LAST: Mutex<Option<IpAddr>> = Mutex::new(None);
+
+/// See [`hdfs::Configure`].
+pub(crate) struct Rules {
+    pub(crate) refused: Vec<Network>,
+    pub(crate) own: Vec<Network>,
+    pub(crate) meant: Vec<Network>,
+}
 
 /// Once, before anything is connected.
-pub(crate) fn refuse(networks: Vec<Network>, meant: Vec<Network>) {
-    let _ = REFUSED.set((networks, meant)); // there is one configuration
+pub(crate) fn enforce(rules: Rules) {
+    let _ = RULES.set(rules); // there is one configuration
     // SAFETY: nothing is called; the symbol's object must be part of the link.
     std::hint::black_box(connect as *const ());
 }
 
-/// Was an address refused since the last look?
-pub(crate) fn has_refused() -> bool {
-    HAS_REFUSED.swap(false, Ordering::Relaxed)
+/// What was refused since the last look; another question may have asked for it.
+pub(crate) fn last_refused() -> Option<IpAddr> {
+    LAST.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 fn is_refused(address: IpAddr) -> bool {
     // IPv4 in IPv6's clothes is what it is to the kernel.
     let address = address.to_canonical();
     let in_one = |networks: &[Network]| networks.iter().any(|network| network.contains(address));
-    REFUSED.get().is_none_or(|(refused, meant)| in_one(refused) && !in_one(meant))
+    RULES.get().is_none_or(|rules| in_one(&rules.refused) || in_one(&rules.own) && !in_one(&rules.meant))
 }
 
 /// None: no address of IP's.
@@ -67,8 +73,8 @@ unsafe fn ip(address: *const sockaddr, length: socklen_t) -> Option<IpAddr> {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn connect(socket: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
     // SAFETY: as this function's caller says.
-    if unsafe { ip(address, length) }.is_some_and(is_refused) {
-        HAS_REFUSED.store(true, Ordering::Relaxed);
+    if let Some(refused) = unsafe { ip(address, length) }.filter(|address| is_refused(*address)) {
+        *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some(refused);
         // SAFETY: errno is this thread's.
         unsafe { *libc::__errno_location() = libc::EACCES };
         return -1;

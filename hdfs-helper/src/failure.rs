@@ -3,6 +3,8 @@
 use hdfs::{Failure, FailureKind, words};
 use hdfs_native::HdfsError;
 use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) fn failure(kind: FailureKind, why: impl AsRef<str>) -> Failure {
     Failure { kind, why: words(why.as_ref()) }
@@ -13,7 +15,13 @@ pub(crate) fn of(error: &HdfsError) -> Failure {
     let said = error.to_string();
     match error {
         HdfsError::FileNotFound(_) => failure(NotFound, "it does not exist"),
-        HdfsError::IOError(error) if error.kind() == ErrorKind::PermissionDenied => refused(),
+        HdfsError::IOError(error) if error.kind() == ErrorKind::PermissionDenied => {
+            match crate::egress::last_refused() {
+                Some(address) => failure(Invalid, refused(address)),
+                // The kernel's own word, of a network.
+                None => failure(Unreachable, error.to_string()),
+            }
+        }
         // The library keeps to itself what a NameNode says before it hangs up.
         HdfsError::IOError(error) if error.kind() == ErrorKind::ConnectionAborted => failure(
             Broken,
@@ -26,7 +34,6 @@ pub(crate) fn of(error: &HdfsError) -> Failure {
             Denied,
             "HDFS offers no way to log in that this volume has credentials for: does it want Kerberos?",
         ),
-        HdfsError::DataTransferError(_) if crate::egress::has_refused() => refused(),
         HdfsError::DataTransferError(_) | HdfsError::BlocksNotFound(_) | HdfsError::ChecksumError => {
             // It lists every DataNode with all that is known of it.
             let why = if said.contains("All DataNodes failed") {
@@ -34,7 +41,16 @@ pub(crate) fn of(error: &HdfsError) -> Failure {
             } else {
                 said.as_str()
             };
-            failure(Broken, why)
+            // Others may be away for a moment, and this one for ever: it is tried again, and the reason stands there.
+            match crate::egress::last_refused() {
+                Some(address) => failure(Broken, format!("{why}; {}", refused(address))),
+                None if UNPROTECTED.load(Ordering::Relaxed) => {
+                    let advice = "where HDFS protects what it transfers, its hdfs-site.xml (dfs.data.transfer.protection) is needed in the \
+                                  secret, or in a hadoopConfig";
+                    failure(Broken, format!("{why}; {advice}"))
+                }
+                None => failure(Broken, why),
+            }
         }
         HdfsError::ErasureCodingError(_) => failure(Broken, said),
         HdfsError::InvalidRPCResponse(_) | HdfsError::InternalError(_) => failure(Malformed, said),
@@ -56,10 +72,18 @@ pub(crate) fn of(error: &HdfsError) -> Failure {
     }
 }
 
-fn refused() -> Failure {
-    let why =
-        "a NameNode, DataNode or KDC has an address that this node's agent does not let stores be asked at";
-    failure(FailureKind::Invalid, why)
+/// Logged in, and not told how data is protected: a DataNode that wants it protected hangs up without a word.
+static UNPROTECTED: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn note_unprotected() {
+    UNPROTECTED.store(true, Ordering::Relaxed);
+}
+
+fn refused(address: IpAddr) -> String {
+    format!(
+        "{address}, which a NameNode, DataNode or KDC has, is an address where this node's agent lets no store be asked: ask the \
+         platform team to name its network in hdfs.networks"
+    )
 }
 
 fn of_io(kind: ErrorKind) -> FailureKind {

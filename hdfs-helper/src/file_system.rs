@@ -48,7 +48,7 @@ pub(crate) struct Lent {
 
 impl FileSystem {
     pub(crate) fn open(configure: Configure, kept: &Kept) -> Result<Arc<Self>, Failure> {
-        let Configure { authority, settings, identity, refused: _, meant: _ } = configure;
+        let Configure { authority, settings, identity, .. } = configure;
         let known = settings.into_iter().filter(|(name, _)| hdfs::is_setting(name));
         let mut settings: HashMap<_, _> = known.collect();
         let namenodes = settings.get(&format!("dfs.ha.namenodes.{authority}"));
@@ -76,6 +76,11 @@ impl FileSystem {
                 Login::Kerberos { principal, keytab, ticket_cache }
             }
         };
+        if matches!(login, Login::Kerberos { .. } | Login::Tokens)
+            && !settings.contains_key("dfs.data.transfer.protection")
+        {
+            crate::failure::note_unprotected();
+        }
         let client = Arc::new(connect(&url, &settings, &login)?);
         let current = Mutex::new(Current { generation: 0, client });
         Ok(Arc::new(Self { url, settings, login, current }))

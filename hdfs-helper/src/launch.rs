@@ -1,9 +1,10 @@
 //! What a helper does to itself before it is told anything: its socket, its limits, an empty environment.
 
 use hdfs::SOCKET_FD;
+use lockdown::lower;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketType};
-use rustix::process::{Resource, Rlimit, Signal};
+use rustix::process::{Resource, Signal};
 use std::io::Write;
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd};
 use std::os::unix::net::UnixStream;
@@ -70,12 +71,6 @@ pub(crate) fn begin(arguments: impl Iterator<Item = String>) -> Result<UnixStrea
     let _ = input.into_raw_fd(); // stays open: standard input
     put.map_err(failed("dup2"))?;
     Ok(UnixStream::from(socket))
-}
-
-fn lower(resource: Resource, limit: u64) -> rustix::io::Result<()> {
-    let now = rustix::process::getrlimit(resource);
-    let limit = Some(now.maximum.map_or(limit, |most| most.min(limit)));
-    rustix::process::setrlimit(resource, Rlimit { current: limit, maximum: limit })
 }
 
 /// A panic is an answer here, and no end. Where it happened may be said; its words may be a file's name or a key.

@@ -5,10 +5,7 @@ use landlock::{
     ABI, Access, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus,
 };
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-};
-use std::collections::BTreeMap;
+use lockdown::Calls;
 
 /// What the C library reads to resolve a name and to load code (Kerberos' library and its encryption, the resolver's
 /// modules). Nothing of the agent's.
@@ -38,13 +35,7 @@ pub(crate) fn enforce() -> Result<Vec<String>, String> {
     if !restrict_files().map_err(|e| format!("Landlock: {e}"))? {
         missing.push("this kernel has no Landlock (5.13), or it is disabled".to_owned());
     }
-    let failed = |e: seccompiler::BackendError| format!("seccomp: {e}");
-    // In this order: where both refuse, the newer one's errno counts.
-    for program in [without_clone3().map_err(failed)?, filter().map_err(failed)?] {
-        if let Err(error) = seccompiler::apply_filter(&program) {
-            missing.push(format!("seccomp is not possible here: {error}"));
-        }
-    }
+    missing.extend(restrict_calls().map_err(|e| format!("seccomp: {e}"))?);
     Ok(missing)
 }
 
@@ -69,27 +60,11 @@ fn restrict_files() -> Result<bool, landlock::RulesetError> {
     Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
 }
 
-fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
-    let anything = ALLOWED.iter().map(|number| (*number, Vec::new()));
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = anything.collect();
-    let is = |argument, value: u64| {
-        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
-    };
-    let has_not = |argument, bits: u64| {
-        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(bits), 0)
-    };
-    let one = |condition| SeccompRule::new(vec![condition]);
-    // Only itself. (abort)
-    rules.insert(libc::SYS_tgkill, vec![one(is(0, u64::from(std::process::id()))?)?]);
-    // Threads and nothing else.
-    let threads = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) as u64;
-    let is_thread =
-        SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(threads), threads);
-    rules.insert(libc::SYS_clone, vec![one(is_thread?)?]);
+fn restrict_calls() -> Result<Vec<String>, seccompiler::BackendError> {
+    let mut calls = Calls::allowing(ALLOWED)?;
     // No local sockets (of other programs of this node); netlink tells the C library which addresses this host has.
     let domains = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
-    let socket = domains.iter().map(|domain| one(is(0, *domain as u64)?));
-    rules.insert(libc::SYS_socket, socket.collect::<Result<_, _>>()?);
+    calls.only(libc::SYS_socket, 0, &domains.map(|domain| domain as u64))?;
     let commands = [
         libc::F_GETFD,
         libc::F_SETFD,
@@ -101,34 +76,14 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
         libc::F_OFD_SETLK,
         libc::F_OFD_SETLKW,
     ];
-    let fcntl = commands.iter().map(|command| one(is(1, *command as u64)?));
-    rules.insert(libc::SYS_fcntl, fcntl.collect::<Result<_, _>>()?);
-    rules.insert(libc::SYS_prctl, vec![one(is(0, libc::PR_SET_NAME as u64)?)?]);
-    rules.insert(libc::SYS_ioctl, vec![one(is(1, libc::FIONBIO)?)?, one(is(1, libc::FIONREAD)?)?]);
+    calls.only(libc::SYS_fcntl, 1, &commands.map(|command| command as u64))?;
+    calls.only(libc::SYS_prctl, 0, &[libc::PR_SET_NAME as u64])?;
+    calls.only(libc::SYS_ioctl, 1, &[libc::FIONBIO, libc::FIONREAD])?;
     // To whom it is connected, and to nobody else: see `egress.rs`.
-    let nobody = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0);
-    rules.insert(libc::SYS_sendto, vec![one(nobody?)?]);
+    calls.only_wide(libc::SYS_sendto, 4, 0)?;
     // Code comes from files, which Landlock limits to the system's libraries.
-    let exec = libc::PROT_EXEC as u64;
-    rules.insert(libc::SYS_mprotect, vec![one(has_not(2, exec)?)?]);
-    let of_a_file = SeccompRule::new(vec![has_not(3, libc::MAP_ANONYMOUS as u64)?])?;
-    rules.insert(libc::SYS_mmap, vec![one(has_not(2, exec)?)?, of_a_file]);
-    // Refused calls fail: a library finds its fallback.
-    program(rules, SeccompAction::Errno(libc::EPERM as u32), SeccompAction::Allow)
-}
-
-/// What clone3 shall do lies in memory, where no filter sees it. Without it glibc starts threads with clone.
-fn without_clone3() -> Result<BpfProgram, seccompiler::BackendError> {
-    let rules = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    program(rules, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))
-}
-
-fn program(
-    rules: BTreeMap<i64, Vec<SeccompRule>>,
-    otherwise: SeccompAction,
-    matched: SeccompAction,
-) -> Result<BpfProgram, seccompiler::BackendError> {
-    SeccompFilter::new(rules, otherwise, matched, std::env::consts::ARCH.try_into()?)?.try_into()
+    calls.forbid_code(true)?;
+    calls.enforce(false)
 }
 
 /// What a client of network services, glibc's threads, memory and resolver, and its loader need, whatever the
@@ -194,7 +149,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getgid,
     libc::SYS_getegid,
     libc::SYS_prlimit64,
-    libc::SYS_clone3, // refused by a filter of its own
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
     libc::SYS_membarrier,

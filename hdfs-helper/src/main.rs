@@ -52,7 +52,11 @@ fn run() -> Result<(), String> {
     say(&socket, &FromHelper::Hello { protocol: PROTOCOL })?;
     socket.set_read_timeout(Some(CONFIGURE_LIMIT)).map_err(text)?;
     let (mut configure, frames) = configured(&socket)?;
-    egress::refuse(std::mem::take(&mut configure.refused), std::mem::take(&mut configure.meant));
+    egress::enforce(egress::Rules {
+        refused: std::mem::take(&mut configure.refused),
+        own: std::mem::take(&mut configure.own),
+        meant: std::mem::take(&mut configure.meant),
+    });
     socket.set_read_timeout(None).map_err(text)?;
     let kept = match secrets::keep(&configure.identity) {
         Ok(kept) => kept,

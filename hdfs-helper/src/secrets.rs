@@ -35,7 +35,7 @@ pub(crate) fn keep(identity: &Identity) -> Result<Kept, String> {
     let (krb5_conf, keytab, ticket_cache) = match identity {
         Identity::Simple { .. } => return Ok(kept),
         Identity::Tokens { file: Secret(content) } => {
-            hdfs::check_token_file(content).map_err(|bad| format!("delegationToken: {bad}"))?;
+            hdfs::services_of_tokens(content).map_err(|bad| format!("delegationToken: {bad}"))?;
             let path = kept.file("tokens", content)?;
             for (name, value) in [
                 ("HADOOP_TOKEN_FILE_LOCATION", path.as_str()),
@@ -51,7 +51,7 @@ pub(crate) fn keep(identity: &Identity) -> Result<Kept, String> {
         Identity::Kerberos { krb5_conf, keytab, ticket_cache, .. } => (krb5_conf, keytab, ticket_cache),
     };
     // The caller has checked it, too. Here is where it would do harm.
-    hdfs::check_krb5_conf(krb5_conf).map_err(|bad| bad.to_string())?;
+    let krb5_conf = hdfs::cleaned_krb5_conf(krb5_conf).map_err(|bad| bad.to_string())?;
     let config = kept.file("krb5.conf", krb5_conf.as_bytes())?;
     let mut put = |name, secret: &Option<Secret>| {
         secret.as_ref().map(|Secret(content)| kept.file(name, content)).transpose()

@@ -1,4 +1,4 @@
-//! Is a user's `krb5.conf` one that a helper can be given?
+//! What of a user's `krb5.conf` a helper can be given.
 //!
 //! Kerberos' library does more with this file than to find its servers: it reads other files that it names (`include`,
 //! `includedir`), loads code (`module`, `[plugins]`) and takes keytabs, ticket caches and certificates from paths in it.
@@ -42,9 +42,7 @@ const LIBDEFAULTS: &[&str] = &[
     "allow_rc4",
     "allow_weak_crypto",
     "canonicalize",
-    "ccache_type",
     "clockskew",
-    "default_ccache_name",
     "default_realm",
     "default_tgs_enctypes",
     "default_tkt_enctypes",
@@ -60,7 +58,6 @@ const LIBDEFAULTS: &[&str] = &[
     "max_retries",
     "noaddresses",
     "permitted_enctypes",
-    "plugin_base_dir",
     "preferred_preauth_types",
     "proxiable",
     "qualify_shortname",
@@ -69,13 +66,20 @@ const LIBDEFAULTS: &[&str] = &[
     "renew_lifetime",
     "request_timeout",
     "safe_checksum_type",
-    "spake_preauth_groups",
     "ticket_lifetime",
     "udp_preference_limit",
     "verify_ap_req_nofail",
 ];
-/// Of those, what every site's file has although it names a file; a value that names none is harmless.
-const OF_NO_FILE: &[&str] = &["default_ccache_name", "plugin_base_dir"];
+/// What every site's file has although it names files or programs: where caches are is ours to say, so it is left out.
+const LEFT_OUT: &[&str] = &[
+    "ccache_type",
+    "default_ccache_name",
+    "fcc-mit-ticketflags",
+    "pkinit_anchors",
+    "pkinit_pool",
+    "plugin_base_dir",
+    "spake_preauth_groups",
+];
 
 /// What one of `[realms]` may set.
 const REALM: &[&str] = &[
@@ -92,9 +96,11 @@ const REALM: &[&str] = &[
     "v4_realm",
 ];
 
+/// What concerns a client, line by line; what other programs are told is left out.
+///
 /// # Errors
 /// The first line that cannot be given to a helper.
-pub fn check(text: &str) -> Result<(), BadKrb5Conf> {
+pub fn cleaned(text: &str) -> Result<String, BadKrb5Conf> {
     let whole = |why| Err(BadKrb5Conf { line: 0, why });
     if text.len() > BYTES_MAX {
         return whole("is longer than 64 KiB");
@@ -106,12 +112,15 @@ pub fn check(text: &str) -> Result<(), BadKrb5Conf> {
     if text.replace("\r\n", "\n").contains(['\r', '\u{b}', '\u{c}']) {
         return whole("has a control character in it: write each setting on a line of its own");
     }
-    let mut reader = Reader::default();
+    let (mut reader, mut kept) = (Reader::default(), String::new());
     for (number, line) in text.lines().enumerate() {
-        reader.line(line).map_err(|why| BadKrb5Conf { line: number + 1, why })?;
+        if reader.line(line).map_err(|why| BadKrb5Conf { line: number + 1, why })? {
+            kept.push_str(line.trim_end_matches('\r'));
+            kept.push('\n');
+        }
     }
     match reader.open.is_empty() {
-        true => Ok(()),
+        true => Ok(kept),
         false => whole("ends within braces"),
     }
 }
@@ -124,10 +133,11 @@ struct Reader<'t> {
 }
 
 impl<'t> Reader<'t> {
-    fn line(&mut self, line: &'t str) -> Result<(), &'static str> {
+    /// Is it kept?
+    fn line(&mut self, line: &'t str) -> Result<bool, &'static str> {
         let line = line.trim_matches([' ', '\t', '\r']);
         if line.is_empty() || line.starts_with(['#', ';']) {
-            return Ok(());
+            return Ok(false);
         }
         let lower = line.to_ascii_lowercase();
         if lower.starts_with("include") {
@@ -137,11 +147,16 @@ impl<'t> Reader<'t> {
             return Err("loads a module, which no volume may");
         }
         if line.starts_with('[') {
-            return self.begin(line);
+            self.begin(line)?;
+            return Ok(!self.is_ignored());
+        }
+        // Nothing of it is passed on, so nothing in it has to be understood.
+        if self.is_ignored() {
+            return Ok(false);
         }
         let Some(section) = self.section else { return Err("stands before the first section") };
         if line == "}" {
-            return self.open.pop().map(drop).ok_or("closes a brace that is not open");
+            return self.open.pop().map(|_| true).ok_or("closes a brace that is not open");
         }
         if line.starts_with('}') {
             return Err("has something behind a brace: write it on a line of its own");
@@ -155,20 +170,24 @@ impl<'t> Reader<'t> {
         if name.is_empty() || !name.chars().all(is_of_name) {
             return Err("has a name that no setting has");
         }
-        if IGNORED_SECTIONS.contains(&section) {
-            return Err("is in a section that concerns servers: leave that section out");
+        if section == "libdefaults" && self.open.is_empty() && LEFT_OUT.contains(&name) && value != "{" {
+            return Ok(false);
         }
         if value == "{" {
             if self.open.len() == DEPTH_MAX {
                 return Err("nests braces too deeply");
             }
             self.open.push(name);
-            return Ok(());
+            return Ok(true);
         }
         if value.contains(['{', '}']) && section != "realms" {
             return Err("has a brace in a value: write it on a line of its own");
         }
-        self.setting(section, name, value)
+        self.setting(section, name, value).map(|()| true)
+    }
+
+    fn is_ignored(&self) -> bool {
+        self.section.is_some_and(|section| IGNORED_SECTIONS.contains(&section))
     }
 
     fn begin(&mut self, line: &'t str) -> Result<(), &'static str> {
@@ -196,7 +215,7 @@ impl<'t> Reader<'t> {
         let known = match (section, self.open.len()) {
             ("libdefaults", 0) => LIBDEFAULTS.contains(&name),
             // A realm's own defaults: the library looks there, too.
-            ("libdefaults", 1) => LIBDEFAULTS.contains(&name) && !OF_NO_FILE.contains(&name),
+            ("libdefaults", 1) => LIBDEFAULTS.contains(&name),
             ("realms", 1) => REALM.contains(&name),
             // auth_to_local_names.
             ("realms", 2) => self.open[1] == "auth_to_local_names",
@@ -214,14 +233,7 @@ impl<'t> Reader<'t> {
                 "sets something that a volume may not set: it names files or programs, or is not known here",
             );
         }
-        // Caches and base directories are ours to say: what stands here counts for nothing, as long as it names no file
-        // of the node's.
-        let names_file = ["/", "FILE:", "DIR:", "KCM:", "API:", "%{"].iter().any(|mark| value.contains(mark));
         match name {
-            "default_ccache_name" | "plugin_base_dir" | "ccache_type" if names_file => {
-                Err("names a file: keytab and ticket cache are keys of the Secret")
-            }
-            "plugin_base_dir" => Err("names where plug-ins are, which no volume may"),
             // A proxy of KDCs is a URL, and its certificate a file of the node's.
             "kdc" | "admin_server" | "kpasswd_server" | "master_kdc" | "primary_kdc"
                 if value.contains('/') =>
@@ -283,10 +295,15 @@ mod tests {
 ";
 
     #[test]
-    fn what_sites_hand_out_is_taken() {
-        check(USUAL).unwrap();
-        check(&USUAL.replace('\n', "\r\n")).unwrap();
-        check("").unwrap();
+    fn what_sites_hand_out_is_taken_and_what_is_not_a_clients_is_left_out() {
+        let kept = cleaned(USUAL).unwrap();
+        assert_eq!(cleaned(&kept).as_ref(), Ok(&kept));
+        assert!(!kept.contains('#') && kept.contains("hdfs = alice"));
+        assert_eq!(cleaned(&USUAL.replace('\n', "\r\n")).as_ref(), Ok(&kept));
+        assert_eq!(cleaned("").as_deref(), Ok(""));
+        let more = "[logging]\n default = FILE:/var/log/krb5libs.log\n[kdc]\n profile = {\n x = [y\n\n";
+        let whole = USUAL.replace("[libdefaults]\n", "[libdefaults]\n default_ccache_name = KEYRING:persistent:%{uid}\n pkinit_anchors = FILE:/etc/pki/x\n");
+        assert_eq!(cleaned(&format!("{more}{whole}")), Ok(kept));
     }
 
     #[test]
@@ -303,14 +320,8 @@ mod tests {
             "[plugins]\nccselect = {\n module = x:/tmp/evil.so\n}\n".to_owned(),
             "[plugins]*\n".to_owned(),
             "[realms]\nA = {\nmodule = x\n}\n".to_owned(),
-            "[dbmodules]\ndb_module_dir = /tmp\n".to_owned(),
             in_defaults("default_keytab_name = FILE:/etc/krb5.keytab"),
             in_defaults("default_client_keytab_name = /var/x"),
-            in_defaults("default_ccache_name = FILE:/tmp/krb5cc_0"),
-            in_defaults("default_ccache_name = KCM:"),
-            in_defaults("plugin_base_dir = /tmp"),
-            in_defaults("plugin_base_dir = tmp"),
-            in_defaults("pkinit_anchors = FILE:/etc/shadow"),
             in_defaults("k5login_directory = /tmp"),
             in_defaults("default_realm = /etc/passwd"),
             in_defaults("A.COM = {\ndefault_keytab_name = x\n}"),
@@ -323,9 +334,10 @@ mod tests {
             "[realms]\nA = {\ndatabase_module = x\n}\n".to_owned(),
             "[realms]\nA = {\npkinit_identities = FILE:/x\n}\n".to_owned(),
             "[appdefaults]\npam = {\nkeytab = /etc/krb5.keytab\n}\n".to_owned(),
-            "[logging]\ndefault = FILE:/var/log/x\n".to_owned(),
             "[libdefaults\ndefault_realm = A\n".to_owned(),
             "[libdefaults] [plugins]\n".to_owned(),
+            "[logging]\ndefault = FILE:/x\ninclude /etc/shadow\n".to_owned(),
+            "[libdefaults]\nA = {\n[kdc]\n}\n".to_owned(),
             "default_realm = A\n".to_owned(),
             "[realms]\nA = {\n".to_owned(),
             "[realms]\n}\n".to_owned(),
@@ -336,21 +348,21 @@ mod tests {
             "x".repeat(BYTES_MAX + 1),
             format!("[capaths]\n{}", "A = {\n".repeat(DEPTH_MAX + 1)),
         ] {
-            let why = check(&bad).expect_err(&bad).to_string();
+            let why = cleaned(&bad).expect_err(&bad).to_string();
             assert!(why.contains("krb5.conf"), "{why}");
         }
     }
 
     #[test]
     fn the_message_names_the_line() {
-        let bad = check("[libdefaults]\ndefault_realm = A\ninclude /x\n").unwrap_err();
+        let bad = cleaned("[libdefaults]\ndefault_realm = A\ninclude /x\n").unwrap_err();
         assert_eq!(bad.to_string(), "line 3 of krb5.conf includes another file: copy its settings to here");
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in "\\PC{0,200}") {
-            let _ = check(&text);
+            let _ = cleaned(&text);
         }
 
         #[test]
@@ -358,7 +370,7 @@ mod tests {
             let mut lines: Vec<&str> = USUAL.lines().collect();
             let line = format!("{indent}include /etc/shadow");
             lines.insert(at.min(lines.len()), &line);
-            prop_assert!(check(&lines.join("\n")).is_err());
+            prop_assert!(cleaned(&lines.join("\n")).is_err());
         }
     }
 }

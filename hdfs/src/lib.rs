@@ -25,13 +25,13 @@ mod site;
 mod token_file;
 
 pub use frame::{Frame, FrameError, Frames, encode, encode_data};
-pub use krb5_conf::{BadKrb5Conf, check as check_krb5_conf};
+pub use krb5_conf::{BadKrb5Conf, cleaned as cleaned_krb5_conf};
 pub use message::{
     Answer, Configure, Entry, Failure, FailureKind, FromHelper, Identity, Network, Page, PageStart, Question,
     Secret, Status, ToHelper, Version,
 };
-pub use site::{BadSite, Settings, is_setting, settings};
-pub use token_file::{BadTokenFile, check as check_token_file};
+pub use site::{BadSite, Settings, is_setting, settings, site_of};
+pub use token_file::{BadTokenFile, services as services_of_tokens};
 
 /// Raised with every change of what is said.
 pub const PROTOCOL: u32 = 2;

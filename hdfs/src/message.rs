@@ -33,8 +33,10 @@ pub struct Configure {
     /// Properties of `core-site.xml` and `hdfs-site.xml`; those that a helper does not know are ignored.
     pub settings: BTreeMap<String, String>,
     pub identity: Identity,
-    /// Whatever HDFS or a `krb5.conf` names there is not asked,
+    /// Whatever HDFS or a `krb5.conf` names there is not asked.
     pub refused: Vec<Network>,
+    /// Nor there,
+    pub own: Vec<Network>,
     /// but where an operator has said that HDFS's servers are.
     pub meant: Vec<Network>,
 }

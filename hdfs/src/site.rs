@@ -3,8 +3,8 @@
 //! Sites hand these files out whole: most of what is in them concerns servers, and is left out. What a client needs is
 //! in [`is_setting`]. Files that name other files (`include`, entities) are refused: nothing else is read.
 
-use quick_xml::Reader;
-use quick_xml::events::Event;
+use quick_xml::events::{BytesStart, Event};
+use quick_xml::{Reader, XmlVersion};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -17,14 +17,12 @@ const SUBSTITUTIONS_MAX: usize = 20;
 const VALUE_BYTES_MAX: usize = 4096;
 
 /// What of a user's configuration helpers are given; each is a property of `core-site.xml` or `hdfs-site.xml`, or with a
-/// dot at the end the beginning of some. The library knows more, of writes, mount tables and files; they are not a
-/// user's to say.
+/// dot at the end the beginning of some, behind which the name service stands. The library knows more, of writes, mount
+/// tables and files; they are not a user's to say. (`resolve-needed` would have it look up names where it can wait.)
 const SETTINGS: &[&str] = &[
     "dfs.ha.namenodes.",
     "dfs.namenode.rpc-address.",
     "dfs.client.failover.proxy.provider.",
-    "dfs.client.failover.resolve-needed.",
-    "dfs.client.failover.resolver.useFQDN.",
     "dfs.client.use.datanode.hostname",
     "dfs.data.transfer.protection",
 ];
@@ -62,7 +60,7 @@ pub fn settings(core: Option<&str>, hdfs: Option<&str>) -> Result<Settings, BadS
     let mut all = BTreeMap::<String, Property>::new();
     for (file, text) in [("core-site.xml", core), ("hdfs-site.xml", hdfs)] {
         let Some(text) = text else { continue };
-        let found = properties(text).map_err(|why| BadSite { file, why })?;
+        let found = properties(text, file).map_err(|why| BadSite { file, why })?;
         for property in found {
             match all.get(&property.name) {
                 Some(before) if before.is_final => {}
@@ -73,12 +71,25 @@ pub fn settings(core: Option<&str>, hdfs: Option<&str>) -> Result<Settings, BadS
     let mut wanted = Settings::new();
     for (name, property) in &all {
         if is_setting(name) || OURS.contains(&name.as_str()) {
-            let file = if hdfs.is_some() { "hdfs-site.xml" } else { "core-site.xml" };
-            let value = expanded(&property.value, &all).map_err(|why| BadSite { file, why })?;
+            let bad = |why| BadSite { file: property.file, why };
+            let value = expanded(&property.value, &all).map_err(bad)?;
+            // XML has some that a file can carry, and no setting means.
+            if value.chars().any(char::is_control) {
+                return Err(bad(format!("has a control character in {name}")));
+            }
             wanted.insert(name.clone(), value);
         }
     }
     Ok(wanted)
+}
+
+/// A file that says this and nothing else.
+pub fn site_of(settings: &Settings) -> String {
+    let escaped = |text: &str| quick_xml::escape::escape(text).into_owned();
+    let property = |(name, value): (&String, &String)| {
+        format!("<property><name>{}</name><value>{}</value></property>", escaped(name), escaped(value))
+    };
+    format!("<configuration>{}</configuration>", settings.iter().map(property).collect::<String>())
 }
 
 #[derive(Default)]
@@ -86,9 +97,30 @@ struct Property {
     name: String,
     value: String,
     is_final: bool,
+    file: &'static str,
 }
 
-fn properties(text: &str) -> Result<Vec<Property>, String> {
+impl Property {
+    /// Hadoop 3 takes them as attributes, too.
+    fn of(tag: &BytesStart<'_>, file: &'static str) -> Result<Self, String> {
+        let mut property = Self { file, ..Self::default() };
+        for attribute in tag.attributes() {
+            let attribute = attribute.map_err(|e| format!("is not XML: {e}"))?;
+            let value = attribute
+                .normalized_value(XmlVersion::Implicit1_0)
+                .map_err(|e| format!("is not XML: {e}"))?;
+            match attribute.key.as_ref() {
+                "name" => property.name = value.trim().to_owned(),
+                "value" => property.value = value.trim().to_owned(),
+                "final" => property.is_final = value.trim() == "true",
+                _ => {}
+            }
+        }
+        Ok(property)
+    }
+}
+
+fn properties(text: &str, file: &'static str) -> Result<Vec<Property>, String> {
     if text.len() > SITE_BYTES_MAX {
         return Err("is longer than 256 KiB".into());
     }
@@ -105,7 +137,7 @@ fn properties(text: &str) -> Result<Vec<Property>, String> {
                     (1, _) => {
                         return Err(NOT_HADOOPS.into());
                     }
-                    (2, "property") => property = Property::default(),
+                    (2, "property") => property = Property::of(&start, file)?,
                     (2.., name) if name.ends_with("include") => return Err(INCLUDES.into()),
                     (depth, _) if depth > DEPTH_MAX => return Err("has tags within tags".into()),
                     _ => {}
@@ -116,6 +148,12 @@ fn properties(text: &str) -> Result<Vec<Property>, String> {
                 "configuration" => ended = true,
                 _ => return Err(NOT_HADOOPS.into()),
             },
+            Event::Empty(tag) if depth == 1 && tag.name().as_ref() == "property" => {
+                let property = Property::of(&tag, file)?;
+                if !property.name.is_empty() {
+                    all.push(property);
+                }
+            }
             Event::DocType(_) => {
                 return Err("has a DOCTYPE: leave it out, nothing that it names is read".into());
             }
@@ -126,9 +164,6 @@ fn properties(text: &str) -> Result<Vec<Property>, String> {
                 match (depth, end.name().as_ref()) {
                     (1, _) => ended = true,
                     (2, "property") if !property.name.is_empty() => {
-                        if all.len() == PROPERTIES_MAX {
-                            return Err(format!("has more than {PROPERTIES_MAX} properties"));
-                        }
                         all.push(std::mem::take(&mut property));
                     }
                     (3, "name") => property.name = piece.trim().to_owned(),
@@ -141,6 +176,9 @@ fn properties(text: &str) -> Result<Vec<Property>, String> {
             }
             Event::Eof => break,
             _ => {}
+        }
+        if all.len() > PROPERTIES_MAX {
+            return Err(format!("has more than {PROPERTIES_MAX} properties"));
         }
     }
     match ended && depth == 0 {
@@ -167,13 +205,20 @@ fn character(reference: &quick_xml::events::BytesRef<'_>) -> Result<char, String
     }
 }
 
-/// Properties within a value, written `${name}`; what no property is called stays.
+/// Properties within a value, written `${name}`, the innermost first; what no property is called stays.
 fn expanded(value: &str, all: &BTreeMap<String, Property>) -> Result<String, String> {
     let mut value = value.to_owned();
     let mut from = 0;
     for _ in 0..=SUBSTITUTIONS_MAX {
-        let Some(start) = value[from..].find("${").map(|at| from + at) else { return Ok(value) };
-        let Some(end) = value[start..].find('}').map(|at| start + at) else { return Ok(value) };
+        if value.len() > VALUE_BYTES_MAX {
+            return Err("has a value of more than 4 KiB".into());
+        }
+        let end = value[from..].find('}').map(|at| from + at);
+        let Some(end) = end.filter(|_| value.contains("${")) else { return Ok(value) };
+        let Some(start) = value[..end].rfind("${") else {
+            from = end + 1;
+            continue;
+        };
         let name = &value[start + 2..end];
         if name.starts_with("env.") {
             return Err(format!(
@@ -182,11 +227,11 @@ fn expanded(value: &str, all: &BTreeMap<String, Property>) -> Result<String, Str
             ));
         }
         match all.get(name) {
-            Some(property) => value.replace_range(start..=end, &property.value),
-            None => from = end,
-        }
-        if value.len() > VALUE_BYTES_MAX {
-            return Err("has a value of more than 4 KiB".into());
+            Some(property) => {
+                value.replace_range(start..=end, &property.value);
+                from = 0;
+            }
+            None => from = end + 1,
         }
     }
     Err(format!("goes in circles in {:?}", crate::words(&value)))
@@ -213,18 +258,25 @@ mod tests {
             ("dfs.nameservices", "ns"),
             ("dfs.ha.namenodes.ns", "nn1,nn2"),
             ("dfs.namenode.rpc-address.ns.nn1", "one.example.com:8020"),
-            ("dfs.namenode.rpc-address.ns.nn2", "${two}:8020"),
+            ("dfs.namenode.rpc-address.ns.nn2", "${${k}}:8020"),
             ("dfs.datanode.data.dir", "/disk1,/disk2"),
             ("dfs.data.transfer.protection", "a &amp; b &#x41;<![CDATA[<c>]]>"),
             ("two", "two.example.com"),
         ]);
         let core = site(&[("fs.defaultFS", "hdfs://ns"), ("hadoop.security.authentication", "kerberos")]);
+        let core = core.replace(
+            "</configuration>",
+            "<property name='dfs.client.use.datanode.hostname' value='true'/>\
+             <property name=\"k\"><value>two</value></property></configuration>",
+        );
         let settings = settings(Some(&core), Some(&hdfs)).unwrap();
         let of = |name: &str| settings.get(name).map(String::as_str);
         assert_eq!(of("dfs.namenode.rpc-address.ns.nn2"), Some("two.example.com:8020"));
         assert_eq!(of("dfs.data.transfer.protection"), Some("a & b A<c>"));
         assert_eq!(of("hadoop.security.authentication"), Some("kerberos"));
-        assert_eq!(settings.len(), 5, "{settings:?}");
+        assert_eq!(of("dfs.client.use.datanode.hostname"), Some("true"));
+        assert_eq!(settings.len(), 6, "{settings:?}");
+        assert_eq!(super::settings(None, Some(&site_of(&settings))), Ok(settings.clone()));
         assert!(!is_setting("hadoop.security.authentication"));
     }
 
@@ -262,6 +314,8 @@ mod tests {
             (&deep, "tags within tags"),
             (&circle, "goes in circles"),
             (&wide, "4 KiB"),
+            (&site(&[("dfs.data.transfer.protection", &"b".repeat(5000))]), "4 KiB"),
+            (&site(&[("dfs.data.transfer.protection", "a&#10;b")]), "control character"),
             (&site(&[("dfs.data.transfer.protection", "${env.HOME}")]), "environment"),
             (&" ".repeat(SITE_BYTES_MAX + 1), "256 KiB"),
         ] {

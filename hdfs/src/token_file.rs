@@ -18,9 +18,11 @@ impl std::fmt::Display for BadTokenFile {
 
 impl std::error::Error for BadTokenFile {}
 
+/// For which addresses (`host:port`, `ha-hdfs:nameservice`) it has a token of HDFS's.
+///
 /// # Errors
 /// It is none, holds no token, or more than 64.
-pub fn check(file: &[u8]) -> Result<(), BadTokenFile> {
+pub fn services(file: &[u8]) -> Result<Vec<String>, BadTokenFile> {
     let rest = file.strip_prefix(b"HDTS").ok_or(BadTokenFile)?;
     let (format, rest) = rest.split_first().ok_or(BadTokenFile)?;
     match format {
@@ -31,7 +33,8 @@ pub fn check(file: &[u8]) -> Result<(), BadTokenFile> {
     .ok_or(BadTokenFile)
 }
 
-fn writables(mut rest: &[u8]) -> Option<()> {
+fn writables(mut rest: &[u8]) -> Option<Vec<String>> {
+    let mut services = Vec::new();
     let count = number(&mut rest).filter(|count| (1..=TOKENS_MAX).contains(count))?;
     for _ in 0..count {
         let alias = block(&mut rest)?;
@@ -39,13 +42,16 @@ fn writables(mut rest: &[u8]) -> Option<()> {
         let identifier = block(&mut rest)?;
         let _password = block(&mut rest)?;
         let kind = std::str::from_utf8(block(&mut rest)?).ok()?;
-        std::str::from_utf8(block(&mut rest)?).ok()?;
-        if kind == "HDFS_DELEGATION_TOKEN" {
+        let service = std::str::from_utf8(block(&mut rest)?).ok()?;
+        if kind == KIND {
             identifier_of_hdfs(identifier)?;
+            services.push(service.to_owned());
         }
     }
-    Some(())
+    Some(services)
 }
+
+const KIND: &str = "HDFS_DELEGATION_TOKEN";
 
 /// Version, three texts, four numbers: the library unwraps what it reads of it.
 fn identifier_of_hdfs(mut rest: &[u8]) -> Option<()> {
@@ -53,43 +59,51 @@ fn identifier_of_hdfs(mut rest: &[u8]) -> Option<()> {
     for _ in 0..3 {
         std::str::from_utf8(block(&mut rest)?).ok()?;
     }
-    for _ in 0..4 {
-        number(&mut rest)?;
+    // Two times; two numbers that are an int's in Java.
+    number(&mut rest)?;
+    number(&mut rest)?;
+    for _ in 0..2 {
+        i32::try_from(number(&mut rest)?).ok().filter(|number| *number > i32::MIN && *number < i32::MAX)?;
     }
     Some(())
 }
 
 /// A message behind its length, which holds tokens (field 1); each an alias (1) and a token (2): identifier (1), password
 /// (2), kind (3), service (4).
-fn protobuf(mut rest: &[u8]) -> Option<()> {
+fn protobuf(mut rest: &[u8]) -> Option<Vec<String>> {
+    let mut services = Vec::new();
     let length = usize::try_from(varint(&mut rest)?).ok()?;
     let mut message = take(&mut rest, length)?;
     let mut count = 0;
     while !message.is_empty() {
-        let (field, mut entry) = delimited(&mut message)?;
+        let (field, entry) = delimited(&mut message)?;
         if field != 1 {
             continue;
         }
         count += 1;
-        while !entry.is_empty() {
-            let (field, mut token) = delimited(&mut entry)?;
-            if field != 2 {
-                continue;
-            }
-            let (mut identifier, mut kind) = (&[][..], &[][..]);
-            while !token.is_empty() {
-                match delimited(&mut token)? {
-                    (1, bytes) => identifier = bytes,
-                    (3, bytes) => kind = bytes,
-                    _ => {}
-                }
-            }
-            if kind == b"HDFS_DELEGATION_TOKEN" {
-                identifier_of_hdfs(identifier)?;
-            }
+        let [_alias, token, ..] = fields(entry)?;
+        let [identifier, _password, kind, service] = fields(token.unwrap_or_default())?;
+        if kind == Some(KIND.as_bytes()) {
+            identifier_of_hdfs(identifier?)?;
+            services.push(std::str::from_utf8(service?).ok()?.to_owned());
         }
     }
-    (1..=TOKENS_MAX).contains(&count).then_some(())
+    (1..=TOKENS_MAX).contains(&count).then_some(services)
+}
+
+/// Fields 1 to 4 of a message, each at most once: whoever reads it may put two together.
+fn fields(mut message: &[u8]) -> Option<[Option<&[u8]>; 4]> {
+    let mut found = [None; 4];
+    while !message.is_empty() {
+        let (field, bytes) = delimited(&mut message)?;
+        let place = usize::try_from(field.checked_sub(1)?).ok()?;
+        if let Some(place) = found.get_mut(place)
+            && place.replace(bytes).is_some()
+        {
+            return None;
+        }
+    }
+    Some(found)
 }
 
 fn delimited<'b>(rest: &mut &'b [u8]) -> Option<(u64, &'b [u8])> {
@@ -180,14 +194,28 @@ mod tests {
     #[test]
     fn both_formats_of_hadoop_are_read_and_nothing_that_stops_short() {
         for file in [in_writables(), in_protobuf()] {
-            assert_eq!(check(&file), Ok(()));
+            assert_eq!(services(&file), Ok(vec!["10.0.0.1:8020".to_owned()]));
             for length in 0..file.len() {
-                assert_eq!(check(&file[..length]), Err(BadTokenFile), "{length}");
+                assert_eq!(services(&file[..length]), Err(BadTokenFile), "{length}");
             }
         }
-        assert_eq!(check(b"HDTS\0\0"), Err(BadTokenFile), "no token");
-        assert_eq!(check(b"HDTS\x02\0"), Err(BadTokenFile), "another format");
-        assert_eq!(check(b"HDTS\0\x8f\x7f\xff\xff\xff"), Err(BadTokenFile), "a claimed number");
+        // A token within a token's entry twice, and a key's number that is none of Java's.
+        let twice = in_protobuf();
+        let inner = twice[7..].to_vec();
+        let length = 2 * inner.len();
+        let both =
+            [b"HDTS\x01", &[(length & 0x7f) as u8 | 0x80, (length >> 7) as u8][..], &inner, &inner].concat();
+        assert_eq!(services(&both).map(|all| all.len()), Ok(2), "two entries");
+        let huge =
+            [&[0][..], &text("alice"), &text(""), &text(""), &[1, 1], &[0x88, 0, 0, 0, 0, 0, 0, 0, 0], &[2]]
+                .concat();
+        assert_eq!(identifier_of_hdfs(&huge), Some(()), "eight bytes of nothing");
+        let huge =
+            [&[0][..], &text("alice"), &text(""), &text(""), &[1, 1], &[0x8b, 1, 0, 0, 0, 0], &[2]].concat();
+        assert_eq!(identifier_of_hdfs(&huge), None, "more than an int");
+        assert_eq!(services(b"HDTS\0\0"), Err(BadTokenFile), "no token");
+        assert_eq!(services(b"HDTS\x02\0"), Err(BadTokenFile), "another format");
+        assert_eq!(services(b"HDTS\0\x8f\x7f\xff\xff\xff"), Err(BadTokenFile), "a claimed number");
     }
 
     #[test]
@@ -204,7 +232,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_are_too_odd(start in 0..3_usize, bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            let _ = check(&[[&b""[..], b"HDTS\0", b"HDTS\x01"][start], &bytes[..]].concat());
+            let _ = services(&[[&b""[..], b"HDTS\0", b"HDTS\x01"][start], &bytes[..]].concat());
         }
     }
 }

@@ -277,6 +277,7 @@ impl App {
         }
         self.engine.shutdown().await;
         self.volumes.release_stores();
+        self.helpers.end_all();
         self.owner = None;
     }
 

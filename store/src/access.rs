@@ -116,6 +116,11 @@ impl Access {
         }
     }
 
+    /// Do these say the same about where to ask? See [`Credentials::hadoop`].
+    pub fn asks_where(&self, credentials: &Credentials) -> bool {
+        self.state.borrow().credentials.hadoop() == credentials.hadoop()
+    }
+
     pub fn has(&self, credentials: &Credentials) -> bool {
         self.state.borrow().credentials == *credentials
     }

@@ -167,24 +167,19 @@ impl EgressConfig {
         })
     }
 
-    /// Where nothing is asked, as far as that is a matter of networks: for those who cannot ask for a name. (Of IPv6
-    /// addresses that stand for one of IPv4 all are among them.)
-    pub(crate) fn networks(&self) -> Vec<Network> {
+    /// Where nothing is asked, as far as that is a matter of networks, for those who cannot ask for a name: where clouds
+    /// and protocols are, and what an operator may mean nevertheless (this machine, the cluster's own, and IPv6
+    /// addresses that stand for one of IPv4).
+    pub(crate) fn networks(&self) -> (Vec<Network>, Vec<Network>) {
         let always = [
             "0.0.0.0/8",
-            "127.0.0.0/8",
             "169.254.0.0/16",
             "100.100.100.200",
             "192.0.0.192",
             "168.63.129.16",
             "224.0.0.0/4",
             "240.0.0.0/4",
-            "::/96",
-            "::ffff:0:0:0/96",
-            "64:ff9b::/96",
-            "64:ff9b:1::/48",
-            "2001::/32",
-            "2002::/16",
+            "::/128",
             "fe80::/9",
             "fd00:ec2::/32",
             "fd20:ce::254",
@@ -192,8 +187,18 @@ impl EgressConfig {
             "fd00:42::42",
             "ff00::/8",
         ];
-        let always = always.iter().map(|text| text.parse().expect("a network"));
-        always.chain(self.forbidden.iter().copied()).collect()
+        let own = [
+            "127.0.0.0/8",
+            "::/96",
+            "::ffff:0:0:0/96",
+            "64:ff9b::/96",
+            "64:ff9b:1::/48",
+            "2001::/32",
+            "2002::/16",
+        ];
+        let read = |text: &&str| text.parse().expect("a network");
+        let own = own.iter().map(read).chain(self.forbidden.iter().copied());
+        (always.iter().map(read).collect(), own.collect())
     }
 
     fn permitted(&self, host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Refused> {

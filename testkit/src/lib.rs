@@ -1,4 +1,4 @@
-//! Seeded fakes and fault injectors for Millpond's tests: an S3 server, its faults, hostile stores, file contents,
+//! Seeded fakes and fault injectors for Millpond's tests: an S3 server, its faults, a whole HDFS, hostile stores, file contents,
 //! child processes.
 //!
 //! Nothing here is part of the product. Everything that decides by chance takes a seed and prints it; everything that
@@ -7,6 +7,7 @@
 pub mod content;
 pub mod fault_fs;
 pub mod faults;
+pub mod hdfs;
 pub mod hostile;
 pub mod passthrough;
 pub mod process;

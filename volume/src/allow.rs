@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub struct AllowList {
     /// `s3://*`, `s3://team-a-*`, `oss://bucket/prefix/`, `hdfs://nameservice/team-a`, `https://data.example.com/sets`. Empty: no source but directories is allowed.
     pub sources: Vec<String>,
-    /// `https://*.example.com`, `http://127.0.0.1:9000`, `hdfs://*.example.com:8020` for NameNodes that a volume or its Secret lists. A volume without `endpoint` uses the cloud's own and needs no entry.
+    /// `https://*.example.com`, `http://127.0.0.1:9000`. A volume without `endpoint` uses the cloud's own and needs no entry.
     pub endpoints: Vec<EndpointPattern>,
     /// Directories below which `file://` sources may lie. Empty: none.
     pub roots: Vec<PathBuf>,
@@ -49,11 +49,10 @@ impl AllowList {
                 }
             }
             SourceUrl::Hdfs { .. } => {
-                let text = source.to_string();
-                if !self.sources.iter().any(|entry| covers_web(entry, &text)) {
-                    return Err(NotAllowed::Source(text));
+                if parameters.name_nodes.is_empty() {
+                    return self.hdfs(&source.to_string());
                 }
-                parameters.name_nodes.iter().try_for_each(|address| self.name_node(address))
+                parameters.name_nodes.iter().try_for_each(|address| self.name_node(source, address))
             }
             SourceUrl::Web { .. } => {
                 let text = source.to_string();
@@ -70,11 +69,19 @@ impl AllowList {
         }
     }
 
-    /// May a volume, or its Secret, have this NameNode (`host:port`) asked?
-    pub fn name_node(&self, address: &str) -> Result<(), NotAllowed> {
-        match self.endpoints.iter().any(|entry| entry.covers_name_node(address)) {
+    /// May a volume read this source of this NameNode (`host:port`), which it lists itself, or its Secret does? What they call
+    /// the name service says nothing then: it could be any other's.
+    pub fn name_node(&self, source: &SourceUrl, address: &str) -> Result<(), NotAllowed> {
+        match source {
+            SourceUrl::Hdfs { prefix, .. } => self.hdfs(&format!("hdfs://{address}/{prefix}")),
+            other => Err(NotAllowed::Source(other.to_string())),
+        }
+    }
+
+    fn hdfs(&self, source: &str) -> Result<(), NotAllowed> {
+        match self.sources.iter().any(|entry| covers_web(entry, source)) {
             true => Ok(()),
-            false => Err(NotAllowed::Endpoint(format!("hdfs://{address}"))),
+            false => Err(NotAllowed::Source(source.to_owned())),
         }
     }
 }
@@ -145,38 +152,37 @@ mod tests {
     }
 
     #[test]
-    fn name_nodes_are_allowed_by_pattern() {
-        let list = AllowList {
-            sources: vec!["hdfs://prod/team".into(), "hdfs://nn*".into()],
-            endpoints: ["hdfs://*.example.com", "hdfs://10.0.0.1:9000", "https://*"]
-                .map(|entry| EndpointPattern::parse(entry).unwrap())
-                .into(),
-            roots: Vec::new(),
+    fn name_nodes_that_a_volume_lists_are_what_is_allowed_and_not_its_name_for_them() {
+        let of = |sources: &[&str]| AllowList {
+            sources: sources.iter().map(|&one| one.to_owned()).collect(),
+            ..AllowList::default()
         };
-        let check = |source: &str, name_nodes: &[&str]| {
+        let list = of(&[
+            "hdfs://prod/public",
+            "hdfs://a.corp:8020/public",
+            "hdfs://b.corp:8020/public",
+            "hdfs://nn*",
+        ]);
+        let check = |list: &AllowList, source: &str, name_nodes: &[&str]| {
             let name_nodes = name_nodes.iter().map(|&one| one.to_owned()).collect();
             let parameters = Parameters { name_nodes, ..Parameters::default() };
             list.check(&SourceUrl::parse(source).unwrap(), &parameters)
         };
-        assert_eq!(check("hdfs://prod/team/a", &[]), Ok(()));
-        assert_eq!(check("hdfs://prod/team", &["a.example.com:8020", "10.0.0.1:9000"]), Ok(()));
+        assert_eq!(check(&list, "hdfs://prod/public/a", &[]), Ok(()));
+        assert_eq!(check(&list, "hdfs://any/public/a", &["a.corp:8020", "b.corp:8020"]), Ok(()));
         for (source, name_nodes) in [
-            ("hdfs://prod/teams", &[][..]),
+            ("hdfs://prod/publics", &[][..]),
             ("hdfs://prod", &[]),
             ("hdfs://nn1/x", &[]),
-            ("hdfs://prod/team", &["a.example.com:8021"]),
-            ("hdfs://prod/team", &["a.example.com:8020", "example.com:8020"]),
-            ("hdfs://prod/team", &["a.example.com.evil.org:8020"]),
-            ("hdfs://prod/team", &["10.0.0.1:80"]),
+            ("hdfs://prod/public", &["c.corp:8020"]),
+            ("hdfs://prod/public", &["a.corp:8020", "c.corp:8020"]),
+            ("hdfs://prod/public", &["a.corp:8021"]),
+            ("hdfs://prod/public", &["a.corp.evil.org:8020"]),
+            ("hdfs://prod/secret", &["a.corp:8020"]),
         ] {
-            check(source, name_nodes).expect_err(source);
+            check(&list, source, name_nodes).expect_err(source);
         }
-        let named = EndpointPattern::parse("hdfs://nn.example.com:80").unwrap();
-        assert!(
-            named.covers_name_node("NN.example.com:80") && !named.covers_name_node("nn.example.com:8020")
-        );
-        assert!(!named.covers(&url::Url::parse("http://nn.example.com").unwrap()));
-        assert!(EndpointPattern::parse("hdfs://*").unwrap().covers_name_node("any:1"));
+        assert_eq!(check(&of(&["hdfs://*"]), "hdfs://any/x", &["a.corp:1"]), Ok(()));
     }
 
     #[test]

@@ -22,12 +22,26 @@ pub struct Credentials {
     hadoop: HadoopFiles,
 }
 
-/// As sites hand them out, whole.
+/// As sites hand them out; in [`Credentials`] without what a client has no use for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HadoopFiles {
     pub core_site: Option<String>,
     pub hdfs_site: Option<String>,
     pub krb5_conf: Option<String>,
+}
+
+impl HadoopFiles {
+    /// What a client has a use for, in one site file: what else changes in a site's files makes no other volume.
+    fn reduced(&self) -> Result<Self, String> {
+        let settings = hdfs::settings(self.core_site.as_deref(), self.hdfs_site.as_deref());
+        let settings = settings.map_err(|bad| bad.to_string())?;
+        let krb5_conf = self.krb5_conf.as_deref().map(hdfs::cleaned_krb5_conf).transpose();
+        Ok(Self {
+            core_site: None,
+            hdfs_site: (!settings.is_empty()).then(|| hdfs::site_of(&settings)),
+            krb5_conf: krb5_conf.map_err(|bad| bad.to_string())?,
+        })
+    }
 }
 
 #[derive(Clone)]
@@ -187,7 +201,9 @@ pub enum CredentialsError {
     DelegationToken,
     #[error("in the secret, {0}")]
     Hadoop(String),
-    #[error("the secret is longer than 48 KiB in all: leave certificates out that the store does not need")]
+    #[error(
+        "the secret is longer than 48 KiB in all: leave certificates out that the store does not need, and servers out of its krb5Conf"
+    )]
     TooLong,
     #[error("the secret's {0} is empty or has control characters (a trailing newline?)")]
     Malformed(&'static str),
@@ -225,7 +241,10 @@ impl Credentials {
         for (name, value) in secrets {
             let (name, value) = (name.as_ref(), value.as_ref());
             let name = ours(name).ok_or_else(|| CredentialsError::Unknown(name.to_owned()))?;
-            bytes = bytes.saturating_add(value.len());
+            // Site files are read, and what is left of them counts.
+            if !matches!(name, "coreSite" | "hdfsSite") {
+                bytes = bytes.saturating_add(value.len());
+            }
             match name {
                 "caBundle" if value.len() <= CA_BYTES_MAX && value.contains(CERTIFICATE) => {}
                 "caBundle" => return Err(CredentialsError::CaBundle),
@@ -238,17 +257,14 @@ impl Credentials {
                 "ticketCache" => check_binary("ticketCache", value, TICKET_CACHE_KIB_MAX).map(drop)?,
                 "delegationToken" => {
                     let file = check_binary("delegationToken", value, DELEGATION_TOKEN_KIB_MAX)?;
-                    hdfs::check_token_file(&file).map_err(|_| CredentialsError::DelegationToken)?;
+                    hdfs::services_of_tokens(&file).map_err(|_| CredentialsError::DelegationToken)?;
                 }
                 "principal" if is_principal(value) => {}
                 "principal" => return Err(CredentialsError::Principal),
                 "hdfsUser" if is_hdfs_user(value) => {}
                 "hdfsUser" => return Err(CredentialsError::HdfsUser),
-                "krb5Conf" => {
-                    hdfs::check_krb5_conf(value).map_err(|bad| CredentialsError::Hadoop(bad.to_string()))?;
-                }
-                // Read together, below.
-                "coreSite" | "hdfsSite" => {}
+                // Read below, where it is reduced to what is passed on.
+                "krb5Conf" | "coreSite" | "hdfsSite" => {}
                 _ if value.is_empty() || value.chars().any(char::is_control) => {
                     return Err(CredentialsError::Malformed(name));
                 }
@@ -258,18 +274,17 @@ impl Credentials {
                 return Err(CredentialsError::Twice(name));
             }
         }
-        if bytes > SECRET_BYTES_MAX {
-            return Err(CredentialsError::TooLong);
-        }
         let ca_bundle = found.remove("caBundle");
         let mut take = |name| found.remove(name);
-        let hadoop = HadoopFiles {
+        let files = HadoopFiles {
             core_site: take("coreSite"),
             hdfs_site: take("hdfsSite"),
             krb5_conf: take("krb5Conf"),
         };
-        hdfs::settings(hadoop.core_site.as_deref(), hadoop.hdfs_site.as_deref())
-            .map_err(|bad| CredentialsError::Hadoop(bad.to_string()))?;
+        let hadoop = files.reduced().map_err(CredentialsError::Hadoop)?;
+        if bytes.saturating_add(hadoop.hdfs_site.as_ref().map_or(0, String::len)) > SECRET_BYTES_MAX {
+            return Err(CredentialsError::TooLong);
+        }
         let customer_key = take("customerKey").map(customer_key).transpose()?;
         let client = match (take("clientCertificate"), take("clientKey")) {
             (Some(chain), Some(key)) => Some(ClientCertificate { chain, key: key.into() }),
@@ -807,6 +822,8 @@ mod tests {
         let binary = BASE64_STANDARD.encode(b"\x05\x02");
         let of = |pairs: &[(&str, &str)]| Credentials::from_secrets(pairs.iter().copied());
         let principal = ("principal", "hdfs/nn.example.com@EXAMPLE.COM");
+        let site = "<configuration><property><name>dfs.ha.namenodes.a</name><value>b</value></property>\n\
+                    <property><name>dfs.blocksize</name><value>1</value></property></configuration>";
         let conf = ("krb5.conf", "[libdefaults]\n default_realm = EXAMPLE.COM\n");
         for (pairs, kind) in [
             (vec![principal, ("keytab", &binary), conf], CredentialsKind::Kerberos),
@@ -816,7 +833,7 @@ mod tests {
                 vec![("HADOOP_USER_NAME", "alice"), ("core-site.xml", "<configuration/>")],
                 CredentialsKind::HdfsUser,
             ),
-            (vec![("hdfs-site.xml", "<configuration/>")], CredentialsKind::Anonymous),
+            (vec![("hdfs-site.xml", site)], CredentialsKind::Anonymous),
         ] {
             let credentials = of(&pairs).unwrap();
             assert!(credentials.kind() == kind && !credentials.is_empty(), "{kind:?}");
@@ -827,6 +844,11 @@ mod tests {
             let scope = |of: &Credentials| ScopeId::of(&key(1), &source, &Parameters::default(), of);
             assert_ne!(scope(&credentials), scope(&Credentials::anonymous()), "{kind:?}");
         }
+        // What is no client's makes no other volume, however much it is.
+        let more =
+            site.replace("<configuration>", &format!("<configuration><!-- {} -->", " ".repeat(200 << 10)));
+        assert_eq!(of(&[("hdfsSite", site)]), of(&[("hdfsSite", &more)]));
+        assert!(of(&[("coreSite", "<configuration/>")]).unwrap().is_empty());
         let long = BASE64_STANDARD.encode(vec![0; 16 << 10]);
         for (pairs, expected) in [
             (vec![principal], CredentialsError::NoKeytab),

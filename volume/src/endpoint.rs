@@ -1,12 +1,10 @@
 //! `allow.endpoints`: patterns of the addresses that a volume may have a node ask.
 //!
 //! `SCHEME://HOST[:PORT]`. HOST is a name or an address; `*.example.com`, every name below that domain; or `*`, all.
-//! SCHEME is http or https; or hdfs, whose hosts are NameNodes.
 //! PORT is a number, `*`, or left out: the scheme's own, and for the host `*` all. Nothing else matches anything else:
 //! a star is never a part of a name, and what is compared is what a request would be sent to (the name in lower case,
 //! IDNA and percent-encoding resolved, without the dot at its end), not text.
 
-use crate::source::NAMENODE_PORT;
 use serde::{Deserialize, Serialize};
 use url::{Host, Url};
 
@@ -32,7 +30,7 @@ enum HostPattern {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "endpoint {0:?} in allow.endpoints: write https://host[:port], https://*.domain for all names below a domain, or https://* for all hosts, and likewise hdfs:// for NameNodes; a port may be '*', and there is no other '*'"
+    "endpoint {0:?} in allow.endpoints: write https://host[:port], https://*.domain for all names below a domain, or https://* for all hosts; a port may be '*', and there is no other '*'"
 )]
 pub struct BadPattern(String);
 
@@ -53,8 +51,7 @@ impl EndpointPattern {
     }
 
     fn of(text: &str) -> Option<Self> {
-        let (scheme, rest) =
-            text.split_once("://").filter(|(s, _)| matches!(*s, "http" | "https" | "hdfs"))?;
+        let (scheme, rest) = text.split_once("://").filter(|(s, _)| matches!(*s, "http" | "https"))?;
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         let (rest, any_port) = match rest.strip_suffix(":*") {
             Some(rest) => (rest, true),
@@ -73,15 +70,9 @@ impl EndpointPattern {
         if concrete.contains(char::is_whitespace) || concrete.contains(char::is_control) {
             return None;
         }
-        // A NameNode's name is read as that of a web server: what is compared is then spelled in one way.
-        let url = match scheme {
-            "hdfs" if !concrete.contains(':') => format!("http://{concrete}:{NAMENODE_PORT}"),
-            "hdfs" => format!("http://{concrete}"),
-            scheme => format!("{scheme}://{concrete}"),
-        };
-        let url = Url::parse(&url).ok()?;
+        let url = Url::parse(&format!("{scheme}://{concrete}")).ok()?;
         // "host:" has no port, and a second port is none.
-        if concrete.ends_with(':') || (any_port && concrete.contains(':') && url.port().is_some()) {
+        if concrete.ends_with(':') || (any_port && url.port().is_some()) {
             return None;
         }
         let port = match any_port || (any_host && !rest.contains(':')) {
@@ -98,16 +89,6 @@ impl EndpointPattern {
     }
 
     pub fn covers(&self, endpoint: &Url) -> bool {
-        endpoint.scheme() == self.scheme && self.covers_host(endpoint)
-    }
-
-    /// `address`: `host:port`.
-    pub(crate) fn covers_name_node(&self, address: &str) -> bool {
-        self.scheme == "hdfs"
-            && Url::parse(&format!("http://{address}")).is_ok_and(|url| self.covers_host(&url))
-    }
-
-    fn covers_host(&self, endpoint: &Url) -> bool {
         let Some(found) = host(endpoint) else { return false };
         let is_name = matches!(endpoint.host(), Some(Host::Domain(_)));
         let same_host = match &self.host {
@@ -117,7 +98,9 @@ impl EndpointPattern {
             }
             HostPattern::Named(name) => *name == found,
         };
-        same_host && self.port.is_none_or(|port| endpoint.port_or_known_default() == Some(port))
+        same_host
+            && endpoint.scheme() == self.scheme
+            && self.port.is_none_or(|port| endpoint.port_or_known_default() == Some(port))
     }
 
     /// This very host was written down, not a star that stands for it.

@@ -36,7 +36,7 @@ pub use id::{BadVolumeId, VolumeId};
 pub use later::Later;
 pub use parameters::{Addressing, Freshness, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS};
 pub use request_timeout::{FUSE_SYSCTL, RequestTimeout, within};
-pub use source::{NAMENODE_PORT, SourceError, SourceUrl};
+pub use source::{SourceError, SourceUrl, name_node};
 pub use template::{TemplateError, TemplateValues, claim_chooses, expand, uses_annotations};
 pub use units::{parse_bytes, parse_duration};
 pub use wire::{NotUnderstood, WireSpec};

@@ -405,7 +405,7 @@ fn is_port(text: &str) -> bool {
 }
 
 /// A NameNode's address in full: `host:port`. Where no port is written it is [`NAMENODE_PORT`].
-pub(crate) fn name_node(text: &str) -> Option<String> {
+pub fn name_node(text: &str) -> Option<String> {
     match text.split_once(':') {
         Some((host, port)) => (is_host(host) && is_port(port)).then(|| text.to_owned()),
         None => is_host(text).then(|| format!("{text}:{NAMENODE_PORT}")),
@@ -413,7 +413,7 @@ pub(crate) fn name_node(text: &str) -> Option<String> {
 }
 
 /// Where a NameNode listens if nobody says otherwise.
-pub const NAMENODE_PORT: u16 = 8020;
+const NAMENODE_PORT: u16 = 8020;
 
 fn authority(bucket: &str, between: char, host: Option<&str>) -> String {
     host.map_or_else(|| bucket.to_owned(), |host| format!("{bucket}{between}{host}"))

@@ -83,10 +83,11 @@ pub(super) fn epoch(root: &Path, names: &[String], threads: usize, seed: u64) ->
 }
 
 /// What `ls -lR` does: every directory listed, every name looked at. Seconds, and how many names.
-pub(super) fn walk(root: &Path) -> Result<(f64, u64)> {
+pub(super) fn walk(root: &Path, limit: Duration) -> Result<(f64, u64)> {
     let begun = Instant::now();
     let (mut open, mut names) = (vec![root.to_owned()], 0);
     while let Some(dir) = open.pop() {
+        ensure!(begun.elapsed() < limit, "after {limit:?} it has seen {names} names, and is given up");
         for entry in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
             let entry = entry?;
             // DirEntry::metadata is an fstatat without following: what ls -l calls.

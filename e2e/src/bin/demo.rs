@@ -71,6 +71,7 @@ fn run(options: &Options) -> Result<ExitCode> {
 
     let bar = spinner("gathering real files");
     let files = gather(options, &node.server.dir().join("files"), &bar)?;
+    node.server.rescan()?;
     bar.finish_and_clear();
     let bar = spinner("writing the large file");
     let shape = Shape { directories: 0, files: 0, small_bytes: 0, large: 1, large_bytes };

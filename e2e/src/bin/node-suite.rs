@@ -5,8 +5,11 @@ use clap::Parser;
 use e2e::node::{AgentOptions, Node, Protocol};
 use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
+use e2e::scenario::resets::ResetsPlan;
 use e2e::scenario::torture::{self, Class, Length, Plan, SoakPlan, TortureReport};
-use e2e::scenario::{away, burst, cycles, faults, frozen, listing, memory, noisy, renewals, scale, scopes};
+use e2e::scenario::{
+    away, burst, cycles, faults, frozen, hadoop, listing, memory, noisy, renewals, resets, scale, scopes,
+};
 use e2e::supervised::supervised;
 use e2e::tree::{Shape, Tree};
 use std::path::PathBuf;
@@ -48,6 +51,31 @@ enum Command {
     Listing {
         #[arg(long, default_value_t = 1_000_000)]
         objects: u64,
+    },
+    /// Cold reads of an HDFS beside Hadoop's own client: scripts/stores run hdfs node-suite hadoop.
+    Hadoop {
+        #[arg(long, default_value = "1Gi")]
+        large: String,
+        #[arg(long, default_value_t = 10_000)]
+        files: usize,
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+    },
+    /// Runs over an HDFS whose connections break: scripts/stores run hdfs node-suite resets.
+    Resets {
+        #[arg(long, default_value_t = 100)]
+        runs: usize,
+        /// Of one run.
+        #[arg(long, default_value_t = 6000)]
+        reads: usize,
+        /// Of so many receives from the network one fails.
+        #[arg(long, default_value_t = 50_000)]
+        one_in: u64,
+        /// How long HDFS does not answer, in the middle.
+        #[arg(long, value_parser = humantime::parse_duration, default_value = "2m")]
+        outage: Duration,
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Agent and broker are killed at once, again and again, under pods with mount namespaces of their own.
     Renewals {
@@ -222,6 +250,20 @@ fn run() -> Result<()> {
             println!("{}", listing::run(&mut node, objects)?);
             node.finish()
         }
+        Command::Hadoop { large, files, rounds } => {
+            let large = volume::parse_bytes(&large).context("--large: write a size such as 1Gi")?;
+            let mut node = Node::start(AgentOptions::with_store(Protocol::Hdfs))?;
+            println!("{}", hadoop::run(&mut node, large, files, rounds)?);
+            node.finish()
+        }
+        Command::Resets { runs, reads, one_in, outage, seed: given } => {
+            let plan = ResetsPlan { runs, reads, one_in, outage, seed: seed(given) };
+            let report = resets::run(&plan)?;
+            println!("{report}");
+            let right = (report.runs - report.failed) as f64 / report.runs.max(1) as f64;
+            ensure!(right >= 0.983, "{:.1} % without a failure", 100.0 * right);
+            Ok(())
+        }
         Command::Renewals { rounds } => {
             let mut node = renewals::node()?;
             println!("{}", renewals::run(&mut node, rounds)?);
@@ -282,7 +324,7 @@ fn run() -> Result<()> {
         Command::Torture { duration, volumes, seed: given, classes, hang_limit, store, json } => {
             let options = AgentOptions { hang_limit, ..AgentOptions::with_store(store) };
             let mut node = Node::start(options)?;
-            let classes = if classes.is_empty() { Plan::classes(hang_limit)? } else { classes };
+            let classes = if classes.is_empty() { Plan::classes(hang_limit, store)? } else { classes };
             let plan = Plan { volumes, classes, ..Plan::long(seed(given), Length::Time(duration))? };
             let report = torture::run(&mut node, &plan)?;
             println!("{report}");

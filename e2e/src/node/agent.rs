@@ -45,8 +45,10 @@ pub struct AgentOptions {
     pub authority: Option<String>,
     /// What the node's server speaks.
     pub store: Protocol,
-    /// Flags of the node's server.
+    /// Flags of the node's server; of an HDFS its mode.
     pub server_flags: &'static [&'static str],
+    /// Started instead of hdfs-helper.
+    pub helper: Option<PathBuf>,
     /// The sources that may be used.
     pub allow: &'static str,
     /// The endpoints that may be asked. Those of tests are on this machine, so they must be named.
@@ -76,6 +78,7 @@ impl AgentOptions {
             Protocol::Gcs => "gs://*",
             Protocol::Azure => "az://*",
             Protocol::Web | Protocol::Dav => "http://*",
+            Protocol::Hdfs => "hdfs://*",
         };
         Self { store, allow, ..Self::default() }
     }
@@ -140,6 +143,7 @@ impl Default for AgentOptions {
             authority: None,
             store: Protocol::S3,
             server_flags: &[],
+            helper: None,
             allow: "s3://*",
             endpoints: &["http://127.0.0.1:*", "http://localhost:*"],
             version: Version::This,
@@ -231,6 +235,12 @@ impl AgentOptions {
         }
         if let Some(limit) = self.hang_limit {
             writeln!(text, "hang_limit = \"{}ms\"", limit.as_millis())?;
+        }
+        // Agents of before do not know it.
+        if self.store == Protocol::Hdfs {
+            let helper = self.helper.clone().unwrap_or_else(|| places.bin("hdfs-helper"));
+            writeln!(text, "[hdfs]\nhelper = {}", path(helper))?;
+            writeln!(text, "networks = [\"127.0.0.0/8\", \"::1\"]")?;
         }
         Ok(text)
     }

@@ -298,13 +298,26 @@ impl Node {
 
     /// StorageClass parameters for a prefix of this node's bucket, completed by `more`.
     pub fn parameters(&self, prefix: &str, more: &[(&str, &str)]) -> HashMap<String, String> {
-        let mut all = HashMap::from([("allowHttp".to_owned(), "true".to_owned())]);
+        let mut all = HashMap::new();
+        // Of those that speak it.
+        if self.options.store != Protocol::Hdfs {
+            all.insert("allowHttp".to_owned(), "true".to_owned());
+        }
         let address = self.options.store.address(&self.server.endpoint(), prefix);
         all.extend(address.into_iter().map(|(name, value)| (name.to_owned(), value)));
         let own = self.options.store.parameters();
         all.extend(own.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())));
         all.extend(more.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
         all
+    }
+
+    /// Process ids of the agent's HDFS helpers.
+    pub fn helpers(&self) -> Vec<u32> {
+        let is_helper = |pid: &u32| {
+            let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            program.file_name().is_some_and(|name| name == "hdfs-helper")
+        };
+        processes::children(self.agent().pid()).into_iter().filter(is_helper).collect()
     }
 
     pub fn create(&mut self, name: &str, prefix: &str, more: &[(&str, &str)]) -> Result<Volume, Status> {

@@ -13,6 +13,7 @@ const PROGRAMS: &[&str] = &[
     "csi-plugin",
     "node-agent",
     "fuse-worker",
+    "hdfs-helper",
     "millpond",
     "s3-server",
     "shape-proxy",

@@ -11,8 +11,11 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tempfile::TempDir;
 use testkit::faults::{Fault, Rule, Script};
+use testkit::hdfs::{Hdfs, Served};
 use testkit::process::Process;
 use testkit::s3::{ACCESS_KEY, ACCOUNT_KEY, SECRET_KEY, SERVICE_ACCOUNT_KEY, Stats, key_file};
 
@@ -32,9 +35,12 @@ pub enum Protocol {
     Web,
     /// A web server that speaks WebDAV.
     Dav,
+    /// Hadoop's, which `scripts/stores` installs.
+    Hdfs,
 }
 
 impl Protocol {
+    /// Those whose server is the testkit's own.
     pub const ALL: [Self; 6] = [Self::S3, Self::Oss, Self::Gcs, Self::Azure, Self::Web, Self::Dav];
     const REGION: &str = "cn-testkit";
     const ACCOUNT: &str = "testkit";
@@ -42,7 +48,9 @@ impl Protocol {
     /// `source`, and `endpoint` where it is not a part of it.
     pub fn address(self, endpoint: &str, prefix: &str) -> Vec<(&'static str, String)> {
         match self {
-            Self::Web | Self::Dav => vec![("source", format!("{endpoint}/{BUCKET}/{prefix}"))],
+            Self::Web | Self::Dav | Self::Hdfs => {
+                vec![("source", format!("{endpoint}/{BUCKET}/{prefix}"))]
+            }
             _ => {
                 let source = format!("{}://{BUCKET}/{prefix}", self.name());
                 vec![("source", source), ("endpoint", endpoint.to_owned())]
@@ -53,7 +61,9 @@ impl Protocol {
     /// Where a client that knows nothing but HTTP finds the bytes of an object.
     pub fn url(self, endpoint: &str, key: &str) -> String {
         match self {
-            Self::S3 | Self::Oss | Self::Web | Self::Dav => format!("{endpoint}/{BUCKET}/{key}"),
+            Self::S3 | Self::Oss | Self::Web | Self::Dav | Self::Hdfs => {
+                format!("{endpoint}/{BUCKET}/{key}")
+            }
             // There a key is one segment of the path.
             Self::Gcs => {
                 format!("{endpoint}/storage/v1/b/{BUCKET}/o/{}?alt=media", key.replace('/', "%2F"))
@@ -71,13 +81,14 @@ impl Protocol {
             Self::Azure => "az",
             Self::Web => "web",
             Self::Dav => "dav",
+            Self::Hdfs => "hdfs",
         }
     }
 
     /// Parameters that a class needs for it, besides source and endpoint.
     pub fn parameters(self) -> Vec<(&'static str, &'static str)> {
         match self {
-            Self::S3 | Self::Gcs | Self::Web | Self::Dav => Vec::new(),
+            Self::S3 | Self::Gcs | Self::Web | Self::Dav | Self::Hdfs => Vec::new(),
             Self::Oss => vec![("region", Self::REGION)],
             Self::Azure => vec![("storageAccount", Self::ACCOUNT)],
         }
@@ -91,6 +102,7 @@ impl Protocol {
             Self::Azure => vec!["--azure", Self::ACCOUNT],
             Self::Web => vec!["--web", "html"],
             Self::Dav => vec!["--web", "dav"],
+            Self::Hdfs => Vec::new(), // it is another program
         }
     }
 
@@ -103,6 +115,7 @@ impl Protocol {
             Self::Web | Self::Dav => {
                 vec![("username", ACCESS_KEY.to_owned()), ("password", SECRET_KEY.to_owned())]
             }
+            Self::Hdfs => vec![("hdfsUser", "alice".to_owned())],
         }
     }
 }
@@ -116,7 +129,9 @@ impl fmt::Display for Protocol {
 
 #[derive(Debug)]
 pub struct Server {
-    process: Process,
+    /// None: it is Hadoop.
+    process: Option<Process>,
+    hadoop: Option<Hadoop>,
     /// Where this side reaches it.
     address: String,
     /// Where its clients do.
@@ -124,16 +139,48 @@ pub struct Server {
     dir: PathBuf,
 }
 
+/// Without faults but those that [`Server::hadoop`] is told.
+#[derive(Debug)]
+struct Hadoop {
+    hdfs: Mutex<Hdfs>,
+    /// What counts as nothing.
+    before: Mutex<Served>,
+    _place: TempDir,
+}
+
+impl Hadoop {
+    /// `mode`: see [`Hdfs::start`].
+    fn start(mode: &str) -> Result<Self> {
+        let place = tempfile::tempdir()?;
+        let hdfs = Hdfs::start(mode, place.path())?;
+        Ok(Self { hdfs: Mutex::new(hdfs), before: Mutex::default(), _place: place })
+    }
+
+    fn hdfs(&self) -> MutexGuard<'_, Hdfs> {
+        self.hdfs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn before(&self) -> MutexGuard<'_, Served> {
+        self.before.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Of files that are put into HDFS: several to a large one.
+const BLOCK_BYTES: u64 = 16 << 20;
+
 impl Server {
     /// `name` keeps the files of several servers of one node apart.
     pub fn start(places: &Places, name: &str) -> Result<Self> {
         Self::speaking(Protocol::S3, &[], places, name)
     }
 
-    /// `more`: flags of the server's.
+    /// `more`: flags of the server's; of an HDFS its mode.
     pub fn speaking(protocol: Protocol, more: &[&str], places: &Places, name: &str) -> Result<Self> {
         let dir = places.buckets().join(name);
         std::fs::create_dir_all(&dir)?;
+        if protocol == Protocol::Hdfs {
+            return Self::hdfs(more.first().copied().unwrap_or("plain"), dir);
+        }
         let ready = places.root().join("run").join(format!("{name}.address"));
         let mut command = Command::new(places.bin("s3-server"));
         command
@@ -146,7 +193,32 @@ impl Server {
         let mut process = spawn(&mut command, places, name)?;
         let address = process.wait_for_ready_file(&ready, START)?;
         let endpoint = format!("http://{address}");
-        Ok(Self { process, address, endpoint, dir })
+        Ok(Self { process: Some(process), hadoop: None, address, endpoint, dir })
+    }
+
+    /// HDFS; see [`Hdfs::start`] for modes. What lies in `dir` is put there by [`Server::rescan`].
+    pub fn hdfs(mode: &str, dir: PathBuf) -> Result<Self> {
+        let hadoop = Hadoop::start(mode)?;
+        let port = hadoop.hdfs().told.last().cloned().context("a port")?;
+        // Kerberos' names are of hosts.
+        let address = format!("{}:{port}", if mode == "kerberos" { "localhost" } else { "127.0.0.1" });
+        let endpoint = format!("hdfs://{address}");
+        Ok(Self { process: None, hadoop: Some(hadoop), address, endpoint, dir })
+    }
+
+    /// A command to the HDFS: see [`Hdfs::say`].
+    pub fn hadoop(&self, words: &str) -> Result<String> {
+        self.hadoop.as_ref().context("this server is no HDFS")?.hdfs().say(words)
+    }
+
+    /// See [`Hdfs::place`].
+    pub fn hadoop_place(&self) -> Result<PathBuf> {
+        Ok(self.hadoop.as_ref().context("this server is no HDFS")?.hdfs().place().to_owned())
+    }
+
+    /// What an HDFS has told of itself: see [`Hdfs::told`].
+    pub fn told(&self) -> Vec<String> {
+        self.hadoop.as_ref().map(|hadoop| hadoop.hdfs().told.clone()).unwrap_or_default()
     }
 
     /// A server outside a node's directory, for clients that are not on this side's loopback.
@@ -168,13 +240,13 @@ impl Server {
         let mut process = Process::spawn(command.stdout(log.try_clone()?).stderr(log))?;
         let address = process.wait_for_ready_file(&ready, START)?;
         let endpoint = format!("http://{address}");
-        Ok(Self { process, address, endpoint, dir })
+        Ok(Self { process: Some(process), hadoop: None, address, endpoint, dir })
     }
 
     /// A server that runs elsewhere, behind a process (`kubectl port-forward`) that makes it reachable at `address`.
     pub fn behind(mut process: Process, address: String, endpoint: String) -> Result<Self> {
         process.wait_until(START, || TcpStream::connect(&address).ok())?;
-        Ok(Self { process, address, endpoint, dir: PathBuf::new() })
+        Ok(Self { process: Some(process), hadoop: None, address, endpoint, dir: PathBuf::new() })
     }
 
     /// A bucket of `objects` objects whose names and bytes are computed: `{n}` in `pattern` is the number.
@@ -187,7 +259,7 @@ impl Server {
         let mut process = spawn(&mut command, places, "synthetic")?;
         let address = process.wait_for_ready_file(&ready, START)?;
         let endpoint = format!("http://{address}");
-        Ok(Self { process, address, endpoint, dir: PathBuf::new() })
+        Ok(Self { process: Some(process), hadoop: None, address, endpoint, dir: PathBuf::new() })
     }
 
     /// `http://host:port`
@@ -197,8 +269,10 @@ impl Server {
     pub fn address(&self) -> &str {
         &self.address
     }
-    pub fn pid(&self) -> u32 {
-        self.process.pid()
+    /// None: it runs elsewhere.
+    pub fn pid(&self) -> Option<u32> {
+        let hadoop = || self.hadoop.as_ref().map(|hadoop| hadoop.hdfs().pid());
+        self.process.as_ref().map(Process::pid).or_else(hadoop)
     }
     /// The directory whose files are the bucket's objects.
     pub fn dir(&self) -> &PathBuf {
@@ -208,19 +282,42 @@ impl Server {
     /// Writes the files of `tree` below `prefix` ("" or "a/b"); the next listing shows them.
     pub fn add(&self, tree: &Tree, prefix: &str) -> Result<()> {
         tree.write(&self.dir.join(prefix))?;
-        self.rescan()
+        match &self.hadoop {
+            Some(hadoop) => {
+                let to = format!("/{BUCKET}/{prefix}");
+                hadoop.hdfs().put_tree(to.trim_end_matches('/'), &self.dir.join(prefix), BLOCK_BYTES)
+            }
+            None => self.rescan(),
+        }
     }
 
     pub fn stats(&self) -> Result<Stats> {
+        if let Some(hadoop) = &self.hadoop {
+            let (now, before) = (hadoop.hdfs().served()?, *hadoop.before());
+            let questions = now.questions - before.questions;
+            return Ok(Stats {
+                requests: [("questions".to_owned(), questions)].into(),
+                bytes_get: now.bytes - before.bytes,
+                ..Stats::default()
+            });
+        }
         Ok(serde_json::from_str(&self.control("GET", "/_stats", "")?)?)
     }
 
     pub fn reset(&self) -> Result<()> {
+        if let Some(hadoop) = &self.hadoop {
+            let now = hadoop.hdfs().served()?;
+            *hadoop.before() = now;
+            return Ok(());
+        }
         self.control("POST", "/_reset", "").map(drop)
     }
 
     /// Listings show what is in the directory now.
     pub fn rescan(&self) -> Result<()> {
+        if let Some(hadoop) = &self.hadoop {
+            return hadoop.hdfs().put_tree(&format!("/{BUCKET}"), &self.dir, BLOCK_BYTES);
+        }
         self.control("POST", "/_rescan", "").map(drop)
     }
 

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PROGRAMS: [&str; 4] = ["csi-plugin", "node-agent", "fuse-worker", "millpond"];
+const PROGRAMS: [&str; 5] = ["csi-plugin", "node-agent", "fuse-worker", "hdfs-helper", "millpond"];
+/// What an agent alone starts.
+const CHILDREN: [&str; 2] = ["fuse-worker", "hdfs-helper"];
 
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
@@ -98,7 +100,7 @@ fn the_tar_is_an_image_with_the_programs_their_libraries_tls_roots_and_one_user(
         assert!(!root.join(path).exists(), "no shell: {path}");
     }
     // They start with nothing but what is in the image, as its user.
-    for program in PROGRAMS.iter().filter(|p| **p != "fuse-worker") {
+    for program in PROGRAMS.iter().filter(|p| !CHILDREN.contains(p)) {
         let said = run(Command::new("chroot")
             .arg("--userspec=65532:65532")
             .arg(&root)
@@ -106,11 +108,27 @@ fn the_tar_is_an_image_with_the_programs_their_libraries_tls_roots_and_one_user(
             .arg("--version"));
         assert!(said.contains(&version()), "{program}: {said}");
     }
-    // A worker without its link says so; a library that is missing would be the loader's status 127.
-    let mut worker = Command::new("chroot");
-    worker.arg("--userspec=65532:65532").arg(&root).arg("/usr/bin/fuse-worker");
-    let status = worker.output().unwrap().status;
-    assert!(status.code().is_some_and(|code| code != 127), "{status}");
+    // Without their agent they say so; a library that is missing would be the loader's status 127.
+    for program in CHILDREN {
+        let mut child = Command::new("chroot");
+        child.arg("--userspec=65532:65532").arg(&root).arg(format!("/usr/bin/{program}"));
+        let status = child.output().unwrap().status;
+        assert!(status.code().is_some_and(|code| code != 127), "{program}: {status}");
+    }
+    // What is loaded later has all that it links, too.
+    let mut libraries = Vec::new();
+    for dir in [
+        "lib/x86_64-linux-gnu",
+        "lib/aarch64-linux-gnu",
+        "usr/lib/x86_64-linux-gnu",
+        "usr/lib/aarch64-linux-gnu",
+    ] {
+        let Ok(entries) = std::fs::read_dir(root.join(dir)) else { continue };
+        libraries.extend(entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()));
+    }
+    for library in ["libgssapi_krb5.so.2", "libkrb5.so.3", "libk5crypto.so.3", "libkrb5support.so.0"] {
+        assert!(libraries.iter().any(|found| found == library), "{library}: {libraries:?}");
+    }
 }
 
 #[test]

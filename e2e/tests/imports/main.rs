@@ -24,13 +24,14 @@ const CRATES: &[(&str, &[&str])] = &[
     ("millpond-fuse-abi", &[]),
     (
         "millpond-fuse-worker",
-        &["cache", "failpoint", "fuse-abi", "inflight", "link", "startup", "version", "volume"],
+        &["cache", "failpoint", "fuse-abi", "inflight", "link", "lockdown", "startup", "version", "volume"],
     ),
     ("millpond-hdfs", &[]),
-    ("millpond-hdfs-helper", &["hdfs"]),
+    ("millpond-hdfs-helper", &["hdfs", "lockdown"]),
     ("millpond-hostile", &["cache", "fuse-abi", "fuse-worker", "inflight", "link", "version"]),
     ("millpond-inflight", &["fuse-abi", "version"]),
     ("millpond-link", &["version", "volume"]),
+    ("millpond-lockdown", &[]),
     ("millpond-mounts", &["fuse-abi"]),
     (
         "millpond-node-agent",

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -35,10 +36,19 @@ impl Spawner {
     }
 
     pub fn with_memory(data_bytes: u64) -> Arc<Self> {
+        Self::with(data_bytes, None)
+    }
+
+    /// Helpers that load a library of the test's before all others.
+    pub fn with_preload(library: &Path) -> Arc<Self> {
+        Self::with(DATA_BYTES, Some(library.to_owned()))
+    }
+
+    fn with(data_bytes: u64, preload: Option<PathBuf>) -> Arc<Self> {
         let (requests, incoming) = mpsc::channel::<mpsc::Sender<_>>();
         std::thread::spawn(move || {
             for request in incoming {
-                let _ = request.send(spawn(data_bytes)); // whoever asked has given up
+                let _ = request.send(spawn(data_bytes, preload.as_deref())); // whoever asked has given up
             }
         });
         Arc::new(Self { requests: Mutex::new(requests), started: Arc::default(), data_bytes })
@@ -66,10 +76,11 @@ impl Spawner {
     }
 }
 
-fn spawn(data_bytes: u64) -> Started {
+fn spawn(data_bytes: u64, preload: Option<&Path>) -> Started {
     let (mine, theirs) = UnixStream::pair()?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_hdfs-helper"));
     command.env_clear().stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::inherit());
+    command.envs(preload.map(|library| ("LD_PRELOAD", library)));
     command.args([std::process::id().to_string(), data_bytes.to_string()]);
     Ok((mine, command.spawn()?))
 }
@@ -166,6 +177,7 @@ impl Asking {
             allow: AllowList::default(),
             configurations: [("test".to_owned(), HadoopConfig::of(&files))].into(),
             networks: self.networks.iter().map(|network| network.parse().unwrap()).collect(),
+            api_server: None,
         };
         store::open_on(&spec, access, Arc::new(Limits::new(limits)), log, Arc::new(node)).unwrap()
     }

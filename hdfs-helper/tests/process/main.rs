@@ -47,6 +47,7 @@ fn configure(authority: &str, identity: Identity) -> ToHelper {
         settings: BTreeMap::new(),
         identity,
         refused: Vec::new(),
+        own: Vec::new(),
         meant: Vec::new(),
     }))
 }
@@ -164,6 +165,7 @@ fn a_name_service_without_namenodes_is_a_mistake_that_is_said() {
         settings,
         identity: alice(),
         refused: Vec::new(),
+        own: Vec::new(),
         meant: Vec::new(),
     };
     say(&socket, &ToHelper::Configure(Box::new(configure)));
@@ -321,7 +323,8 @@ async fn an_address_that_is_refused_is_not_asked_and_the_error_says_so() {
         authority: format!("[::ffff:127.0.0.1]:{port}"),
         settings: BTreeMap::new(),
         identity: alice(),
-        refused: vec![hdfs::Network { base: "127.0.0.0".parse().unwrap(), bits: 8 }],
+        refused: Vec::new(),
+        own: vec![hdfs::Network { base: "127.0.0.0".parse().unwrap(), bits: 8 }],
         meant: Vec::new(),
     }));
     let (socket, _child, mut frames, _) = configured(&configure);

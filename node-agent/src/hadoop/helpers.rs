@@ -18,15 +18,17 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
 use store::{Helper, Helpers};
 use tokio::sync::oneshot;
 
 /// How soon a killed one is looked for; it takes no longer than the kernel to free its memory.
 const REAP_LOOK: Duration = Duration::from_millis(20);
+/// What a node has sources and secrets of, and some: each takes 64 MiB or so.
+const HELPERS_MAX: usize = 64;
 const ENDING: &str = "the agent is ending and starts no HDFS helper";
-/// At most: one that a kernel call keeps is left to init.
+/// At most: one that a kernel call keeps is not waited for any more.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
 #[derive(Clone)]
@@ -45,14 +47,15 @@ struct Inner {
 
 enum Order {
     Start(oneshot::Sender<io::Result<Started>>),
-    End(u32),
+    End(u64),
     /// All of them, and no other is started.
     EndAll(mpsc::Sender<()>),
 }
 
+/// Ends its process when nobody takes it.
 struct Started {
     socket: UnixStream,
-    pid: u32,
+    running: Running,
     /// Looked at where nobody has reaped it yet.
     process: Option<OwnedFd>,
 }
@@ -76,10 +79,7 @@ impl HelperSpawner {
         };
         let (orders, incoming) = mpsc::channel();
         let (program, memory, on) = (binary.clone(), config.memory.0, runtime.clone());
-        std::thread::Builder::new()
-            .name("helpers".into())
-            .spawn(move || Children { program, memory, runtime: on, all: BTreeMap::new() }.obey(&incoming))?;
-        Ok(Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             orders: Mutex::new(orders),
             binary,
             memory_limit: Some(config.memory_limit.0).filter(|bytes| *bytes > 0),
@@ -87,14 +87,25 @@ impl HelperSpawner {
             runtime,
             unlimited: Once::new(),
             unconfined: Once::new(),
-        })))
+        });
+        // It ends with the last of those that may order something.
+        let children = Children {
+            program,
+            memory,
+            runtime: on,
+            spawner: Arc::downgrade(&inner),
+            all: BTreeMap::new(),
+            last: 0,
+        };
+        std::thread::Builder::new().name("helpers".into()).spawn(move || children.obey(&incoming))?;
+        Ok(Self(inner))
     }
 
     /// For a process that is about to execute itself anew: its next life could not reap them.
     pub(crate) fn end_all(&self) {
         let (done, ended) = mpsc::channel();
         if self.0.order(Order::EndAll(done)).is_ok() {
-            let _ = ended.recv_timeout(2 * END_LIMIT); // what is left then is init's
+            let _ = ended.recv_timeout(2 * END_LIMIT); // what is stuck in the kernel then is not waited for
         }
     }
 }
@@ -149,9 +160,8 @@ impl Helpers for HelperSpawner {
         let (tell, told) = oneshot::channel();
         self.0.order(Order::Start(tell))?;
         let started = told.await.map_err(|_| io::Error::other(ENDING))?;
-        let Started { socket, pid, process } = started?;
-        let group = Arc::new(Mutex::new(Group::None));
-        let running = Running { pid, spawner: self.0.clone(), group: group.clone() };
+        let Started { socket, running, process } = started?;
+        let group = running.group.clone();
         if let (Some(bytes), Some(process)) = (self.0.memory_limit, process) {
             self.0.runtime.spawn(self.0.clone().confine(bytes, process, group));
         }
@@ -170,7 +180,7 @@ impl Helpers for HelperSpawner {
 
 /// Ends its helper when it is dropped.
 struct Running {
-    pid: u32,
+    number: u64,
     spawner: Arc<Inner>,
     group: Arc<Mutex<Group>>,
 }
@@ -184,7 +194,7 @@ enum Group {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.spawner.order(Order::End(self.pid)); // the agent is ending, and it with the agent
+        let _ = self.spawner.order(Order::End(self.number)); // the agent is ending, and it with the agent
         if let Group::Made(group) = std::mem::replace(&mut *lock(&self.group), Group::Ended) {
             let spawner = self.spawner.clone();
             self.spawner.runtime.spawn(async move { spawner.release(group).await });
@@ -197,8 +207,10 @@ struct Children {
     program: PathBuf,
     memory: u64,
     runtime: tokio::runtime::Handle,
-    /// By process id, which stays theirs until they are reaped here.
-    all: BTreeMap<u32, Alive>,
+    spawner: Weak<Inner>,
+    /// In the order in which they were started.
+    all: BTreeMap<u64, Alive>,
+    last: u64,
 }
 
 struct Alive {
@@ -223,13 +235,10 @@ impl Children {
             match order {
                 Ok(Order::Start(tell)) => {
                     let started = self.spawn();
-                    if let Err(unwanted) = tell.send(started)
-                        && let Ok(Started { pid, .. }) = unwanted
-                    {
-                        self.kill(pid);
-                    }
+                    // Whoever has given up drops it, which is an order to end it.
+                    let _ = tell.send(started);
                 }
-                Ok(Order::End(pid)) => self.kill(pid),
+                Ok(Order::End(number)) => self.kill(number),
                 Ok(Order::EndAll(done)) => {
                     self.end();
                     let _ = done.send(()); // whoever asked has waited long enough
@@ -251,6 +260,13 @@ impl Children {
                 ),
             ));
         }
+        let alive = self.all.values().filter(|one| one.killed.is_none()).count();
+        if alive >= HELPERS_MAX {
+            return Err(io::Error::other(format!(
+                "{alive} HDFS helpers run on this node already, one for each source and secret: place fewer pods with different ones here"
+            )));
+        }
+        let spawner = self.spawner.upgrade().ok_or_else(|| io::Error::other(ENDING))?;
         let (socket, theirs) = UnixStream::pair()?;
         let (said, says) = child_log::pipe()?;
         let mut command = Command::new(&self.program);
@@ -259,15 +275,17 @@ impl Children {
         command.args([std::process::id().to_string(), self.memory.to_string()]);
         let child = command.spawn()?;
         let pid = child.id();
-        self.all.insert(pid, Alive { child, killed: None });
+        self.last += 1;
+        self.all.insert(self.last, Alive { child, killed: None });
+        let running = Running { number: self.last, spawner, group: Arc::new(Mutex::new(Group::None)) };
         child_log::follow(said, &self.runtime, move |line| tracing::warn!(helper = pid, "{line}"))?;
         let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Ok(Started { socket, pid, process })
+        Ok(Started { socket, running, process })
     }
 
-    fn kill(&mut self, pid: u32) {
-        if let Some(one) = self.all.get_mut(&pid)
+    fn kill(&mut self, number: u64) {
+        if let Some(one) = self.all.get_mut(&number)
             && one.killed.is_none()
         {
             let _ = one.child.kill(); // fails only if it has ended by itself
@@ -276,11 +294,14 @@ impl Children {
     }
 
     fn reap(&mut self) {
-        self.all.retain(|pid, one| match one.child.try_wait() {
+        self.all.retain(|_, one| match one.child.try_wait() {
             Ok(None) => {
                 let is_stuck = one.killed.is_some_and(|since| since.elapsed() > END_LIMIT);
                 if is_stuck {
-                    tracing::warn!(pid, "a killed HDFS helper is stuck in the kernel; left to init");
+                    tracing::warn!(
+                        helper = one.child.id(),
+                        "a killed HDFS helper is stuck in the kernel, and not waited for any more"
+                    );
                 }
                 !is_stuck
             }
@@ -290,7 +311,7 @@ impl Children {
 
     fn end(&mut self) {
         let all: Vec<_> = self.all.keys().copied().collect();
-        all.into_iter().for_each(|pid| self.kill(pid));
+        all.into_iter().for_each(|number| self.kill(number));
         while !self.all.is_empty() {
             self.reap();
             std::thread::sleep(Duration::from_millis(1));

@@ -36,6 +36,7 @@ pub(crate) fn node(
         allow: config.allow.clone(),
         configurations,
         networks: config.hdfs.networks.clone(),
+        api_server: config.store.api_server,
     };
     Ok((helpers, Arc::new(node)))
 }

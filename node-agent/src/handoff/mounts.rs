@@ -64,7 +64,7 @@ impl Volumes {
         let since = Instant::now().checked_sub(orphaned).unwrap_or_else(Instant::now);
         let spec = volumes::understand(&publish.spec)?;
         self.may_serve(&spec)?;
-        let credentials = self.opener.credentials(&publish.secrets, publish.spec.environment)?;
+        let credentials = self.opener.credentials(&spec, &publish.secrets, publish.spec.environment)?;
         let rotated = !spec.is_in(&scope, &credentials, self.opener.numbers.scope_key());
         let scope = self.open_scope(scope, &spec, &credentials, false).await?;
         if rotated {

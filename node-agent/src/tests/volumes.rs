@@ -133,6 +133,14 @@ async fn rotated_keys_are_not_shared_with_another_namespace() {
     agent.done(rotate(first.id, "old")).await.unwrap();
     agent.done(rotate(first.id, "new")).await.unwrap();
     assert_eq!(app.volumes.get(first.id).unwrap().secrets(), keys("new"));
+    // Where to ask is no key: what another place tells is not shown as this one's.
+    let mut elsewhere = keys("new");
+    let site =
+        "<configuration><property><name>dfs.ha.namenodes.a</name><value>b</value></property></configuration>";
+    elsewhere.insert("hdfsSite".into(), site.into());
+    let moved = AgentRequest::Rotate { mount: first.id, secrets: Secrets(elsewhere) };
+    let refused = agent.done(moved).await.unwrap_err();
+    assert!(refused.kind == RefusalKind::Denied && refused.message.contains("restart the pod"), "{refused}");
     let refused = node.prepare(&agent, publish(2, "team-b")).await.map(|prepared| prepared.id).unwrap_err();
     assert_eq!(refused.kind, RefusalKind::Denied, "{refused}");
     let (own, _) = node.mount(&agent, publish(3, "team-a")).await;

@@ -136,7 +136,7 @@ impl Volumes {
         for limited in self.config().cache.limited(&spec.parameters) {
             tracing::warn!(volume = %spec.id, "{limited}");
         }
-        let credentials = self.opener.credentials(&request.secrets, request.spec.environment)?;
+        let credentials = self.opener.credentials(&spec, &request.secrets, request.spec.environment)?;
         let (id, scope) = (request.mount, spec.scope(&credentials, self.opener.numbers.scope_key()));
         let arrival = match self.arrive(id, &scope, request.spec.namespace())? {
             Some(arrival) => arrival,
@@ -166,7 +166,7 @@ impl Volumes {
         let scope = self.open_scope(scope, &spec, credentials, true).await?;
         self.may_join(&scope, request.spec.namespace())?;
         let member = scope.join(Wants::of(&self.config().workers.in_time(&spec).parameters));
-        let mode = self.opener.mode(&spec, credentials).await?;
+        let mode = self.opener.mode(&spec, credentials, &scope).await?;
         let turn = self.admission.enter(end).await?;
         let descriptors = self.opener.descriptors(device, &scope).await?;
         let parts = self.parts(request, spec, scope, member, mode, &descriptors);

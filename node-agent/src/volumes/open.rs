@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use store::{Access, Source, StoreError};
 use tokio::sync::{OwnedMutexGuard, mpsc};
-use volume::{Credentials, Freshness, Profile, ScopeId, VolumeSpec};
+use volume::{Credentials, Freshness, Profile, ScopeId, SourceUrl, VolumeSpec};
 
 /// How long a publish waits for the store that the volumes before have left.
 const CLOSING_LIMIT: Duration = Duration::from_secs(5);
@@ -140,17 +140,22 @@ impl ScopeOpener {
         self.ask_for(spec, &*source).await
     }
 
+    fn silent(&self, spec: &VolumeSpec) -> Refusal {
+        let wait = self.config.agent.source_wait.0;
+        Refusal::new(
+            RefusalKind::Unavailable,
+            format!(
+                "{} did not answer within {wait:?}: is its endpoint reachable from this node?",
+                spec.source
+            ),
+        )
+    }
+
     async fn ask_for(&self, spec: &VolumeSpec, source: &dyn Source) -> Result<(), Refusal> {
         let wait = self.config.agent.source_wait.0;
         match tokio::time::timeout(wait, source.check(wait)).await {
             Ok(checked) => checked.map_err(|e| source_refusal(&e)),
-            Err(_) => Err(Refusal::new(
-                RefusalKind::Unavailable,
-                format!(
-                    "{} did not answer within {wait:?}: is its endpoint reachable from this node?",
-                    spec.source
-                ),
-            )),
+            Err(_) => Err(self.silent(spec)),
         }
     }
 
@@ -177,15 +182,23 @@ impl ScopeOpener {
     /// The volume's own, or the agent's where both the volume and the configuration allow it, or none.
     pub(crate) fn credentials(
         &self,
+        spec: &VolumeSpec,
         secrets: &BTreeMap<String, String>,
         environment: bool,
     ) -> Result<Credentials, Refusal> {
-        let environment = environment && self.config.agent.environment_credentials;
+        // They are keys of S3's kind.
+        let takes_keys = matches!(spec.source, SourceUrl::S3 { .. } | SourceUrl::Oss { .. });
+        let environment = environment && takes_keys && self.config.agent.environment_credentials;
         credentials(secrets, environment, |name| std::env::var(name).ok())
     }
 
     /// How a volume is served.
-    pub(super) async fn mode(&self, spec: &VolumeSpec, credentials: &Credentials) -> Result<Mode, Refusal> {
+    pub(super) async fn mode(
+        &self,
+        spec: &VolumeSpec,
+        credentials: &Credentials,
+        scope: &Scope,
+    ) -> Result<Mode, Refusal> {
         let small = match (spec.parameters.profile, spec.parameters.freshness) {
             (_, Freshness::Strict) | (Profile::Large, _) => false,
             (Profile::Small, _) => true,
@@ -194,9 +207,17 @@ impl ScopeOpener {
                 let mut brief = spec.clone();
                 brief.parameters.store_timeout =
                     spec.parameters.store_timeout.min(self.config.agent.source_wait.0);
-                let access = Access::fixed(&brief, credentials.clone());
-                let source = self.source(spec, access).map_err(|e| source_refusal(&e))?;
-                profile::is_small(source.as_ref()).await.map_err(|e| source_refusal(&e))?
+                let limit = brief.parameters.store_timeout;
+                let source = match &spec.source {
+                    // Another one would be another helper process.
+                    SourceUrl::Hdfs { .. } => scope.source.handle(),
+                    _ => {
+                        let access = Access::fixed(&brief, credentials.clone());
+                        self.source(spec, access).map_err(|e| source_refusal(&e))?
+                    }
+                };
+                let looked = tokio::time::timeout(limit, profile::is_small(source.as_ref())).await;
+                looked.map_err(|_| self.silent(spec))?.map_err(|e| source_refusal(&e))?
             }
         };
         let disabled_features = self.config.disabled_features();

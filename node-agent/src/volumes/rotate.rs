@@ -16,6 +16,13 @@ impl Volumes {
         if scope.source.access.has(&fresh) {
             return Ok(());
         }
+        // Where to ask is no credential: what another place says must not be shown as this one's.
+        if !scope.source.access.asks_where(&fresh) {
+            return Err(Refusal::new(
+                RefusalKind::Denied,
+                "the secret says another place of HDFS or Kerberos (core-site.xml, hdfs-site.xml, krb5.conf): restart the pod to use it",
+            ));
+        }
         let same_identity = mount.spec.is_in(&scope.id, &fresh, self.opener.numbers.scope_key());
         if !same_identity {
             self.one_namespace(mount.namespace(), &scope.id)?;

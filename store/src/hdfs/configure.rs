@@ -21,8 +21,9 @@ pub struct HdfsNode {
     /// What the operator has put there for volumes to name (`hadoopConfig`), or why it cannot be used.
     pub configurations: BTreeMap<String, Result<HadoopConfig, String>>,
     /// Where HDFS's servers are meant to be although nothing else is asked there: the cluster's own networks, this
-    /// machine.
+    /// machine. Never where clouds keep their metadata, nor at the API server.
     pub networks: Vec<Network>,
+    pub api_server: Option<Network>,
 }
 
 /// A configuration of Hadoop's, read.
@@ -38,19 +39,45 @@ impl HadoopConfig {
     pub fn of(files: &HadoopFiles) -> Result<Self, String> {
         let settings = hdfs::settings(files.core_site.as_deref(), files.hdfs_site.as_deref());
         let settings = settings.map_err(|bad| bad.to_string())?;
-        if let Some(text) = &files.krb5_conf {
-            hdfs::check_krb5_conf(text).map_err(|bad| bad.to_string())?;
-        }
-        Ok(Self { settings, krb5_conf: files.krb5_conf.clone() })
+        let krb5_conf = files.krb5_conf.as_deref().map(hdfs::cleaned_krb5_conf).transpose();
+        Ok(Self { settings, krb5_conf: krb5_conf.map_err(|bad| bad.to_string())? })
+    }
+
+    /// The NameNodes of a name service, `host:port` each. None: it is not described here.
+    ///
+    /// # Errors
+    /// A sentence: one has no address, or none that can be one.
+    fn name_nodes(&self, authority: &str) -> Result<Option<Vec<String>>, String> {
+        let Some(names) = self.settings.get(&format!("{NAMENODES}{authority}")) else { return Ok(None) };
+        let address = |name: &str| {
+            let key = format!("{RPC_ADDRESS}{authority}.{}", name.trim());
+            let address =
+                self.settings.get(&key).ok_or_else(|| format!("hdfs-site.xml does not say {key}"))?;
+            volume::name_node(address)
+                .ok_or_else(|| format!("{key} is {address:?}, and no NameNode's address (host:port)"))
+        };
+        names
+            .split(',')
+            .filter(|name| !name.trim().is_empty())
+            .map(address)
+            .collect::<Result<_, _>>()
+            .map(Some)
     }
 }
 
 /// What of one volume goes into it; its credentials come with each helper anew.
 pub(super) struct Asking {
     authority: String,
-    what: String,
+    source: SourceUrl,
     parameters: Parameters,
+    egress: Egress,
+}
+
+/// Addresses that a helper is told.
+#[derive(Clone)]
+struct Egress {
     refused: Vec<hdfs::Network>,
+    own: Vec<hdfs::Network>,
     meant: Vec<hdfs::Network>,
 }
 
@@ -64,12 +91,14 @@ impl Asking {
     /// None: it is no HDFS.
     pub(super) fn of(spec: &VolumeSpec, node: &HdfsNode, egress: &EgressConfig) -> Option<Self> {
         let SourceUrl::Hdfs { authority, .. } = &spec.source else { return None };
+        let told = |networks: Vec<Network>| networks.into_iter().map(Into::into).collect();
+        let (mut refused, own) = egress.networks();
+        refused.extend(node.api_server);
         Some(Self {
             authority: authority.clone(),
-            what: spec.source.to_string(),
+            source: spec.source.clone(),
             parameters: spec.parameters.clone(),
-            refused: egress.networks().into_iter().map(Into::into).collect(),
-            meant: node.networks.iter().copied().map(Into::into).collect(),
+            egress: Egress { refused: told(refused), own: told(own), meant: told(node.networks.clone()) },
         })
     }
 
@@ -80,65 +109,106 @@ impl Asking {
         node: &HdfsNode,
         credentials: &Credentials,
     ) -> Result<Configure, StoreError> {
-        let invalid = |why: String| StoreError::Invalid { what: self.what.clone(), why };
-        let operators = match &self.parameters.hadoop_config {
-            None => None,
-            Some(name) => match node.configurations.get(name) {
-                Some(Ok(config)) => Some(config),
-                Some(Err(why)) => {
-                    return Err(invalid(format!(
-                        "configuration {name:?} of Hadoop's cannot be used on this node ({why}): tell the platform team"
-                    )));
-                }
-                None => {
-                    let known: Vec<_> = node.configurations.keys().map(String::as_str).collect();
-                    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-                    return Err(invalid(format!(
-                        "'hadoopConfig' is {name:?}, which this node does not have (it has {known}): ask the platform team to add it"
-                    )));
-                }
-            },
-        };
-        let secrets = HadoopConfig::of(credentials.hadoop()).map_err(invalid)?;
-        let mut settings = operators.map(|config| config.settings.clone()).unwrap_or_default();
-        settings.extend(secrets.settings.clone());
-        self.add_name_nodes(&mut settings);
-        // Whoever wrote the Secret is not who runs the node.
-        for (name, address) in &settings {
-            let is_operators = operators.is_some_and(|config| config.settings.get(name) == Some(address));
-            if name.starts_with(RPC_ADDRESS) && !is_operators {
-                node.allow.name_node(address).map_err(|e| invalid(e.to_string()))?;
-            }
-        }
-        let krb5_conf = secrets.krb5_conf.or_else(|| operators.and_then(|config| config.krb5_conf.clone()));
-        let identity = self.identity(&settings, krb5_conf, credentials).map_err(invalid)?;
-        settings.retain(|name, _| hdfs::is_setting(name));
-        Ok(Configure {
-            authority: self.authority.clone(),
-            settings,
-            identity,
-            refused: self.refused.clone(),
-            meant: self.meant.clone(),
-        })
+        self.told(node, credentials).map_err(|why| StoreError::Invalid { what: self.source.to_string(), why })
     }
 
-    fn add_name_nodes(&self, settings: &mut Settings) {
-        let (authority, all) = (&self.authority, &self.parameters.name_nodes);
-        if all.is_empty() {
-            return;
+    fn told(&self, node: &HdfsNode, credentials: &Credentials) -> Result<Configure, String> {
+        let operators = self.operators(node)?;
+        let secrets = HadoopConfig::of(credentials.hadoop())?;
+        let name_nodes = self.name_nodes(node, operators, &secrets)?;
+        // What the operator says of a name service is not the Secret's to change: neither where it is nor where its
+        // Kerberos is.
+        let of_both = |name: &str| {
+            let says = |config: &HadoopConfig| config.settings.get(name).cloned();
+            operators.and_then(says).or_else(|| says(&secrets))
+        };
+        let mut settings = Settings::new();
+        for name in ["dfs.client.use.datanode.hostname".to_owned(), "dfs.data.transfer.protection".to_owned()]
+            .into_iter()
+            .chain([format!("dfs.client.failover.proxy.provider.{}", self.authority)])
+        {
+            settings.extend(of_both(&name).map(|value| (name, value)));
         }
-        let others = format!("{RPC_ADDRESS}{authority}.");
-        settings.retain(|name, _| !name.starts_with(&others));
-        let names: Vec<_> = (1..=all.len()).map(|number| format!("nn{number}")).collect();
-        settings.insert(format!("dfs.ha.namenodes.{authority}"), names.join(","));
-        for (name, address) in names.iter().zip(all) {
-            settings.insert(format!("{others}{name}"), address.clone());
+        if let Some(all) = &name_nodes {
+            let names: Vec<_> = (1..=all.len()).map(|number| format!("nn{number}")).collect();
+            settings.insert(format!("{NAMENODES}{}", self.authority), names.join(","));
+            for (name, address) in names.iter().zip(all) {
+                settings.insert(format!("{RPC_ADDRESS}{}.{name}", self.authority), address.clone());
+            }
+        }
+        let wants_kerberos = of_both("hadoop.security.authentication").as_deref() == Some("kerberos");
+        let krb5_conf = operators.and_then(|config| config.krb5_conf.clone()).or(secrets.krb5_conf);
+        let identity = self.identity(wants_kerberos, krb5_conf, credentials)?;
+        if let Identity::Tokens { file } = &identity {
+            self.is_token_for(file, name_nodes.is_some())?;
+        }
+        let Egress { refused, own, meant } = self.egress.clone();
+        Ok(Configure { authority: self.authority.clone(), settings, identity, refused, own, meant })
+    }
+
+    fn operators<'n>(&self, node: &'n HdfsNode) -> Result<Option<&'n HadoopConfig>, String> {
+        let Some(name) = &self.parameters.hadoop_config else { return Ok(None) };
+        match node.configurations.get(name) {
+            Some(Ok(config)) => Ok(Some(config)),
+            Some(Err(why)) => Err(format!(
+                "configuration {name:?} of Hadoop's cannot be used on this node ({why}): tell the platform team"
+            )),
+            None => {
+                let known: Vec<_> = node.configurations.keys().map(String::as_str).collect();
+                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                Err(format!(
+                    "'hadoopConfig' is {name:?}, which this node does not have (it has {known}): ask the platform team to add it"
+                ))
+            }
+        }
+    }
+
+    /// None: the authority is a host.
+    fn name_nodes(
+        &self,
+        node: &HdfsNode,
+        operators: Option<&HadoopConfig>,
+        secrets: &HadoopConfig,
+    ) -> Result<Option<Vec<String>>, String> {
+        let authority = &self.authority;
+        if let Some(all) = operators.map(|config| config.name_nodes(authority)).transpose()?.flatten() {
+            if !self.parameters.name_nodes.is_empty() {
+                return Err(format!(
+                    "'hadoopConfig' says which NameNodes {authority} has: leave 'nameNodes' out"
+                ));
+            }
+            return Ok(Some(all));
+        }
+        let listed = match self.parameters.name_nodes.is_empty() {
+            false => Some(self.parameters.name_nodes.clone()),
+            true => secrets.name_nodes(authority)?,
+        };
+        for address in listed.iter().flatten() {
+            node.allow.name_node(&self.source, address).map_err(|e| e.to_string())?;
+        }
+        Ok(listed)
+    }
+
+    /// The library takes a token for what is asked alone, and says nothing of one that is for something else.
+    fn is_token_for(&self, file: &hdfs::Secret, is_name_service: bool) -> Result<(), String> {
+        let services = hdfs::services_of_tokens(&file.0).map_err(|bad| bad.to_string())?;
+        let wanted = match is_name_service {
+            true => format!("ha-hdfs:{}", self.authority),
+            false => volume::name_node(&self.authority).unwrap_or_default(),
+        };
+        match services.contains(&wanted) {
+            true => Ok(()),
+            false => Err(format!(
+                "the secret's delegationToken is for {}, and this source is {wanted}: write the source as hdfs://HOST:PORT/… with \
+                 the address that the token names, or fetch one for it",
+                services.join(", ")
+            )),
         }
     }
 
     fn identity(
         &self,
-        settings: &Settings,
+        wants_kerberos: bool,
         krb5_conf: Option<String>,
         credentials: &Credentials,
     ) -> Result<Identity, String> {
@@ -170,15 +240,12 @@ impl Asking {
             None => Identity::Simple { user: user.clone().unwrap_or_else(|| HDFS_USER.to_owned()) },
         };
         match &identity {
-            Identity::Simple { .. } => {
-                let wanted = settings.get("hadoop.security.authentication").map(String::as_str);
-                match wanted {
-                    Some("kerberos") => Err("this HDFS wants Kerberos (hadoop.security.authentication of its core-site.xml): put principal, keytab \
-                         and krb5Conf into the secret"
-                        .to_owned()),
-                    _ => Ok(identity),
-                }
-            }
+            Identity::Simple { .. } if wants_kerberos => Err(
+                "this HDFS wants Kerberos (hadoop.security.authentication of its core-site.xml): put principal, keytab and krb5Conf \
+                 into the secret"
+                    .to_owned(),
+            ),
+            Identity::Simple { .. } => Ok(identity),
             Identity::Kerberos { .. } | Identity::Tokens { .. } if self.parameters.hdfs_user.is_some() => {
                 Err("'hdfsUser' is for an HDFS without Kerberos: leave it out, the secret says who asks"
                     .to_owned())
@@ -188,6 +255,7 @@ impl Asking {
     }
 }
 
+const NAMENODES: &str = "dfs.ha.namenodes.";
 const RPC_ADDRESS: &str = "dfs.namenode.rpc-address.";
 
 #[cfg(test)]
@@ -195,7 +263,7 @@ mod tests {
     use super::*;
     use ::base64::Engine;
     use ::base64::prelude::BASE64_STANDARD;
-    use volume::{EndpointPattern, TemplateValues, VolumeId};
+    use volume::{TemplateValues, VolumeId};
 
     #[derive(Debug)]
     struct NoHelpers;
@@ -234,7 +302,9 @@ mod tests {
         HdfsNode {
             helpers: Arc::new(NoHelpers),
             allow: AllowList {
-                endpoints: vec![EndpointPattern::parse("hdfs://*.team.corp").unwrap()],
+                sources: ["a", "b", "c", "d", "e"]
+                    .map(|host| format!("hdfs://{host}.team.corp:8020"))
+                    .to_vec(),
                 ..AllowList::default()
             },
             configurations: [
@@ -242,7 +312,8 @@ mod tests {
                 ("wrong".to_owned(), Err("core-site.xml ends in the middle".to_owned())),
             ]
             .into(),
-            networks: vec!["10.1.0.0/16".parse().unwrap()],
+            networks: ["10.1.0.0/16", "10.96.0.0/12", "0.0.0.0/0"].map(|text| text.parse().unwrap()).to_vec(),
+            api_server: Some("10.96.0.1".parse().unwrap()),
         }
     }
 
@@ -272,15 +343,19 @@ mod tests {
         let refused = |address: &str| {
             let address = address.parse().unwrap();
             let within = |all: &[hdfs::Network]| all.iter().any(|network| network.contains(address));
-            within(&simple.refused) && !within(&simple.meant)
+            within(&simple.refused) || within(&simple.own) && !within(&simple.meant)
         };
-        assert!(refused("127.0.0.1") && refused("169.254.169.254") && refused("10.97.0.1") && refused("::1"));
-        assert!(!refused("10.1.2.3") && !refused("192.168.0.1"));
+        // Whatever the operator means, clouds' metadata and the API server are no HDFS.
+        assert!(refused("169.254.169.254") && refused("100.100.100.200") && refused("10.96.0.1"));
+        assert!(refused("::1") && refused("224.0.0.1"));
+        assert!(
+            !refused("10.1.2.3") && !refused("192.168.0.1") && !refused("10.97.0.1") && !refused("127.0.0.1")
+        );
 
         let keytab = keytab();
         let secrets = [("principal", "alice@EXAMPLE.COM"), ("keytab", keytab.as_str())];
         let prod = told(&[("source", "hdfs://prod/d"), ("hadoopConfig", "prod")], &secrets).unwrap();
-        assert_eq!(prod.settings["dfs.namenode.rpc-address.prod.n1"], "two.corp:8020");
+        assert_eq!(prod.settings["dfs.namenode.rpc-address.prod.nn2"], "two.corp:8020");
         assert!(!prod.settings.contains_key("hadoop.security.authentication"));
         let Identity::Kerberos { principal, krb5_conf, keytab: Some(file), ticket_cache: None } =
             prod.identity
@@ -300,16 +375,49 @@ mod tests {
         assert_eq!(settings["dfs.namenode.rpc-address.ns.nn1"], "a.team.corp:8020");
         assert_eq!(settings.len(), 3);
         let alone = told(&listed[..1], &[("hdfsSite", &secret)]).unwrap().settings;
-        assert_eq!(alone["dfs.namenode.rpc-address.ns.n2"], "e.team.corp:8020");
+        assert_eq!(alone["dfs.namenode.rpc-address.ns.nn3"], "e.team.corp:8020");
+        // Of other name services in the same file nothing is passed on, and nothing is wrong with them.
+        let other = told(&[("source", "hdfs://a.team.corp")], &[("hdfsSite", &secret)]).unwrap();
+        assert!(other.settings.is_empty());
 
-        // A name service that the operator has described cannot be led elsewhere.
-        let other = name_service("prod", &["one.corp:8020", "evil.org:8020"]);
+        // A name service that the operator has described is not led elsewhere, by whatever a Secret says.
         let keytab = keytab();
-        let secrets = [("principal", "alice"), ("keytab", keytab.as_str()), ("hdfsSite", other.as_str())];
-        let why = told(&[("source", "hdfs://prod/d"), ("hadoopConfig", "prod")], &secrets).unwrap_err();
-        assert!(why.contains("hdfs://evil.org:8020") && why.contains("allow.endpoints"), "{why}");
-        let why = told(&[("source", "hdfs://ns"), ("nameNodes", "a.corp")], &[]).unwrap_err();
-        assert!(why.contains("hdfs://a.corp:8020"), "{why}");
+        let elsewhere = name_service("prod", &["a.team.corp:8020"]);
+        let evil_conf = KRB5_CONF.replace("EXAMPLE.COM", "EVIL.ORG");
+        let secrets = [
+            ("principal", "alice"),
+            ("keytab", keytab.as_str()),
+            ("hdfsSite", elsewhere.as_str()),
+            ("krb5Conf", evil_conf.as_str()),
+        ];
+        let prod = [("source", "hdfs://prod/d"), ("hadoopConfig", "prod")];
+        let told_of_it = told(&prod, &secrets).unwrap();
+        assert_eq!(told_of_it.settings["dfs.namenode.rpc-address.prod.nn1"], "one.corp:8020");
+        assert!(
+            matches!(told_of_it.identity, Identity::Kerberos { krb5_conf, .. } if krb5_conf == KRB5_CONF)
+        );
+        let listed_too = [&prod[..], &[("nameNodes", "a.team.corp")]].concat();
+        assert!(told(&listed_too, &secrets).unwrap_err().contains("leave 'nameNodes' out"));
+        // What is called as something that is allowed is not that.
+        for (name_nodes, site) in [
+            ("one.corp", None),
+            ("a.team.corp,one.corp", None),
+            ("", Some(name_service("ns", &["one.corp"]))),
+        ] {
+            let parameters = [("source", "hdfs://ns"), ("nameNodes", name_nodes)];
+            let parameters = if name_nodes.is_empty() { &parameters[..1] } else { &parameters[..] };
+            let site = site.unwrap_or_else(|| super::tests::site(&[]));
+            let why = told(parameters, &[("hdfsSite", &site)]).unwrap_err();
+            assert!(why.contains("hdfs://one.corp:8020/") && why.contains("allow.sources"), "{why}");
+        }
+        for wrong in ["a.team.corp:8020/.evil.org:9000", "a.team.corp:80:80", "x@a.team.corp", "a b"] {
+            let why = told(&listed[..1], &[("hdfsSite", &name_service("ns", &[wrong]))]).unwrap_err();
+            assert!(why.contains("no NameNode's address"), "{wrong}: {why}");
+        }
+        let missing =
+            site(&[("dfs.ha.namenodes.ns", "n0,n1"), ("dfs.namenode.rpc-address.ns.n0", "a.team.corp")]);
+        let why = told(&listed[..1], &[("hdfsSite", &missing)]).unwrap_err();
+        assert!(why.contains("does not say dfs.namenode.rpc-address.ns.n1"), "{why}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use volume::Credentials;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -21,6 +21,8 @@ pub(super) struct Keeper {
     helpers: Arc<dyn Helpers>,
     access: Arc<Access>,
     configuring: Configuring,
+    /// From a helper's start to its readiness: it asks nobody until then.
+    start_limit: Duration,
     /// Held while one is started: the others wait for that one.
     present: Mutex<Option<Present>>,
     /// Before this time none is started.
@@ -35,11 +37,17 @@ struct Present {
 }
 
 impl Keeper {
-    pub(super) fn new(helpers: Arc<dyn Helpers>, access: Arc<Access>, configuring: Configuring) -> Self {
+    pub(super) fn new(
+        helpers: Arc<dyn Helpers>,
+        access: Arc<Access>,
+        configuring: Configuring,
+        start_limit: Duration,
+    ) -> Self {
         Self {
             helpers,
             access,
             configuring,
+            start_limit,
             present: Mutex::new(None),
             not_before: std::sync::Mutex::new(None),
             lost: AtomicU32::new(0),
@@ -63,17 +71,23 @@ impl Keeper {
         *present = None;
         let credentials = self.access.credentials();
         let configure = (self.configuring)(&credentials).map_err(Fault::Fail)?;
+        // Others wait for this one, each with a slot of its own.
+        let begun = timeout(self.start_limit, self.begin(what, configure)).await;
+        let begun = begun.unwrap_or_else(|_| {
+            let late = format!("the HDFS helper was not ready within {:?}", self.start_limit);
+            Err(Fault::retry(RetryCause::Helper, late))
+        });
+        let session = Arc::new(begun.inspect_err(|_| self.one_more())?);
+        *present = Some(Present { session: session.clone(), credentials });
+        Ok(session)
+    }
+
+    async fn begin(&self, what: &str, configure: hdfs::Configure) -> Result<Session, Fault> {
         let helper = self.helpers.start().await.map_err(|e| {
-            self.one_more();
             Fault::retry(RetryCause::Helper, format!("no HDFS helper can be started on this node: {e}"))
         })?;
         let begun = Session::begin(helper, configure, |missing| self.helpers.told_missing(missing)).await;
-        let session = Arc::new(begun.map_err(|unusable| {
-            self.one_more();
-            self.unusable(what, unusable)
-        })?);
-        *present = Some(Present { session: session.clone(), credentials });
-        Ok(session)
+        begun.map_err(|unusable| self.unusable(what, unusable))
     }
 
     pub(super) fn answered(&self) {

@@ -23,7 +23,7 @@ use crate::limits::Limits;
 use crate::observe::{Observer, Outcome, RetryCause};
 use crate::retry::{Attempts, Fault, Request};
 use crate::traffic::Place;
-use crate::{ByteStream, Entry, Kind, Page, Source, StoreError, Version};
+use crate::{ByteStream, Entry, Examined, Kind, Page, Source, Step, StoreError, Version};
 use async_trait::async_trait;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -101,7 +101,8 @@ impl Hdfs {
         let readers = limits.readers(spec, &access.credentials());
         let endpoint = format!("hdfs://{authority}");
         let place = limits.place(&endpoint, readers.as_str(), 1);
-        let keeper = Keeper::new(helpers, access.clone(), configuring);
+        let start_limit = limits.config().connect_timeout.saturating_mul(2);
+        let keeper = Keeper::new(helpers, access.clone(), configuring, start_limit);
         let root = match prefix.trim_end_matches('/') {
             "" => String::new(),
             prefix => format!("/{prefix}"),
@@ -320,6 +321,22 @@ impl Source for Hdfs {
         }
         let path = self.client.path(path);
         body::open(self.client.clone(), path, what, wanted, range, self.client.access.question()).await
+    }
+
+    async fn examine(&self, limit: Duration) -> Vec<Examined> {
+        let begun = Instant::now();
+        // Whoever says no has answered: what it was is the next step's to say.
+        let connection = match self.stat(b"", self.client.access.probe(limit)).await {
+            Err(e @ (StoreError::Unavailable { .. } | StoreError::Invalid { .. })) => Err(e.to_string()),
+            Ok(_) | Err(_) => Ok(format!("answers after {} ms", begun.elapsed().as_millis())),
+        };
+        let mut examined = vec![Examined { step: Step::Connection, result: connection }];
+        if examined[0].result.is_ok() {
+            let access = self.check(limit).await;
+            let result = access.map(|()| "may list and read".to_owned()).map_err(|e| e.to_string());
+            examined.push(Examined { step: Step::Access, result });
+        }
+        examined
     }
 
     async fn check(&self, limit: Duration) -> Result<(), StoreError> {

@@ -187,17 +187,24 @@ impl Scripted {
         let parameters = Parameters { store_timeout, ..Parameters::default() };
         let spec = VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters };
         let access = Access::fixed(&spec, Credentials::anonymous());
-        let limits = Arc::new(Limits::new(LimitsConfig { stall_timeout, ..LimitsConfig::default() }));
+        let limits = Arc::new(Limits::new(LimitsConfig {
+            stall_timeout,
+            connect_timeout: START,
+            ..LimitsConfig::default()
+        }));
         let node = HdfsNode {
             helpers: self.clone(),
             allow: AllowList::default(),
             configurations: BTreeMap::new(),
             networks: Vec::new(),
+            api_server: None,
         };
         Hdfs::open(&spec, access, limits, Arc::new(NoObserver), Arc::new(node)).expect("an HDFS")
     }
 }
 
+/// Half of what a helper has to get ready.
+const START: Duration = Duration::from_millis(500);
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(700);
 
@@ -361,6 +368,47 @@ async fn whatever_a_helper_may_not_say_ends_it_and_is_an_error_and_nothing_else(
         let error = helpers.open(LONG).list(b"d", None).await.expect_err(name);
         assert!(matches!(error, StoreError::Malformed { .. }), "{name}: {error}");
     }
+}
+
+#[tokio::test]
+async fn a_helper_that_never_gets_ready_is_given_up_for_another_one() {
+    let helpers = Scripted::new(|mut end: End| async move {
+        match end.number {
+            // One says nothing at all, one stops after its first word.
+            0 => end.until_killed().await,
+            1 => {
+                end.say(FromHelper::Hello { protocol: hdfs::PROTOCOL }).await;
+                end.until_killed().await;
+            }
+            _ => end.honest().await,
+        }
+    });
+    let source = helpers.open_with(LONG, LONG);
+    assert!(source.head(b"f").await.unwrap().is_some());
+    assert_eq!(helpers.started(), 3);
+}
+
+#[tokio::test]
+async fn a_person_is_told_whether_anybody_answers_and_then_what() {
+    let refuses = Scripted::new(|mut end: End| async move {
+        end.begin().await;
+        while let Some((id, _)) = end.asked().await {
+            end.answer(id, failure(FailureKind::Denied)).await;
+        }
+    });
+    let told = refuses.open(LONG).examine(LONG).await;
+    assert_eq!(
+        told.iter().map(|one| (one.step, one.result.is_ok())).collect::<Vec<_>>(),
+        [(Step::Connection, true), (Step::Access, false)]
+    );
+    assert!(told[1].result.as_ref().unwrap_err().contains("why"), "{told:?}");
+    let silent = Scripted::new(|mut end: End| async move {
+        end.begin().await;
+        end.until_killed().await;
+    });
+    let told = silent.open(LONG).examine(SHORT).await;
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].step == Step::Connection && told[0].result.is_err(), "{told:?}");
 }
 
 #[tokio::test]

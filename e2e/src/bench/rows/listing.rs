@@ -6,9 +6,12 @@ use crate::bench::who::Who;
 use crate::bench::work;
 use crate::bench::workload::{LIST_COLD, LIST_WARM};
 use anyhow::{Result, ensure};
+use std::time::Duration;
 
 const PREFIX: &str = "objects";
 const PER_DIRECTORY: usize = 1000;
+/// Of one walk; s3fs looks each name up anew, which takes a quarter of an hour.
+const LIMIT: Duration = Duration::from_secs(300);
 
 pub(in crate::bench) fn play(stage: &mut Stage) -> Result<()> {
     if !stage.wants_any([LIST_COLD, LIST_WARM]) {
@@ -40,7 +43,7 @@ fn mounted(stage: &mut Stage, who: Who, names: usize, round: usize) -> Result<()
 fn walk(stage: &mut Stage, subject: &Subject, names: usize, round: usize) -> Result<()> {
     for workload in [LIST_COLD, LIST_WARM] {
         stage.sample(subject, workload, round, || {
-            let (seconds, seen) = work::walk(&subject.root)?;
+            let (seconds, seen) = work::walk(&subject.root, LIMIT)?;
             ensure!(seen as usize == names, "ls -lR saw {seen} names instead of {names}");
             Ok(seconds)
         })?;

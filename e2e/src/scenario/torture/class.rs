@@ -38,10 +38,12 @@ pub enum Class {
     MountEnded,
     /// One of two cache disks stops answering for a while, alone or while others die. Only with a hang limit, too.
     DiskHang,
+    /// Every HDFS helper. Only where the store is one.
+    Helpers,
 }
 
 impl Class {
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Worker,
         Self::Workers,
         Self::Agent,
@@ -62,6 +64,7 @@ impl Class {
         Self::AgentHang,
         Self::MountEnded,
         Self::DiskHang,
+        Self::Helpers,
     ];
 
     pub fn name(self) -> &'static str {
@@ -86,6 +89,7 @@ impl Class {
             Self::AgentHang => "agent STOP",
             Self::MountEnded => "mount ended",
             Self::DiskHang => "disk hang",
+            Self::Helpers => "helpers",
         }
     }
 
@@ -107,7 +111,7 @@ impl Class {
     pub(super) fn weight(self) -> u64 {
         match self {
             Self::Worker => 64,
-            Self::Workers => 32,
+            Self::Workers | Self::Helpers => 32,
             // Most of it is in what happens besides.
             Self::MountEnded => 9,
             Self::DiskHang => 2,

@@ -178,6 +178,13 @@ impl Killer {
                     fault.volumes.extend(struck.iter().map(|one| one.volume().to_owned()));
                 }
             }
+            Class::Helpers => {
+                let helpers = node.helpers();
+                fault.processes = helpers.len() as u64;
+                for helper in helpers {
+                    let _ = processes::kill_child(helper, node.agent().pid()); // it may have ended by itself
+                }
+            }
             Class::DiskHang => {
                 if let Some(disk) = &self.disk {
                     let (volumes, patience) = (&self.volumes[..self.applications.max(1)], self.patience);
@@ -190,7 +197,12 @@ impl Killer {
         }
         match class {
             // Broker and agent are the same processes.
-            Class::Worker | Class::Workers | Class::WorkerOom | Class::WorkerPanic | Class::WorkerHang => {
+            Class::Worker
+            | Class::Workers
+            | Class::WorkerOom
+            | Class::WorkerPanic
+            | Class::WorkerHang
+            | Class::Helpers => {
                 node.wait_served(self.patience)?;
             }
             _ => node.wait_whole(self.patience)?,

@@ -26,7 +26,7 @@ use super::deck::Deck;
 use super::memory;
 use super::resources::Resources;
 use crate::clock::monotonic_ns;
-use crate::node::{Mounted, Node};
+use crate::node::{Mounted, Node, Protocol};
 use crate::oracle::{HANG, Report};
 use crate::pod::{Pod, Running};
 use crate::tree::{Shape, Tree};
@@ -77,12 +77,13 @@ pub struct Plan {
 
 impl Plan {
     /// Every class that can be had: hangs, those of disks, too, need a limit that is shorter than an oracle's patience, an
-    /// OOM kill a group.
-    pub fn classes(hang_limit: Option<Duration>) -> Result<Vec<Class>> {
+    /// OOM kill a group, helpers an HDFS.
+    pub fn classes(hang_limit: Option<Duration>, store: Protocol) -> Result<Vec<Class>> {
         let groups = memory::is_writable()?;
         let had = |class: &Class| match class {
             Class::WorkerHang | Class::AgentHang | Class::DiskHang => hang_limit.is_some(),
             Class::WorkerOom => groups,
+            Class::Helpers => store == Protocol::Hdfs,
             _ => true,
         };
         Ok(Class::ALL.into_iter().filter(had).collect())
@@ -91,7 +92,7 @@ impl Plan {
     pub fn short(seed: u64) -> Result<Self> {
         Ok(Self {
             length: Length::Faults(40),
-            classes: Self::classes(None)?,
+            classes: Self::classes(None, Protocol::S3)?,
             volumes: 20,
             applications: 4,
             shape: Shape::LITTLE,

@@ -157,6 +157,7 @@ fn ends_them(class: Class) -> bool {
             | Class::WorkerPanic
             | Class::WorkerHang
             | Class::DiskHang
+            | Class::Helpers
     )
 }
 

@@ -1,13 +1,20 @@
 import java.io.BufferedReader;
 import java.io.File;
+import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.io.UncheckedIOException;
+import java.lang.management.ManagementFactory;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
+import java.security.PrivilegedExceptionAction;
 import java.util.Base64;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.Properties;
+import java.util.stream.IntStream;
+import javax.management.MBeanServer;
+import javax.management.ObjectName;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FSDataOutputStream;
 import org.apache.hadoop.fs.FileSystem;
@@ -20,16 +27,22 @@ import org.apache.hadoop.hdfs.MiniDFSNNTopology;
 import org.apache.hadoop.hdfs.client.HdfsClientConfigKeys;
 import org.apache.hadoop.hdfs.protocol.HdfsConstants.SafeModeAction;
 import org.apache.hadoop.minikdc.MiniKdc;
+import org.apache.hadoop.security.Credentials;
 import org.apache.hadoop.security.UserGroupInformation;
 import org.apache.kerby.kerberos.kerb.client.KrbClient;
 
 /**
- * A whole HDFS in one process, on loopback, for the tests beside this file: started with a mode (plain, ha, kerberos)
+ * A whole HDFS in one process, on loopback, for tests (../src/hdfs.rs): started with a mode (plain, ha, kerberos)
  * and a directory of its own, told what to do line by line, gone with its standard input. Each line is a command and
  * its arguments, in Base64 where they are names; each is answered by one line that begins with "ok" or "error".
  */
 public final class MiniHdfs {
   private static final String REALM_USER = "alice";
+
+  /** Of the user, where there is a KDC. */
+  private static KrbClient client;
+  private static String principal;
+  private static File keytab;
 
   private final MiniDFSCluster cluster;
   private final DistributedFileSystem files;
@@ -55,8 +68,8 @@ public final class MiniHdfs {
     settings.setInt("ipc.client.connect.max.retries", 1);
     settings.setBoolean("dfs.namenode.edits.noeditlogchannelflush", true);
     StringBuilder ready = new StringBuilder("ok");
-    if (mode.equals("kerberos")) {
-      secure(settings, place, ready);
+    if (mode.startsWith("kerberos")) {
+      secure(settings, place, ready, mode.equals("kerberos-short"));
     }
     MiniDFSCluster.Builder builder =
         new MiniDFSCluster.Builder(settings).numDataNodes(2).checkDataNodeHostConfig(false);
@@ -91,8 +104,14 @@ public final class MiniHdfs {
     Runtime.getRuntime().halt(0);
   }
 
-  private static void secure(Configuration settings, File place, StringBuilder ready) throws Exception {
+  private static void secure(Configuration settings, File place, StringBuilder ready, boolean brief)
+      throws Exception {
     Properties kdcSettings = MiniKdc.createConf();
+    if (brief) {
+      kdcSettings.setProperty(MiniKdc.MAX_TICKET_LIFETIME, "20000");
+      kdcSettings.setProperty(MiniKdc.MAX_RENEWABLE_LIFETIME, "20000");
+      settings.setInt("hadoop.kerberos.min.seconds.before.relogin", 1);
+    }
     kdcSettings.setProperty(MiniKdc.KDC_BIND_ADDRESS, "127.0.0.1");
     MiniKdc kdc = new MiniKdc(kdcSettings, place);
     kdc.start();
@@ -101,13 +120,14 @@ public final class MiniHdfs {
     File user = new File(place, "user.keytab");
     kdc.createPrincipal(user, REALM_USER);
     String realm = kdc.getRealm();
-    // As somebody's kinit would leave it.
-    KrbClient client = new KrbClient(kdc.getKrb5conf().getParentFile());
+    client = new KrbClient(kdc.getKrb5conf().getParentFile());
     client.setKdcHost("127.0.0.1");
     client.setAllowUdp(false);
     client.setKdcTcpPort(kdc.getPort());
     client.init();
-    client.storeTicket(client.requestTgt(REALM_USER + "@" + realm, user), new File(place, "user.ccache"));
+    principal = REALM_USER + "@" + realm;
+    keytab = user;
+    kinit(new File(place, "user.ccache"));
     settings.set("hadoop.security.authentication", "kerberos");
     settings.setBoolean("hadoop.security.authorization", true);
     settings.set("hadoop.rpc.protection", "privacy");
@@ -126,6 +146,11 @@ public final class MiniHdfs {
     ready.append(' ').append(realm).append(' ').append(kdc.getPort());
   }
 
+  /** A cache of tickets, as somebody's kinit would leave it. */
+  private static void kinit(File to) throws Exception {
+    client.storeTicket(client.requestTgt(principal, keytab), to);
+  }
+
   private void serve(PrintStream answers) throws Exception {
     BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
     for (String line = lines.readLine(); line != null; line = lines.readLine()) {
@@ -138,6 +163,41 @@ public final class MiniHdfs {
       answers.println(answer);
       answers.flush();
     }
+  }
+
+  private void putTree(Path to, File from, long blockSize) throws Exception {
+    files.mkdirs(to);
+    for (File entry : from.listFiles()) {
+      Path there = new Path(to, entry.getName());
+      if (entry.isDirectory()) {
+        putTree(there, entry, blockSize);
+      } else {
+        try (FSDataOutputStream out = files.create(
+            there, FsPermission.getFileDefault(), true, 1 << 16, (short) 2, blockSize, null)) {
+          Files.copy(entry.toPath(), out);
+        }
+      }
+    }
+  }
+
+  /** What the parts count for whoever watches them. */
+  private static long counted(String bean, String... attributes) throws Exception {
+    MBeanServer beans = ManagementFactory.getPlatformMBeanServer();
+    long sum = 0;
+    for (ObjectName name : beans.queryNames(new ObjectName("Hadoop:" + bean), null)) {
+      for (String attribute : attributes) {
+        sum += ((Number) beans.getAttribute(name, attribute)).longValue();
+      }
+    }
+    return sum;
+  }
+
+  private static String served() throws Exception {
+    String node = "service=DataNode,name=DataNodeActivity-*";
+    String names = "service=NameNode,name=NameNodeActivity*";
+    long questions = counted(node, "BlocksRead")
+        + counted(names, "GetListingOps", "FileInfoOps", "GetBlockLocations");
+    return counted(node, "BytesRead") + " " + questions;
   }
 
   private static Path path(String encoded) {
@@ -153,6 +213,12 @@ public final class MiniHdfs {
           Files.copy(new File(words[2]).toPath(), out);
         }
         return "";
+      case "put-tree": // path, local directory in Base64, block size
+        String local = new String(Base64.getDecoder().decode(words[2]), StandardCharsets.UTF_8);
+        putTree(path(words[1]), new File(local), Long.parseLong(words[3]));
+        return "";
+      case "served": // bytes of DataNodes, questions to all servers
+        return served();
       case "begin": // path, local file: it stays open
         FSDataOutputStream begun = files.create(path(words[1]), true);
         Files.copy(new File(words[2]).toPath(), begun);
@@ -169,9 +235,14 @@ public final class MiniHdfs {
         return "";
       case "fill": // directory, count
         int count = Integer.parseInt(words[2]);
-        for (int n = 0; n < count; n++) {
-          files.create(new Path(path(words[1]), String.format("%06d", n))).close();
-        }
+        Path filled = path(words[1]);
+        IntStream.range(0, count).parallel().forEach(n -> {
+          try {
+            files.create(new Path(filled, String.format("%06d", n))).close();
+          } catch (IOException e) {
+            throw new UncheckedIOException(e);
+          }
+        });
         return "";
       case "mkdir":
         return String.valueOf(files.mkdirs(path(words[1])));
@@ -187,6 +258,21 @@ public final class MiniHdfs {
         return "";
       case "corrupt": // path, DataNode: its replica of the first block
         cluster.corruptReplica(Integer.parseInt(words[2]), DFSTestUtil.getFirstBlock(files, path(words[1])));
+        return "";
+      case "restart-namenode":
+        cluster.restartNameNode(0);
+        return "";
+      case "kinit": // local file
+        kinit(new File(words[1]));
+        return "";
+      case "token": // local file: the user's delegation token
+        Credentials tokens = new Credentials();
+        UserGroupInformation user =
+            UserGroupInformation.loginUserFromKeytabAndReturnUGI(principal, keytab.getPath());
+        user.doAs((PrivilegedExceptionAction<Object>) () ->
+            FileSystem.newInstance(cluster.getURI(), cluster.getConfiguration(0))
+                .addDelegationTokens(REALM_USER, tokens));
+        tokens.writeTokenStorageFile(new Path(new File(words[1]).toURI()), new Configuration());
         return "";
       case "failover":
         int to = Integer.parseInt(words[1]);
