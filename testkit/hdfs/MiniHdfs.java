@@ -108,9 +108,14 @@ public final class MiniHdfs {
       throws Exception {
     Properties kdcSettings = MiniKdc.createConf();
     if (brief) {
-      kdcSettings.setProperty(MiniKdc.MAX_TICKET_LIFETIME, "20000");
-      kdcSettings.setProperty(MiniKdc.MAX_RENEWABLE_LIFETIME, "20000");
+      // Seconds, whatever its documentation says: Kerby takes them as they are.
+      kdcSettings.setProperty(MiniKdc.MAX_TICKET_LIFETIME, "20");
+      kdcSettings.setProperty(MiniKdc.MAX_RENEWABLE_LIFETIME, "20");
       settings.setInt("hadoop.kerberos.min.seconds.before.relogin", 1);
+      // Connections that are open need no ticket any more: those that idle are closed.
+      settings.setInt("ipc.client.idlethreshold", 0);
+      settings.setInt("ipc.client.connection.maxidletime", 1000);
+      settings.setInt("ipc.client.connection.idle-scan-interval.ms", 500);
     }
     kdcSettings.setProperty(MiniKdc.KDC_BIND_ADDRESS, "127.0.0.1");
     MiniKdc kdc = new MiniKdc(kdcSettings, place);
@@ -258,9 +263,6 @@ public final class MiniHdfs {
         return "";
       case "corrupt": // path, DataNode: its replica of the first block
         cluster.corruptReplica(Integer.parseInt(words[2]), DFSTestUtil.getFirstBlock(files, path(words[1])));
-        return "";
-      case "restart-namenode":
-        cluster.restartNameNode(0);
         return "";
       case "kinit": // local file
         kinit(new File(words[1]));
