@@ -77,13 +77,15 @@ pub struct Plan {
 
 impl Plan {
     /// Every class that can be had: hangs, those of disks, too, need a limit that is shorter than an oracle's patience, an
-    /// OOM kill a group, helpers an HDFS.
+    /// OOM kill a group, helpers an HDFS, a crowd another store.
     pub fn classes(hang_limit: Option<Duration>, store: Protocol) -> Result<Vec<Class>> {
         let groups = memory::is_writable()?;
         let had = |class: &Class| match class {
             Class::WorkerHang | Class::AgentHang | Class::DiskHang => hang_limit.is_some(),
             Class::WorkerOom => groups,
             Class::Helpers => store == Protocol::Hdfs,
+            // Its own store is one that can be frozen by a request.
+            Class::Crowd => store != Protocol::Hdfs,
             _ => true,
         };
         Ok(Class::ALL.into_iter().filter(had).collect())
