@@ -71,10 +71,13 @@ impl Hdfs {
         Ok(hdfs)
     }
 
-    /// Hadoop's own client (`hdfs dfs`) of the file system at `url`; its arguments are missing.
-    pub fn client(url: &str) -> Result<Command> {
+    /// Hadoop's own client (`hdfs dfs`) of the file system at `url`, with a file of its configuration in `place`; its arguments
+    /// are missing.
+    pub fn client(place: &Path, url: &str) -> Result<Command> {
+        std::fs::write(place.join("core-site.xml"), "<configuration/>")?;
         let mut command = Command::new("java");
-        command.args(["-cp", &format!("{}/*", libraries()?.display()), "org.apache.hadoop.fs.FsShell"]);
+        let classes = format!("{}:{}/*", place.display(), libraries()?.display());
+        command.args(["-cp", &classes, "org.apache.hadoop.fs.FsShell"]);
         command.args(["-fs", url]).stdin(Stdio::null());
         Ok(command)
     }

@@ -78,7 +78,7 @@ pub fn run(node: &mut Node, large_bytes: u64, files: usize, rounds: usize) -> Re
 
 /// Seconds that Hadoop's client takes, its start included.
 fn hadoop(node: &Node, pattern: &str) -> Result<f64> {
-    let mut command = Hdfs::client(&node.server.endpoint())?;
+    let mut command = Hdfs::client(&node.server.hadoop_place()?, &node.server.endpoint())?;
     command.args(["-cat", pattern]).env("HADOOP_USER_NAME", "alice");
     command.stdout(File::create("/dev/null")?).stderr(Stdio::piped());
     let begun = Instant::now();
