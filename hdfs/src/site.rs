@@ -6,7 +6,6 @@
 use quick_xml::events::{BytesStart, Event};
 use quick_xml::{Reader, XmlVersion};
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// Longer than any that a site hands out.
 const SITE_BYTES_MAX: usize = 256 << 10;
@@ -37,20 +36,13 @@ pub fn is_setting(name: &str) -> bool {
 /// Properties of a client.
 pub type Settings = BTreeMap<String, String>;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file} {why}")]
 pub struct BadSite {
     /// `core-site.xml` or `hdfs-site.xml`.
     pub file: &'static str,
     pub why: String,
 }
-
-impl fmt::Display for BadSite {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.file, self.why)
-    }
-}
-
-impl std::error::Error for BadSite {}
 
 /// What both files say to a client; the second one's word counts, but for what the first one calls final.
 ///

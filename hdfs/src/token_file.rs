@@ -7,16 +7,9 @@
 /// Tokens of one file: of each NameNode of an HA pair one, and of the name service.
 const TOKENS_MAX: i64 = 64;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it is no file of delegation tokens, as `hdfs fetchdt` writes it")]
 pub struct BadTokenFile;
-
-impl std::fmt::Display for BadTokenFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("it is no file of delegation tokens, as `hdfs fetchdt` writes it")
-    }
-}
-
-impl std::error::Error for BadTokenFile {}
 
 /// For which addresses (`host:port`, `ha-hdfs:nameservice`) it has a token of HDFS's.
 ///

@@ -277,8 +277,10 @@ impl App {
         }
         self.engine.shutdown().await;
         self.volumes.release_stores();
-        self.helpers.end_all();
         self.owner = None;
+        // Nobody waits for their end: what they ask is of no use any more.
+        let helpers = self.helpers.clone();
+        drop(tokio::task::spawn_blocking(move || helpers.end_all()));
     }
 
     pub(crate) fn is_drained(&self) -> bool {

@@ -55,6 +55,7 @@ async fn run_until_stopped(config: Config) -> Result<()> {
         Some(End::Again) => {
             tracing::warn!("no successor took over: serving again");
             app.spawner.end_standby();
+            app.helpers.end_all();
             return Err(drain::execute_anew()).context("the agent cannot execute itself anew");
         }
         None => {}

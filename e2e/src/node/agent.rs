@@ -47,8 +47,6 @@ pub struct AgentOptions {
     pub store: Protocol,
     /// Flags of the node's server; of an HDFS its mode.
     pub server_flags: &'static [&'static str],
-    /// Started instead of hdfs-helper.
-    pub helper: Option<PathBuf>,
     /// The sources that may be used.
     pub allow: &'static str,
     /// The endpoints that may be asked. Those of tests are on this machine, so they must be named.
@@ -143,7 +141,6 @@ impl Default for AgentOptions {
             authority: None,
             store: Protocol::S3,
             server_flags: &[],
-            helper: None,
             allow: "s3://*",
             endpoints: &["http://127.0.0.1:*", "http://localhost:*"],
             version: Version::This,
@@ -238,8 +235,7 @@ impl AgentOptions {
         }
         // Agents of before do not know it.
         if self.store == Protocol::Hdfs {
-            let helper = self.helper.clone().unwrap_or_else(|| places.bin("hdfs-helper"));
-            writeln!(text, "[hdfs]\nhelper = {}", path(helper))?;
+            writeln!(text, "[hdfs]\nhelper = {}", path(places.bin("hdfs-helper")))?;
             writeln!(text, "networks = [\"127.0.0.0/8\", \"::1\"]")?;
         }
         Ok(text)

@@ -101,7 +101,8 @@ impl HelperSpawner {
         Ok(Self(inner))
     }
 
-    /// For a process that is about to execute itself anew: its next life could not reap them.
+    /// For a process that drains, and once more, to wait for it, before it executes itself anew: its next life could not
+    /// reap them. Blocks.
     pub(crate) fn end_all(&self) {
         let (done, ended) = mpsc::channel();
         if self.0.order(Order::EndAll(done)).is_ok() {
