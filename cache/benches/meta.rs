@@ -40,6 +40,7 @@ fn entry(i: u64) -> Incoming {
         mtime_ns: 0,
         token: format!("{:032x}", i.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
         target: Vec::new(),
+        permissions: None,
     }
 }
 

@@ -17,6 +17,8 @@ use tokio::time::Instant;
 const AHEAD: usize = 64;
 /// Each keeps a page of the NameNode's.
 const KEPT_MAX: usize = 32;
+/// Longer than any user's or group's name.
+const USER_BYTES_MAX: usize = 256;
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -73,7 +75,10 @@ impl Listings {
             let (back, item) = listing.next(fs, patience).await?;
             listing = back;
             let Some(item) = item else { return Ok(page) };
-            let size = if let Item::Named(entry) = &item { entry.name.len() } else { 0 };
+            let size = match &item {
+                Item::Named(Entry { name, status }) => name.len() + status.owner.len() + status.group.len(),
+                Item::Hidden => 0,
+            };
             if page.entries.len() + page.hidden as usize == PAGE_ENTRIES || bytes + size > PAGE_NAME_BYTES {
                 listing.ahead.push_front(Ok(item));
                 page.next = Some(reached.clone());
@@ -227,7 +232,10 @@ impl Listing {
 
 pub(crate) fn told(status: &FileStatus) -> Status {
     let version = Version { modified_ms: status.modification_time, length: status.length as u64 };
-    Status { is_directory: status.isdir, version }
+    // A NameNode may tell anything.
+    let name = |name: &str| if name.len() > USER_BYTES_MAX { String::new() } else { name.to_owned() };
+    let (owner, group) = (name(&status.owner), name(&status.group));
+    Status { is_directory: status.isdir, version, mode: (status.permission & 0o7777) as u16, owner, group }
 }
 
 /// As a NameNode lists: by bytes, which are signed in Java.

@@ -34,12 +34,12 @@ pub use site::{BadSite, Settings, is_setting, settings, site_of};
 pub use token_file::{BadTokenFile, services as services_of_tokens};
 
 /// Raised with every change of what is said.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 /// The descriptor that a helper finds its socket at.
 pub const SOCKET_FD: i32 = 0;
 /// Most entries of one page; names that cannot be said count, too.
 pub const PAGE_ENTRIES: usize = 1000;
-/// Most bytes of the names of one page.
+/// Most bytes of the names of one page, those of owners and groups included.
 pub const PAGE_NAME_BYTES: usize = 128 << 10;
 /// Most bytes of one piece of data.
 pub const DATA_BYTES_MAX: usize = 128 << 10;

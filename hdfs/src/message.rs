@@ -127,11 +127,16 @@ pub struct Version {
     pub length: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     pub is_directory: bool,
     /// Of a directory its length says nothing.
     pub version: Version,
+    /// The lowest bits of st_mode.
+    pub mode: u16,
+    /// Names, as HDFS has them; empty: longer than any user's.
+    pub owner: String,
+    pub group: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -248,6 +248,7 @@ fn assign() -> Assign {
         threads: 4,
         mode: Mode::Kept,
         show: Show {
+            attributes_of_source: true,
             uid: 1000,
             gid: 100,
             file_mode: 0o444,

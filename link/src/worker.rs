@@ -91,6 +91,8 @@ pub enum Mode {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Show {
+    /// Where the source tells owner and mode, they count, and not those below.
+    pub attributes_of_source: bool,
     pub uid: u32,
     pub gid: u32,
     pub file_mode: u32,

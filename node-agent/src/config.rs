@@ -4,6 +4,7 @@ use cache::data::Reading;
 use link::budget;
 use link::worker::InjectedFault;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -198,6 +199,9 @@ pub struct Hdfs {
     pub configurations: Option<PathBuf>,
     /// Where HDFS's servers may be although no other store is asked there: in the cluster's own networks, on the node.
     pub networks: Vec<store::Network>,
+    /// Which number a user or group of HDFS's has in pods, for volumes that show owners (`attributes: source`).
+    pub users: BTreeMap<String, u32>,
+    pub groups: BTreeMap<String, u32>,
 }
 
 impl Workers {
@@ -412,6 +416,8 @@ impl Default for Hdfs {
             memory_limit: Size(512 << 20),
             configurations: None,
             networks: Vec::new(),
+            users: BTreeMap::new(),
+            groups: BTreeMap::new(),
         }
     }
 }
@@ -677,6 +683,7 @@ mod tests {
             ("[cache]", "[store]\nno_proxy = [\"x.example\"]\n[cache]", "without store.proxy"),
             ("[cache]", "[hdfs]\nmemory = \"1Mi\"\n[cache]", "hdfs.memory must be"),
             ("[cache]", "[hdfs]\nnetworks = [\"pods\"]\n[cache]", "10.96.0.0/12"),
+            ("[cache]", "[hdfs.users]\nalice = -1\n[cache]", "invalid value"),
             ("[cache]", "[workers]\nhang_limit = \"1s\"\n[cache]", "hang_limit"),
             ("[cache]", "[workers]\ninject_faults = [{name = \"a\", do = \"dance\"}]\n[cache]", "dance"),
         ] {

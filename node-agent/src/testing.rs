@@ -206,17 +206,17 @@ impl Scripted {
     fn file(&self) -> Entry {
         let version = self.version.load(Ordering::SeqCst);
         let kind = Kind::File { size: version, version: Version(version.to_string()) };
-        Entry { name: b"f".to_vec(), kind, modified_ns: 0 }
+        Entry { name: b"f".to_vec(), kind, modified_ns: 0, permissions: None }
     }
 }
 
 fn small_file(name: String) -> Entry {
     let kind = Kind::File { size: SMALL_BYTES, version: Version("1".to_owned()) };
-    Entry { name: name.into_bytes(), kind, modified_ns: 0 }
+    Entry { name: name.into_bytes(), kind, modified_ns: 0, permissions: None }
 }
 
 fn directory(name: String) -> Entry {
-    Entry { name: name.into_bytes(), kind: Kind::Directory, modified_ns: 0 }
+    Entry { name: name.into_bytes(), kind: Kind::Directory, modified_ns: 0, permissions: None }
 }
 
 #[async_trait::async_trait]

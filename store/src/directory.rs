@@ -27,6 +27,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
+use volume::Permissions;
 
 pub(crate) struct Directory {
     tree: Arc<Tree>,
@@ -338,7 +339,9 @@ impl Tree {
             }
             _ => return Ok(None),
         };
-        Ok(Some(Entry { name: name.to_vec(), kind, modified_ns: modified_ns(found) }))
+        let permissions = Permissions::of(found.st_mode, Some(found.st_uid), Some(found.st_gid));
+        let modified_ns = modified_ns(found);
+        Ok(Some(Entry { name: name.to_vec(), kind, modified_ns, permissions: Some(permissions) }))
     }
 
     /// The token is the directory cookie of getdents64(2), which stays valid across opens: it is what NFS servers

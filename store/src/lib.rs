@@ -32,7 +32,7 @@ pub use access::{Access, ExpiryObserver, Question};
 pub use dialect::fuzz;
 pub use egress::EgressConfig;
 pub use error::StoreError;
-pub use hdfs::{HadoopConfig, HdfsNode, Helper, Helpers};
+pub use hdfs::{HadoopConfig, HadoopIds, HdfsNode, Helper, Helpers};
 pub use limits::{Limits, LimitsConfig, TlsVersion};
 pub use network::{BadNetwork, Network};
 pub use observe::{NoObserver, Observer, Outcome, RetryCause};
@@ -48,7 +48,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use volume::{SourceUrl, VolumeSpec};
+use volume::{Permissions, SourceUrl, VolumeSpec};
 
 /// Names one version of an object: equal tokens mean equal bytes. An ETag without its quotes, a generation, or made of size and times.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -80,6 +80,8 @@ pub struct Entry {
     pub kind: Kind,
     /// Since the epoch; 0 for what has no time, such as a common prefix of keys.
     pub modified_ns: i64,
+    /// Of a file or directory, where the source tells them.
+    pub permissions: Option<Permissions>,
 }
 
 /// One page of a directory. `a` (an object) and `a/` (a prefix) may both come, on any pages.

@@ -261,6 +261,9 @@ public final class MiniHdfs {
       case "chmod":
         files.setPermission(path(words[1]), new FsPermission(Short.parseShort(words[2], 8)));
         return "";
+      case "chown": // path, user, group
+        files.setOwner(path(words[1]), words[2], words[3]);
+        return "";
       case "stop-datanode":
         cluster.stopDataNode(Integer.parseInt(words[1]));
         return "";

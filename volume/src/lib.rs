@@ -20,6 +20,7 @@ mod later;
 #[path = "next_version.rs"]
 mod later;
 mod parameters;
+mod permissions;
 mod request_timeout;
 mod source;
 mod template;
@@ -34,7 +35,10 @@ pub use credentials::{
 pub use endpoint::{BadPattern, EndpointPattern};
 pub use id::{BadVolumeId, VolumeId};
 pub use later::Later;
-pub use parameters::{Addressing, Freshness, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS};
+pub use parameters::{
+    Addressing, AttributesFrom, Freshness, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS,
+};
+pub use permissions::Permissions;
 pub use request_timeout::{FUSE_SYSCTL, RequestTimeout, within};
 pub use source::{SourceError, SourceUrl, name_node};
 pub use template::{TemplateError, TemplateValues, claim_chooses, expand, uses_annotations};

@@ -40,6 +40,16 @@ pub enum Profile {
     Small,
 }
 
+/// Whose word counts for owner and mode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttributesFrom {
+    /// The volume's: each file has its `uid`, `gid` and `fileMode`.
+    #[default]
+    Volume,
+    /// The source's, where it tells them ([`crate::Permissions`]).
+    Source,
+}
+
 /// Everything about a volume but its id, source and credentials. Field docs are the user's docs: keep
 /// `docs/configuration.md` in step. A new field needs a default that changes nothing, its lines in
 /// [`Parameters::parse`] and [`Parameters::chosen`], and a decision: see `wire::HINTS`.
@@ -76,6 +86,7 @@ pub struct Parameters {
     pub parallel_parts: Option<u16>,
     /// Most bytes of cache that this volume's scope may hold; None: the agent's default.
     pub cache_limit: Option<u64>,
+    pub attributes: AttributesFrom,
     pub uid: u32,
     pub gid: u32,
     pub file_mode: u32,
@@ -109,6 +120,7 @@ impl Default for Parameters {
             part: None,
             parallel_parts: None,
             cache_limit: None,
+            attributes: AttributesFrom::Volume,
             uid: 0,
             gid: 0,
             file_mode: 0o444,
@@ -156,6 +168,7 @@ const KNOWN_PARAMETERS: &[&str] = &[
     "part",
     "parallelParts",
     "cacheLimit",
+    "attributes",
     "uid",
     "gid",
     "fileMode",
@@ -216,6 +229,10 @@ pub enum ParameterError {
     PlainHttp { name: &'static str, endpoint: String },
     #[error("parameter {name:?} has no meaning for {scheme}:// sources: leave it out")]
     NotForScheme { name: &'static str, scheme: &'static str },
+    #[error(
+        "parameter \"attributes\" is \"source\", but {scheme}:// sources tell no owner and mode: leave it out, and set uid, gid, fileMode and dirMode"
+    )]
+    NoAttributes { scheme: &'static str },
     #[error(
         "source {source_url} names one NameNode: leave \"nameNodes\" out, or write a name for all of them there, as hdfs://nameservice/directory"
     )]
@@ -441,6 +458,13 @@ impl Parameters {
                     p.cache_limit =
                         Some(parsed.ok_or_else(|| bad("cacheLimit", "write a size such as 100Gi"))?);
                 }
+                "attributes" => {
+                    p.attributes = match value {
+                        "volume" => AttributesFrom::Volume,
+                        "source" => AttributesFrom::Source,
+                        _ => return Err(bad("attributes", "use \"volume\" or \"source\"")),
+                    }
+                }
                 "uid" => p.uid = id(value).ok_or_else(|| bad("uid", "write a numeric user id"))?,
                 "gid" => p.gid = id(value).ok_or_else(|| bad("gid", "write a numeric group id"))?,
                 "fileMode" => {
@@ -499,6 +523,12 @@ impl Parameters {
         };
         if let Some(name) = special.iter().find(|name| !meant.contains(name)) {
             return Err(ParameterError::NotForScheme { name, scheme: source.scheme() });
+        }
+        // Said of any other it would be a promise that nobody keeps. (`volume` is what all do anyway.)
+        if p.attributes == AttributesFrom::Source
+            && !matches!(source, SourceUrl::Hdfs { .. } | SourceUrl::Dir { .. })
+        {
+            return Err(ParameterError::NoAttributes { scheme: source.scheme() });
         }
         if source.endpoint().is_some() {
             let account = p.storage_account.is_some().then_some("storageAccount");
@@ -568,6 +598,7 @@ impl Parameters {
             part,
             parallel_parts,
             cache_limit,
+            attributes,
             uid,
             gid,
             file_mode,
@@ -617,6 +648,7 @@ impl Parameters {
             ("part", part.map(|bytes| bytes.to_string())),
             ("parallelParts", parallel_parts.map(|parts| parts.to_string())),
             ("cacheLimit", cache_limit.map(|bytes| bytes.to_string())),
+            ("attributes", word(*attributes == AttributesFrom::Source, "source")),
             ("uid", (*uid != default.uid).then(|| uid.to_string())),
             ("gid", (*gid != default.gid).then(|| gid.to_string())),
             ("fileMode", (*file_mode != default.file_mode).then(|| octal(*file_mode))),
@@ -718,6 +750,7 @@ mod tests {
             ("parallelParts", "1025"),
             ("parallelParts", "many"),
             ("cacheLimit", "0"),
+            ("attributes", "both"),
             ("uid", "-1"),
             ("gid", "4294967295"),
             ("fileMode", "4755"),
@@ -742,6 +775,11 @@ mod tests {
             Err(ParameterError::TtlWithoutTtl(_))
         ));
         assert!(matches!(parse(&[s3, ("endpoint", "http://h:1")]), Err(ParameterError::PlainHttp { .. })));
+        let of_source = ("attributes", "source");
+        let error = parse(&[s3, of_source]).unwrap_err();
+        assert_eq!(error, ParameterError::NoAttributes { scheme: "s3" });
+        assert!(parse(&[("source", "hdfs://h:8020/x"), of_source]).is_ok());
+        assert!(parse(&[s3, ("attributes", "volume")]).is_ok());
         let web = [("source", "http://h/x")];
         assert!(matches!(parse(&web), Err(ParameterError::PlainHttp { name: "source", .. })));
         assert!(parse(&[web[0], ("allowHttp", "true"), ("manifest", "lists/files.tsv")]).is_ok());

@@ -373,6 +373,7 @@ fn root_record(now_ms: u64) -> Result<(NameKey, Vec<u8>), MetaError> {
             token: String::new(),
             cached: None,
             target: Vec::new(),
+            permissions: None,
         }),
         absent: false,
         first: 0,

@@ -19,10 +19,11 @@
 //! force. So a listing that is given up takes back what it alone has brought and no reader has seen.
 
 use super::types::{Attributes, Cached, EPOCH_MAX, Kind, MetaError, NAME_MAX};
+use volume::Permissions;
 
 /// Raised by every change of this file. Node ids of live mounts are in here: a build reads and writes the stores of its
 /// direct neighbours, so a change adds what the build before can do without, and nothing else.
-pub(super) const FORMAT: u32 = 1 + version::STEPS;
+pub(super) const FORMAT: u32 = 2 + version::STEPS;
 
 /// Key in `about`. A build that does not know it compares with the wall clock, which is about the same.
 pub(super) const CLOCK: &[u8] = b"clock";
@@ -42,6 +43,12 @@ const CACHED: usize = 17;
 /// The source said that the name does not exist.
 const FLAG_ABSENT: u8 = 1;
 const FLAG_CACHED: u8 = 2;
+/// Behind the token, where a symlink has its target, are owner and mode: builds that do not know them make nothing of
+/// what is there. (Of a symlink all is allowed, whatever its mode.)
+const FLAG_PERMISSIONS: u8 = 4;
+const PERMISSIONS: usize = 12;
+/// Who that is.
+const NOBODY: u32 = u32::MAX;
 
 /// Key of a name: the parent in big endian, so that one directory's names lie together, in byte order.
 pub(super) struct NameKey {
@@ -74,6 +81,12 @@ pub(super) fn split_key(key: &[u8]) -> Result<(u64, &[u8]), MetaError> {
 
 fn damaged(what: &str) -> MetaError {
     MetaError::Damaged(format!("{what} is too short or of an unknown kind"))
+}
+
+fn permissions(bytes: &[u8]) -> Option<Permissions> {
+    let bytes: &[u8; PERMISSIONS] = bytes.try_into().ok()?;
+    let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    Some(Permissions::of(u32_at(0), Some(u32_at(4)), Some(u32_at(8))))
 }
 
 /// One name, as it lies in the map.
@@ -158,7 +171,11 @@ impl<'a> Record<'a> {
             return Err(damaged("a record"));
         }
         let at = self.token_at();
-        let (token, target) = self.0[at..].split_at(self.token_len());
+        let (token, behind) = self.0[at..].split_at(self.token_len());
+        let permissions = match self.0[1] & FLAG_PERMISSIONS {
+            0 => None,
+            _ => Some(permissions(behind).ok_or_else(|| damaged("owner and mode"))?),
+        };
         Ok(Attributes {
             ino: self.ino(),
             kind,
@@ -174,7 +191,9 @@ impl<'a> Record<'a> {
                 file: self.u64(HEADER + 8),
                 root: self.0[HEADER + 16],
             }),
-            target: target.to_vec(),
+            // Of all else it may be what a build before has kept without knowing it.
+            target: if kind == Kind::Symlink { behind.to_vec() } else { Vec::new() },
+            permissions,
         })
     }
 
@@ -218,7 +237,13 @@ impl Known {
             Kind::Directory => 2,
             Kind::Symlink => 3,
         }));
-        out.push(if self.absent { FLAG_ABSENT } else { 0 } | if cached.is_some() { FLAG_CACHED } else { 0 });
+        let permissions = a.filter(|a| a.kind != Kind::Symlink).and_then(|a| a.permissions);
+        let flags = [
+            (self.absent, FLAG_ABSENT),
+            (cached.is_some(), FLAG_CACHED),
+            (permissions.is_some(), FLAG_PERMISSIONS),
+        ];
+        out.push(flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag));
         out.extend(token_len.to_le_bytes());
         out.extend(a.map_or(0, |a| a.version).to_le_bytes());
         out.extend(a.map_or(0, |a| a.epoch).to_le_bytes());
@@ -235,7 +260,13 @@ impl Known {
             out.push(c.root);
         }
         out.extend(token.as_bytes());
-        out.extend(a.map_or(&[][..], |a| &a.target));
+        match permissions {
+            None => out.extend(a.map_or(&[][..], |a| &a.target)),
+            Some(Permissions { mode, uid, gid }) => {
+                let words = [u32::from(mode), uid.unwrap_or(NOBODY), gid.unwrap_or(NOBODY)];
+                out.extend(words.into_iter().flat_map(u32::to_le_bytes));
+            }
+        }
         Ok(())
     }
 }
@@ -314,6 +345,7 @@ mod tests {
             token: "0123456789abcdef0123456789abcdef".into(),
             cached: Some(Cached { generation: 1 << 63, root: 9, file: 42 }),
             target: b"../\xff".to_vec(),
+            permissions: None,
         };
         for cached in [attributes.cached, None] {
             let known = Known {
@@ -342,10 +374,32 @@ mod tests {
         }
     }
 
-    /// A record with everything, one without a copy in the cache, one of an absent name; a key; a directory.
     #[test]
-    fn records_are_those_of_the_golden_file() {
-        let attributes = |cached| Attributes {
+    fn owner_and_mode_are_there_for_who_knows_them() {
+        let permissions = Some(Permissions { mode: 0o640, uid: Some(1000), gid: None });
+        for kind in [Kind::File, Kind::Directory, Kind::Symlink] {
+            let target = if kind == Kind::Symlink { b"x".to_vec() } else { vec![] };
+            let attributes = Attributes { kind, target, permissions, ..sample(None) };
+            let known =
+                Known { attributes: Some(attributes.clone()), absent: false, first: 1, last: 1, seen_ms: 1 };
+            let mut bytes = Vec::new();
+            known.encode(&mut bytes).unwrap();
+            let read = |bytes: &[u8]| Record::new(bytes).unwrap().attributes();
+            let without = Attributes { permissions: None, ..attributes.clone() };
+            if kind == Kind::Symlink {
+                assert_eq!(read(&bytes).unwrap(), without);
+                continue;
+            }
+            assert_eq!(read(&bytes).unwrap(), attributes);
+            assert!(read(&bytes[..bytes.len() - 1]).is_err());
+            // What a build before makes of it when it has written it anew.
+            bytes[1] &= !FLAG_PERMISSIONS;
+            assert_eq!(read(&bytes).unwrap(), without);
+        }
+    }
+
+    fn sample(cached: Option<Cached>) -> Attributes {
+        Attributes {
             ino: 77,
             kind: Kind::File,
             size: 1 << 40,
@@ -356,7 +410,14 @@ mod tests {
             token: "etag".into(),
             cached,
             target: Vec::new(),
-        };
+            permissions: None,
+        }
+    }
+
+    /// A record with everything, one without a copy in the cache, one of an absent name; a key; a directory. From
+    /// format 2 on, last, a record with owner and mode.
+    #[test]
+    fn records_are_those_of_the_golden_file() {
         let known = |attributes: Option<Attributes>| Known {
             absent: attributes.is_none(),
             attributes,
@@ -364,9 +425,10 @@ mod tests {
             last: 6,
             seen_ms: 1 << 41,
         };
-        let link = Attributes { kind: Kind::Symlink, target: b"../\xff".to_vec(), ..attributes(None) };
+        let link = Attributes { kind: Kind::Symlink, target: b"../\xff".to_vec(), ..sample(None) };
+        let permissions = Some(Permissions { mode: 0o640, uid: Some(1000), gid: None });
         let all = [
-            known(Some(attributes(Some(Cached { generation: 1 << 63, root: 9, file: 42 })))),
+            known(Some(sample(Some(Cached { generation: 1 << 63, root: 9, file: 42 })))),
             known(Some(link)),
             known(None),
         ];
@@ -387,15 +449,21 @@ mod tests {
         let mut text: String = all.iter().map(encoded).collect();
         text += &crate::golden::to_hex(NameKey::new(1, b"name").unwrap().as_bytes());
         text += &crate::golden::to_hex(&directory.encode());
+        let owned = known(Some(Attributes { permissions, ..sample(None) }));
+        text += &encoded(&owned);
         let name = format!("meta-{}.txt", FORMAT - version::STEPS);
         let text = crate::golden::same(crate::GOLDEN, &name, &text);
-        let lines: Vec<Vec<u8>> = text.lines().map(crate::golden::from_hex).collect();
-        for (bytes, known) in lines.iter().zip(&all) {
+        let is_read = |bytes: &[u8], known: &Known| {
             let read = Record::new(bytes).unwrap().to_owned().unwrap();
             assert_eq!(format!("{read:?}"), format!("{known:?}"));
+        };
+        for text in [&text, &crate::golden::read(crate::GOLDEN, "meta-1.txt")] {
+            let lines: Vec<Vec<u8>> = text.lines().map(crate::golden::from_hex).collect();
+            lines.iter().zip(&all).for_each(|(bytes, known)| is_read(bytes, known));
+            assert_eq!(split_key(&lines[3]).unwrap(), (1, &b"name"[..]));
+            assert_eq!(format!("{:?}", Directory::decode(&lines[4]).unwrap()), format!("{directory:?}"));
+            lines.get(5).into_iter().for_each(|bytes| is_read(bytes, &owned));
         }
-        assert_eq!(split_key(&lines[3]).unwrap(), (1, &b"name"[..]));
-        assert_eq!(format!("{:?}", Directory::decode(&lines[4]).unwrap()), format!("{directory:?}"));
     }
 
     #[test]

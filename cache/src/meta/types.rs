@@ -1,5 +1,7 @@
 //! The words of the metadata store: what is asked of it and what it answers.
 
+use volume::Permissions;
+
 /// Inode number of the directory that a scope's source URL names.
 pub const ROOT: u64 = 1;
 /// Smallest inode number that a name can get; those below are reserved.
@@ -40,6 +42,8 @@ pub struct Attributes {
     pub cached: Option<Cached>,
     /// Where a symlink points; empty for all else.
     pub target: Vec<u8>,
+    /// As the source tells them, of files and directories. No part of the content: they may change under one `version`.
+    pub permissions: Option<Permissions>,
 }
 
 /// Where the whole and verified content of a version lies.
@@ -62,6 +66,8 @@ pub struct Incoming {
     pub mtime_ns: i64,
     pub token: String,
     pub target: Vec<u8>,
+    /// None: the source does not tell them.
+    pub permissions: Option<Permissions>,
 }
 
 /// What the store knows of a name.

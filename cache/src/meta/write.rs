@@ -445,6 +445,7 @@ impl Attributes {
             token: incoming.token.clone(),
             cached: None,
             target: incoming.target.clone(),
+            permissions: incoming.permissions,
         }
     }
 
@@ -469,6 +470,7 @@ impl Attributes {
         self.mtime_ns = mtime_ns;
         self.token.clone_from(&incoming.token);
         self.target.clone_from(&incoming.target);
+        self.permissions = incoming.permissions;
         if changed {
             self.version = self.version.saturating_add(1);
             self.cached = None;

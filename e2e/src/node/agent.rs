@@ -47,6 +47,8 @@ pub struct AgentOptions {
     pub store: Protocol,
     /// Flags of the node's server; of an HDFS its mode.
     pub server_flags: &'static [&'static str],
+    /// Started instead of hdfs-helper.
+    pub helper: Option<PathBuf>,
     /// The sources that may be used.
     pub allow: &'static str,
     /// The endpoints that may be asked. Those of tests are on this machine, so they must be named.
@@ -141,6 +143,7 @@ impl Default for AgentOptions {
             authority: None,
             store: Protocol::S3,
             server_flags: &[],
+            helper: None,
             allow: "s3://*",
             endpoints: &["http://127.0.0.1:*", "http://localhost:*"],
             version: Version::This,
@@ -235,12 +238,17 @@ impl AgentOptions {
         }
         // Agents of before do not know it.
         if self.store == Protocol::Hdfs {
-            writeln!(text, "[hdfs]\nhelper = {}", path(places.bin("hdfs-helper")))?;
+            let helper = self.helper.clone().unwrap_or_else(|| places.bin("hdfs-helper"));
+            writeln!(text, "[hdfs]\nhelper = {}", path(helper))?;
+            writeln!(text, "users = {{ alice = {ALICE} }}")?;
             writeln!(text, "networks = [\"127.0.0.0/8\", \"::1\"]")?;
         }
         Ok(text)
     }
 }
+
+/// Which number the user `alice` of an HDFS has in pods.
+pub const ALICE: u32 = 23_456;
 
 #[derive(Debug)]
 pub struct Agent {

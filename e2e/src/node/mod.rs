@@ -12,7 +12,7 @@ mod places;
 mod plugin;
 mod server;
 
-pub use agent::{Agent, AgentOptions, Failpoints, InjectedFault, Tier};
+pub use agent::{ALICE, Agent, AgentOptions, Failpoints, InjectedFault, Tier};
 pub use disk::{FaultyDisk, small_disk};
 pub use handover::Outcome;
 pub use log::LogTo;

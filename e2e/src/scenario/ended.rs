@@ -3,6 +3,7 @@
 use crate::mountinfo;
 use crate::node::{Mounted, Node};
 use anyhow::{Context, Result};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::path::Path;
 
@@ -25,7 +26,11 @@ pub fn end(node: &Node, mounted: &Mounted, how: Ending) -> Result<()> {
     match how {
         Ending::Abort => abort(node, &mounted.target),
         Ending::ForcedUnmount => {
-            rustix::mount::unmount(&mounted.target, UnmountFlags::FORCE).context("umount -f")
+            match rustix::mount::unmount(&mounted.target, UnmountFlags::FORCE) {
+                // The kernel ends the connection first. Then somebody, a broker say, was just looking at the mount: it stays.
+                Err(Errno::BUSY) => Ok(()),
+                unmounted => unmounted.context("umount -f"),
+            }
         }
     }
 }

@@ -5,12 +5,13 @@ use anyhow::{Context, Result, ensure};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, BUCKET, Node, Protocol};
+use e2e::node::{ALICE, AgentOptions, BUCKET, Mounted, Node, Protocol};
 use e2e::processes;
 use e2e::scenario::memory;
 use e2e::tree::{Shape, Tree};
 use rustix::process::Signal;
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 use tonic::Code;
 
@@ -135,6 +136,29 @@ fn plain_mistakes_are_named_at_the_publish() -> Result<()> {
     let keys = [("accessKeyId", "a"), ("secretAccessKey", "b")];
     says(refused("keys", &[("source", &source(BUCKET))], &keys)?, "with which no HDFS is asked")?;
     says(refused("raw", &[("source", &source(BUCKET))], &[("principal", "a"), ("keytab", "?")])?, "base64")?;
+    node.finish()
+}
+
+#[test]
+fn plain_owner_and_mode_are_hadoops_if_the_volume_wants_them() -> Result<()> {
+    let (mut node, tree) = node(&["plain"], plain())?;
+    let file = tree.files.first().context("a file")?;
+    let path = testkit::hdfs::Hdfs::name(&format!("/{BUCKET}/set/{}", file.path));
+    node.server.hadoop(&format!("chown {path} alice 3000"))?;
+    node.server.hadoop(&format!("chmod {path} 640"))?;
+    let shown = |mounted: &Mounted| -> Result<_> {
+        let seen = std::fs::metadata(mounted.target.join(&file.path))?;
+        Ok((seen.uid(), seen.gid(), seen.mode() & 0o7777))
+    };
+    let volumes = node.volume("volumes", "set", &[("uid", "7")])?;
+    let sources = node.volume("sources", "set", &[("uid", "7"), ("attributes", "source")])?;
+    ensure!(shown(&volumes)? == (7, 0, 0o444), "{:?}", shown(&volumes));
+    ensure!(shown(&sources)? == (ALICE, 3000, 0o640), "{:?}", shown(&sources));
+    node.server.reset()?;
+    // Both have one cache.
+    node.pod(&volumes)?.verify(&tree, 2)?.ensure_all(&tree)?;
+    let read = node.pod(&sources)?.command("cat")?.arg(sources.target.join(&file.path)).output()?;
+    ensure!(!read.status.success(), "a pod of another user's read it");
     node.finish()
 }
 

@@ -1,6 +1,7 @@
 //! What docs/semantics.md promises of names, attributes, freshness and versions, seen by a program on a whole node.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, BUCKET, Mounted, Node};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,9 +11,11 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use testkit::content;
 use testkit::s3::Server;
+
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A node with defaults, and a store of the test's own: keys are any strings, a change is complete when `put` returns.
 pub(crate) fn node_and_store() -> Result<(Node, Server)> {
@@ -207,6 +210,49 @@ fn owner_and_mode_are_the_volumes_and_the_kernel_enforces_them() -> Result<()> {
         assert_eq!((read.status.success(), &read.stdout[..] == b"bytes"), (readable, readable), "{said}");
         assert!(readable || said.contains("Permission denied"), "{said}");
     }
+    node.finish()
+}
+
+#[test]
+fn owner_and_mode_are_the_sources_if_the_volume_wants_them() -> Result<()> {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let (mut node, store) = node_and_store()?;
+    let dir = node.places().buckets().join("owned");
+    fs::create_dir(&dir)?;
+    let put = |name: &str, uid: u32, mode: u32| -> Result<()> {
+        let path = dir.join(name);
+        fs::write(&path, "bytes")?;
+        chown(&path, Some(uid), Some(50))?;
+        Ok(fs::set_permissions(&path, fs::Permissions::from_mode(mode))?)
+    };
+    // Pods run as 10001, which the source's owner is not. What may be executed there with other rights may not here.
+    put("readable", 1234, 0o104_755)?;
+    put("closed", 1234, 0o644)?;
+    let wanted = [("attributes", "source"), ("metadataTtl", "1s"), ("uid", "7"), ("fileMode", "0400")];
+    let mounted = directory_volume(&mut node, "owned", &dir, &wanted)?;
+    let seen = |name: &str| -> Result<_> {
+        let seen = fs::metadata(mounted.target.join(name))?;
+        Ok((seen.uid(), seen.gid(), seen.mode()))
+    };
+    ensure!(seen("readable")? == (1234, 50, 0o100_755), "{:?}", seen("readable"));
+    let pod = node.pod(&mounted)?;
+    let read = || -> Result<bool> {
+        Ok(pod.command("cat")?.arg(pod.data().join("closed")).output()?.status.success())
+    };
+    ensure!(read()?, "all may read it");
+    fs::set_permissions(dir.join("closed"), fs::Permissions::from_mode(0o600))?;
+    ensure!(
+        wait_until(PATIENCE, || seen("closed").is_ok_and(|(.., mode)| mode == 0o100_600)),
+        "{:?}",
+        seen("closed")
+    );
+    ensure!(!read()?, "the kernel lets in whom the source does not");
+    drop(pod);
+    node.unpublish(&mounted)?;
+    // Other sources tell none, and say so.
+    let parameters = node.parameters("set", &[("endpoint", &store.endpoint()), ("attributes", "source")]);
+    let refused = node.create_with("s3", &parameters).unwrap_err();
+    ensure!(refused.message().contains("tell no owner and mode"), "{refused:?}");
     node.finish()
 }
 

@@ -179,6 +179,7 @@ mod tests {
             token: String::new(),
             cached: None,
             target: vec![],
+            permissions: None,
         }
     }
 

@@ -48,12 +48,16 @@ impl Shown {
 
     pub(super) fn stat(&self, attributes: &Attributes) -> Stat {
         let show = &self.show;
+        let told = attributes.permissions.filter(|_| show.attributes_of_source);
+        let mode_or = |volumes: u32| told.map_or(volumes & 0o7777, |told| u32::from(told.mode) & 0o777);
         let (mode, size) = match attributes.kind {
-            Kind::File => (libc::S_IFREG | show.file_mode & 0o7777, attributes.size),
-            Kind::Directory => (libc::S_IFDIR | show.dir_mode & 0o7777, 0),
+            Kind::File => (libc::S_IFREG | mode_or(show.file_mode), attributes.size),
+            Kind::Directory => (libc::S_IFDIR | mode_or(show.dir_mode), 0),
             Kind::Symlink => (libc::S_IFLNK | 0o777, attributes.target.len() as u64),
         };
-        Stat { ino: attributes.ino, size, mtime_ns: attributes.mtime_ns, mode, uid: show.uid, gid: show.gid }
+        let uid = told.and_then(|told| told.uid).unwrap_or(show.uid);
+        let gid = told.and_then(|told| told.gid).unwrap_or(show.gid);
+        Stat { ino: attributes.ino, size, mtime_ns: attributes.mtime_ns, mode, uid, gid }
     }
 
     /// How long what was seen at `seen_ms` may still be trusted; None: it must be asked again. What the agent has just

@@ -14,6 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
+use volume::Permissions;
 
 const GENERATION: u64 = 5;
 
@@ -147,7 +148,15 @@ impl Bench {
 fn settings(mode: Mode, ttl: Option<Duration>) -> Settings {
     Settings {
         mode,
-        show: Show { uid: 7, gid: 8, file_mode: 0o440, dir_mode: 0o550, ttl, revalidate_on_open: false },
+        show: Show {
+            attributes_of_source: false,
+            uid: 7,
+            gid: 8,
+            file_mode: 0o440,
+            dir_mode: 0o550,
+            ttl,
+            revalidate_on_open: false,
+        },
         generation: GENERATION,
         block_bytes: 4096,
         source: "s3://bucket/prefix/".into(),
@@ -159,8 +168,21 @@ fn settings(mode: Mode, ttl: Option<Duration>) -> Settings {
     }
 }
 
+fn attributes() -> Attributes {
+    let bench = Bench::new(Mode::Kept, None);
+    bench.file("f", "a", 5)
+}
+
 fn incoming(name: &str, token: &str, size: u64) -> Incoming {
-    Incoming { name: name.into(), kind: Kind::File, size, mtime_ns: 1, token: token.into(), target: vec![] }
+    Incoming {
+        name: name.into(),
+        kind: Kind::File,
+        size,
+        mtime_ns: 1,
+        token: token.into(),
+        target: vec![],
+        permissions: None,
+    }
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
@@ -181,6 +203,26 @@ fn a_known_name_is_answered_without_the_agent_for_the_rest_of_its_ttl() {
     assert_eq!((u64_at(&body, 16), u64_at(&body, 24)), (6, 6), "seconds left");
     assert_eq!(u64_at(&body, 40), file.ino);
     assert_eq!(bench.open_questions(), 0);
+}
+
+#[test]
+fn owner_and_mode_are_the_sources_where_the_volume_wants_them_and_it_tells_them() {
+    let shown = |attributes_of_source, permissions| {
+        let mut settings = settings(Mode::Kept, None);
+        settings.show.attributes_of_source = attributes_of_source;
+        let shown = Shown::new(&settings, Arc::new(|| 0));
+        [Kind::File, Kind::Directory, Kind::Symlink].map(|kind| {
+            let stat = shown.stat(&Attributes { kind, permissions, ..attributes() });
+            (stat.mode & 0o7777, stat.uid, stat.gid)
+        })
+    };
+    let told = |mode, uid, gid| Some(Permissions { mode, uid, gid });
+    let volumes = [(0o440, 7, 8), (0o550, 7, 8), (0o777, 7, 8)];
+    assert_eq!(shown(false, told(0o600, Some(1), Some(2))), volumes);
+    assert_eq!(shown(true, None), volumes);
+    let sources = [(0o600, 1, 8), (0o600, 1, 8), (0o777, 1, 8)];
+    assert_eq!(shown(true, told(0o600, Some(1), None)), sources);
+    assert_eq!(shown(true, told(0o4700, None, Some(2)))[0], (0o700, 7, 2), "a damaged store gives no rights");
 }
 
 #[test]

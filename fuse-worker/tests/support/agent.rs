@@ -360,6 +360,7 @@ fn incoming(name: &str, object: Option<&Object>) -> Incoming {
         mtime_ns: 1_700_000_000_000_000_000,
         token: object.map_or(String::new(), |object| format!("etag-{}", object.seed)),
         target: vec![],
+        permissions: None,
     }
 }
 

@@ -33,7 +33,15 @@ pub struct Mount {
 }
 
 pub fn show(ttl: Option<Duration>) -> Show {
-    Show { uid: 0, gid: 0, file_mode: 0o444, dir_mode: 0o555, ttl, revalidate_on_open: false }
+    Show {
+        attributes_of_source: false,
+        uid: 0,
+        gid: 0,
+        file_mode: 0o444,
+        dir_mode: 0o555,
+        ttl,
+        revalidate_on_open: false,
+    }
 }
 
 impl Mount {

@@ -150,8 +150,15 @@ static KERNEL: LazyLock<Kernel> = LazyLock::new(|| {
     let link = agent();
     let (view, asked) = (store.view(), link.clone());
     fuse_worker::fuzz::serve(&inflight, end, MODE, link, |offer| {
-        let show =
-            Show { uid: 7, gid: 8, file_mode: 0o440, dir_mode: 0o550, ttl: None, revalidate_on_open: false };
+        let show = Show {
+            attributes_of_source: false,
+            uid: 7,
+            gid: 8,
+            file_mode: 0o440,
+            dir_mode: 0o550,
+            ttl: None,
+            revalidate_on_open: false,
+        };
         let settings = Settings {
             mode: offer.mode,
             show,
@@ -173,7 +180,15 @@ static KERNEL: LazyLock<Kernel> = LazyLock::new(|| {
 fn fill(store: &Store) -> Vec<u64> {
     let incoming = |name: &str, kind, size| {
         let target = if kind == Kind::Symlink { b"../f".to_vec() } else { Vec::new() };
-        Incoming { name: name.into(), kind, size, mtime_ns: 1, token: "etag".into(), target }
+        Incoming {
+            name: name.into(),
+            kind,
+            size,
+            mtime_ns: 1,
+            token: "etag".into(),
+            target,
+            permissions: None,
+        }
     };
     let mut listing = store.begin_listing(ROOT).expect("a listing");
     let mut all = vec![

@@ -178,6 +178,7 @@ impl Asking {
             configurations: [("test".to_owned(), HadoopConfig::of(&files))].into(),
             networks: self.networks.iter().map(|network| network.parse().unwrap()).collect(),
             api_server: None,
+            ids: store::HadoopIds { users: [("alice".to_owned(), 1000)].into(), ..Default::default() },
         };
         store::open_on(&spec, access, Arc::new(Limits::new(limits)), log, Arc::new(node)).unwrap()
     }

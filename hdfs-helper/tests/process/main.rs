@@ -210,6 +210,8 @@ async fn a_listing_goes_on_with_another_helper() {
     let first = source.list(b"", None).await.unwrap();
     assert_eq!((first.entries.len(), first.unnameable.len()), (999, 1));
     kill(spawner.last(), rustix::process::Signal::KILL);
+    let permissions = volume::Permissions { mode: 0o644, uid: Some(1000), gid: None };
+    assert!(first.entries.iter().all(|entry| entry.permissions == Some(permissions)));
     let second = source.list(b"", first.next.as_deref()).await.unwrap();
     assert_eq!(second.entries[0].name, b"01000");
     assert_eq!((second.entries.len(), second.unnameable.len()), (1000, 0));

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use store::{Kind, NoObserver, StoreError};
 use testkit::hdfs::Hdfs;
+use volume::Permissions;
 
 /// Other bytes for another seed.
 fn content(seed: u64, length: usize) -> Vec<u8> {
@@ -36,6 +37,10 @@ const ODD: &[&str] = &[
     "\u{1f600}",
     "...",
 ];
+
+fn long_owner() -> String {
+    format!("{} g", "o".repeat(300))
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plain_hdfs_keeps_what_the_contract_claims() {
@@ -77,6 +82,31 @@ async fn a_plain_hdfs_keeps_what_the_contract_claims() {
             content(7, 500),
             "{odd:?}"
         );
+    }
+
+    // Owner and mode: names are numbers as the operator says.
+    let put = |cluster: &mut Hdfs, name: &str, owner: &str, mode: &str| {
+        let path = Hdfs::name(&format!("/data/owned/{name}"));
+        cluster.put(&format!("/data/owned/{name}"), b"x").unwrap();
+        cluster.say(&format!("chmod {path} {mode}")).unwrap();
+        cluster.say(&format!("chown {path} {owner}")).unwrap();
+    };
+    for (name, owner, mode) in
+        [("known", "alice 77", "640"), ("unknown", "bob staff", "1777"), ("long", &long_owner(), "400")]
+    {
+        put(&mut cluster, name, owner, mode);
+    }
+    let shown = |mode, uid, gid| Some(Permissions { mode, uid, gid });
+    for entry in source.list(b"owned", None).await.unwrap().entries {
+        let expected = match &entry.name[..] {
+            b"known" => shown(0o640, Some(1000), Some(77)),
+            // A file has no sticky bit.
+            b"unknown" => shown(0o777, None, None),
+            _ => shown(0o400, None, None),
+        };
+        assert_eq!(entry.permissions, expected, "{entry:?}");
+        let path = [b"owned/", &entry.name[..]].concat();
+        assert_eq!(source.head(&path).await.unwrap().unwrap().permissions, expected);
     }
 
     // Pages.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use store::{HadoopConfig, HdfsNode};
+use store::{HadoopConfig, HadoopIds, HdfsNode};
 use volume::HadoopFiles;
 
 /// What is read of one file: more than any is long.
@@ -36,6 +36,7 @@ pub(crate) fn node(
         allow: config.allow.clone(),
         configurations,
         networks: config.hdfs.networks.clone(),
+        ids: HadoopIds { users: config.hdfs.users.clone(), groups: config.hdfs.groups.clone() },
         api_server: config.store.api_server,
     };
     Ok((helpers, Arc::new(node)))

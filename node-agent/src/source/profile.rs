@@ -81,7 +81,12 @@ mod tests {
             self.asked.lock().unwrap().push(dir.to_vec());
             let here = dir.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).count();
             let file = |k| Kind::File { size: k, version: Version("1".into()) };
-            let entry = |kind, k| Entry { name: format!("e{k}").into_bytes(), kind, modified_ns: 0 };
+            let entry = |kind, k| Entry {
+                name: format!("e{k}").into_bytes(),
+                kind,
+                modified_ns: 0,
+                permissions: None,
+            };
             let entries = match here == self.depth {
                 true => (0..20).map(|k| entry(file(k), k)).collect(),
                 false => (0..20).map(|k| entry(Kind::Directory, k)).collect(),

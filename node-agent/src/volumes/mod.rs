@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use volume::{Credentials, Freshness, ScopeId, VolumeSpec};
+use volume::{AttributesFrom, Credentials, Freshness, ScopeId, VolumeSpec};
 
 /// From the fds to a worker's INIT answer, and from Go to Serving.
 const WORKER_LIMIT: Duration = budget::MOUNT_STARTS.time;
@@ -402,6 +402,7 @@ pub(crate) fn assign(
         threads: config.workers.threads,
         mode,
         show: Show {
+            attributes_of_source: p.attributes == AttributesFrom::Source,
             uid: p.uid,
             gid: p.gid,
             file_mode: p.file_mode,

@@ -806,7 +806,15 @@ fn incoming(entry: store::Entry) -> Incoming {
         store::Kind::Directory => (meta::Kind::Directory, 0, String::new(), Vec::new()),
         store::Kind::Symlink { target } => (meta::Kind::Symlink, target.len() as u64, String::new(), target),
     };
-    Incoming { name: entry.name, kind, size, mtime_ns: entry.modified_ns, token, target }
+    Incoming {
+        name: entry.name,
+        kind,
+        size,
+        mtime_ns: entry.modified_ns,
+        token,
+        target,
+        permissions: entry.permissions,
+    }
 }
 
 /// Was it confirmed recently enough?

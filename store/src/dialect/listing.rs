@@ -55,6 +55,7 @@ impl Answer {
                     name: name.to_vec(),
                     kind: Kind::File { size: object.size, version },
                     modified_ns: object.modified_ns,
+                    permissions: None,
                 }),
                 _ => page.unnameable.push(show(&object.key)),
             }
@@ -63,7 +64,12 @@ impl Answer {
             let name = prefix.strip_prefix(dir).unwrap_or(&prefix);
             let name = name.strip_suffix(b"/").unwrap_or(name);
             if is_name(name) {
-                page.entries.push(Entry { name: name.to_vec(), kind: Kind::Directory, modified_ns: 0 });
+                page.entries.push(Entry {
+                    name: name.to_vec(),
+                    kind: Kind::Directory,
+                    modified_ns: 0,
+                    permissions: None,
+                });
             } else {
                 page.unnameable.push(show(&prefix));
             }

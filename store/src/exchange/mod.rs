@@ -250,11 +250,13 @@ impl Source for Bucket {
                 answers => break answers,
             }
         };
-        let directory = || Entry { name: name.clone(), kind: Kind::Directory, modified_ns: 0 };
+        let directory =
+            || Entry { name: name.clone(), kind: Kind::Directory, modified_ns: 0, permissions: None };
         let file = |object: Object| Entry {
             name: name.clone(),
             kind: Kind::File { size: object.size, version: object.version },
             modified_ns: object.modified_ns,
+            permissions: None,
         };
         match (object, below) {
             (_, Ok(below)) if !below.is_empty() => Ok(Some(directory())),

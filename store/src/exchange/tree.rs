@@ -391,10 +391,10 @@ enum Shown {
 fn entry(name: &[u8], item: &Item) -> Option<Entry> {
     let name = name.to_vec();
     match item {
-        Item::Directory => Some(Entry { name, kind: Kind::Directory, modified_ns: 0 }),
+        Item::Directory => Some(Entry { name, kind: Kind::Directory, modified_ns: 0, permissions: None }),
         Item::File(Told::All { size, version, modified_ns }) => {
             let kind = Kind::File { size: *size, version: version.clone() };
-            Some(Entry { name, kind, modified_ns: *modified_ns })
+            Some(Entry { name, kind, modified_ns: *modified_ns, permissions: None })
         }
         Item::File(Told::Name | Told::Unusable) => None,
     }

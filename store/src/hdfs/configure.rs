@@ -23,6 +23,7 @@ pub struct HdfsNode {
     /// Where HDFS's servers are meant to be although nothing else is asked there: the cluster's own networks, this
     /// machine. Never where clouds keep their metadata, nor at the API server.
     pub networks: Vec<Network>,
+    pub ids: super::HadoopIds,
     pub api_server: Option<Network>,
 }
 
@@ -313,6 +314,7 @@ mod tests {
             ]
             .into(),
             networks: ["10.1.0.0/16", "10.96.0.0/12", "0.0.0.0/0"].map(|text| text.parse().unwrap()).to_vec(),
+            ids: super::super::HadoopIds::default(),
             api_server: Some("10.96.0.1".parse().unwrap()),
         }
     }

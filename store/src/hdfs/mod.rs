@@ -6,11 +6,13 @@
 //! session.rs  one helper: handshake, questions, what comes back
 //! keeper.rs   a helper for each question: the present one, or a new one in its place
 //! configure.rs what a helper is told
+//! ids.rs      whose numbers HDFS's users and groups have
 //! body.rs     a file's bytes: what goes on where a helper, or HDFS, stopped
 //! ```
 
 mod body;
 mod configure;
+mod ids;
 mod keeper;
 mod session;
 #[cfg(test)]
@@ -31,6 +33,7 @@ use configure::Asking;
 pub use configure::{HadoopConfig, HdfsNode};
 use futures::TryStreamExt;
 use hdfs::{Answer, Configure, FailureKind, PageStart, Status};
+pub use ids::HadoopIds;
 use keeper::Keeper;
 use session::{Lost, Session};
 use std::any::Any;
@@ -72,6 +75,7 @@ struct Client {
     endpoint: String,
     /// "" or "/a/b".
     root: String,
+    ids: HadoopIds,
     keeper: Keeper,
     place: Place,
     limits: Arc<Limits>,
@@ -96,7 +100,7 @@ impl Hdfs {
     ) -> Option<Self> {
         let SourceUrl::Hdfs { authority, prefix } = &spec.source else { return None };
         let asking = Asking::of(spec, &node, &limits.config().egress)?;
-        let helpers = node.helpers.clone();
+        let (helpers, ids) = (node.helpers.clone(), node.ids.clone());
         let configuring: Configuring = Box::new(move |credentials| asking.configure(&node, credentials));
         let readers = limits.readers(spec, &access.credentials());
         let endpoint = format!("hdfs://{authority}");
@@ -107,7 +111,9 @@ impl Hdfs {
             "" => String::new(),
             prefix => format!("/{prefix}"),
         };
-        Some(Self { client: Arc::new(Client { endpoint, root, keeper, place, limits, observer, access }) })
+        Some(Self {
+            client: Arc::new(Client { endpoint, root, ids, keeper, place, limits, observer, access }),
+        })
     }
 
     async fn stat(&self, path: &[u8], question: Question) -> Result<Option<Status>, StoreError> {
@@ -249,13 +255,14 @@ fn parse(version: &Version) -> Option<hdfs::Version> {
     Some(hdfs::Version { modified_ms: modified_ms.parse().ok()?, length: length.parse().ok()? })
 }
 
-fn entry(name: &[u8], status: Status) -> Entry {
+fn entry(name: &[u8], status: Status, ids: &HadoopIds) -> Entry {
     let kind = match status.is_directory {
         true => Kind::Directory,
         false => Kind::File { size: status.version.length, version: version(status.version) },
     };
     let modified_ms = i64::try_from(status.version.modified_ms).unwrap_or(i64::MAX);
-    Entry { name: name.to_vec(), kind, modified_ns: modified_ms.saturating_mul(1_000_000) }
+    let modified_ns = modified_ms.saturating_mul(1_000_000);
+    Entry { name: name.to_vec(), kind, modified_ns, permissions: Some(ids.permissions(&status)) }
 }
 
 /// A page's start as a token: how many names are hidden, and the name before them.
@@ -291,7 +298,7 @@ impl Source for Hdfs {
         let mut page = Page { next: found.next.as_ref().map(token), ..Page::default() };
         for one in found.entries {
             match is_name(one.name.as_bytes()) && one.status.version.length <= volume::FILE_BYTES_MAX {
-                true => page.entries.push(entry(one.name.as_bytes(), one.status)),
+                true => page.entries.push(entry(one.name.as_bytes(), one.status, &self.client.ids)),
                 false => page.unnameable.push(show(one.name.as_bytes())),
             }
         }
@@ -307,7 +314,7 @@ impl Source for Hdfs {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
         let status = self.stat(path, self.client.access.question()).await?;
         let shown = status.filter(|status| status.version.length <= volume::FILE_BYTES_MAX);
-        Ok(shown.map(|status| entry(name, status)))
+        Ok(shown.map(|status| entry(name, status, &self.client.ids)))
     }
 
     async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError> {

@@ -20,6 +20,10 @@ fn of(range: Range<u64>) -> Vec<u8> {
 
 const VERSION: hdfs::Version = hdfs::Version { modified_ms: 5, length: SIZE };
 
+fn status(is_directory: bool) -> Status {
+    Status { is_directory, version: VERSION, mode: 0o640, owner: "alice".into(), group: "1234".into() }
+}
+
 /// One helper's end of its socket.
 struct End {
     socket: tokio::net::UnixStream,
@@ -89,9 +93,7 @@ impl End {
     /// Sends `most` bytes at most. False: and then no answer.
     async fn honest_answer(&mut self, id: u64, question: hdfs::Question, most: u64) -> bool {
         let answer = match question {
-            hdfs::Question::Stat { .. } => {
-                Answer::Status(Some(Status { is_directory: false, version: VERSION }))
-            }
+            hdfs::Question::Stat { .. } => Answer::Status(Some(status(false))),
             hdfs::Question::List { .. } => Answer::Page(hdfs::Page::default()),
             hdfs::Question::Read { mut start, end, window, .. } => {
                 let (mut granted, mut sent) = (u64::from(window), 0);
@@ -197,6 +199,7 @@ impl Scripted {
             allow: AllowList::default(),
             configurations: BTreeMap::new(),
             networks: Vec::new(),
+            ids: HadoopIds { users: [("alice".to_owned(), 1000)].into(), ..HadoopIds::default() },
             api_server: None,
         };
         Hdfs::open(&spec, access, limits, Arc::new(NoObserver), Arc::new(node)).expect("an HDFS")
@@ -337,10 +340,7 @@ async fn whatever_a_helper_may_not_say_ends_it_and_is_an_error_and_nothing_else(
         assert!(matches!(error, StoreError::Malformed { .. }), "{name}: {error}");
         assert!(helpers.killed.lock().unwrap().iter().all(|killed| killed.load(Ordering::SeqCst)), "{name}");
     }
-    let entry = |name: &str| hdfs::Entry {
-        name: name.to_owned(),
-        status: Status { is_directory: true, version: VERSION },
-    };
+    let entry = |name: &str| hdfs::Entry { name: name.to_owned(), status: status(true) };
     let start = |after: &str, hidden| {
         Some(PageStart { after: Some(after).filter(|a| !a.is_empty()).map(Into::into), hidden })
     };
@@ -415,8 +415,7 @@ async fn a_person_is_told_whether_anybody_answers_and_then_what() {
 async fn names_that_no_file_may_have_are_told_and_not_shown() {
     let helpers = Scripted::new(|mut end: End| async move {
         end.begin().await;
-        let status = Status { is_directory: true, version: VERSION };
-        let entry = |name: &str| hdfs::Entry { name: name.to_owned(), status };
+        let entry = |name: &str| hdfs::Entry { name: name.to_owned(), status: status(true) };
         let mut names = ["..", ".", "good", &"n".repeat(256), "huge"].map(entry).to_vec();
         names[4].status.version.length = u64::MAX;
         while let Some((id, _)) = end.asked().await {

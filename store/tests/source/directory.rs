@@ -2,14 +2,16 @@
 
 use futures::TryStreamExt;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use store::{Access, Kind, Limits, LimitsConfig, NoObserver, Source, StoreError, Version};
 use testkit::content;
-use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
+use volume::{Credentials, Parameters, Permissions, SourceUrl, VolumeId, VolumeSpec};
 
 fn open(path: &Path) -> Arc<dyn Source> {
     let spec = VolumeSpec {
@@ -54,6 +56,11 @@ async fn files_directories_and_links_are_shown_as_they_are() {
     assert_eq!(found.len(), 3);
     assert_eq!(found[&b"b"[..]], &Kind::Directory);
     assert_eq!(found[&b"link"[..]], &Kind::Symlink { target: b"../a/f".to_vec() });
+    for entry in &page.entries {
+        let shown = fs::symlink_metadata(root.join("a").join(OsStr::from_bytes(&entry.name))).unwrap();
+        let permissions = Permissions::of(shown.mode(), Some(shown.uid()), Some(shown.gid()));
+        assert_eq!(entry.permissions, Some(permissions));
+    }
     assert_eq!(page.unnameable, ["socket (neither file, directory nor link)"]);
     for entry in &page.entries {
         let path = [b"a/", entry.name.as_slice()].concat();

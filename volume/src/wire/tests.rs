@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Addressing, Freshness, Profile, golden};
+use crate::{Addressing, AttributesFrom, Freshness, Profile, golden};
 use proptest::prelude::*;
 use url::Url;
 
@@ -61,6 +61,7 @@ fn samples() -> Vec<WireSpec> {
             &[("nameNodes", "a.example.com, b:9000"), ("hdfsUser", "alice"), ("path", "b@c/d")],
         ),
         described("hdfs://nn:8020", &[("hadoopConfig", "prod")]),
+        described("hdfs://nn:8020", &[("attributes", "source")]),
     ]
 }
 
@@ -243,6 +244,11 @@ fn parameters() -> impl Strategy<Value = Parameters> {
                     profile: if strict { Profile::Auto } else { profile },
                     readahead,
                     cache_limit,
+                    attributes: if uid.is_multiple_of(2) {
+                        AttributesFrom::Source
+                    } else {
+                        AttributesFrom::Volume
+                    },
                     uid,
                     gid,
                     file_mode,
@@ -262,6 +268,9 @@ fn meant_for(source: &SourceUrl, mut parameters: Parameters) -> Parameters {
     }
     if matches!(source, SourceUrl::Gcs { .. } | SourceUrl::Azure { .. } | SourceUrl::Web { .. }) {
         parameters.region = None;
+    }
+    if !matches!(source, SourceUrl::Hdfs { .. } | SourceUrl::Dir { .. }) {
+        parameters.attributes = AttributesFrom::Volume;
     }
     let web = matches!(source, SourceUrl::Web { .. });
     parameters.manifest = (web && parameters.gid.is_multiple_of(2)).then(|| "lists/files.tsv".to_owned());

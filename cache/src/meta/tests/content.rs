@@ -51,6 +51,12 @@ fn the_version_counts_contents() {
     assert_eq!(put(&base), 1);
     let bigger = Incoming { size: 100, ..base.clone() };
     assert_eq!(put(&bigger), 2);
+    for mode in [0o644, 0o600] {
+        let permissions = Some(volume::Permissions { mode, uid: Some(7), gid: None });
+        let kept = store.put(ROOT, &Incoming { permissions, ..bigger.clone() }).unwrap();
+        assert_eq!((kept.version, kept.permissions), (2, permissions), "no part of the content");
+        assert_eq!(found(&store.view(), ROOT, "a").permissions, permissions);
+    }
     let other = Incoming { token: "2".into(), ..bigger.clone() };
     assert_eq!(put(&other), 3);
     let later = Incoming { mtime_ns: other.mtime_ns + 1_000_000_000, ..other };

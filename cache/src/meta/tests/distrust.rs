@@ -121,7 +121,7 @@ fn a_store_of_a_far_format_is_set_aside_whatever_its_marker_says() {
 fn a_store_of_an_unknown_format_is_set_aside() {
     let bench = Bench::new();
     filled(&bench);
-    rewrite_marker(&bench, "millpond-meta 1", "millpond-meta 999");
+    rewrite_marker(&bench, &format!("millpond-meta {FORMAT}"), "millpond-meta 999");
     assert!(starts_empty(&bench).contains("format is 999"));
 }
 

@@ -71,6 +71,7 @@ fn file(name: &str, token: &str) -> Incoming {
         mtime_ns: 7_000_000_000,
         token: token.into(),
         target: Vec::new(),
+        permissions: None,
     }
 }
 

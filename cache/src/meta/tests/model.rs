@@ -134,6 +134,7 @@ impl Model {
                     token: incoming.token.clone(),
                     cached: None,
                     target: vec![],
+                    permissions: None,
                 };
                 d.names.insert(incoming.name.clone(), Name { attributes, seen_ms });
                 self.next_ino += 1;

@@ -212,7 +212,12 @@ async fn paths_are_those_of_the_source() {
     assert_eq!(scope.child_path(ROOT, b"x").unwrap(), b"x");
     assert_eq!(scope.child_path(dir, b"x").unwrap(), b"d0/x");
     assert_eq!(scope.child_path(4711, b"x"), Err(Cause::Stale));
-    let entry = store::Entry { name: b"deep".to_vec(), kind: store::Kind::Directory, modified_ns: 0 };
+    let entry = store::Entry {
+        name: b"deep".to_vec(),
+        kind: store::Kind::Directory,
+        modified_ns: 0,
+        permissions: None,
+    };
     scope.metadata.put(dir, &super::incoming(entry)).unwrap();
     let deep = scope.names.resolve(b"d0/deep").unwrap().unwrap();
     assert_eq!(scope.parent_and_name(dir).unwrap(), Some((ROOT, b"d0".to_vec())));
