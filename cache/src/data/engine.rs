@@ -196,6 +196,12 @@ impl Engine {
         Some(file)
     }
 
+    /// Is this file of the scope whole, as the index says?
+    pub fn is_whole(&self, scope: &ScopeId, id: u64) -> bool {
+        let index = self.lock_index();
+        index.is_of(scope, id) && index.entries.get(&id).is_some_and(|entry| entry.rest == Rest::Whole)
+    }
+
     /// As [`Self::by_id`], for callers that may see this scope alone.
     pub fn by_id_of(self: &Arc<Self>, scope: &ScopeId, id: u64) -> Option<Arc<File>> {
         // A whole file gets an instance by being looked for: not before its scope is known.

@@ -73,7 +73,7 @@ fn take(volumes: &Volumes, step: Step) {
             for mount in volumes.mounts().iter().filter(|m| m.scope.id == key.scope) {
                 mount.forget(file);
             }
-            let noted = volumes.scopes.get(&key.scope).map_or(Ok(()), |s| s.became_gone(file));
+            let noted = volumes.scopes.get(&key.scope).map_or(Ok(()), |s| s.became_gone(file, &key.path));
             if let Err(error) = noted {
                 tracing::warn!(file, %error, "cache state could not be noted: readers will ask");
             }

@@ -599,17 +599,24 @@ impl Scope {
         each.fold(Ok(()), Result::and)
     }
 
-    /// A cache file was evicted or dropped. Blocking; for the event thread.
-    pub(crate) fn became_gone(&self, file: u64) -> Result<(), MetaError> {
+    /// Is it still there? What is given up while no volume uses this scope is noted nowhere.
+    pub(crate) fn has(&self, cached: &Cached) -> bool {
+        cached.generation == self.generation && self.engine.is_whole(&self.id, cached.file)
+    }
+
+    /// A cache file, of this path, was evicted or dropped. Blocking; for the event thread.
+    pub(crate) fn became_gone(&self, file: u64, path: &[u8]) -> Result<(), MetaError> {
         let (found, let_go) = {
             let mut versions = lock(&self.versions);
             (versions.by_file.remove(&file), versions.held.remove(&file))
         };
         drop(let_go);
-        let Some((ino, version)) = found else { return Ok(()) };
+        // Nobody has opened it since the scope was opened: its record is of before.
+        let ino = found.map_or_else(|| self.names.resolve(path), |(ino, _)| Ok(Some(ino)))?;
+        let Some(ino) = ino else { return Ok(()) };
         match self.names.attributes(ino)? {
             Some((a, _)) if a.cached.as_ref().is_some_and(|c| c.file == file) => {
-                self.metadata.set_cached(ino, version, None).map(|_| ())
+                self.metadata.set_cached(ino, a.version, None).map(|_| ())
             }
             _ => Ok(()),
         }

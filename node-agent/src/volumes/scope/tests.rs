@@ -2,7 +2,7 @@ use super::{AWAY_CHARS_MAX, Scope};
 use crate::prefetch::ledger::at_once;
 use crate::testing::{Does, Scripted};
 use cache::data::{File, ReadOptions};
-use cache::meta::{Lookup, ROOT};
+use cache::meta::{Cached, Lookup, ROOT};
 use link::Cause;
 use std::sync::Arc;
 use std::time::Duration;
@@ -281,14 +281,22 @@ async fn only_the_file_at_which_a_name_points_takes_its_place_away_when_it_goes(
     let ino = scope.names.resolve(b"f").unwrap().unwrap();
     let cached = || scope.names.last_attributes(ino).unwrap().unwrap().cached.map(|cached| cached.file);
     assert_eq!(cached(), Some(first.id()));
-    scope.became_gone(first.id() + 1).unwrap();
+    scope.became_gone(first.id() + 1, b"f").unwrap();
     assert_eq!(cached(), Some(first.id()), "another file");
     source.resize(5);
     let second = whole(&scope).await;
     scope.became_whole(&[(second.id(), second.root())]).unwrap();
-    scope.became_gone(first.id()).unwrap();
+    scope.became_gone(first.id(), b"f").unwrap();
     assert_eq!(cached(), Some(second.id()), "the one before");
-    scope.became_gone(second.id()).unwrap();
+    scope.became_gone(second.id(), b"f").unwrap();
+    assert_eq!(cached(), None);
+    // Nor of a file that was whole before the scope was opened, and that nobody has opened since.
+    let version = scope.names.last_attributes(ino).unwrap().unwrap().version;
+    let before = Cached { generation: scope.generation, root: 0, file: 77 };
+    scope.metadata.set_cached(ino, version, Some(before)).unwrap();
+    scope.became_gone(78, b"f").unwrap();
+    assert_eq!((cached(), scope.has(&before)), (Some(77), false));
+    scope.became_gone(77, b"f").unwrap();
     assert_eq!(cached(), None);
     // Nothing is pointed at on a disk that fails.
     let third = whole(&scope).await;
