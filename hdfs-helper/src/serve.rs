@@ -5,7 +5,7 @@ use crate::failure::{failure, of};
 use crate::file_system::{FileSystem, apart};
 use crate::listing::{Listings, told};
 use crate::reading::{Readers, Reading};
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use hdfs::{
     Answer, DATA_BYTES_MAX, Failure, FailureKind, Frames, FromHelper, QUESTIONS_MAX, Question, ToHelper,
 };
@@ -26,7 +26,7 @@ struct Serving {
     listings: Listings,
     readers: Arc<Readers>,
     running: Mutex<HashMap<u64, Running>>,
-    out: mpsc::Sender<Bytes>,
+    out: mpsc::Sender<(Bytes, Bytes)>,
 }
 
 struct Running {
@@ -43,10 +43,10 @@ pub(crate) async fn serve(
     let text = |e: std::io::Error| format!("the agent's socket: {e}");
     socket.set_nonblocking(true).map_err(text)?;
     let (mut from, mut to) = UnixStream::from_std(socket).map_err(text)?.into_split();
-    let (out, mut queue) = mpsc::channel::<Bytes>(QUEUE);
+    let (out, mut queue) = mpsc::channel::<(Bytes, Bytes)>(QUEUE);
     let writing = tokio::spawn(async move {
-        while let Some(frame) = queue.recv().await {
-            if to.write_all(&frame).await.is_err() {
+        while let Some((head, body)) = queue.recv().await {
+            if to.write_all_buf(&mut head.chain(body)).await.is_err() {
                 return; // the agent is gone, which the reading end is told, too
             }
         }
@@ -104,7 +104,7 @@ impl Serving {
             self.listings.forget();
         }
         self.running().remove(&id);
-        self.say(&FromHelper::Answer { id, answer }, &[]).await;
+        self.say(&FromHelper::Answer { id, answer }, Bytes::new()).await;
     }
 
     async fn answer(
@@ -156,14 +156,14 @@ impl Serving {
             if let Ok(permits) = granted.acquire_many(part.len() as u32).await {
                 permits.forget();
             }
-            self.say(&FromHelper::Data { id }, &part).await;
+            self.say(&FromHelper::Data { id }, part).await;
         }
     }
 
-    async fn say(&self, message: &FromHelper, body: &[u8]) {
+    async fn say(&self, message: &FromHelper, body: Bytes) {
         // Pages and pieces are cut to what a frame can hold.
-        let frame = hdfs::encode_data(message, body).expect("bounded where it is made");
-        let _ = self.out.send(frame).await; // the agent is gone: so are we, soon
+        let head = hdfs::encode_before(message, &body).expect("bounded where it is made");
+        let _ = self.out.send((head, body)).await; // the agent is gone: so are we, soon
     }
 
     fn running(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Running>> {

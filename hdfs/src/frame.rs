@@ -11,6 +11,8 @@ use std::marker::PhantomData;
 
 /// The largest is a page with the names and times of its entries, or a configuration with its secrets.
 const MESSAGE_BYTES_MAX: usize = 512 << 10;
+/// What is read at once.
+const SPACE: usize = 256 << 10;
 /// Of the message and of the body, little endian.
 const LENGTHS: usize = 8;
 
@@ -31,21 +33,22 @@ pub enum FrameError {
 /// # Errors
 /// It is longer than any message may be.
 pub fn encode(message: &impl Serialize) -> Result<Bytes, FrameError> {
-    encode_data(message, &[])
+    encode_before(message, &[])
 }
 
+/// What comes before the bytes of `body`, which are said behind it.
+///
 /// # Errors
 /// It is longer than any message may be.
-pub fn encode_data(message: &impl Serialize, body: &[u8]) -> Result<Bytes, FrameError> {
+pub fn encode_before(message: &impl Serialize, body: &[u8]) -> Result<Bytes, FrameError> {
     let head = postcard::to_stdvec(message).map_err(|_| FrameError::Unreadable)?;
     if head.len() > MESSAGE_BYTES_MAX || body.len() > DATA_BYTES_MAX {
         return Err(FrameError::TooLong(head.len().max(body.len())));
     }
-    let mut frame = BytesMut::with_capacity(LENGTHS + head.len() + body.len());
+    let mut frame = BytesMut::with_capacity(LENGTHS + head.len());
     frame.put_u32_le(head.len() as u32);
     frame.put_u32_le(body.len() as u32);
     frame.put_slice(&head);
-    frame.put_slice(body);
     Ok(frame.freeze())
 }
 
@@ -65,7 +68,8 @@ impl<M> Default for Frames<M> {
 impl<M: DeserializeOwned> Frames<M> {
     /// Where to read the next bytes to.
     pub fn space(&mut self) -> &mut BytesMut {
-        self.buffer.reserve(64 << 10);
+        // Some frames at once: of one that is there in part, this part is copied.
+        self.buffer.reserve(SPACE);
         &mut self.buffer
     }
 
@@ -101,10 +105,14 @@ mod tests {
     use crate::{FromHelper, ToHelper};
     use proptest::prelude::*;
 
+    fn data(message: &FromHelper, body: &[u8]) -> Bytes {
+        [&encode_before(message, body).unwrap()[..], body].concat().into()
+    }
+
     #[test]
     fn frames_come_out_as_they_went_in_however_they_are_cut() {
         let sent: Vec<Bytes> = (0..20_u64)
-            .map(|id| encode_data(&FromHelper::Data { id }, &vec![id as u8; id as usize * 1000]).unwrap())
+            .map(|id| data(&FromHelper::Data { id }, &vec![id as u8; id as usize * 1000]))
             .collect();
         for step in [1, 7, 4096, 1 << 20] {
             let (mut frames, mut seen) = (Frames::<FromHelper>::default(), 0);
@@ -127,7 +135,7 @@ mod tests {
             assert!(matches!(frames.take(), Err(FrameError::TooLong(_))));
             assert!(frames.buffer.capacity() < 1 << 20);
         }
-        assert!(encode_data(&FromHelper::Data { id: 0 }, &vec![0; DATA_BYTES_MAX + 1]).is_err());
+        assert!(encode_before(&FromHelper::Data { id: 0 }, &vec![0; DATA_BYTES_MAX + 1]).is_err());
     }
 
     proptest! {

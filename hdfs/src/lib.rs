@@ -24,7 +24,7 @@ mod message;
 mod site;
 mod token_file;
 
-pub use frame::{Frame, FrameError, Frames, encode, encode_data};
+pub use frame::{Frame, FrameError, Frames, encode, encode_before};
 pub use krb5_conf::{BadKrb5Conf, cleaned as cleaned_krb5_conf};
 pub use message::{
     Answer, Configure, Entry, Failure, FailureKind, FromHelper, Identity, Network, Page, PageStart, Question,

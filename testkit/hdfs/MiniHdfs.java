@@ -8,10 +8,15 @@ import java.lang.reflect.Field;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.security.PrivilegedExceptionAction;
+import java.util.ArrayList;
 import java.util.Base64;
 import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.Properties;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
 import java.util.stream.IntStream;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FSDataOutputStream;
@@ -171,17 +176,35 @@ public final class MiniHdfs {
     }
   }
 
+  /** Each file waits for DataNodes, so many are written at once. */
   private void putTree(Path to, File from, long blockSize) throws Exception {
+    ExecutorService writers = Executors.newFixedThreadPool(16);
+    try {
+      List<Future<?>> all = new ArrayList<>();
+      putTree(to, from, blockSize, writers, all);
+      for (Future<?> one : all) {
+        one.get();
+      }
+    } finally {
+      writers.shutdownNow();
+    }
+  }
+
+  private void putTree(Path to, File from, long blockSize, ExecutorService writers, List<Future<?>> all)
+      throws IOException {
     files.mkdirs(to);
     for (File entry : from.listFiles()) {
       Path there = new Path(to, entry.getName());
       if (entry.isDirectory()) {
-        putTree(there, entry, blockSize);
+        putTree(there, entry, blockSize, writers, all);
       } else {
-        try (FSDataOutputStream out = files.create(
-            there, FsPermission.getFileDefault(), true, 1 << 16, (short) 2, blockSize, null)) {
-          Files.copy(entry.toPath(), out);
-        }
+        all.add(writers.submit(() -> {
+          try (FSDataOutputStream out = files.create(
+              there, FsPermission.getFileDefault(), true, 1 << 16, (short) 2, blockSize, null)) {
+            Files.copy(entry.toPath(), out);
+          }
+          return null;
+        }));
       }
     }
   }

@@ -50,7 +50,8 @@ impl End {
     }
 
     async fn data(&mut self, id: u64, bytes: &[u8]) {
-        self.send(&hdfs::encode_data(&FromHelper::Data { id }, bytes).unwrap()).await;
+        self.send(&hdfs::encode_before(&FromHelper::Data { id }, bytes).unwrap()).await;
+        self.send(bytes).await;
     }
 
     async fn answer(&mut self, id: u64, answer: Result<Answer, Failure>) {
