@@ -24,12 +24,14 @@ pub struct Resources {
 
 impl Resources {
     pub fn of(node: &Node) -> Result<Self> {
+        // An HDFS's helper is there from the first question on: not yet, where an agent was just given its mounts.
+        let helpers = node.helpers().len();
         Ok(Self {
             mounts: mountinfo::below(node.places().root())?.len(),
             plugin_descriptors: processes::descriptors(node.plugin().pid()),
             agent_descriptors: processes::descriptors(node.agent().pid()),
-            workers: processes::children(node.agent().pid()).len(),
-            groups: memory::groups(),
+            workers: processes::children(node.agent().pid()).len().saturating_sub(helpers),
+            groups: memory::groups().saturating_sub(helpers),
         })
     }
 

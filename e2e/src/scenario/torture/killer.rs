@@ -10,9 +10,11 @@ use crate::node::{AgentOptions, Mounted, Node, Version};
 use crate::oracle::Crowd;
 use crate::processes;
 use crate::random::Random;
+use crate::tree::{Shape, Tree};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Longest pause between the two deaths of a pair.
@@ -46,6 +48,8 @@ pub(super) struct Killer {
     crowd: Option<CrowdVolume>,
     ended: Option<EndedVolumes>,
     disk: Option<HangingDisk>,
+    /// Small files of the first volume, and their sizes.
+    small: Vec<(PathBuf, u64)>,
     gap: Duration,
     cold_every: u64,
     patience: Duration,
@@ -60,6 +64,9 @@ impl Killer {
     ) -> Result<Self> {
         let crowd = plan.classes.contains(&Class::Crowd);
         let ended = plan.classes.contains(&Class::MountEnded);
+        let small = Tree::generated("torture/", Shape { large: 0, ..plan.shape }).files;
+        let first = mounted.first().context("a volume")?;
+        let small = small.into_iter().map(|file| (first.target.join(file.path), file.size)).collect();
         Ok(Self {
             random: Random(plan.seed ^ 0x6b69_6c6c),
             volumes: mounted.iter().map(|m| m.id.clone()).collect(),
@@ -67,6 +74,7 @@ impl Killer {
             crowd: crowd.then(|| CrowdVolume::publish(node, plan.crowd)).transpose()?,
             ended: ended.then(|| EndedVolumes::publish(node, plan)).transpose()?,
             disk,
+            small,
             gap: plan.gap,
             cold_every: plan.cold_every,
             patience: plan.patience,
@@ -96,6 +104,7 @@ impl Killer {
             mended_ns: None,
         };
         let mut struck = Vec::new();
+        let anew = self.random.below(self.small.len() as u64);
         match class {
             Class::Worker => self.kill_workers(node, 1, &mut fault)?,
             Class::Workers => {
@@ -197,14 +206,10 @@ impl Killer {
         }
         match class {
             // Broker and agent are the same processes.
-            Class::Worker
-            | Class::Workers
-            | Class::WorkerOom
-            | Class::WorkerPanic
-            | Class::WorkerHang
-            | Class::Helpers => {
+            Class::Worker | Class::Workers | Class::WorkerOom | Class::WorkerPanic | Class::WorkerHang => {
                 node.wait_served(self.patience)?;
             }
+            Class::Helpers => self.read_anew(node, anew)?,
             _ => node.wait_whole(self.patience)?,
         }
         fault.whole_ns = monotonic_ns();
@@ -212,6 +217,15 @@ impl Killer {
             fault.ended = struck.into_iter().map(|one| ended.judge(node, one)).collect::<Result<_>>()?;
         }
         Ok(fault)
+    }
+
+    /// Of a file that the store must be asked for: before that, nobody's reads get on.
+    fn read_anew(&self, node: &Node, which: u64) -> Result<()> {
+        let (path, size) = &self.small[which as usize];
+        node.agent().evict(path)?;
+        let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+        ensure!(bytes.len() as u64 == *size, "{} has {} bytes", path.display(), bytes.len());
+        Ok(())
     }
 
     fn pause(&mut self, limit: Duration) {
