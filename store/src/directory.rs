@@ -339,9 +339,12 @@ impl Tree {
             }
             _ => return Ok(None),
         };
-        let permissions = Permissions::of(found.st_mode, Some(found.st_uid), Some(found.st_gid));
+        let permissions = match kind {
+            Kind::Symlink { .. } => None, // says nothing of who may do what
+            _ => Some(Permissions::of(found.st_mode, Some(found.st_uid), Some(found.st_gid))),
+        };
         let modified_ns = modified_ns(found);
-        Ok(Some(Entry { name: name.to_vec(), kind, modified_ns, permissions: Some(permissions) }))
+        Ok(Some(Entry { name: name.to_vec(), kind, modified_ns, permissions }))
     }
 
     /// The token is the directory cookie of getdents64(2), which stays valid across opens: it is what NFS servers

@@ -72,6 +72,8 @@ public final class MiniHdfs {
     settings.setInt("dfs.namenode.handler.count", 4);
     settings.setInt("dfs.namenode.safemode.extension", 0);
     settings.setInt("ipc.client.connect.max.retries", 1);
+    // A client that closes a file asks whether its block was reported: at first 400 ms after the first time.
+    settings.setInt("dfs.client.block.write.locateFollowingBlock.initial.delay.ms", 10);
     settings.setBoolean("dfs.namenode.edits.noeditlogchannelflush", true);
     StringBuilder ready = new StringBuilder("ok");
     if (mode.startsWith("kerberos")) {

@@ -5,9 +5,10 @@ use clap::Parser;
 use e2e::node::{AgentOptions, Node, Protocol};
 use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
+use e2e::scenario::resets::ResetsPlan;
 use e2e::scenario::torture::{self, Class, Length, Plan, SoakPlan, TortureReport};
 use e2e::scenario::{
-    away, burst, cycles, faults, frozen, hadoop, listing, memory, noisy, renewals, scale, scopes,
+    away, burst, cycles, faults, frozen, hadoop, listing, memory, noisy, renewals, resets, scale, scopes,
 };
 use e2e::supervised::supervised;
 use e2e::tree::{Shape, Tree};
@@ -59,6 +60,22 @@ enum Command {
         files: usize,
         #[arg(long, default_value_t = 3)]
         rounds: usize,
+    },
+    /// Runs over an HDFS whose connections break: scripts/stores run hdfs node-suite resets.
+    Resets {
+        #[arg(long, default_value_t = 100)]
+        runs: usize,
+        /// Of one run.
+        #[arg(long, default_value_t = 6000)]
+        reads: usize,
+        /// Of so many receives from the network one fails.
+        #[arg(long, default_value_t = 36_000)]
+        one_in: u64,
+        /// How long HDFS does not answer, in the middle.
+        #[arg(long, value_parser = humantime::parse_duration, default_value = "2m")]
+        outage: Duration,
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Agent and broker are killed at once, again and again, under pods with mount namespaces of their own.
     Renewals {
@@ -238,6 +255,14 @@ fn run() -> Result<()> {
             let mut node = Node::start(AgentOptions::with_store(Protocol::Hdfs))?;
             println!("{}", hadoop::run(&mut node, large, files, rounds)?);
             node.finish()
+        }
+        Command::Resets { runs, reads, one_in, outage, seed: given } => {
+            let plan = ResetsPlan { runs, reads, one_in, outage, seed: seed(given) };
+            let report = resets::run(&plan)?;
+            println!("{report}");
+            let right = (report.runs - report.failed) as f64 / report.runs.max(1) as f64;
+            ensure!(right >= 0.983, "{:.1} % without a failure", 100.0 * right);
+            Ok(())
         }
         Command::Renewals { rounds } => {
             let mut node = renewals::node()?;

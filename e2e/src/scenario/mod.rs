@@ -14,6 +14,7 @@ pub mod listing;
 pub mod memory;
 pub mod noisy;
 pub mod renewals;
+pub mod resets;
 pub mod resources;
 pub mod scale;
 pub mod scopes;

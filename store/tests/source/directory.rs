@@ -59,7 +59,8 @@ async fn files_directories_and_links_are_shown_as_they_are() {
     for entry in &page.entries {
         let shown = fs::symlink_metadata(root.join("a").join(OsStr::from_bytes(&entry.name))).unwrap();
         let permissions = Permissions::of(shown.mode(), Some(shown.uid()), Some(shown.gid()));
-        assert_eq!(entry.permissions, Some(permissions));
+        let is_link = matches!(entry.kind, Kind::Symlink { .. });
+        assert_eq!(entry.permissions, Some(permissions).filter(|_| !is_link));
     }
     assert_eq!(page.unnameable, ["socket (neither file, directory nor link)"]);
     for entry in &page.entries {
