@@ -235,7 +235,7 @@ pub(crate) fn told(status: &FileStatus) -> Status {
     // A NameNode may tell anything.
     let name = |name: &str| if name.len() > USER_BYTES_MAX { String::new() } else { name.to_owned() };
     let (owner, group) = (name(&status.owner), name(&status.group));
-    Status { is_directory: status.isdir, version, mode: (status.permission & 0o7777) as u16, owner, group }
+    Status { is_directory: status.isdir, version, mode: status.permission & 0o7777, owner, group }
 }
 
 /// As a NameNode lists: by bytes, which are signed in Java.
