@@ -172,9 +172,10 @@ impl<'a> Record<'a> {
         }
         let at = self.token_at();
         let (token, behind) = self.0[at..].split_at(self.token_len());
-        let permissions = match self.0[1] & FLAG_PERMISSIONS {
-            0 => None,
-            _ => Some(permissions(behind).ok_or_else(|| damaged("owner and mode"))?),
+        let has_permissions = kind != Kind::Symlink && self.0[1] & FLAG_PERMISSIONS != 0;
+        let permissions = match has_permissions {
+            false => None,
+            true => Some(permissions(behind).ok_or_else(|| damaged("owner and mode"))?),
         };
         Ok(Attributes {
             ino: self.ino(),
