@@ -1,3 +1,5 @@
+//! Owner and mode of a file, as its source tells them.
+
 /// Who owns a file at its source, and what its mode lets whom do there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Permissions {
@@ -8,14 +10,14 @@ pub struct Permissions {
     pub gid: Option<u32>,
 }
 
-/// What no id is, for chown(2).
-const NO_ID: u32 = u32::MAX;
-
 impl Permissions {
+    /// What no id is, for chown(2).
+    pub const NO_ID: u32 = u32::MAX;
+
     /// Setuid, setgid, sticky and the kind of file are left out, for no source may bring a program to more rights; so is an
     /// id that no user has.
     pub fn of(mode: u32, uid: Option<u32>, gid: Option<u32>) -> Self {
-        let id = |id: Option<u32>| id.filter(|id| *id != NO_ID);
+        let id = |id: Option<u32>| id.filter(|id| *id != Self::NO_ID);
         Self { mode: (mode & 0o777) as u16, uid: id(uid), gid: id(gid) }
     }
 }

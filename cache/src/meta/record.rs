@@ -47,8 +47,6 @@ const FLAG_CACHED: u8 = 2;
 /// what is there. (Of a symlink all is allowed, whatever its mode.)
 const FLAG_PERMISSIONS: u8 = 4;
 const PERMISSIONS: usize = 12;
-/// Who that is.
-const NOBODY: u32 = u32::MAX;
 
 /// Key of a name: the parent in big endian, so that one directory's names lie together, in byte order.
 pub(super) struct NameKey {
@@ -264,7 +262,8 @@ impl Known {
         match permissions {
             None => out.extend(a.map_or(&[][..], |a| &a.target)),
             Some(Permissions { mode, uid, gid }) => {
-                let words = [u32::from(mode), uid.unwrap_or(NOBODY), gid.unwrap_or(NOBODY)];
+                let words =
+                    [u32::from(mode), uid.unwrap_or(Permissions::NO_ID), gid.unwrap_or(Permissions::NO_ID)];
                 out.extend(words.into_iter().flat_map(u32::to_le_bytes));
             }
         }

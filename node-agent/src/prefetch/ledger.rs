@@ -82,6 +82,11 @@ impl Ledger {
         files > 0
     }
 
+    /// One of them did not have to be fetched: another is, in its place.
+    pub fn was_there(&mut self) {
+        self.owed += 1;
+    }
+
     /// One of them could not be fetched: a store that fails is not asked for more than what readers need.
     pub fn failed(&mut self) {
         self.owed = 0;
@@ -164,6 +169,9 @@ mod tests {
         assert_eq!(paid.due(true), None);
         assert!(paid.missed(now), "and goes on from there");
         assert_eq!(paid.due(true), Some((5, Some(8))));
+        assert!(paid.found(5, Some(9), now));
+        paid.was_there();
+        assert_eq!(paid.due(true), Some((1, Some(9))));
         paid.failed();
         assert_eq!(paid.due(true), None);
 

@@ -68,8 +68,14 @@ impl SiblingPrefetch {
                 return;
             }
             for (ino, version) in files {
-                let Ok(slot) = scope.ahead.clone().acquire_owned().await else { return };
                 let Ok(file) = scope.file(ino, version, options) else { continue };
+                // Its record is of an agent before this one.
+                if file.is_whole() {
+                    self.lock().entry(key.clone()).and_modify(Ledger::was_there);
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+                let Ok(slot) = scope.ahead.clone().acquire_owned().await else { return };
                 let (me, key) = (self.clone(), key.clone());
                 tokio::spawn(carry(async move {
                     let failed = file.whole().await.is_err(); // its reader will get the error
@@ -159,6 +165,23 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(fetched(&scripted, 200).await, 200);
+    }
+
+    /// An agent that has followed another one knows from no record that they are there.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_there_already_takes_nothing_of_what_is_owed() {
+        let scripted = Scripted::with_files(2, 200);
+        let scope = scripted.scope();
+        scope.list(ROOT, volume::Freshness::Ttl(Duration::from_secs(60))).await.unwrap();
+        let there = next_files(&scope, ROOT, None, 100).0;
+        for (ino, version) in &there {
+            scope.file(*ino, *version, ReadOptions::default()).unwrap().whole().await.unwrap();
+        }
+        assert_eq!(fetched(&scripted, 100).await, 100);
+        let siblings = Arc::new(SiblingPrefetch::new(scope.engine().clone()));
+        (0..=PATIENCE).for_each(|_| siblings.missed(&scope, there[0].0, ReadOptions::default()));
+        let owed = u64::from(PATIENCE.div_ceil(2));
+        assert_eq!(fetched(&scripted, 100 + owed).await, 100 + owed);
     }
 
     #[test]
