@@ -17,9 +17,9 @@ use tokio::time::Instant;
 const AHEAD: usize = 64;
 /// Each keeps a page of the NameNode's.
 const KEPT_MAX: usize = 32;
+const KEPT_FOR: Duration = Duration::from_secs(60);
 /// Longer than any user's or group's name.
 const USER_BYTES_MAX: usize = 256;
-const KEPT_FOR: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 pub(crate) struct Listings {
