@@ -107,6 +107,14 @@ fn reads(suite: &Suite, pod_uid: &str) -> bool {
     suite.view().processes_of_pod(pod_uid).into_iter().any(is_cat)
 }
 
+fn has_open(suite: &Suite, pod_uid: &str, file: &str) -> bool {
+    let is_it = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.and_then(|entry| std::fs::read_link(entry.path())).is_ok_and(|path| path.ends_with(file))
+    };
+    let has_it = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|mut all| all.any(is_it));
+    suite.view().processes_of_pod(pod_uid).into_iter().any(has_it)
+}
+
 /// Reads one file when the check lets it go.
 fn reader(name: &str, file: &str) -> Pod {
     let script =
@@ -120,8 +128,10 @@ fn frozen_backend(suite: &Suite, file: &str, takeover: bool) -> Result<()> {
     suite.bucket.freeze()?;
     let outcome = (|| {
         suite.kubectl.exec(TENANT, "frozen", "main", &["touch", "/tmp/go"])?;
-        suite.kubectl.wait("a request that hangs", PATIENCE, |_| {
-            Ok((suite.bucket.stats()?.in_flight > 0).then_some(()))
+        // In its read, which can be killed. A worker that dies with its LOOKUP or OPEN leaves a caller that cannot be, until
+        // there is a successor.
+        suite.kubectl.wait("a read that hangs", PATIENCE, |_| {
+            Ok((has_open(suite, &pod, file) && suite.bucket.stats()?.in_flight > 0).then_some(()))
         })?;
         let end = |when| {
             let what = format!("frozen backend, a process blocked in read{when}");
