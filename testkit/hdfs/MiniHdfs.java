@@ -38,8 +38,9 @@ import org.apache.hadoop.security.UserGroupInformation;
 import org.apache.kerby.kerberos.kerb.client.KrbClient;
 
 /**
- * A whole HDFS in one process, on loopback, for tests (../src/hdfs.rs): started with a mode (plain, ha, kerberos)
- * and a directory of its own, told what to do line by line, gone with its standard input. Each line is a command and
+ * A whole HDFS in one process, for tests (../src/hdfs.rs): started with a mode (plain, ha, kerberos), a directory of its own
+ * and perhaps the address at which clients find it (else on loopback), told what to do line by line, gone with its standard
+ * input. Each line is a command and
  * its arguments, in Base64 where they are names; each is answered by one line that begins with "ok" or "error".
  */
 public final class MiniHdfs {
@@ -81,6 +82,14 @@ public final class MiniHdfs {
     }
     MiniDFSCluster.Builder builder =
         new MiniDFSCluster.Builder(settings).numDataNodes(2).checkDataNodeHostConfig(false);
+    if (arguments.length > 2) {
+      // NameNode and DataNodes meet on loopback all the same, so DataNodes are known by a name beside that address.
+      settings.set("dfs.namenode.rpc-bind-host", "0.0.0.0");
+      settings.set("dfs.datanode.address", "0.0.0.0:0");
+      settings.set("dfs.datanode.http.address", "127.0.0.1:0");
+      settings.set("dfs.datanode.ipc.address", "127.0.0.1:0");
+      builder.checkDataNodeAddrConfig(true).hosts(new String[] {arguments[2], arguments[2]});
+    }
     if (mode.equals("ha")) {
       builder.nnTopology(MiniDFSNNTopology.simpleHATopology());
     }

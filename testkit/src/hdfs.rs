@@ -42,15 +42,29 @@ pub struct Served {
 impl Hdfs {
     /// `mode`: plain, ha or kerberos. It ends with the thread that calls this, should the destructor not run.
     pub fn start(mode: &str, place: &Path) -> Result<Self> {
+        Self::start_at(mode, place, None)
+    }
+
+    /// `host`: the address at which clients find it; they must ask for DataNodes by name (`dfs.client.use.datanode.hostname`).
+    /// None: loopback.
+    pub fn start_at(mode: &str, place: &Path, host: Option<&str>) -> Result<Self> {
         let libraries = libraries()?;
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("hdfs/MiniHdfs.java");
         let log = std::fs::File::create(place.join("log"))?;
         let mut command = Command::new("java");
+        if host.is_some() {
+            // Hadoop looks this machine's own name up, which no name server may know, nor may there be one.
+            let own = std::fs::read_to_string("/proc/sys/kernel/hostname")?;
+            let hosts = place.join("hosts");
+            std::fs::write(&hosts, format!("127.0.0.1 localhost {own}\n"))?;
+            command.arg(format!("-Djdk.net.hosts.file={}", hosts.display()));
+        }
         command
             .args(["-Xmx600m", "-cp", &format!("{}/*", libraries.display())])
             .arg(program)
             .arg(mode)
             .arg(place)
+            .args(host)
             .current_dir(place)
             .env("HOME", place)
             .stdin(Stdio::piped())

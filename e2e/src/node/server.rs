@@ -150,9 +150,9 @@ struct Hadoop {
 
 impl Hadoop {
     /// `mode`: see [`Hdfs::start`].
-    fn start(mode: &str) -> Result<Self> {
+    fn start(mode: &str, host: Option<&str>) -> Result<Self> {
         let place = tempfile::tempdir()?;
-        let hdfs = Hdfs::start(mode, place.path())?;
+        let hdfs = Hdfs::start_at(mode, place.path(), host)?;
         Ok(Self { hdfs: Mutex::new(hdfs), before: Mutex::default(), _place: place })
     }
 
@@ -198,10 +198,19 @@ impl Server {
 
     /// HDFS; see [`Hdfs::start`] for modes. What lies in `dir` is put there by [`Server::rescan`].
     pub fn hdfs(mode: &str, dir: PathBuf) -> Result<Self> {
-        let hadoop = Hadoop::start(mode)?;
-        let port = hadoop.hdfs().told.last().cloned().context("a port")?;
         // Kerberos' names are of hosts.
-        let address = format!("{}:{port}", if mode == "kerberos" { "localhost" } else { "127.0.0.1" });
+        let host = if mode == "kerberos" { "localhost" } else { "127.0.0.1" };
+        Self::of_hadoop(Hadoop::start(mode, None)?, host, dir)
+    }
+
+    /// The same for clients that are not on this side's loopback: see [`Hdfs::start_at`].
+    pub fn hdfs_at(host: &str, dir: PathBuf) -> Result<Self> {
+        Self::of_hadoop(Hadoop::start("plain", Some(host))?, host, dir)
+    }
+
+    fn of_hadoop(hadoop: Hadoop, host: &str, dir: PathBuf) -> Result<Self> {
+        let port = hadoop.hdfs().told.last().cloned().context("a port")?;
+        let address = format!("{host}:{port}");
         let endpoint = format!("hdfs://{address}");
         Ok(Self { process: None, hadoop: Some(hadoop), address, endpoint, dir })
     }

@@ -52,7 +52,7 @@ pub const ALL: &[Check] = &[
     },
     Check {
         name: "stores",
-        claim: "a claim on S3, OSS, GCS, Azure and web servers is read, with Secrets as their users have them, each byte fetched once",
+        claim: "a claim on S3, OSS, GCS, Azure, web servers and HDFS is read, with Secrets as their users have them, each byte fetched once",
         own_cluster: SERVES,
         run: stores::run,
     },
