@@ -142,6 +142,9 @@ fn serve(mut stream: TcpStream, number: usize, listing: &Listing) -> Option<()> 
         if header.call_id < 0 {
             continue; // the connection's context
         }
+        if matches!(listing, Listing::Silent) {
+            continue; // whatever the question is
+        }
         let method = Method::decode_length_delimited(&mut frame).unwrap();
         assert_eq!(method.name, "getListing");
         let asked = GetListing::decode_length_delimited(&mut frame).unwrap();
