@@ -250,6 +250,10 @@ mod tests {
         for (ino, version) in &found {
             let file = scope.file(*ino, *version, ReadOptions::default()).unwrap();
             file.whole().await.unwrap();
+            // Its bytes are there; the index says so a moment later, and before whoever is told that it is whole.
+            while !scope.engine().is_whole(&scope.id, file.id()) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
             scope.became_whole(&[(file.id(), file.root())]).unwrap();
         }
         assert_eq!(next_files(&scope, ROOT, None, 10).0, []);
