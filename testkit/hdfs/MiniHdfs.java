@@ -40,8 +40,8 @@ import org.apache.kerby.kerberos.kerb.client.KrbClient;
 /**
  * A whole HDFS in one process, for tests (../src/hdfs.rs): started with a mode (plain, ha, kerberos), a directory of its own
  * and perhaps the address at which clients find it (else on loopback), told what to do line by line, gone with its standard
- * input. Each line is a command and
- * its arguments, in Base64 where they are names; each is answered by one line that begins with "ok" or "error".
+ * input. Each line is a command and its arguments, in Base64 where they are names; each is answered by one line that begins
+ * with "ok" or "error".
  */
 public final class MiniHdfs {
   private static final String REALM_USER = "alice";
