@@ -141,6 +141,16 @@ mod tests {
         scripted.sent() / SMALL_BYTES
     }
 
+    /// Reads a file, and tells its scope as the index does: its bytes are there a moment before the index says so.
+    async fn becomes_whole(scope: &Scope, ino: u64, version: u32) {
+        let file = scope.file(ino, version, ReadOptions::default()).unwrap();
+        file.whole().await.unwrap();
+        while !scope.engine().is_whole(&scope.id, file.id()) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        scope.became_whole(&[(file.id(), file.root())]).unwrap();
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn what_is_owed_to_a_directory_is_fetched_and_no_more() {
         let scripted = Scripted::with_files(2, 200);
@@ -232,9 +242,7 @@ mod tests {
         seen.dedup();
         assert_eq!((seen.len(), next_files(&scope, ROOT, after, most).0.len()), (5, 0), "each once");
         let (ino, version) = seen[0];
-        let file = scope.file(ino, version, ReadOptions::default()).unwrap();
-        file.whole().await.unwrap();
-        scope.became_whole(&[(file.id(), file.root())]).unwrap();
+        becomes_whole(&scope, ino, version).await;
         let left = next_files(&scope, ROOT, None, 10).0;
         assert!(left.len() == 4 && !left.contains(&(ino, version)), "{left:?}");
     }
@@ -248,13 +256,7 @@ mod tests {
         let mut found = next_files(&scope, ROOT, None, 10).0;
         found.sort_unstable();
         for (ino, version) in &found {
-            let file = scope.file(*ino, *version, ReadOptions::default()).unwrap();
-            file.whole().await.unwrap();
-            // Its bytes are there; the index says so a moment later, and before whoever is told that it is whole.
-            while !scope.engine().is_whole(&scope.id, file.id()) {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-            scope.became_whole(&[(file.id(), file.root())]).unwrap();
+            becomes_whole(&scope, *ino, *version).await;
         }
         assert_eq!(next_files(&scope, ROOT, None, 10).0, []);
         scope.engine().evict(None, b"").await;
