@@ -74,6 +74,24 @@ pub enum Fault {
         #[serde(default)]
         ms: Option<u64>,
     },
+    /// The request is executed; then the connection is reset before the answer.
+    LostAnswer,
+    /// The connection is reset as soon as the request has arrived, and the request is executed so much later: a gateway
+    /// with a queue.
+    LateEffect { ms: u64 },
+    /// The connection is reset within the request's body, and nothing is executed.
+    ResetUpload,
+    /// The server stops reading the request's body half-way for so long (None: until released).
+    StallUpload {
+        #[serde(default)]
+        ms: Option<u64>,
+    },
+    /// Status 200 and white space, then an error in the body, and nothing is executed: how AWS may answer
+    /// CompleteMultipartUpload, CopyObject and UploadPartCopy. Other operations do not know this fault.
+    CompleteError,
+    /// Of the same three operations: status 200 and white space at once; the request is executed so much later, even if
+    /// the client has gone away. Whatever refuses it is then told in the body.
+    SlowComplete { ms: u64 },
 }
 
 impl Rule {
@@ -105,7 +123,7 @@ pub struct Seen<'a> {
     pub range: &'a str,
 }
 
-/// What to do to one answer.
+/// What to do to one request and its answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     pub latency: Duration,
@@ -119,6 +137,13 @@ pub struct Decision {
     pub wrong_length: bool,
     pub changed_etag: bool,
     pub flipped_bit: bool,
+    pub lost_answer: bool,
+    pub late_effect: Option<Duration>,
+    pub reset_upload: bool,
+    /// `Some(None)`: until released.
+    pub stall_upload: Option<Option<Duration>>,
+    pub complete_error: bool,
+    pub slow_complete: Option<Duration>,
     /// Where in the body it happens, 0 to 1.
     pub place: f64,
 }
@@ -253,6 +278,12 @@ impl Decision {
             Fault::FlippedBit => self.flipped_bit = true,
             Fault::Stall { ms } => self.stall = Some(time(ms)),
             Fault::StallBody { ms } => self.stall_body = Some(time(ms)),
+            Fault::LostAnswer => self.lost_answer = true,
+            Fault::LateEffect { ms } => self.late_effect = Some(Duration::from_millis(*ms)),
+            Fault::ResetUpload => self.reset_upload = true,
+            Fault::StallUpload { ms } => self.stall_upload = Some(time(ms)),
+            Fault::CompleteError => self.complete_error = true,
+            Fault::SlowComplete { ms } => self.slow_complete = Some(Duration::from_millis(*ms)),
         }
     }
 }
@@ -301,8 +332,10 @@ mod tests {
     #[test]
     fn scripts_are_plain_json() {
         let text = r#"{"seed":7,"rules":[{"fault":{"kind":"status","code":503},"probability":0.01},
-            {"fault":{"kind":"stall-body"},"op":"GetObject","nth":[3]}]}"#;
+            {"fault":{"kind":"stall-body"},"op":"GetObject","nth":[3]},
+            {"fault":{"kind":"late-effect","ms":200},"op":"UploadPart"}]}"#;
         let script: Script = serde_json::from_str(text).unwrap();
+        assert_eq!(script.rules[2], Rule::always(Fault::LateEffect { ms: 200 }).op("UploadPart"));
         assert_eq!(script.rules[1], Rule::nth(Fault::StallBody { ms: None }, &[3]).op("GetObject"));
         assert!(serde_json::from_str::<Script>(r#"{"rules":[{"fault":{"kind":"meteor"}}]}"#).is_err());
     }

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 use testkit::faults::Script;
 use testkit::s3::{
-    ACCESS_KEY, ACCOUNT_KEY, Azure, Config, Directory, Index, Key, Memory, Oss, Protocol, Rights, SECRET_KEY,
-    SERVICE_ACCOUNT_KEY, Server, Synthetic, Web,
+    ACCESS_KEY, ACCOUNT_KEY, Azure, Config, Directory, Index, Key, Lies, Memory, Oss, Protocol, Rights,
+    SECRET_KEY, SERVICE_ACCOUNT_KEY, Server, Synthetic, Web,
 };
 
 #[derive(Debug, Parser)]
@@ -60,6 +60,19 @@ struct Options {
     /// Be a web server whose directories are told so. --access-key and --secret-key are name and password.
     #[arg(long, value_name = "INDEX", group = "protocol")]
     web: Option<Index>,
+    /// Hold at most so many bytes, in objects and in parts of uploads; a write beyond is answered with 507.
+    #[arg(long, value_name = "BYTES")]
+    bytes_max: Option<u64>,
+    /// Least bytes of each part of a multipart upload but the last.
+    #[arg(long, value_name = "BYTES", default_value_t = 5 << 20)]
+    part_min: u64,
+    /// Most bytes that one copy copies.
+    #[arg(long, value_name = "BYTES", default_value_t = 5 << 30)]
+    copy_max: u64,
+    /// What the server gets wrong, JSON: {"ignores-if-match-on-put": true}. It knows ignores-if-match-on-put,
+    /// ignores-if-none-match, ignores-if-match-on-delete, ignores-conditions-on-complete, no-checksums.
+    #[arg(long, value_name = "JSON")]
+    lies: Option<String>,
     /// A fault script: JSON, or @file.
     #[arg(long)]
     faults: Option<String>,
@@ -100,6 +113,13 @@ fn config(options: &Options) -> Result<Config> {
         checksums: options.checksums,
         keys: vec![Key::new(&options.access_key, secret, Rights::All)],
         protocol,
+        part_min: options.part_min,
+        copy_max: options.copy_max,
+        bytes_max: options.bytes_max,
+        lies: match &options.lies {
+            Some(text) => serde_json::from_str(text).context("--lies does not say which")?,
+            None => Lies::default(),
+        },
         faults: match &options.faults {
             Some(text) => script(text)?,
             None => Script::default(),

@@ -1,10 +1,13 @@
 //! Protocols that `s3s` does not speak: each reads a request in its own words, says who asks, and answers from a bucket.
 
 use super::Rights;
-use super::bucket::{Bucket, Listing, Meta, list};
+use super::access::Guard;
+use super::bucket::Buckets;
+use super::bucket::{Bucket, Listing, list};
 use super::checksums::Sums;
 use super::encryption::Wrong;
-use super::service::{Buckets, Guard, Shareable};
+use super::meta::Meta;
+use super::service::Shareable;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
@@ -117,12 +120,7 @@ pub(super) fn answer(
     };
     let answered = || -> Result<Response<s3s::Body>, Denied> {
         let rights = adapter.who(parts, asked, guard)?;
-        let allowed = match rights {
-            Rights::All => true,
-            Rights::ListOnly => asked.op == "ListObjectsV2",
-            Rights::ReadOnly => matches!(asked.op, "HeadObject" | "GetObject"),
-            Rights::None => false,
-        };
+        let allowed = rights.allow(asked.op);
         if !allowed || (guard.requester_pays && !adapter.pays(&parts.headers)) {
             return Err(adapter.denied());
         }

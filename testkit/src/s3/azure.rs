@@ -1,11 +1,12 @@
 //! Azure's blobs, the reading half: the account's key is checked as Microsoft documents "Shared Key", independently of any
 //! client's library; SAS tokens are looked up by their signature.
 
+use super::access::Guard;
 use super::adapter::{Adapter, Asked, Denied, decoded, pairs, token, value};
-use super::bucket::{Listing, Meta};
+use super::bucket::Listing;
 use super::checksums::Sums;
 use super::encryption::{self, Names, Wrong};
-use super::service::Guard;
+use super::meta::Meta;
 use super::{Key, Rights};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;

@@ -1,18 +1,14 @@
 //! What a bucket can do, whatever holds its objects: find keys in order, tell their metadata, read and change them.
 
+use super::conditions::{Condition, Unmet};
+use super::draft::Draft;
+use super::meta::Meta;
 use bytes::Bytes;
 use futures::stream::BoxStream;
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::{Bound, Range};
-use std::time::SystemTime;
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meta {
-    pub size: u64,
-    /// Without quotes.
-    pub etag: String,
-    pub modified: SystemTime,
-}
+use std::sync::{Arc, RwLock};
 
 /// What a visitor of [`Bucket::scan`] wants next.
 #[derive(Debug)]
@@ -23,8 +19,11 @@ pub enum Next {
     Stop,
 }
 
+pub(super) type Buckets = Arc<RwLock<BTreeMap<String, Arc<dyn Bucket>>>>;
 pub type Visitor<'a> = &'a mut dyn FnMut(&str, &Meta) -> Next;
 pub type Body = BoxStream<'static, io::Result<Bytes>>;
+/// An unmet condition is a result, not an error.
+pub type Attempt<T> = io::Result<Result<T, Unmet>>;
 
 pub trait Bucket: Send + Sync + 'static {
     /// Visits keys in byte order from `start` on.
@@ -43,6 +42,14 @@ pub trait Bucket: Send + Sync + 'static {
         Err(io::ErrorKind::Unsupported.into())
     }
     fn delete(&self, key: &str) -> io::Result<()>;
+    /// Puts an object if the present one is as expected. Of several at once with one expectation exactly one is done.
+    fn put_if(&self, _key: &str, _draft: Draft, _condition: &Condition) -> Attempt<Meta> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Deletes an object if it is as expected; without an expectation there need not be one.
+    fn delete_if(&self, _key: &str, _condition: &Condition) -> Attempt<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Objects came or went past this bucket: look now.
     fn rescan(&self) -> io::Result<()> {
         Ok(())

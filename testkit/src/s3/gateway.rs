@@ -1,8 +1,11 @@
 //! A bucket as gateways in front of a file system have it (versitygw): an empty directory is a common prefix of its
 //! parent's listing, and its own listing has nothing.
 
-use super::bucket::{Body, Bucket, Meta, Visitor};
+use super::bucket::{Attempt, Body, Bucket, Visitor};
+use super::conditions::Condition;
+use super::draft::Draft;
 use super::memory::Memory;
+use super::meta::Meta;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::io;
@@ -44,5 +47,11 @@ impl Bucket for Gateway {
     }
     fn delete(&self, key: &str) -> io::Result<()> {
         self.objects.delete(key)
+    }
+    fn put_if(&self, key: &str, draft: Draft, condition: &Condition) -> Attempt<Meta> {
+        self.objects.put_if(key, draft, condition)
+    }
+    fn delete_if(&self, key: &str, condition: &Condition) -> Attempt<()> {
+        self.objects.delete_if(key, condition)
     }
 }

@@ -1,11 +1,12 @@
 //! Google Cloud Storage's JSON interface, the reading half. Tokens are those that a service account signs itself: they are
 //! checked with the public half of its key.
 
+use super::access::Guard;
 use super::adapter::{Adapter, Asked, Denied, decoded, pairs, token, value};
-use super::bucket::{Listing, Meta};
+use super::bucket::Listing;
 use super::checksums::Sums;
 use super::encryption::{self, Names, Wrong};
-use super::service::Guard;
+use super::meta::Meta;
 use super::{Key, Rights};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;

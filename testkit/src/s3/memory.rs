@@ -1,7 +1,11 @@
 //! A bucket in memory: keys are any strings, also those that no file system could name. Objects may claim to be of any
 //! size: what they claim beyond what was put is computed as it is read.
 
-use super::bucket::{Body, Bucket, Meta, Next, Visitor};
+use super::bucket::{Attempt, Body, Bucket, Next, Visitor};
+use super::conditions::Condition;
+use super::draft::{About, Draft};
+use super::meta::Meta;
+use super::pieces::Pieces;
 use super::synthetic::computed;
 use crate::content;
 use bytes::Bytes;
@@ -9,8 +13,8 @@ use futures::StreamExt;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::{Bound, Range};
-use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock, RwLockWriteGuard};
 use std::time::SystemTime;
 
 #[derive(Debug, Default)]
@@ -21,20 +25,19 @@ pub struct Memory {
 
 #[derive(Clone, Debug)]
 enum Content {
-    Stored(Bytes),
+    Stored(Pieces),
     /// As [`content::bytes`] of [`content::id`] of the key.
     Claimed,
 }
 
 impl Memory {
-    fn insert(&self, key: &str, size: u64, of: u64, content: Content) -> Meta {
-        let number = self.puts.fetch_add(1, Ordering::Relaxed);
-        // Every put is a new version, also of equal bytes.
-        let etag = format!("{of:016x}{number:016x}");
-        let meta = Meta { size, etag, modified: SystemTime::now() };
-        let mut objects = self.objects.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        objects.insert(key.to_owned(), (meta.clone(), content));
-        meta
+    /// Every put is a new version, also of equal bytes.
+    fn etag(&self, of: u64) -> String {
+        format!("{of:016x}{:016x}", self.puts.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, (Meta, Content)>> {
+        self.objects.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -63,26 +66,51 @@ impl Bucket for Memory {
         let objects = self.objects.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let found = objects.get(key).filter(|(current, _)| current == meta);
         let (_, content) = found.ok_or(io::ErrorKind::NotFound)?;
-        let Content::Stored(bytes) = content else { return Ok(computed(content::id(key), range)) };
-        let range = range.start as usize..range.end as usize;
+        let Content::Stored(pieces) = content else { return Ok(computed(content::id(key), range)) };
         // In pieces, so that a fault in the middle of the body finds a middle.
-        let bytes = bytes.slice(range);
-        let pieces = (0..bytes.len()).step_by(PIECE);
-        let pieces: Vec<_> = pieces.map(|at| Ok(bytes.slice(at..bytes.len().min(at + PIECE)))).collect();
-        Ok(futures::stream::iter(pieces).boxed())
+        Ok(futures::stream::iter(pieces.slice(range, PIECE).into_iter().map(Ok)).boxed())
     }
 
     fn put(&self, key: &str, body: Bytes) -> io::Result<Meta> {
-        Ok(self.insert(key, body.len() as u64, content::id(&body), Content::Stored(body)))
+        let about = About::default();
+        let draft = Draft { body: body.into(), about, parts: None, modified: SystemTime::now() };
+        self.put_if(key, draft, &Condition::None).map(|put| put.expect("nothing was expected"))
     }
 
     fn claim(&self, key: &str, size: u64) -> io::Result<Meta> {
-        Ok(self.insert(key, size, size, Content::Claimed))
+        let meta = Meta { size, etag: self.etag(size), modified: SystemTime::now(), about: None };
+        self.write().insert(key.to_owned(), (meta.clone(), Content::Claimed));
+        Ok(meta)
     }
 
     fn delete(&self, key: &str) -> io::Result<()> {
-        self.objects.write().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(key);
+        self.write().remove(key);
         Ok(())
+    }
+
+    fn put_if(&self, key: &str, draft: Draft, condition: &Condition) -> Attempt<Meta> {
+        let of = draft.body.iter().fold(0, |of, piece| content::mix(of) ^ content::id(piece));
+        let meta = Meta {
+            size: draft.body.size(),
+            etag: draft.etag(self.etag(of)),
+            modified: draft.modified,
+            about: Some(Arc::new(draft.about)),
+        };
+        let mut objects = self.write();
+        if let Err(unmet) = condition.check(objects.get(key).map(|(meta, _)| meta)) {
+            return Ok(Err(unmet));
+        }
+        objects.insert(key.to_owned(), (meta.clone(), Content::Stored(draft.body)));
+        Ok(Ok(meta))
+    }
+
+    fn delete_if(&self, key: &str, condition: &Condition) -> Attempt<()> {
+        let mut objects = self.write();
+        if let Err(unmet) = condition.check(objects.get(key).map(|(meta, _)| meta)) {
+            return Ok(Err(unmet));
+        }
+        objects.remove(key);
+        Ok(Ok(()))
     }
 }
 

@@ -9,40 +9,68 @@
 //! POST /_rescan     directories are walked again, before the answer
 //! ```
 
+mod access;
 mod adapter;
+mod answers;
 mod azure;
+mod beside;
 mod body;
 mod bucket;
 mod checksums;
+mod classify;
+mod conditions;
+mod control;
+mod digests;
 mod directory;
+mod draft;
 mod encryption;
+mod execute;
 mod gateway;
 mod gcs;
+mod incoming;
+mod lies;
 mod memory;
+mod meta;
+mod multipart;
 mod oss;
+mod pieces;
+mod quota;
 mod serve;
 mod service;
+mod shared;
+mod state;
 mod stats;
 mod synthetic;
 #[cfg(test)]
 mod tests;
+mod uploads;
 mod web;
+mod writes;
 
 pub use azure::{ACCOUNT_KEY, Azure, sas_token};
-pub use bucket::{Body, Bucket, Listing, Meta, Next, Visitor, list};
+pub use bucket::{Attempt, Body, Bucket, Listing, Next, Visitor, list};
+pub use conditions::{Condition, Unmet};
+pub use digests::{Algorithm, Checksum};
 pub use directory::Directory;
+pub use draft::{About, Draft};
 pub use gateway::Gateway;
 pub use gcs::{OTHER_SERVICE_ACCOUNT_KEY, SERVICE_ACCOUNT_KEY, generation, key_file};
+pub use lies::Lies;
 pub use memory::Memory;
+pub use meta::Meta;
 pub use oss::Oss;
+pub use pieces::Pieces;
 pub use stats::Stats;
 pub use synthetic::Synthetic;
 pub use web::{Index, Web, time_and_length};
 
 use crate::faults::{Faults, Script};
+use access::Access;
+use bucket::Buckets;
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use service::{Access, Buckets, Service};
+use quota::Quota;
+use state::{Limits, Service};
 use stats::Counters;
 use std::collections::BTreeMap;
 use std::io;
@@ -50,10 +78,15 @@ use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 use tokio::task::JoinHandle;
+use uploads::Uploads;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rights {
     All,
+    /// May all but delete objects.
+    NoDelete,
+    /// May read and list.
+    NoWrite,
     /// May list but not read.
     ListOnly,
     /// May read but not list.
@@ -111,6 +144,13 @@ pub struct Config {
     pub customer_key: Option<String>,
     /// A gateway before it wants to see this header, with this value.
     pub gate: Option<(&'static str, &'static str)>,
+    /// Least bytes of each part of an upload but the last.
+    pub part_min: u64,
+    /// Most bytes that one copy copies.
+    pub copy_max: u64,
+    /// Most bytes that the server holds, in objects and in parts of uploads under way.
+    pub bytes_max: Option<u64>,
+    pub lies: Lies,
     pub faults: Script,
     pub buckets: BTreeMap<String, Arc<dyn Bucket>>,
 }
@@ -128,6 +168,10 @@ impl Default for Config {
             clock_ahead: Duration::ZERO,
             customer_key: None,
             gate: None,
+            part_min: 5 << 20,
+            copy_max: 5 << 30,
+            bytes_max: None,
+            lies: Lies::default(),
             faults: Script::default(),
             buckets: BTreeMap::new(),
         }
@@ -151,6 +195,7 @@ pub struct Server {
     buckets: Buckets,
     faults: Faults,
     counters: Arc<Counters>,
+    uploads: Arc<Uploads>,
     acceptor: JoinHandle<()>,
 }
 
@@ -168,43 +213,51 @@ impl Server {
         for key in &config.keys {
             auth.register(key.id.clone(), key.secret.clone().into());
         }
-        let mut builder = s3s::service::S3ServiceBuilder::new(Service {
-            buckets: buckets.clone(),
-            page_max: config.page_max,
-        });
-        builder.set_auth(serve::Auth(auth));
-        // Whom another protocol has let in brings no signature.
-        let anonymous = config.anonymous || !matches!(config.protocol, Protocol::S3);
-        builder.set_access(Access { anonymous, keys: config.keys.clone() });
-        let guard = service::Guard {
+        let (anonymous, keys) = (config.anonymous, config.keys.clone());
+        let guard = Arc::new(access::Guard {
             keys: config.keys,
-            anonymous: config.anonymous,
+            anonymous,
             requester_pays: config.requester_pays,
             customer_key: config.customer_key,
             gate: config.gate,
             page_max: config.page_max,
             clock_ahead: config.clock_ahead,
-        };
+        });
+        let uploads = Arc::new(Uploads::default());
+        let mut builder = s3s::service::S3ServiceBuilder::new(Service {
+            buckets: buckets.clone(),
+            guard: guard.clone(),
+            uploads: uploads.clone(),
+            quota: Quota::new(config.bytes_max),
+            limits: Limits { part_min: config.part_min, copy_max: config.copy_max },
+            lies: config.lies,
+        });
+        builder.set_auth(serve::Auth(auth));
+        // Whom another protocol has let in brings no signature.
+        let anonymous = anonymous || !matches!(config.protocol, Protocol::S3);
+        builder.set_access(Access { anonymous, keys });
         let speaks = match config.protocol {
-            Protocol::S3 => serve::Speaks::S3,
-            Protocol::Oss(oss) => serve::Speaks::Oss(oss),
-            Protocol::Gcs => serve::Speaks::Other(Arc::new(gcs::Gcs)),
-            Protocol::Azure(azure) => serve::Speaks::Other(Arc::new(azure)),
-            Protocol::Web(web) => serve::Speaks::Other(Arc::new(web)),
+            Protocol::S3 => shared::Speaks::S3,
+            Protocol::Oss(oss) => shared::Speaks::Oss(oss),
+            Protocol::Gcs => shared::Speaks::Other(Arc::new(gcs::Gcs)),
+            Protocol::Azure(azure) => shared::Speaks::Other(Arc::new(azure)),
+            Protocol::Web(web) => shared::Speaks::Other(Arc::new(web)),
         };
         let faults = Faults::new(config.faults);
         let counters = Arc::new(Counters::default());
-        let shared = serve::Shared {
+        let shared = shared::Shared {
             s3: builder.build(),
             speaks,
-            guard: Arc::new(guard),
+            guard,
             buckets: buckets.clone(),
-            checksums: config.checksums,
+            uploads: uploads.clone(),
+            checksums: config.checksums && !config.lies.no_checksums,
             faults: faults.clone(),
             counters: counters.clone(),
+            late: execute::Late::default(),
         };
         let acceptor = tokio::spawn(serve::accept(listener, shared));
-        Ok(Self { address, buckets, faults, counters, acceptor })
+        Ok(Self { address, buckets, faults, counters, uploads, acceptor })
     }
 
     /// One empty memory bucket of this name, the default key.
@@ -223,7 +276,7 @@ impl Server {
         &self.faults
     }
     pub fn stats(&self) -> Stats {
-        self.counters.lock().clone()
+        self.counters.snapshot(&self.uploads)
     }
     pub fn reset_stats(&self) {
         self.counters.reset();

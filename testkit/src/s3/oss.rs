@@ -2,7 +2,7 @@
 //! library; then the request goes on as one of S3's without a signature. Listings and errors are alike in both.
 
 use super::Rights;
-use super::service::Guard;
+use super::access::Guard;
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, Method, StatusCode, request};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
@@ -31,12 +31,7 @@ impl Oss {
             None => return Err((StatusCode::FORBIDDEN, "AccessDenied", "anonymous access is off")),
             Some(authorization) => self.signed(parts, authorization, guard)?,
         };
-        let allowed = match rights {
-            Rights::All => true,
-            Rights::ListOnly => op == "ListObjectsV2",
-            Rights::ReadOnly => matches!(op, "HeadObject" | "GetObject"),
-            Rights::None => false,
-        };
+        let allowed = rights.allow(op);
         if !allowed {
             return Err((StatusCode::FORBIDDEN, "AccessDenied", "you have no right to access this object"));
         }
@@ -154,13 +149,13 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-fn hmac(key: &[u8], text: &str) -> Vec<u8> {
+pub(super) fn hmac(key: &[u8], text: &str) -> Vec<u8> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
     mac.update(text.as_bytes());
     mac.finalize().into_bytes().to_vec()
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

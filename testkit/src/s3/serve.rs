@@ -1,13 +1,18 @@
 //! Connections: accept, count, ask the fault script, hand the request to `s3s` or to who speaks its protocol.
 
-use super::adapter::{self, Adapter, Asked};
+use super::adapter::{self, Asked};
 use super::body::{Answer, Socket};
 use super::checksums::Sums;
+use super::classify::classify;
+use super::control::control;
 use super::encryption::{self, Names, Wrong};
-use super::oss::{Denied, Oss};
-use super::service::{Buckets, Guard};
+use super::execute::execute;
+use super::incoming;
+use super::oss::Denied;
+use super::shared::{Shared, Speaks};
 use super::stats::Counters;
-use crate::faults::{Decision, Faults, Script, Seen};
+use super::writes::Raw;
+use crate::faults::{Decision, Seen};
 use async_trait::async_trait;
 use futures::StreamExt;
 use hyper::body::{Body, Bytes, Incoming};
@@ -15,7 +20,6 @@ use hyper::service::service_fn;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use s3s::auth::{S3Auth, SecretKey, SimpleAuth};
-use s3s::service::S3Service;
 use s3s::{S3Result, s3_error};
 use std::future::poll_fn;
 use std::io;
@@ -25,36 +29,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
-
-#[derive(Clone)]
-pub(super) struct Shared {
-    pub(super) s3: S3Service,
-    pub(super) speaks: Speaks,
-    pub(super) guard: Arc<Guard>,
-    pub(super) buckets: Buckets,
-    pub(super) checksums: bool,
-    pub(super) faults: Faults,
-    pub(super) counters: Arc<Counters>,
-}
-
-#[derive(Clone)]
-pub(super) enum Speaks {
-    /// `s3s` looks at signatures.
-    S3,
-    /// As S3 does, but for headers and signatures.
-    Oss(Oss),
-    Other(Arc<dyn Adapter>),
-}
-
-impl Speaks {
-    fn sums(&self) -> Sums {
-        match self {
-            Self::S3 => Sums::S3,
-            Self::Oss(_) => Sums::Oss,
-            Self::Other(adapter) => adapter.sums(),
-        }
-    }
-}
 
 const CUSTOMER_KEY: Names = Names {
     key: "x-amz-server-side-encryption-customer-key",
@@ -176,18 +150,20 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
         let (status, body) = (StatusCode::FORBIDDEN, Bytes::from("the gateway lets nobody through without"));
         return Ok(in_flight.answer(status, body.into(), None, "", &Decision::default(), &shared, socket));
     }
+    let (mut parts, body) = request.into_parts();
     let asked = match &shared.speaks {
-        Speaks::S3 | Speaks::Oss(_) => classify(&request),
+        Speaks::S3 | Speaks::Oss(_) => classify(&parts),
         Speaks::Other(adapter) => {
-            let (uri, method) = (request.uri(), request.method());
-            let asked = adapter.asked(method, uri.path(), uri.query().unwrap_or_default());
+            let asked = adapter.asked(&parts.method, parts.uri.path(), parts.uri.query().unwrap_or_default());
             if asked.op.is_empty() { Asked { op: "Other", ..asked } } else { asked }
         }
     };
     let (op, key) = (asked.op, asked.key.clone());
     let bucket = asked.bucket.clone();
     *shared.counters.lock().requests.entry(op.to_owned()).or_insert(0) += 1;
-    let range = request.headers().get("range").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    // Each part of an upload is a request of its own, as each range of an object is.
+    let range = parts.headers.get("range").and_then(|value| value.to_str().ok());
+    let range = range.or(asked.value("partNumber")).unwrap_or_default();
     let decision = shared.faults.decide(Seen { op, key: &key, range });
 
     if !decision.latency.is_zero() {
@@ -200,6 +176,8 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
         socket.reset_on_close();
         return Err(io::Error::other("scripted reset"));
     }
+    let body = incoming::receive(body, op, &decision, &shared.faults, &shared.counters, socket).await?;
+    let head = parts.method == Method::HEAD;
     if let Some((code, retry_after)) = decision.status {
         let status = StatusCode::from_u16(code).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
         let name = match code {
@@ -207,7 +185,7 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
             429 => "TooManyRequests",
             _ => "InternalError",
         };
-        let text = if request.method() == Method::HEAD {
+        let text = if head {
             String::new()
         } else {
             format!("<?xml version=\"1.0\"?><Error><Code>{name}</Code><Message>scripted</Message></Error>")
@@ -220,8 +198,6 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
         }
         return Ok(response);
     }
-    let head = request.method() == Method::HEAD;
-    let (mut parts, body) = request.into_parts();
     let asks = parts.headers.clone();
     let response = if let Speaks::Other(adapter) = &shared.speaks {
         adapter::answer(&**adapter, &parts, &asked, &shared.guard, &shared.buckets)
@@ -234,10 +210,14 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
             let quiet = Decision::default();
             return Ok(in_flight.answer(status, Bytes::from(text).into(), None, op, &quiet, &shared, socket));
         }
-        let request = Request::from_parts(parts, body);
-        match shared.s3.call(request.map(s3s::Body::from)).await {
-            Ok(response) => response,
-            Err(e) => return Err(io::Error::other(format!("{e:?}"))),
+        parts.extensions.insert(Raw(body.clone()));
+        let request = Request::from_parts(parts, s3s::Body::from(body));
+        match execute(&shared.s3, request, op, &decision, &shared.late).await? {
+            Some(response) => response,
+            None => {
+                socket.reset_on_close();
+                return Err(io::Error::other("scripted reset"));
+            }
         }
     };
     let (mut parts, mut body) = response.into_parts();
@@ -257,11 +237,14 @@ async fn answer(request: Request<Incoming>, shared: Shared, socket: Socket) -> i
         }
         body = Bytes::from(claimed).into();
     }
-    if op == "GetObject" && parts.status.is_success() && (shared.checksums || decision.flipped_bit) {
+    let is_told = parts.headers.contains_key("x-amz-checksum-type");
+    let tells = shared.checksums && !is_told && parts.status.is_success();
+    if op == "GetObject" && parts.status.is_success() && (tells || decision.flipped_bit) {
         let whole = whole_object(&shared, &bucket, &key).await?;
-        body = summed(&mut parts.headers, body, &whole, &asks, &shared, &decision).await?;
+        let sums = if tells { shared.speaks.sums() } else { Sums::Nobody };
+        body = summed(&mut parts.headers, body, &whole, &asks, sums, &decision).await?;
     }
-    if op == "HeadObject" && parts.status.is_success() && shared.checksums {
+    if op == "HeadObject" && tells {
         let whole = whole_object(&shared, &bucket, &key).await?;
         parts.headers.extend(shared.speaks.sums().of(&asks, None, &whole));
     }
@@ -307,7 +290,7 @@ async fn summed(
     mut body: s3s::Body,
     whole: &[u8],
     asked: &HeaderMap,
-    shared: &Shared,
+    sums: Sums,
     decision: &Decision,
 ) -> io::Result<s3s::Body> {
     let mut bytes = Vec::new();
@@ -316,9 +299,7 @@ async fn summed(
             bytes.extend_from_slice(&data);
         }
     }
-    if shared.checksums {
-        headers.extend(shared.speaks.sums().of(asked, Some(&bytes), whole));
-    }
+    headers.extend(sums.of(asked, Some(&bytes), whole));
     if decision.flipped_bit && !bytes.is_empty() {
         let at = (bytes.len() - 1) as f64 * decision.place;
         bytes[at as usize] ^= 1;
@@ -361,78 +342,4 @@ impl Drop for InFlight {
             counters.lock().in_flight -= 1;
         }
     }
-}
-
-/// Of a request in S3's words.
-fn classify(request: &Request<Incoming>) -> Asked {
-    let decode = |text: &str| percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned();
-    let path = request.uri().path().trim_start_matches('/');
-    let query = request.uri().query().unwrap_or_default();
-    let (op, key) = match (path.split_once('/').map_or("", |(_, key)| key), request.method()) {
-        ("", &Method::HEAD) => ("HeadBucket", String::new()),
-        ("", &Method::PUT) => ("CreateBucket", String::new()),
-        ("", &Method::GET) if query.contains("list-type=2") => {
-            let prefix = query.split('&').find_map(|pair| pair.strip_prefix("prefix="));
-            ("ListObjectsV2", decode(&prefix.unwrap_or_default().replace('+', " ")))
-        }
-        (key, &Method::GET) if !key.is_empty() => ("GetObject", decode(key)),
-        (key, &Method::HEAD) => ("HeadObject", decode(key)),
-        (key, &Method::PUT) => ("PutObject", decode(key)),
-        (key, &Method::DELETE) => ("DeleteObject", decode(key)),
-        _ => ("Other", String::new()),
-    };
-    let bucket = decode(path.split('/').next().unwrap_or_default());
-    Asked { op, bucket, key, ..Asked::default() }
-}
-
-async fn control(request: Request<Incoming>, shared: &Shared) -> (StatusCode, String) {
-    let (parts, body) = request.into_parts();
-    match (&parts.method, parts.uri.path()) {
-        (&Method::GET, "/_stats") => {
-            let stats = shared.counters.lock().clone();
-            (StatusCode::OK, serde_json::to_string(&stats).expect("numbers and names are JSON"))
-        }
-        (&Method::POST, "/_reset") => {
-            shared.counters.reset();
-            (StatusCode::OK, String::new())
-        }
-        (&Method::POST, "/_release") => {
-            shared.faults.release();
-            (StatusCode::OK, String::new())
-        }
-        (&Method::POST, "/_rescan") => {
-            let buckets: Vec<_> = {
-                let buckets = shared.buckets.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-                buckets.values().cloned().collect()
-            };
-            match buckets.iter().try_for_each(|bucket| bucket.rescan()) {
-                Ok(()) => (StatusCode::OK, String::new()),
-                Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{e}\n")),
-            }
-        }
-        (&Method::POST, "/_faults") => {
-            match read(body).await.map(|text| serde_json::from_slice::<Script>(&text)) {
-                Ok(Ok(script)) => {
-                    shared.faults.set(script);
-                    (StatusCode::OK, String::new())
-                }
-                Ok(Err(e)) => (StatusCode::BAD_REQUEST, format!("not a fault script: {e}\n")),
-                Err(e) => (StatusCode::BAD_REQUEST, format!("{e}\n")),
-            }
-        }
-        _ => (StatusCode::NOT_FOUND, "GET /_stats, POST /_reset, /_release, /_rescan, /_faults\n".into()),
-    }
-}
-
-async fn read(mut body: Incoming) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
-        if let Ok(data) = frame.map_err(io::Error::other)?.into_data() {
-            bytes.extend_from_slice(&data);
-        }
-        if bytes.len() > 1 << 20 {
-            return Err(io::Error::other("longer than 1 MiB"));
-        }
-    }
-    Ok(bytes)
 }

@@ -1,43 +1,19 @@
 //! The S3 operations, as `s3s` hands them over after it has parsed and authenticated the request.
 
-use super::bucket::{Bucket, Meta, list};
+use super::answers::{encode, etag, failed};
+use super::bucket::list;
 use super::memory::Memory;
-use super::{Key, Rights};
+use super::meta::Meta;
+use super::state::Service;
+use super::{multipart, writes};
 use async_trait::async_trait;
 use futures::{Stream, StreamExt};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use s3s::access::{S3Access, S3AccessContext};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::*;
 use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
-use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime};
-
-pub(super) type Buckets = Arc<RwLock<BTreeMap<String, Arc<dyn Bucket>>>>;
-
-pub(super) struct Service {
-    pub(super) buckets: Buckets,
-    pub(super) page_max: usize,
-}
-
-impl Service {
-    fn bucket(&self, name: &str) -> S3Result<Arc<dyn Bucket>> {
-        let buckets = self.buckets.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        buckets.get(name).cloned().ok_or_else(|| s3_error!(NoSuchBucket, "no such bucket"))
-    }
-
-    fn object(&self, bucket: &str, key: &str) -> S3Result<(Arc<dyn Bucket>, Meta)> {
-        let bucket = self.bucket(bucket)?;
-        let meta = bucket.stat(key).map_err(internal)?;
-        Ok((bucket, meta.ok_or_else(|| s3_error!(NoSuchKey, "no such key"))?))
-    }
-}
-
-fn internal(e: std::io::Error) -> s3s::S3Error {
-    s3_error!(e, InternalError, "backend failed")
-}
 
 fn check_match(condition: Option<&ETagCondition>, meta: &Meta) -> S3Result<()> {
     let matches = match condition {
@@ -64,18 +40,6 @@ pub(super) fn unsigned_sizes(listing: &str) -> String {
         text.push_str(&format!("<Size>{size}{rest}"));
     }
     text
-}
-
-fn etag(meta: &Meta) -> Option<ETag> {
-    Some(ETag::Strong(meta.etag.clone()))
-}
-
-/// `encoding-type=url` the way AWS does it: like a form, a space becomes `+`.
-const FORM: &AsciiSet =
-    &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'*').remove(b'/').remove(b' ');
-
-fn encode(text: &str, url: bool) -> String {
-    if url { utf8_percent_encode(text, FORM).to_string().replace(' ', "+") } else { text.to_owned() }
 }
 
 #[async_trait]
@@ -114,8 +78,9 @@ impl S3 for Service {
             None => input.start_after.clone(),
         };
         let delimiter = input.delimiter.as_deref().filter(|delimiter| !delimiter.is_empty());
-        let page = list(&*bucket, &prefix, delimiter, token.as_deref(), self.page_max.min(max_keys as usize))
-            .map_err(internal)?;
+        let page =
+            list(&*bucket, &prefix, delimiter, token.as_deref(), self.guard.page_max.min(max_keys as usize))
+                .map_err(failed)?;
         let contents = page.objects.iter().map(|(key, meta)| Object {
             key: Some(encode(key, url)),
             size: Some(signed(meta.size)),
@@ -148,14 +113,18 @@ impl S3 for Service {
         let input = req.input;
         let (_, meta) = self.object(&input.bucket, &input.key)?;
         check_match(input.if_match.as_ref(), &meta)?;
+        let about = meta.about.as_deref().cloned().unwrap_or_default();
+        let asks = input.checksum_mode.is_some_and(|mode| mode.as_str() == ChecksumMode::ENABLED);
         let output = HeadObjectOutput {
             content_length: Some(signed(meta.size)),
             e_tag: etag(&meta),
             last_modified: Some(meta.modified.into()),
             accept_ranges: Some("bytes".into()),
+            content_type: about.content_type,
+            metadata: Some(about.metadata.into_iter().collect()),
             ..HeadObjectOutput::default()
         };
-        Ok(S3Response::new(output))
+        Ok(S3Response::with_headers(output, writes::told(about.checksum.filter(|_| asks).as_ref())))
     }
 
     async fn get_object(&self, req: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
@@ -172,7 +141,11 @@ impl S3 for Service {
             range.as_ref().map(|range| format!("bytes {}-{}/{}", range.start, range.end - 1, meta.size));
         let range = range.unwrap_or(0..meta.size);
         let length = range.end - range.start;
-        let body = bucket.read(&input.key, &meta, range).map_err(internal)?;
+        let about = meta.about.as_deref().cloned().unwrap_or_default();
+        // A part of an object has another checksum than the object.
+        let asks = input.checksum_mode.is_some_and(|mode| mode.as_str() == ChecksumMode::ENABLED);
+        let checksum = about.checksum.filter(|_| asks && length == meta.size);
+        let body = bucket.read(&input.key, &meta, range).map_err(failed)?;
         let output = GetObjectOutput {
             body: Some(StreamingBlob::wrap(Shareable::new(body))),
             content_length: Some(length as i64),
@@ -180,30 +153,78 @@ impl S3 for Service {
             e_tag: etag(&meta),
             last_modified: Some(meta.modified.into()),
             accept_ranges: Some("bytes".into()),
+            content_type: about.content_type,
+            metadata: Some(about.metadata.into_iter().collect()),
             ..GetObjectOutput::default()
         };
-        Ok(S3Response::new(output))
+        Ok(S3Response::with_headers(output, writes::told(checksum.as_ref())))
     }
 
     async fn put_object(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
-        let input = req.input;
-        let bucket = self.bucket(&input.bucket)?;
-        let mut bytes = Vec::new();
-        if let Some(mut body) = input.body {
-            while let Some(piece) = body.next().await {
-                bytes.extend_from_slice(&piece.map_err(|e| s3_error!(InternalError, "body: {e}"))?);
-            }
-        }
-        let meta = bucket.put(&input.key, bytes.into()).map_err(internal)?;
-        Ok(S3Response::new(PutObjectOutput { e_tag: etag(&meta), ..PutObjectOutput::default() }))
+        writes::put_object(self, req).await
+    }
+
+    async fn copy_object(&self, req: S3Request<CopyObjectInput>) -> S3Result<S3Response<CopyObjectOutput>> {
+        writes::copy_object(self, req).await
     }
 
     async fn delete_object(
         &self,
         req: S3Request<DeleteObjectInput>,
     ) -> S3Result<S3Response<DeleteObjectOutput>> {
-        self.bucket(&req.input.bucket)?.delete(&req.input.key).map_err(internal)?;
+        writes::delete_object(self, &req.input)?;
         Ok(S3Response::new(DeleteObjectOutput::default()))
+    }
+
+    async fn delete_objects(
+        &self,
+        req: S3Request<DeleteObjectsInput>,
+    ) -> S3Result<S3Response<DeleteObjectsOutput>> {
+        writes::delete_objects(self, req)
+    }
+
+    async fn create_multipart_upload(
+        &self,
+        req: S3Request<CreateMultipartUploadInput>,
+    ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+        multipart::create(self, req.input)
+    }
+
+    async fn upload_part(&self, req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
+        multipart::put_part(self, req).await
+    }
+
+    async fn upload_part_copy(
+        &self,
+        req: S3Request<UploadPartCopyInput>,
+    ) -> S3Result<S3Response<UploadPartCopyOutput>> {
+        multipart::copy_part(self, req.input).await
+    }
+
+    async fn complete_multipart_upload(
+        &self,
+        req: S3Request<CompleteMultipartUploadInput>,
+    ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+        multipart::complete(self, req)
+    }
+
+    async fn abort_multipart_upload(
+        &self,
+        req: S3Request<AbortMultipartUploadInput>,
+    ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+        multipart::abort(self, &req.input)?;
+        Ok(S3Response::new(AbortMultipartUploadOutput::default()))
+    }
+
+    async fn list_multipart_uploads(
+        &self,
+        req: S3Request<ListMultipartUploadsInput>,
+    ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
+        multipart::list(self, req.input)
+    }
+
+    async fn list_parts(&self, req: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
+        multipart::list_parts(self, req.input)
     }
 }
 
@@ -220,54 +241,5 @@ impl Stream for Shareable {
     type Item = std::io::Result<bytes::Bytes>;
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.0.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).poll_next_unpin(context)
-    }
-}
-
-/// Who may ask.
-pub(super) struct Guard {
-    pub(super) keys: Vec<Key>,
-    pub(super) anonymous: bool,
-    pub(super) requester_pays: bool,
-    pub(super) customer_key: Option<String>,
-    pub(super) gate: Option<(&'static str, &'static str)>,
-    pub(super) page_max: usize,
-    pub(super) clock_ahead: Duration,
-}
-
-impl Guard {
-    /// By the server's clock.
-    pub(super) fn now(&self) -> SystemTime {
-        SystemTime::now() + self.clock_ahead
-    }
-}
-
-/// Who may do what: anonymous access is a switch, and each key has its rights.
-pub(super) struct Access {
-    pub(super) anonymous: bool,
-    pub(super) keys: Vec<Key>,
-}
-
-#[async_trait]
-impl S3Access for Access {
-    async fn check(&self, cx: &mut S3AccessContext<'_>) -> S3Result<()> {
-        let rights = match cx.credentials() {
-            None if self.anonymous => Rights::All,
-            None => return Err(s3_error!(AccessDenied, "anonymous access is off")),
-            Some(who) => {
-                let key = self.keys.iter().find(|key| key.id == who.access_key);
-                let brought = cx.headers().get("x-amz-security-token").and_then(|token| token.to_str().ok());
-                if key.is_some_and(|key| key.token.is_some() && key.token.as_deref() != brought) {
-                    return Err(s3_error!(ExpiredToken, "the provided token has expired"));
-                }
-                key.map_or(Rights::None, |key| key.rights)
-            }
-        };
-        let allowed = match (rights, cx.s3_op().name()) {
-            (Rights::All, _) => true,
-            (Rights::ListOnly, op) => op == "ListObjectsV2" || op == "HeadBucket",
-            (Rights::ReadOnly, op) => matches!(op, "HeadObject" | "GetObject"),
-            (Rights::None, _) => false,
-        };
-        if allowed { Ok(()) } else { Err(s3_error!(AccessDenied, "this key may not do that")) }
     }
 }

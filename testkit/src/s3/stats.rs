@@ -1,5 +1,6 @@
-//! What the server did: requests by operation, errors, bytes sent.
+//! What the server did: requests by operation, errors, bytes received and sent.
 
+use super::uploads::Uploads;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -14,6 +15,12 @@ pub struct Stats {
     pub bytes_sent: u64,
     /// The same, of GetObject only.
     pub bytes_get: u64,
+    /// Bytes of the bodies of PutObject and UploadPart that arrived, whatever became of them.
+    #[serde(default)]
+    pub bytes_put: u64,
+    /// Multipart uploads neither completed nor aborted, now.
+    #[serde(default)]
+    pub uploads_open: u64,
     pub connections: u64,
     /// Requests being answered now, and the most at any time.
     pub in_flight: u64,
@@ -35,6 +42,10 @@ pub(super) struct Counters(Mutex<Stats>);
 impl Counters {
     pub(super) fn lock(&self) -> MutexGuard<'_, Stats> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(super) fn snapshot(&self, uploads: &Uploads) -> Stats {
+        Stats { uploads_open: uploads.count(), ..self.lock().clone() }
     }
 
     /// Everything back to 0, but for the requests under way.

@@ -1,6 +1,7 @@
 //! A bucket that stores nothing: N objects of one size, named by a pattern, with computed content.
 
-use super::bucket::{Body, Bucket, Meta, Next, Visitor};
+use super::bucket::{Body, Bucket, Next, Visitor};
+use super::meta::Meta;
 use crate::content;
 use bytes::Bytes;
 use futures::StreamExt;
@@ -56,7 +57,8 @@ impl Synthetic {
 
     fn meta(&self, key: &str) -> Meta {
         let modified = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-        Meta { size: self.size, etag: format!("{:016x}-{:x}", content::id(key), self.size), modified }
+        let etag = format!("{:016x}-{:x}", content::id(key), self.size);
+        Meta { size: self.size, etag, modified, about: None }
     }
 }
 

@@ -1,8 +1,37 @@
 //! The server itself, where the store's tests do not reach: listings of every backend, the synthetic million.
 
+mod batches;
+mod client;
+mod conditions;
+mod faults;
+mod multipart;
+mod objects;
+
 use super::*;
 use std::ops::Bound;
 use std::time::{Duration, Instant};
+
+/// Gone with its value.
+struct TestDir(std::path::PathBuf);
+
+impl TestDir {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("testkit-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+}
+
+impl Drop for TestDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn directory(name: &str) -> (Directory, TestDir) {
+    let dir = TestDir::new(name);
+    (Directory::new(&dir.0, Duration::from_secs(60)), dir)
+}
 
 fn walk(bucket: &dyn Bucket, prefix: &str, delimiter: Option<&str>, page: usize) -> Vec<String> {
     let (mut names, mut after) = (Vec::new(), None);

@@ -1,9 +1,10 @@
 //! A web server as a source has it: files at their path, directories as an index. Whoever asks says a name and a password, or a
 //! token.
 
+use super::access::Guard;
 use super::adapter::{Adapter, Asked, Denied, decoded, value};
-use super::bucket::{Listing, Meta};
-use super::service::Guard;
+use super::bucket::Listing;
+use super::meta::Meta;
 use super::{Key, Rights};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
