@@ -19,11 +19,17 @@ use crate::shares::{Key, Shares, Step, Ticket, Turn};
 use std::collections::HashMap;
 use tokio::time::Instant;
 
-/// Listings and lookups have slots of their own: a person's `ls` does not queue behind a thousand parts of a file.
+/// Listings and lookups have slots of their own: a person's `ls` does not queue behind a thousand parts of a file. So have
+/// uploads: a checkpoint does not starve readers, nor they it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     Metadata,
     Data,
+    Upload,
+}
+
+impl Lane {
+    pub(crate) const ALL: [Self; 3] = [Self::Metadata, Self::Data, Self::Upload];
 }
 
 /// Why a request waited in vain.
@@ -55,7 +61,7 @@ pub(crate) enum Order {
 
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
-    lanes: [Shares; 2],
+    lanes: [Shares; 3],
     endpoints: HashMap<u64, Endpoint>,
     sources: HashMap<Key, Source>,
     /// Numbers of endpoints, sources and tickets.
@@ -68,7 +74,7 @@ struct Endpoint {
     breaker: Breaker,
     budget: Budget,
     /// Most slots in each lane; None: no limit of its own.
-    most: Option<[usize; 2]>,
+    most: Option<[usize; 3]>,
 }
 
 #[derive(Debug)]
@@ -80,9 +86,9 @@ struct Source {
 }
 
 impl Dispatcher {
-    pub(crate) fn new(metadata: usize, data: usize) -> Self {
+    pub(crate) fn new(metadata: usize, data: usize, uploads: usize) -> Self {
         Self {
-            lanes: [Shares::new(metadata), Shares::new(data)],
+            lanes: [metadata, data, uploads].map(Shares::new),
             endpoints: HashMap::new(),
             sources: HashMap::new(),
             next: 1,
@@ -108,7 +114,7 @@ impl Dispatcher {
         let known = self.endpoints.iter().find(|(_, e)| e.name == endpoint).map(|(id, _)| *id);
         let endpoint = known.unwrap_or_else(|| {
             let most = |lane: &Shares| (lane.capacity() / part).max(1);
-            let most = (part > 1).then(|| [most(&self.lanes[0]), most(&self.lanes[1])]);
+            let most = (part > 1).then(|| self.lanes.each_ref().map(most));
             let id = self.number();
             let (breaker, budget) = (Breaker::new(), Budget::new(now));
             self.endpoints.insert(id, Endpoint { name: endpoint.to_owned(), breaker, budget, most });
@@ -157,7 +163,7 @@ impl Dispatcher {
                 let Some(endpoint) = endpoints.get_mut(&key.endpoint) else { return false };
                 let Some(source) = sources.get_mut(&key) else { return false };
                 let full =
-                    |most: [usize; 2]| used.get(&key.endpoint).is_some_and(|n| *n >= most[lane as usize]);
+                    |most: [usize; 3]| used.get(&key.endpoint).is_some_and(|n| *n >= most[lane as usize]);
                 if endpoint.most.is_some_and(full) {
                     return false;
                 }

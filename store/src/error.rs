@@ -1,5 +1,6 @@
 //! What can go wrong at a source, in the few kinds that a caller treats differently.
 
+use crate::Version;
 use std::time::Duration;
 use volume::Cause;
 
@@ -31,6 +32,18 @@ pub enum StoreError {
         seconds(.waited)
     )]
     Busy { what: String, waited: Duration },
+    /// Somebody else has written it since it was seen, or has made what was to be new: nothing was written.
+    #[error("{what} was changed by somebody else meanwhile, so that it was not written")]
+    Conflict { what: String, found: Option<Version> },
+    /// The store, or what it allows this tenant, is full: nothing was written.
+    #[error("{what}: the store has no room for it: {why}")]
+    Full { what: String, why: String },
+    /// The store cannot do that at all.
+    #[error("{what}: {why}")]
+    Unsupported { what: String, why: String },
+    /// What was to be written cannot be read back from this node's disk as it was written: nothing was written.
+    #[error("{what}: this node's disk does not give back what was to be written: {why}")]
+    Damaged { what: String, why: String },
     /// The store answered, repeatedly, with something that it should not have: its defect, or ours.
     #[error("{what}: the store's answer cannot be used: {why}")]
     Malformed { what: String, why: String },
@@ -49,9 +62,11 @@ impl StoreError {
         match self {
             Self::NotFound { .. } => Cause::NotFound,
             Self::Denied { .. } | Self::Expired { .. } => Cause::Denied,
-            Self::Stale { .. } => Cause::Stale,
+            Self::Stale { .. } | Self::Conflict { .. } => Cause::Stale,
             Self::Unavailable { .. } | Self::Busy { .. } | Self::Malformed { .. } => Cause::Unavailable,
-            Self::Invalid { .. } => Cause::Internal,
+            // Of writes, which have errors of their own.
+            Self::Full { .. } => Cause::Unavailable,
+            Self::Unsupported { .. } | Self::Damaged { .. } | Self::Invalid { .. } => Cause::Internal,
         }
     }
 

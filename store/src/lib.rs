@@ -5,6 +5,7 @@
 //! what to do. What never happens here: caching, FUSE, CSI, processes. Nothing is remembered between two calls but
 //! open connections.
 
+mod abilities;
 mod access;
 mod breaker;
 mod budget;
@@ -25,8 +26,10 @@ mod proxy;
 mod resolve;
 mod retry;
 mod shares;
+mod sink;
 mod traffic;
 
+pub use abilities::{Abilities, probe};
 pub use access::{Access, ExpiryObserver, Question};
 #[cfg(fuzzing)]
 pub use dialect::fuzz;
@@ -37,10 +40,14 @@ pub use limits::{Limits, LimitsConfig, TlsVersion};
 pub use network::{BadNetwork, Network};
 pub use observe::{NoObserver, Observer, Outcome, RetryCause};
 pub use proxy::{BadDirect, BadProxy, Direct, Proxy, ProxyUrl};
+pub use sink::{
+    Attributes, Body, Condition, Leftover, Part, Seen, Sink, SinkLimits, Upload, Write, WriteId, Written,
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use crc_fast::CrcAlgorithm;
+use dialect::writes::Writes;
 use dialect::{Azure, BucketDialect, Gcs, Oss, S3};
 use futures::stream::BoxStream;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -147,6 +154,11 @@ pub trait Source: Send + Sync + std::fmt::Debug {
         false
     }
 
+    /// Where it can be written to. None: it cannot, or not by this program.
+    fn sink(&self) -> Option<Arc<dyn Sink>> {
+        None
+    }
+
     /// First contact at publish: does the source exist, may we list and read it? Gives up after `limit`.
     async fn check(&self, limit: Duration) -> Result<(), StoreError>;
 
@@ -193,8 +205,13 @@ pub fn open(
     // Volumes that share what they bring in share what they may ask for, too.
     let readers = limits.readers(spec, &access.credentials());
     let extra = extra_headers(spec)?;
+    let mut writes: Option<Arc<dyn Writes>> = None;
     let (store, prefix): (Arc<dyn BucketDialect>, &str) = match &spec.source {
-        SourceUrl::S3 { bucket, prefix } => (Arc::new(S3::new(bucket, &spec.parameters)?), prefix),
+        SourceUrl::S3 { bucket, prefix } => {
+            let store = Arc::new(S3::new(bucket, &spec.parameters)?);
+            writes = Some(store.clone());
+            (store, prefix)
+        }
         SourceUrl::Oss { bucket, prefix, .. } => {
             let endpoint = spec.endpoint();
             (Arc::new(Oss::new(bucket, endpoint.as_ref(), &spec.parameters)?), prefix)
@@ -220,7 +237,16 @@ pub fn open(
             return Ok(Arc::new(source));
         }
     };
-    Ok(Arc::new(exchange::Bucket::open(store, prefix, extra, access, readers.as_str(), limits, observer)?))
+    Ok(Arc::new(exchange::Bucket::open(
+        store,
+        writes,
+        prefix,
+        extra,
+        access,
+        readers.as_str(),
+        limits,
+        observer,
+    )?))
 }
 
 /// The same on a node that can start HDFS helpers.

@@ -68,6 +68,11 @@ impl LimitsConfig {
         let requests = self.requests.max(2);
         requests - (requests / 4).max(1)
     }
+
+    /// Bodies being sent at once: on top of [`Self::requests`], for readers do without none of theirs.
+    fn upload_slots(&self) -> usize {
+        (self.requests / 8).max(2)
+    }
 }
 
 #[derive(Debug)]
@@ -98,7 +103,7 @@ impl Limits {
     pub fn new(config: LimitsConfig) -> Self {
         let data = config.data_slots();
         Self {
-            traffic: Traffic::new(config.requests.max(2) - data, data),
+            traffic: Traffic::new(config.requests.max(2) - data, data, config.upload_slots()),
             names: Names::of_the_machine(),
             key: ScopeKey::new(rand::random()),
             bandwidth: config.bytes_per_second.map(|rate| Mutex::new(Bucket::new(rate))),

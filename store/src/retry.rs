@@ -5,7 +5,7 @@ use crate::access::Question;
 use crate::dispatch::{Lane, NoSlot};
 use crate::observe::{Observer, Outcome, RetryCause};
 use crate::shares::Turn;
-use crate::traffic::{Place, Slot};
+use crate::traffic::{Mover, Place, Slot};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -46,7 +46,8 @@ impl Fault {
             // Nothing of it is the store's doing.
             Self::Retry { cause: RetryCause::Displaced | RetryCause::Helper, .. } => {}
             Self::Fail(StoreError::Unavailable { .. }) => slot.failed(),
-            Self::Fail(StoreError::Invalid { .. } | StoreError::Busy { .. }) => {}
+            Self::Fail(StoreError::Invalid { .. } | StoreError::Busy { .. } | StoreError::Damaged { .. }) => {
+            }
             Self::Fail(_) => slot.answered(),
         }
     }
@@ -113,10 +114,19 @@ impl Attempts {
         request: &Request<'_>,
         attempt: impl Fn(Duration) -> F,
     ) -> Result<(T, Slot, Meter), StoreError> {
+        self.ask_with(request, |patience, _| attempt(patience)).await
+    }
+
+    /// The same of one that sends: `attempt` tells the slot how far it has come.
+    pub(crate) async fn ask_with<T, F: Future<Output = Result<T, Fault>>>(
+        &mut self,
+        request: &Request<'_>,
+        attempt: impl Fn(Duration, Mover) -> F,
+    ) -> Result<(T, Slot, Meter), StoreError> {
         loop {
             let mut slot = self.enter(request).await?;
             let meter = Meter::start(request.observer, request.op);
-            let answer = attempt(self.patience(request.stall_timeout));
+            let answer = attempt(self.patience(request.stall_timeout), slot.mover());
             // Why the attempts before it failed says more than that this one was cut off.
             let last = || self.last.clone().unwrap_or_else(|| format!("{} did not answer", request.endpoint));
             let late = || Err(Fault::Fail(self.exhausted(request.what, last())));
@@ -278,8 +288,14 @@ impl Meter {
             }
             Fault::Fail(StoreError::NotFound { .. }) => Outcome::NotFound,
             Fault::Fail(StoreError::Denied { .. } | StoreError::Expired { .. }) => Outcome::Denied,
-            Fault::Fail(StoreError::Stale { .. }) => Outcome::Stale,
-            Fault::Fail(StoreError::Malformed { .. } | StoreError::Invalid { .. }) => Outcome::Broken,
+            Fault::Fail(StoreError::Stale { .. } | StoreError::Conflict { .. }) => Outcome::Stale,
+            Fault::Fail(
+                StoreError::Malformed { .. }
+                | StoreError::Invalid { .. }
+                | StoreError::Full { .. }
+                | StoreError::Unsupported { .. }
+                | StoreError::Damaged { .. },
+            ) => Outcome::Broken,
         });
     }
 }

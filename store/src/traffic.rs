@@ -46,8 +46,8 @@ pub(crate) struct Slot {
 }
 
 impl Traffic {
-    pub(crate) fn new(metadata: usize, data: usize) -> Arc<Self> {
-        let dispatcher = Dispatcher::new(metadata, data);
+    pub(crate) fn new(metadata: usize, data: usize, uploads: usize) -> Arc<Self> {
+        let dispatcher = Dispatcher::new(metadata, data, uploads);
         let state = State { dispatcher, waiting: HashMap::new(), bells: HashMap::new(), looking: false };
         Arc::new(Self { state: Mutex::new(state) })
     }
@@ -75,7 +75,7 @@ impl Traffic {
         {
             let mut state = self.lock();
             let now = Instant::now();
-            for lane in [Lane::Metadata, Lane::Data] {
+            for lane in Lane::ALL {
                 for order in state.dispatcher.dispatch(lane, now) {
                     granted.extend(state.carry_out(self, lane, order));
                 }
@@ -186,15 +186,39 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl Slot {
+/// Says of a slot how its request gets on. (What it says of one that was given back, nobody hears.)
+#[derive(Clone, Debug)]
+pub(crate) struct Mover {
+    traffic: Arc<Traffic>,
+    lane: Lane,
+    ticket: Ticket,
+}
+
+impl Mover {
     /// From now on the request waits for the store.
     pub(crate) fn waits(&self) {
-        self.place.traffic.lock().dispatcher.lane(self.lane).waits(self.ticket, Instant::now());
+        self.traffic.lock().dispatcher.lane(self.lane).waits(self.ticket, Instant::now());
     }
 
-    /// It has got so much; what follows is ours, until it waits again.
+    /// It has got, or got rid of, so much; what follows is ours, until it waits again.
     pub(crate) fn moves(&self, bytes: u64) {
-        self.place.traffic.lock().dispatcher.lane(self.lane).moves(self.ticket, bytes, Instant::now());
+        self.traffic.lock().dispatcher.lane(self.lane).moves(self.ticket, bytes, Instant::now());
+    }
+}
+
+impl Slot {
+    pub(crate) fn mover(&self) -> Mover {
+        Mover { traffic: self.place.traffic.clone(), lane: self.lane, ticket: self.ticket }
+    }
+
+    /// See [`Mover::waits`].
+    pub(crate) fn waits(&self) {
+        self.mover().waits();
+    }
+
+    /// See [`Mover::moves`].
+    pub(crate) fn moves(&self, bytes: u64) {
+        self.mover().moves(bytes);
     }
 
     /// A thread that hangs in the kernel cannot be called back.
@@ -261,7 +285,7 @@ mod tests {
 
     #[tokio::test]
     async fn lanes_do_not_take_each_others_slots() {
-        let traffic = Traffic::new(1, 3);
+        let traffic = Traffic::new(1, 3, 1);
         let place = traffic.place("https://a", "s", 1);
         let mut held = Vec::new();
         while let Ok(slot) = place.enter(Lane::Data, soon(), Turn::First).await {
@@ -269,13 +293,14 @@ mod tests {
         }
         assert_eq!(held.len(), 3);
         assert!(place.enter(Lane::Metadata, soon(), Turn::First).await.is_ok());
+        assert!(place.enter(Lane::Upload, soon(), Turn::First).await.is_ok());
         held.pop();
         assert!(place.enter(Lane::Data, in_time(), Turn::First).await.is_ok());
     }
 
     #[tokio::test]
     async fn whoever_must_let_go_of_a_slot_is_told() {
-        let traffic = Traffic::new(1, 2);
+        let traffic = Traffic::new(1, 2, 1);
         let mut held = Vec::new();
         for endpoint in ["https://frozen", "https://frozen-too"] {
             let place = traffic.place(endpoint, "s", 1);
@@ -296,7 +321,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_source_is_queued_while_others_have_all_slots_and_it_has_none() {
-        let traffic = Traffic::new(1, 1);
+        let traffic = Traffic::new(1, 1, 1);
         let (mine, others) = (traffic.place("https://a", "s", 1), traffic.place("https://b", "s", 1));
         let of_others = others.enter(Lane::Metadata, in_time(), Turn::First).await.unwrap();
         assert!(!mine.is_queued(Lane::Metadata), "it wants nothing");
@@ -320,7 +345,7 @@ mod tests {
 
     #[tokio::test]
     async fn others_move_while_they_hold_slots_and_are_not_silent() {
-        let traffic = Traffic::new(1, 1);
+        let traffic = Traffic::new(1, 1, 1);
         let (mine, others) = (traffic.place("https://a", "s", 1), traffic.place("https://a", "t", 1));
         let own = mine.enter(Lane::Metadata, in_time(), Turn::First).await.unwrap();
         assert!(!mine.others_move() && others.others_move());
@@ -340,7 +365,7 @@ mod tests {
 
     #[tokio::test]
     async fn of_those_who_come_and_go_nothing_is_kept() {
-        let traffic = Traffic::new(1, 1);
+        let traffic = Traffic::new(1, 1, 1);
         for k in 0..10_000 {
             let place = traffic.place(&format!("https://{k}"), "s", 1);
             if k % 1000 == 0 {

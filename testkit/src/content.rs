@@ -1,7 +1,7 @@
 //! File contents that need no storage: every byte is a function of the file's id and the offset.
 
 /// Mixes 64 bits so that neighbouring inputs give unrelated outputs (the finaliser of splitmix64).
-pub(crate) fn mix(mut x: u64) -> u64 {
+pub fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)

@@ -683,6 +683,11 @@ impl Scope {
             | StoreError::Busy { .. }
             | StoreError::Malformed { .. }
             | StoreError::Invalid { .. } => {}
+            // Of writes: they say nothing of what is read.
+            StoreError::Conflict { .. }
+            | StoreError::Full { .. }
+            | StoreError::Unsupported { .. }
+            | StoreError::Damaged { .. } => {}
         }
     }
 

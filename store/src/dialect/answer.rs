@@ -99,6 +99,22 @@ pub(super) fn judge(refusal: &Refusal<'_>, said: &Said, place: &Place, words: &W
             advice: ": check 'source', 'endpoint' and 'region'",
         }),
         (404, _) => Fault::Fail(StoreError::not_found(&what)),
+        // AWS refuses one of two conditional writes of a key at once, and says to ask again.
+        (409, "ConditionalRequestConflict" | "OperationAborted") => retry(RetryCause::Throttled),
+        (
+            _,
+            "XMinioStorageFull" | "XMinioAdminBucketQuotaExceeded" | "QuotaExceeded" | "UserQuotaExceeded",
+        )
+        | (507, _) => Fault::Fail(StoreError::Full { what, why: text }),
+        (400, "EntityTooLarge") | (413, _) => Fault::Fail(StoreError::Unsupported {
+            what,
+            why: format!("it is larger than what the store, or a proxy before it, takes ({text})"),
+        }),
+        (400, "BadDigest" | "XAmzContentChecksumMismatch" | "InvalidDigest") if refusal.is_write => {
+            Fault::retry(RetryCause::Corrupted, format!("what arrived is not what was sent ({text})"))
+        }
+        // The upload has no such part, or has it with other bytes.
+        (400, "InvalidPart") => Fault::Fail(StoreError::not_found(&what)),
         // No object has such a key. A HEAD's answer has no body that says so.
         (400, "KeyTooLongError") => Fault::Fail(StoreError::not_found(&what)),
         (400, "") if is_too_long(refusal.url, place) => Fault::Fail(StoreError::not_found(&what)),
@@ -200,7 +216,14 @@ mod tests {
         let place = Place::new("s3", "b", "https://h", volume::Addressing::Path).unwrap();
         let status = StatusCode::from_u16(status).unwrap();
         let headers = http::HeaderMap::new();
-        let refusal = Refusal { what: "s3://b/k", url: &place.base, status, headers: &headers, body: None };
+        let refusal = Refusal {
+            what: "s3://b/k",
+            url: &place.base,
+            status,
+            headers: &headers,
+            body: None,
+            is_write: false,
+        };
         judge(&refusal, said, &place, &Words { rights: "s3:ListBucket" })
     }
 
@@ -246,7 +269,7 @@ mod tests {
             let mut url = place.base.clone();
             url.set_path(&format!("{}{}{}", place.base.path(), "k".repeat(length - 2), "%C3%A9"));
             let (what, status) = ("s3://b/k", StatusCode::BAD_REQUEST);
-            let refusal = Refusal { what, url: &url, status, headers: &headers, body: None };
+            let refusal = Refusal { what, url: &url, status, headers: &headers, body: None, is_write: false };
             let fault = judge(&refusal, &Said::default(), &place, &Words { rights: "" });
             let found = matches!(fault, Fault::Fail(StoreError::NotFound { .. }));
             assert_eq!(found, gone, "{length}: {fault:?}");

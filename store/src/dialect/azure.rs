@@ -462,8 +462,14 @@ mod tests {
         assert!(asks(&azure, 0..SUMMED_MAX) && !asks(&azure, 0..SUMMED_MAX + 1));
         let headers: HeaderMap = [(CODE, HeaderValue::from_static(UNSUPPORTED))].into_iter().collect();
         let status = StatusCode::INTERNAL_SERVER_ERROR;
-        let refusal =
-            Refusal { what: "az://set/k", url: &azure.container, status, headers: &headers, body: None };
+        let refusal = Refusal {
+            what: "az://set/k",
+            url: &azure.container,
+            status,
+            headers: &headers,
+            body: None,
+            is_write: false,
+        };
         assert!(matches!(azure.refused(&refusal, &[]), Fault::Retry { cause: RetryCause::Malformed, .. }));
         assert!(!asks(&azure, 0..1));
     }
@@ -480,8 +486,14 @@ mod tests {
             );
             let body = (!in_header).then_some(body.as_bytes());
             let status = StatusCode::from_u16(status).unwrap();
-            let refusal =
-                Refusal { what: "az://set/k", url: &azure.container, status, headers: &headers, body };
+            let refusal = Refusal {
+                what: "az://set/k",
+                url: &azure.container,
+                status,
+                headers: &headers,
+                body,
+                is_write: false,
+            };
             azure.refused(&refusal, &["s1g".to_owned()])
         };
         for (status, code, detail, words) in [

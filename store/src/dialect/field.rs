@@ -14,7 +14,7 @@ pub(super) fn size(text: &str) -> Option<u64> {
 
 /// `"abc"` → `abc`, `W/"abc"` → `W/abc`. None: no request could name it, for no header carries it; so also a strong one
 /// that reads like a weak one.
-pub(super) fn unquoted(etag: &str) -> Option<Version> {
+pub(crate) fn unquoted(etag: &str) -> Option<Version> {
     let (weak, rest) = match etag.strip_prefix("W/") {
         Some(rest) => ("W/", rest),
         None => ("", etag),

@@ -89,7 +89,14 @@ pub fn error(body: &[u8]) {
         let status = StatusCode::from_u16(status).expect("these are");
         for dialect in &*DIALECTS {
             let url = &dialect.place().base;
-            let refusal = Refusal { what: "s3://b/k", url, status, headers: &headers, body: Some(body) };
+            let refusal = Refusal {
+                what: "s3://b/k",
+                url,
+                status,
+                headers: &headers,
+                body: Some(body),
+                is_write: false,
+            };
             let text = match dialect.refused(&refusal, &[SECRET.to_owned()]) {
                 Fault::Fail(error) => error.to_string(),
                 Fault::Retry { detail, .. } => detail,

@@ -494,6 +494,7 @@ mod tests {
                 status,
                 headers: &headers,
                 body: Some(body.as_bytes()),
+                is_write: false,
             };
             gcs.refused(&refusal, &["T0KEN".to_owned()])
         };

@@ -3,6 +3,7 @@
 //! ```text
 //! s3.rs      S3 and what speaks it             listing.rs          a page of keys: entries, unnameable keys
 //! oss.rs     Alibaba Cloud OSS                 list_objects_v2.rs  S3's and OSS's page of them
+//! writes.rs  what S3 is told to write
 //! gcs.rs     Google Cloud Storage, by JSON     xml.rs              a listing in XML, tag by tag
 //! azure.rs   Azure's blobs                     answer.rs           an error document in XML: what to do
 //! web.rs     a web server                      index.rs            its directories, in the forms that they have
@@ -29,6 +30,7 @@ pub(crate) mod listing;
 mod oss;
 mod s3;
 pub(crate) mod web;
+pub(crate) mod writes;
 mod xml;
 
 pub(crate) use azure::Azure;
@@ -196,8 +198,22 @@ fn seen(headers: &HeaderMap) -> Result<Option<Object>, &'static str> {
 pub(crate) trait Signer: Send + Sync {
     /// Err: that cannot be signed.
     async fn sign(&self, request: &mut request::Parts) -> Result<(), ()>;
+    /// The same of a request with a body.
+    async fn sign_with(&self, request: &mut request::Parts, _payload: Payload) -> Result<(), ()> {
+        self.sign(request).await
+    }
     /// Of the credentials, what each request carries in clear: stores like to repeat it.
     fn sent(&self) -> Vec<String>;
+}
+
+/// What a signature says of a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Payload {
+    Empty,
+    /// Its SHA-256.
+    Digest([u8; 32]),
+    /// Nothing: it is read as it is sent, and has a checksum in a header that is signed.
+    Unsigned,
 }
 
 /// With one of object_store's signers, which want a whole request.
@@ -278,6 +294,8 @@ pub(crate) struct Refusal<'a> {
     pub(crate) headers: &'a HeaderMap,
     /// None: it has none, or it could not be read.
     pub(crate) body: Option<&'a [u8]>,
+    /// What was asked for would have changed something.
+    pub(crate) is_write: bool,
 }
 
 impl Refusal<'_> {
@@ -290,6 +308,8 @@ impl Refusal<'_> {
 pub(crate) use answer::{content_range, whole_size};
 /// `Wed, 21 Oct 2015 07:28:00 GMT` → ns since the epoch.
 pub(crate) use date::parse_http;
+/// `"abc"` → `abc`. None: no version that a request could name.
+pub(crate) use field::unquoted;
 
 pub(crate) fn header(headers: &HeaderMap, name: impl http::header::AsHeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()

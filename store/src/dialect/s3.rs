@@ -3,10 +3,15 @@
 use super::answer::{self, Words};
 use super::checksum::{self, Checksum};
 use super::encryption::{self, CustomerKey, Wrong};
-use super::{BucketDialect, Dialect, Keys, Place, Refusal, Signer, authorize, field, header};
+use super::writes::Writes;
+use super::{BucketDialect, Dialect, Keys, Payload, Place, Refusal, Signer, authorize, field, header};
+use crate::keys::encode_path;
 use crate::retry::Fault;
+use crate::sink::SinkLimits;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use crc_fast::CrcAlgorithm;
 use http::header::{HeaderMap, HeaderName, HeaderValue, IF_MATCH};
 use http::{StatusCode, request};
@@ -16,6 +21,7 @@ use std::sync::Arc;
 use volume::{Credentials, Parameters};
 
 const CHECKSUM_MODE: HeaderName = HeaderName::from_static("x-amz-checksum-mode");
+const CRC32C: HeaderName = HeaderName::from_static("x-amz-checksum-crc32c");
 const PAYER: HeaderName = HeaderName::from_static("x-amz-request-payer");
 
 const CUSTOMER_KEY: encryption::Names = [
@@ -101,7 +107,8 @@ impl Dialect for S3 {
         if let Some(fault) = encryption::key_service(refusal, &said) {
             return fault;
         }
-        answer::judge(refusal, &said, &self.place, &Words { rights: "s3:ListBucket and s3:GetObject" })
+        let rights = if refusal.is_write { self.right_to_write() } else { "s3:ListBucket and s3:GetObject" };
+        answer::judge(refusal, &said, &self.place, &Words { rights })
     }
 
     fn signer(&self, credentials: &Credentials) -> Result<Option<Arc<dyn Signer>>, StoreError> {
@@ -113,6 +120,78 @@ impl Dialect for S3 {
 
 impl BucketDialect for S3 {}
 
+impl Writes for S3 {
+    /// <https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html>
+    fn sink_limits(&self) -> SinkLimits {
+        SinkLimits {
+            put_bytes_max: 5 << 30,
+            part_bytes_min: 5 << 20,
+            part_bytes_max: 5 << 30,
+            parts_max: 10_000,
+            object_bytes_max: 5 << 40,
+        }
+    }
+
+    fn metadata_prefix(&self) -> &'static str {
+        "x-amz-meta-"
+    }
+
+    fn summed(&self, crc32c: u32) -> HeaderMap {
+        let sum = HeaderValue::try_from(BASE64_STANDARD.encode(crc32c.to_be_bytes()));
+        [(CRC32C, sum.expect("Base64 can be sent"))].into_iter().collect()
+    }
+
+    fn summed_in_parts(&self) -> HeaderMap {
+        let pairs = [("x-amz-checksum-algorithm", "CRC32C"), ("x-amz-checksum-type", "FULL_OBJECT")];
+        pairs
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .into_iter()
+            .collect()
+    }
+
+    fn summed_part(&self, crc32c: u32) -> String {
+        format!("<ChecksumCRC32C>{}</ChecksumCRC32C>", BASE64_STANDARD.encode(crc32c.to_be_bytes()))
+    }
+
+    fn asks_for_sums(&self) -> HeaderMap {
+        [(CHECKSUM_MODE, HeaderValue::from_static("ENABLED"))].into_iter().collect()
+    }
+
+    fn arrived(&self, headers: &HeaderMap) -> Option<u32> {
+        let value = checksum::big_endian(header(headers, CRC32C)?, CrcAlgorithm::Crc32Iscsi)?;
+        u32::try_from(value).ok()
+    }
+
+    fn copying(&self, from: &[u8], version: &Version) -> Option<HeaderMap> {
+        let source = format!("/{}/{}", self.place.bucket, encode_path(from));
+        let directive = HeaderName::from_static("x-amz-metadata-directive");
+        let pairs = [
+            (HeaderName::from_static("x-amz-copy-source"), super::value(source)?),
+            (HeaderName::from_static("x-amz-copy-source-if-match"), super::value(field::quoted(version))?),
+            (directive, HeaderValue::from_static("REPLACE")),
+        ];
+        Some(pairs.into_iter().collect())
+    }
+
+    fn copying_range(&self, bytes: &Range<u64>) -> HeaderMap {
+        let text = super::value(format!("bytes={}-{}", bytes.start, bytes.end.saturating_sub(1)));
+        let name = HeaderName::from_static("x-amz-copy-source-range");
+        [(name, text.expect("numbers can be sent"))].into_iter().collect()
+    }
+
+    fn opening_source(&self, key: &HeaderMap) -> HeaderMap {
+        let renamed = |(name, value): (&HeaderName, &HeaderValue)| {
+            let rest = name.as_str().strip_prefix("x-amz-")?;
+            Some((HeaderName::try_from(format!("x-amz-copy-source-{rest}")).ok()?, value.clone()))
+        };
+        key.iter().filter_map(renamed).collect()
+    }
+
+    fn right_to_write(&self) -> &'static str {
+        "s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload and s3:ListBucketMultipartUploads"
+    }
+}
+
 struct Signs {
     credential: AwsCredential,
     region: String,
@@ -121,8 +200,15 @@ struct Signs {
 #[async_trait]
 impl Signer for Signs {
     async fn sign(&self, parts: &mut request::Parts) -> Result<(), ()> {
+        self.sign_with(parts, Payload::Empty).await
+    }
+
+    async fn sign_with(&self, parts: &mut request::Parts, payload: Payload) -> Result<(), ()> {
+        let digest = if let Payload::Digest(digest) = &payload { Some(digest.as_slice()) } else { None };
         authorize(parts, |request| {
-            AwsAuthorizer::new(&self.credential, "s3", &self.region).try_authorize(request, None)
+            AwsAuthorizer::new(&self.credential, "s3", &self.region)
+                .with_sign_payload(payload != Payload::Unsigned)
+                .try_authorize(request, digest)
         })
     }
 
@@ -140,7 +226,6 @@ impl Signer for Signs {
 mod tests {
     use super::*;
     use crate::dialect::From;
-    use crate::keys::encode_path;
     use proptest::prelude::*;
     use url::Url;
     use volume::Addressing;

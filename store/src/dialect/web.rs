@@ -349,7 +349,14 @@ mod tests {
         let judge = |status: u16, location: &str| {
             let headers = headers(&[("location", location)]);
             let status = StatusCode::from_u16(status).unwrap();
-            let refusal = Refusal { what: "https://h/a", url: &url, status, headers: &headers, body: None };
+            let refusal = Refusal {
+                what: "https://h/a",
+                url: &url,
+                status,
+                headers: &headers,
+                body: None,
+                is_write: false,
+            };
             web().refused(&refusal, &["hunter2".to_owned()])
         };
         match judge(302, "https://login.example/?token=hunter2") {

@@ -23,20 +23,20 @@ pub(super) fn walk(
 ) -> Result<(), String> {
     // Azure begins its documents with a mark of their byte order.
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
-    let body = std::str::from_utf8(body).map_err(|_| "a listing that is not UTF-8")?;
+    let body = std::str::from_utf8(body).map_err(|_| "an answer that is not UTF-8")?;
     let mut reader = Reader::from_str(body);
     let (mut depth, mut text, mut ended) = (0_usize, String::new(), false);
     loop {
-        match reader.read_event().map_err(|e| format!("the listing is not XML: {e}"))? {
+        match reader.read_event().map_err(|e| format!("the answer is not XML: {e}"))? {
             Event::Start(start) => {
                 depth += 1;
                 text.clear();
                 let name = start.local_name();
                 match (depth, name.as_ref()) {
                     (1, other) if other != root => {
-                        return Err(format!("a listing that is a {}", show(other.as_bytes())));
+                        return Err(format!("an answer that is a {}", show(other.as_bytes())));
                     }
-                    (depth, _) if depth > DEPTH_MAX => return Err("a listing of tags within tags".into()),
+                    (depth, _) if depth > DEPTH_MAX => return Err("an answer of tags within tags".into()),
                     (depth, name) => on(depth, name, Tag::Opens(&start))?,
                 }
             }
@@ -52,8 +52,8 @@ pub(super) fn walk(
             Event::CData(piece) => text.push_str(&piece),
             Event::GeneralRef(reference) => match reference.resolve_char_ref() {
                 Ok(Some(character)) => text.push(character),
-                Ok(None) => text.push(named(&reference).ok_or("a listing with an unknown XML entity")?),
-                Err(e) => return Err(format!("a listing with a bad character reference: {e}")),
+                Ok(None) => text.push(named(&reference).ok_or("an answer with an unknown XML entity")?),
+                Err(e) => return Err(format!("an answer with a bad character reference: {e}")),
             },
             Event::End(end) => {
                 on(depth, end.local_name().as_ref(), Tag::Closes(&mut text))?;

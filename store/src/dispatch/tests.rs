@@ -25,7 +25,7 @@ const UNCONNECTED: Learned = Learned { endpoint: Verdict::Failed, source: Verdic
 
 impl World {
     fn new(data: usize) -> Self {
-        Self { dispatcher: Dispatcher::new(4, data), now: Instant::now(), waiting: 0, held: Vec::new() }
+        Self { dispatcher: Dispatcher::new(4, data, 1), now: Instant::now(), waiting: 0, held: Vec::new() }
     }
 
     fn open(&mut self, endpoint: &str, source: &str) -> Key {

@@ -1,10 +1,12 @@
 //! One attempt at one request: built, signed, sent, its status judged.
 
+use super::sending::{Progress, Sending};
 use super::told::Told;
 use crate::access::{Access, Question};
 use crate::certificate;
 use crate::dialect::encryption::{self, CustomerKey};
-use crate::dialect::{Dialect, Object, Refusal, Signer, content_range, header};
+use crate::dialect::writes::Writes;
+use crate::dialect::{Dialect, Object, Payload, Refusal, Signer, content_range, header};
 use crate::dispatch::Lane;
 use crate::egress::Refused;
 use crate::keys::show;
@@ -12,13 +14,15 @@ use crate::limits::Limits;
 use crate::observe::{Observer, RetryCause};
 use crate::proxy::Proxy;
 use crate::retry::{self, Attempts, Fault, chain};
-use crate::traffic::Place;
+use crate::sink::Body;
+use crate::traffic::{Mover, Place};
 use crate::{StoreError, Version};
 use bytes::BytesMut;
 use futures::FutureExt;
-use http::header::{CONTENT_RANGE, HeaderMap};
+use http::header::{CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, HeaderValue};
 use http::{Method, Request, StatusCode};
 use reqwest::{Response, Url};
+use sha2::{Digest, Sha256};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -32,6 +36,8 @@ pub(super) struct Client {
     observer: Arc<dyn Observer>,
     access: Arc<Access>,
     dialect: Arc<dyn Dialect>,
+    /// The same, where it can be written to.
+    writes: Option<Arc<dyn Writes>>,
     /// What the volume's parameters add to each request; never what is ours to say.
     extra: HeaderMap,
     told: Told,
@@ -52,6 +58,8 @@ struct Session {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Opens {
     Object,
+    /// It is read and written in one request.
+    Both,
     Nothing,
 }
 
@@ -95,6 +103,69 @@ pub(super) struct Ask<'a> {
     pub(super) opens: Opens,
 }
 
+/// What a request brings along.
+pub(super) enum Sends<'a> {
+    Nothing,
+    Text(&'a str),
+    File { body: &'a Body, with_md5: bool, progress: &'a Arc<Progress>, mover: Mover },
+}
+
+impl Sends<'_> {
+    fn payload(&self) -> Payload {
+        match self {
+            Self::Nothing => Payload::Empty,
+            Self::Text(text) => Payload::Digest(Sha256::digest(text).into()),
+            Self::File { .. } => Payload::Unsigned,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::Text(text) => text.is_empty(),
+            Self::File { body, .. } => body.is_empty(),
+        }
+    }
+
+    fn body(&self) -> Option<reqwest::Body> {
+        match self {
+            Self::Nothing => None,
+            Self::Text(text) => Some((*text).to_owned().into()),
+            Self::File { body, with_md5, progress, .. } => {
+                Some(reqwest::Body::wrap(Sending::new(body, *with_md5, (*progress).clone())))
+            }
+        }
+    }
+
+    fn broken(&self) -> Option<String> {
+        if let Self::File { progress, .. } = self { progress.broken() } else { None }
+    }
+
+    /// The answer. None: for `patience` nothing was taken of the body, or nothing came after it.
+    async fn followed<T>(&self, answer: impl Future<Output = T>, patience: Duration) -> Option<T> {
+        let Self::File { progress, mover, .. } = self else { return timeout(patience, answer).await.ok() };
+        tokio::pin!(answer);
+        let (mut taken, mut since) = (0, Instant::now());
+        loop {
+            if let Ok(answer) = timeout(LOOK, &mut answer).await {
+                return Some(answer);
+            }
+            let now = progress.taken();
+            if now != taken {
+                mover.moves(now - taken);
+                (taken, since) = (now, Instant::now());
+            }
+            mover.waits();
+            if since.elapsed() >= patience {
+                return None;
+            }
+        }
+    }
+}
+
+/// How often a body that is being sent is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// What most requests are answered with.
 pub(super) fn content(_: &Url, status: StatusCode, _: &HeaderMap) -> bool {
     matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT)
@@ -117,6 +188,7 @@ pub(super) struct Hello {
 impl Client {
     pub(super) fn new(
         dialect: Arc<dyn Dialect>,
+        writes: Option<Arc<dyn Writes>>,
         extra: HeaderMap,
         access: Arc<Access>,
         readers: &str,
@@ -126,7 +198,8 @@ impl Client {
         let session = Mutex::new(Session::new(access.credentials(), &*dialect, &limits)?);
         // Where requests really go: a bucket that is a host of its own is an endpoint of its own.
         let place = limits.place(&dialect.place().base.origin().ascii_serialization(), readers, 1);
-        Ok(Self { limits, place, observer, access, dialect, extra, told: Told::default(), session })
+        let told = Told::default();
+        Ok(Self { limits, place, observer, access, dialect, writes, extra, told, session })
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -149,6 +222,11 @@ impl Client {
     /// A key as messages name it.
     pub(super) fn what(&self, key: &[u8]) -> String {
         format!("{}/{}", self.dialect.place().shown, show(key))
+    }
+
+    /// What no message may repeat.
+    pub(super) fn secrets(&self) -> Vec<String> {
+        self.session().map(|session| session.sent()).unwrap_or_default()
     }
 
     fn endpoint(&self) -> &str {
@@ -315,21 +393,36 @@ impl Client {
 
     /// Sends and waits for the headers; any status that is not taken is a fault.
     pub(super) async fn send(&self, ask: Ask<'_>, what: &str, patience: Duration) -> Result<Response, Fault> {
+        self.send_with(ask, Sends::Nothing, what, patience).await
+    }
+
+    /// The same of a request with a body.
+    pub(super) async fn send_with(
+        &self,
+        ask: Ask<'_>,
+        sends: Sends<'_>,
+        what: &str,
+        patience: Duration,
+    ) -> Result<Response, Fault> {
         let Ask { method, url, headers, takes, opens } = ask;
         let broken = |why: String| Fault::Fail(StoreError::Invalid { what: what.to_owned(), why });
         let head = method == Method::HEAD;
+        let asked = &method;
         let (mut parts, ()) = Request::new(()).into_parts();
-        parts.method = method;
+        parts.method = method.clone();
         parts.uri = url.as_str().parse().map_err(|e| broken(format!("no URL can be made of it: {e}")))?;
         parts.headers = self.extra.clone();
         parts.headers.extend(headers);
         parts.headers.extend(self.dialect.headers());
         let session = self.session().map_err(Fault::Fail)?;
-        if opens == Opens::Object {
+        if opens != Opens::Nothing {
             parts.headers.extend(session.key.clone());
         }
+        if let (Opens::Both, Some(writes)) = (opens, &self.writes) {
+            parts.headers.extend(writes.opening_source(&session.key));
+        }
         if let Some(signer) = &session.signer {
-            let signed = signer.sign(&mut parts).await;
+            let signed = signer.sign_with(&mut parts, sends.payload()).await;
             signed.map_err(|()| broken("the request could not be signed".to_owned()))?;
         }
         // A signature may have become a part of it.
@@ -340,10 +433,20 @@ impl Client {
         };
         let mut request = reqwest::Request::new(parts.method, signed);
         *request.headers_mut() = parts.headers;
+        *request.body_mut() = sends.body();
+        // The client says nothing of an empty body, and Ceph wants to know.
+        if sends.is_empty() && matches!(*asked, Method::PUT | Method::POST) {
+            request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+        }
 
-        let response = match timeout(patience, session.http.execute(request)).await {
+        let answer = sends.followed(session.http.execute(request), patience).await;
+        // Whatever the connection says of it: it broke on this side.
+        if let Some(why) = sends.broken() {
+            return Err(Fault::Fail(StoreError::Damaged { what: what.to_owned(), why }));
+        }
+        let response = match answer {
             // Not even its name server may have answered.
-            Err(_) => {
+            None => {
                 let (endpoint, seconds) = (self.endpoint(), patience.as_secs_f64());
                 let said_by = self.dialect.place().said_by;
                 let why = format!(
@@ -351,8 +454,8 @@ impl Client {
                 );
                 return Err(Fault::retry(RetryCause::Stalled, why));
             }
-            Ok(Err(e)) => return Err(self.unreachable(&session, what, e)),
-            Ok(Ok(response)) => response,
+            Some(Err(e)) => return Err(self.unreachable(&session, what, e)),
+            Some(Ok(response)) => response,
         };
         let status = response.status();
         if takes(url, status, response.headers()) {
@@ -367,13 +470,14 @@ impl Client {
             let why = format!("{} answered HTTP 400: {advice}", self.endpoint());
             return Err(Fault::Fail(StoreError::Denied { what: what.to_owned(), why }));
         }
-        let refusal = Refusal { what, url, status, headers: &headers, body: body.as_deref() };
+        let is_write = !matches!(*asked, Method::GET | Method::HEAD);
+        let refusal = Refusal { what, url, status, headers: &headers, body: body.as_deref(), is_write };
         if status == StatusCode::UNAUTHORIZED {
             self.forget(&session);
         }
         let fault = self.dialect.refused(&refusal, &session.sent());
         Err(match opens {
-            Opens::Object => encryption::explained(fault, !session.key.is_empty(), &refusal),
+            Opens::Object | Opens::Both => encryption::explained(fault, !session.key.is_empty(), &refusal),
             Opens::Nothing => fault,
         })
     }
@@ -471,7 +575,11 @@ pub(super) fn stalled(patience: Duration) -> Fault {
 }
 
 /// A whole small body. A break in it is a fault like any other.
-async fn read_all(mut response: Response, max: usize, patience: Duration) -> Result<BytesMut, Fault> {
+pub(super) async fn read_all(
+    mut response: Response,
+    max: usize,
+    patience: Duration,
+) -> Result<BytesMut, Fault> {
     let mut body = BytesMut::new();
     loop {
         match timeout(patience, response.chunk()).await {

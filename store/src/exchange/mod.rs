@@ -10,25 +10,31 @@
 //! tree.rs     the same about a tree of files on a web server
 //! client.rs   one attempt: sign, send, wait for the headers, judge the status
 //! body.rs     a body that survives resets: the only request that resumes
+//! write.rs    the same bucket as a sink, and what becomes of writes whose answer was lost
+//! sending.rs  the body of a write, from a file
 //! told.rs     what stores told meanwhile of whole objects
 //! ```
 
 mod body;
 mod client;
+mod sending;
 mod told;
 mod tree;
+mod write;
 
 pub(crate) use tree::Tree;
 
 use crate::access::{Access, Question};
 use crate::dialect::checksum::{self, HELD_MAX};
 use crate::dialect::listing::Answer;
+use crate::dialect::writes::Writes;
 use crate::dialect::{BucketDialect, From, Object};
 use crate::dispatch::Lane;
 use crate::keys::{is_path, show};
 use crate::limits::Limits;
 use crate::observe::{Observer, RetryCause};
 use crate::retry::Fault;
+use crate::sink::Sink;
 use crate::{ByteStream, Checksum, Entry, Examined, Kind, Page, Source, Step, StoreError, Version};
 use async_trait::async_trait;
 use client::{Ask, Client, Opens, content};
@@ -41,6 +47,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What a source's keys begin with: "" or what ends in "/".
+#[derive(Clone)]
 struct Prefix(String);
 
 impl Prefix {
@@ -61,6 +68,7 @@ impl Prefix {
 pub(crate) struct Bucket {
     client: Arc<Client>,
     store: Arc<dyn BucketDialect>,
+    writes: Option<Arc<dyn Writes>>,
     prefix: Prefix,
     access: Arc<Access>,
     /// It has shown an empty directory (see [`Bucket::is_shown`]).
@@ -76,6 +84,7 @@ impl std::fmt::Debug for Bucket {
 impl Bucket {
     pub(crate) fn open(
         store: Arc<dyn BucketDialect>,
+        writes: Option<Arc<dyn Writes>>,
         prefix: &str,
         extra: HeaderMap,
         access: Arc<Access>,
@@ -83,10 +92,12 @@ impl Bucket {
         limits: Arc<Limits>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StoreError> {
-        let client = Arc::new(Client::new(store.clone(), extra, access.clone(), readers, limits, observer)?);
+        let access_ = access.clone();
+        let client = Client::new(store.clone(), writes.clone(), extra, access_, readers, limits, observer)?;
         Ok(Self {
-            client,
+            client: Arc::new(client),
             store,
+            writes,
             prefix: Prefix(prefix.to_owned()),
             access,
             shows_empty: AtomicBool::new(false),
@@ -202,6 +213,12 @@ const EMPTY_PAGES_MAX: usize = 100;
 
 #[async_trait]
 impl Source for Bucket {
+    fn sink(&self) -> Option<Arc<dyn Sink>> {
+        let store = self.writes.clone()?;
+        let (client, prefix, access) = (self.client.clone(), self.prefix.clone(), self.access.clone());
+        Some(Arc::new(write::BucketSink { client, store, prefix, access }))
+    }
+
     fn is_queued(&self) -> bool {
         self.client.place().is_queued(Lane::Metadata)
     }

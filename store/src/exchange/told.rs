@@ -5,7 +5,7 @@ use crate::dialect::checksum::Checksum;
 use reqwest::Url;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Twice so many are kept at most.
@@ -25,6 +25,8 @@ pub(super) struct Told {
     untold: AtomicU32,
     /// So often what it told was wrong.
     wrong: AtomicU32,
+    /// The last write was answered with the checksum of what arrived.
+    arrived: AtomicBool,
 }
 
 /// The older half goes as a whole.
@@ -54,6 +56,16 @@ impl Told {
 
     pub(super) fn is_believed(&self) -> bool {
         self.wrong.load(Ordering::Relaxed) < WRONG
+    }
+
+    /// A write was answered, with or without the checksum of what arrived.
+    pub(super) fn arrived(&self, was_told: bool) {
+        self.arrived.store(was_told, Ordering::Relaxed);
+    }
+
+    /// Most likely the next one is told it, too. False before the first one.
+    pub(super) fn tells_sums(&self) -> bool {
+        self.arrived.load(Ordering::Relaxed)
     }
 
     /// Once more. Was that too much?

@@ -1,6 +1,8 @@
 //! A source on a fresh server, and an observer that remembers.
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub)] // Each test binary uses its own part.
 
+pub mod sink;
+
 use futures::TryStreamExt;
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -8,6 +8,7 @@ mod common;
 mod oss_sdk;
 mod servers;
 mod web;
+mod writes;
 
 use common::{BUCKET, ODD_KEYS, listed, named, read};
 use servers::{Below, Kept, REGION, Real};

@@ -4,6 +4,8 @@
 //! links are shown, never followed by us. That holds for the way to the directory itself too, or a user who may write
 //! next to it could point it elsewhere.
 
+mod write;
+
 use crate::access::{Access, Question};
 use crate::dispatch::{Lane, NoSlot};
 use crate::keys::{is_path, show};
@@ -11,6 +13,7 @@ use crate::limits::Limits;
 use crate::observe::{Observer, Outcome};
 use crate::retry::{Fault, Meter};
 use crate::shares::Turn;
+use crate::sink::Sink;
 use crate::traffic::{Place, Slot};
 use crate::{ByteStream, Entry, Kind, PAGE_ENTRIES, Page, Source, StoreError, Version};
 use async_trait::async_trait;
@@ -29,6 +32,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 use volume::Permissions;
 
+#[derive(Clone)]
 pub(crate) struct Directory {
     tree: Arc<Tree>,
     access: Arc<Access>,
@@ -68,7 +72,17 @@ impl Directory {
         question: Question,
         work: impl FnOnce(&Tree) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let slot = enter(&self.tree, &self.place, Lane::Metadata, &question).await?;
+        self.run_in(Lane::Metadata, op, question, work).await
+    }
+
+    async fn run_in<T: Send + 'static>(
+        &self,
+        lane: Lane,
+        op: &'static str,
+        question: Question,
+        work: impl FnOnce(&Tree) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let slot = enter(&self.tree, &self.place, lane, &question).await?;
         let meter = Meter::start(&self.observer, op);
         let tree = self.tree.clone();
         let result = blocking(&self.tree, &question, slot, move || work(&tree)).await;
@@ -181,6 +195,10 @@ impl Source for Directory {
             }
         });
         Ok(stream.boxed())
+    }
+
+    fn sink(&self) -> Option<Arc<dyn Sink>> {
+        Some(Arc::new(write::DirectorySink(self.clone())))
     }
 
     async fn check(&self, limit: Duration) -> Result<(), StoreError> {
@@ -366,7 +384,7 @@ impl Tree {
         while let Some(found) = names.next() {
             let found = found.map_err(fail)?;
             let name = found.file_name().to_bytes();
-            if matches!(name, b"." | b"..") {
+            if matches!(name, b"." | b"..") || write::is_temporary(name) {
                 continue;
             }
             let entry = rustix::fs::statat(&dir, found.file_name(), AtFlags::SYMLINK_NOFOLLOW)
