@@ -186,7 +186,8 @@ pub trait Sink: Send + Sync + fmt::Debug {
 
     /// Makes the object of `parts`, in their order. `NotFound`: the upload was ended, and not by this write, or its parts are
     /// not these any more (a request that came late has replaced one): the object is to be begun anew.
-    /// What the store says is not believed before the object was looked at.
+    /// What the store says is not believed before the object was looked at. After an error the upload is to be abandoned or
+    /// completed again: it may still be open.
     async fn complete(
         &self,
         upload: &Upload,

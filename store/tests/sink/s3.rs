@@ -1,14 +1,15 @@
 //! A bucket as a sink: an honest server, servers that lie, and answers that do not come.
 
 use crate::common::sink::{Kept, body, conflict, holds, keeps_its_promises, of, version, write};
-use crate::common::{BUCKET, Log, keys, open, quick, source, spec};
+use crate::common::{BUCKET, Log, keys, open, quick, spec};
 use futures::StreamExt;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 use store::{
-    Abilities, Access, Condition, Limits, NoObserver, Part, RetryCause, Sink, Source, StoreError, Written,
+    Abilities, Access, Condition, Limits, LimitsConfig, NoObserver, Part, RetryCause, Sink, Source,
+    StoreError, Written,
 };
 use testkit::content::mix;
 use testkit::faults::{Fault, Rule, Script};
@@ -27,9 +28,14 @@ const ALL: Abilities = Abilities {
 /// All but what POSIX has no name for.
 const KEPT: Kept<'_> = Kept { gives_away: true, knows_ended: true, odd: &|_| true };
 
+/// A busy machine is not taken for a store that stalls.
+fn patient() -> LimitsConfig {
+    LimitsConfig { stall_timeout: Duration::from_secs(20), ..quick() }
+}
+
 async fn server(config: Config) -> (Server, Arc<dyn Source>, Arc<dyn Sink>) {
     let server = Server::start(config.bucket(BUCKET, Memory::default())).await.unwrap();
-    let source = source(&server);
+    let source = open(&spec(&server, "s3://bucket"), patient(), Arc::new(NoObserver));
     let sink = source.sink().unwrap();
     (server, source, sink)
 }
@@ -48,7 +54,7 @@ async fn a_bucket_keeps_what_every_sink_promises() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefix_keeps_them_too() {
     let server = Server::start(Config::default().bucket(BUCKET, Memory::default())).await.unwrap();
-    let source = open(&spec(&server, "s3://bucket/a/b c"), quick(), Arc::new(NoObserver));
+    let source = open(&spec(&server, "s3://bucket/a/b c"), patient(), Arc::new(NoObserver));
     let sink = source.sink().unwrap();
     assert_eq!(keeps_its_promises("a prefix", &*source, &*sink, &KEPT).await, ALL);
 }
@@ -189,7 +195,8 @@ async fn what_breaks_on_the_way_is_sent_again_and_for_its_reason() {
     for (fault, op, cause) in faults {
         let (server, source, _) = server(Config::default()).await;
         let log = Arc::new(Log::default());
-        let sink = open(&spec(&server, "s3://bucket"), quick(), log.clone()).sink().unwrap();
+        let limits = if cause == RetryCause::Stalled { quick() } else { patient() };
+        let sink = open(&spec(&server, "s3://bucket"), limits, log.clone()).sink().unwrap();
         script(&server, vec![Rule::always(fault.clone()).op(op).times(1)]);
         let put = sink.put(b"f", &body(&bytes), &write(), &Condition::Absent).await.unwrap();
         holds(&*source, "f", &put, &bytes).await;
@@ -201,7 +208,9 @@ async fn what_breaks_on_the_way_is_sent_again_and_for_its_reason() {
         let written = sink.complete(&upload, &[part], &Condition::Absent).await.unwrap();
         holds(&*source, "h", &written, &bytes).await;
         let retries: Vec<_> = log.retries.lock().unwrap().iter().map(|(_, cause)| *cause).collect();
-        assert_eq!(retries, [cause], "{fault:?} of {op}");
+        // A machine that is too busy for a short patience stalls more often than once.
+        let as_often = retries.len() == 1 || retries.len() > 1 && cause == RetryCause::Stalled;
+        assert!(as_often && retries.iter().all(|seen| *seen == cause), "{fault:?} of {op}: {retries:?}");
     }
 }
 
@@ -231,7 +240,7 @@ async fn the_reason_for_which_nothing_is_written_is_told() {
     let spec_ = spec(&server, "s3://bucket");
     let sink_of = |id: &str, spec: &volume::VolumeSpec| {
         let access = Access::fixed(spec, keys(id, "secret"));
-        let limits = Arc::new(Limits::new(quick()));
+        let limits = Arc::new(Limits::new(patient()));
         store::open(spec, access, limits, Arc::new(NoObserver)).unwrap().sink().unwrap()
     };
     let sink = sink_of("reads", &spec_);
@@ -257,7 +266,7 @@ async fn the_reason_for_which_nothing_is_written_is_told() {
 async fn a_bucket_that_goes_meanwhile_is_not_found() {
     let (server, source, _) = server(Config::default()).await;
     let spec = spec(&server, "s3://gone");
-    let sink = open(&spec, quick(), Arc::new(NoObserver)).sink().unwrap();
+    let sink = open(&spec, patient(), Arc::new(NoObserver)).sink().unwrap();
     let put = sink.put(b"f", &body(b"x"), &write(), &Condition::Absent).await;
     assert!(matches!(put, Err(StoreError::NotFound { .. })), "{put:?}");
     drop(source);
@@ -282,7 +291,9 @@ async fn what_the_disk_does_not_give_back_is_not_written() {
 /// for a conflict, and each is there as soon as it is acknowledged.
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_goes_wrong_each_write_takes_place_once() {
-    let (server, source, sink) = server(Config::default()).await;
+    let (server, ..) = server(Config::default()).await;
+    let source = open(&spec(&server, "s3://bucket"), quick(), Arc::new(NoObserver));
+    let sink = source.sink().unwrap();
     let seed = random_seed();
     let kinds = [
         (Fault::LostAnswer, 0.05),
