@@ -52,6 +52,11 @@ fn same(a: &Stat, b: &Stat) -> bool {
     (a.st_dev, a.st_ino, a.st_size, modified_ns(a)) == (b.st_dev, b.st_ino, b.st_size, modified_ns(b))
 }
 
+/// Has it the bytes of that version? (A change of its name changes the time of its last change.)
+fn was(wanted: &Version, found: &Stat) -> bool {
+    wanted.0.starts_with(&format!("{}-{}-", found.st_size, modified_ns(found)))
+}
+
 impl Tree {
     fn place<'p>(&self, path: &'p [u8]) -> Result<Place<'p>, StoreError> {
         if !is_segments(path) {
@@ -150,6 +155,37 @@ impl Tree {
         Ok(ours.map(|seen| Written { version: seen.version, confirmed: true }))
     }
 
+    /// As [`Self::made`], once what that write has left beside its place is settled: it may have died between the exchange of
+    /// the two names and the removal of what was there before.
+    fn made_before(
+        &self,
+        place: &Place<'_>,
+        id: WriteId,
+        condition: &Condition,
+    ) -> Result<Option<Written>, StoreError> {
+        let Some(written) = self.made(place, id)? else { return Ok(None) };
+        let (beside, fail) = (temporary(id), |e| self.failed(place.path, e));
+        let left = match rustix::fs::statat(&place.parent, &beside, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(left) => Some(left),
+            Err(Errno::NOENT) => None,
+            Err(error) => return Err(fail(error)),
+        };
+        if let (Condition::Is(wanted), Some(left)) = (condition, &left)
+            && !was(wanted, left)
+        {
+            // Somebody was faster than the exchange: it is undone.
+            let (parent, name) = (&place.parent, place.name);
+            rustix::fs::renameat_with(parent, &beside, parent, name, RenameFlags::EXCHANGE).map_err(fail)?;
+            self.remove(place, &beside)?;
+            return Err(self.conflict(place, self.stat(place)?.as_ref()));
+        }
+        if left.is_some() {
+            self.remove(place, &beside)?;
+        }
+        self.sync_directory(place)?;
+        Ok(Some(written))
+    }
+
     /// `fill` writes the bytes.
     fn make(
         &self,
@@ -158,8 +194,7 @@ impl Tree {
         condition: &Condition,
         fill: impl FnOnce(&OwnedFd) -> Result<(), StoreError>,
     ) -> Result<Written, StoreError> {
-        if let Some(written) = self.made(place, write.id)? {
-            self.sync_directory(place)?;
+        if let Some(written) = self.made_before(place, write.id, condition)? {
             return Ok(written);
         }
         self.holds(place, condition)?;
@@ -321,6 +356,9 @@ impl Tree {
     }
 }
 
+/// Not the bits with which a program takes its owner's rights: the owner may be the agent, and the directory is the host's.
+const PERMISSIONS: u32 = 0o1777;
+
 /// Whoever may not give files away keeps them: that is no reason not to write.
 fn describe(file: &OwnedFd, attributes: &Attributes, mode: u32) -> Result<(), Errno> {
     let Attributes { uid, gid, modified_ns, .. } = *attributes;
@@ -332,7 +370,7 @@ fn describe(file: &OwnedFd, attributes: &Attributes, mode: u32) -> Result<(), Er
         }
     }
     // After the owner, for a change of owner takes bits away.
-    let mode = attributes.mode.unwrap_or(mode) & 0o7777;
+    let mode = attributes.mode.unwrap_or(mode) & PERMISSIONS;
     rustix::fs::fchmod(file, Mode::from_raw_mode(mode as RawMode))?;
     let Some(ns) = modified_ns else { return Ok(()) };
     let last_modification =
@@ -450,7 +488,7 @@ impl Sink for DirectorySink {
         let work = move |tree: &Tree| {
             let place = tree.place(&to)?;
             // A second attempt finds its source gone, or another, where it is its own target.
-            if let Some(written) = tree.made(&place, write.id)? {
+            if let Some(written) = tree.made_before(&place, write.id, &condition)? {
                 return Ok(written);
             }
             let source = tree.open_file(&from, &wanted)?.file;

@@ -140,3 +140,52 @@ async fn a_directory_that_is_not_empty_stays() {
     assert!(put.is_err(), "{put:?}");
     assert!(dir.path().join("d/f").is_file());
 }
+
+/// As a writer leaves it that dies between the exchange of the two names and what follows.
+fn died_after_the_exchange(root: &Path, write: &Write, beside: &str) {
+    fs::write(root.join(format!(".millpond-{}", write.id)), beside).unwrap();
+}
+
+#[tokio::test]
+async fn a_writer_that_died_after_the_exchange_is_done_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let (_, sink) = open(&root);
+    let first = sink.put(b"f", &body(b"first"), &write(), &Condition::Absent).await.unwrap();
+    let kept = fs::metadata(root.join("f")).unwrap().modified().unwrap();
+    let second = write();
+    let is = Condition::Is(first.version);
+    let written = sink.put(b"f", &body(b"second"), &second, &is).await.unwrap();
+    died_after_the_exchange(&root, &second, "first");
+    let beside = fs::File::options().write(true).open(root.join(format!(".millpond-{}", second.id))).unwrap();
+    beside.set_modified(kept).unwrap();
+    assert_eq!(sink.put(b"f", &body(b"second"), &second, &is).await.unwrap().version, written.version);
+    assert_eq!(names(&root), ["f"]);
+    assert_eq!(fs::read_to_string(root.join("f")).unwrap(), "second");
+}
+
+#[tokio::test]
+async fn what_somebody_else_wrote_before_such_an_exchange_is_put_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let (_, sink) = open(&root);
+    let first = sink.put(b"f", &body(b"first"), &write(), &Condition::Absent).await.unwrap();
+    let (second, is) = (write(), Condition::Is(first.version));
+    sink.put(b"f", &body(b"second"), &second, &is).await.unwrap();
+    died_after_the_exchange(&root, &second, "theirs");
+    conflict(sink.put(b"f", &body(b"second"), &second, &is).await);
+    assert_eq!(names(&root), ["f"]);
+    assert_eq!(fs::read_to_string(root.join("f")).unwrap(), "theirs");
+}
+
+#[tokio::test]
+async fn no_file_takes_its_owners_rights() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, sink) = open(&dir.path().canonicalize().unwrap());
+    let attributes = Attributes { mode: Some(0o6755), ..Attributes::default() };
+    sink.put(b"f", &body(b"x"), &Write { id: id(), attributes }, &Condition::Absent).await.unwrap();
+    sink.make_dir(b"d", &Write { id: id(), attributes }).await.unwrap();
+    for name in ["f", "d"] {
+        assert_eq!(fs::metadata(dir.path().join(name)).unwrap().mode() & 0o7777, 0o755, "{name}");
+    }
+}
