@@ -26,8 +26,19 @@ pub struct Abilities {
     pub confirms: bool,
 }
 
-/// `draw` gives names of writes. The file at `path` is ours alone; it is gone afterwards.
+/// `draw` gives names of writes. The file at `path` is ours alone; it is gone afterwards, as far as the store lets it go.
 pub async fn probe(
+    sink: &dyn Sink,
+    path: &[u8],
+    draw: impl FnMut() -> WriteId,
+) -> Result<Abilities, StoreError> {
+    let found = tried(sink, path, draw).await;
+    let gone = sink.delete(path, &Condition::Any).await;
+    // What went wrong first says more.
+    found.and_then(|able| gone.map(|()| able))
+}
+
+async fn tried(
     sink: &dyn Sink,
     path: &[u8],
     mut draw: impl FnMut() -> WriteId,
@@ -57,7 +68,6 @@ pub async fn probe(
     };
     let is_at_delete = refused(sink.delete(path, &nobodys()).await)?
         && !refused(sink.delete(path, &now(sink, path).await?).await)?;
-    sink.delete(path, &Condition::Any).await?;
     Ok(Abilities {
         absent,
         is,

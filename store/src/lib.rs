@@ -47,7 +47,6 @@ pub use sink::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use crc_fast::CrcAlgorithm;
-use dialect::writes::Writes;
 use dialect::{Azure, BucketDialect, Gcs, Oss, S3};
 use futures::stream::BoxStream;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -205,13 +204,8 @@ pub fn open(
     // Volumes that share what they bring in share what they may ask for, too.
     let readers = limits.readers(spec, &access.credentials());
     let extra = extra_headers(spec)?;
-    let mut writes: Option<Arc<dyn Writes>> = None;
     let (store, prefix): (Arc<dyn BucketDialect>, &str) = match &spec.source {
-        SourceUrl::S3 { bucket, prefix } => {
-            let store = Arc::new(S3::new(bucket, &spec.parameters)?);
-            writes = Some(store.clone());
-            (store, prefix)
-        }
+        SourceUrl::S3 { bucket, prefix } => (Arc::new(S3::new(bucket, &spec.parameters)?), prefix),
         SourceUrl::Oss { bucket, prefix, .. } => {
             let endpoint = spec.endpoint();
             (Arc::new(Oss::new(bucket, endpoint.as_ref(), &spec.parameters)?), prefix)
@@ -237,16 +231,7 @@ pub fn open(
             return Ok(Arc::new(source));
         }
     };
-    Ok(Arc::new(exchange::Bucket::open(
-        store,
-        writes,
-        prefix,
-        extra,
-        access,
-        readers.as_str(),
-        limits,
-        observer,
-    )?))
+    Ok(Arc::new(exchange::Bucket::open(store, prefix, extra, access, readers.as_str(), limits, observer)?))
 }
 
 /// The same on a node that can start HDFS helpers.

@@ -65,6 +65,14 @@ impl Traffic {
         Place { traffic: self.clone(), key }
     }
 
+    fn waits(&self, lane: Lane, ticket: Ticket) {
+        self.lock().dispatcher.lane(lane).waits(ticket, Instant::now());
+    }
+
+    fn moves(&self, lane: Lane, ticket: Ticket, bytes: u64) {
+        self.lock().dispatcher.lane(lane).moves(ticket, bytes, Instant::now());
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -197,12 +205,12 @@ pub(crate) struct Mover {
 impl Mover {
     /// From now on the request waits for the store.
     pub(crate) fn waits(&self) {
-        self.traffic.lock().dispatcher.lane(self.lane).waits(self.ticket, Instant::now());
+        self.traffic.waits(self.lane, self.ticket);
     }
 
     /// It has got, or got rid of, so much; what follows is ours, until it waits again.
     pub(crate) fn moves(&self, bytes: u64) {
-        self.traffic.lock().dispatcher.lane(self.lane).moves(self.ticket, bytes, Instant::now());
+        self.traffic.moves(self.lane, self.ticket, bytes);
     }
 }
 
@@ -213,12 +221,12 @@ impl Slot {
 
     /// See [`Mover::waits`].
     pub(crate) fn waits(&self) {
-        self.mover().waits();
+        self.place.traffic.waits(self.lane, self.ticket);
     }
 
     /// See [`Mover::moves`].
     pub(crate) fn moves(&self, bytes: u64) {
-        self.mover().moves(bytes);
+        self.place.traffic.moves(self.lane, self.ticket, bytes);
     }
 
     /// A thread that hangs in the kernel cannot be called back.

@@ -63,6 +63,33 @@ impl Said {
 
 const MESSAGE_CHARS_MAX: usize = 200;
 
+/// What only writes are refused for.
+fn of_write(refusal: &Refusal<'_>, said: &Said) -> Option<Fault> {
+    let (what, text) = (refusal.what.to_owned(), said.text(refusal.status));
+    Some(match (refusal.status.as_u16(), said.code.as_str()) {
+        // AWS refuses one of two conditional writes of a key at once, and says to ask again.
+        (409, "ConditionalRequestConflict" | "OperationAborted") => {
+            let after = refusal.retry_after();
+            Fault::Retry { cause: RetryCause::Throttled, detail: text, after }
+        }
+        (
+            _,
+            "XMinioStorageFull" | "XMinioAdminBucketQuotaExceeded" | "QuotaExceeded" | "UserQuotaExceeded",
+        )
+        | (507, _) => Fault::Fail(StoreError::Full { what, why: text }),
+        (400, "EntityTooLarge") | (413, _) => {
+            let why = format!("it is larger than what the store, or a proxy before it, takes ({text})");
+            Fault::Fail(StoreError::Unsupported { what, why })
+        }
+        (400, "BadDigest" | "XAmzContentChecksumMismatch" | "InvalidDigest") => {
+            Fault::retry(RetryCause::Corrupted, format!("what arrived is not what was sent ({text})"))
+        }
+        // The upload has no such part, or has it with other bytes.
+        (400, "InvalidPart") => Fault::Fail(StoreError::not_found(&what)),
+        _ => return None,
+    })
+}
+
 pub(super) fn judge(refusal: &Refusal<'_>, said: &Said, place: &Place, words: &Words) -> Fault {
     let (status, after) = (refusal.status, refusal.retry_after());
     let what = refusal.what.to_owned();
@@ -70,6 +97,11 @@ pub(super) fn judge(refusal: &Refusal<'_>, said: &Said, place: &Place, words: &W
     let denied = |why: String| Fault::Fail(StoreError::Denied { what: what.clone(), why });
     let invalid = |why: String| Fault::Fail(StoreError::Invalid { what: what.clone(), why });
     let retry = |cause| Fault::Retry { cause, detail: text.clone(), after };
+    if refusal.is_write
+        && let Some(fault) = of_write(refusal, said)
+    {
+        return fault;
+    }
     match (status.as_u16(), said.code.as_str()) {
         // versitygw's is a 404, which says nothing of the object.
         (_, "InvalidAccessKeyId" | "NotSignedUp" | "XAdminUserNotFound") => denied(format!(
@@ -99,22 +131,6 @@ pub(super) fn judge(refusal: &Refusal<'_>, said: &Said, place: &Place, words: &W
             advice: ": check 'source', 'endpoint' and 'region'",
         }),
         (404, _) => Fault::Fail(StoreError::not_found(&what)),
-        // AWS refuses one of two conditional writes of a key at once, and says to ask again.
-        (409, "ConditionalRequestConflict" | "OperationAborted") => retry(RetryCause::Throttled),
-        (
-            _,
-            "XMinioStorageFull" | "XMinioAdminBucketQuotaExceeded" | "QuotaExceeded" | "UserQuotaExceeded",
-        )
-        | (507, _) => Fault::Fail(StoreError::Full { what, why: text }),
-        (400, "EntityTooLarge") | (413, _) => Fault::Fail(StoreError::Unsupported {
-            what,
-            why: format!("it is larger than what the store, or a proxy before it, takes ({text})"),
-        }),
-        (400, "BadDigest" | "XAmzContentChecksumMismatch" | "InvalidDigest") if refusal.is_write => {
-            Fault::retry(RetryCause::Corrupted, format!("what arrived is not what was sent ({text})"))
-        }
-        // The upload has no such part, or has it with other bytes.
-        (400, "InvalidPart") => Fault::Fail(StoreError::not_found(&what)),
         // No object has such a key. A HEAD's answer has no body that says so.
         (400, "KeyTooLongError") => Fault::Fail(StoreError::not_found(&what)),
         (400, "") if is_too_long(refusal.url, place) => Fault::Fail(StoreError::not_found(&what)),
@@ -229,6 +245,45 @@ mod tests {
 
     fn judged(status: u16, body: &str) -> Fault {
         judged_said(status, &parse(body.as_bytes()))
+    }
+
+    #[test]
+    fn what_writes_are_refused_for_is_told_apart_and_no_read_is_refused_for_it() {
+        let place = Place::new("s3", "b", "https://h", volume::Addressing::Path).unwrap();
+        let headers = http::HeaderMap::new();
+        let judged = |status, code: &str, is_write| {
+            let status = StatusCode::from_u16(status).unwrap();
+            let said = parse(format!("<Error><Code>{code}</Code></Error>").as_bytes());
+            let (what, url) = ("s3://b/k", &place.base);
+            let refusal = Refusal { what, url, status, headers: &headers, body: None, is_write };
+            judge(&refusal, &said, &place, &Words { rights: "" })
+        };
+        // Ceph's quota is a 403, MinIO's a 400.
+        for (status, code) in [
+            (403, "QuotaExceeded"),
+            (400, "XMinioAdminBucketQuotaExceeded"),
+            (507, ""),
+            (507, "XMinioStorageFull"),
+        ] {
+            let fault = judged(status, code, true);
+            assert!(matches!(fault, Fault::Fail(StoreError::Full { .. })), "{code}: {fault:?}");
+            let fault = judged(status, code, false);
+            assert!(!matches!(fault, Fault::Fail(StoreError::Full { .. })), "{code}: {fault:?}");
+        }
+        for (status, code) in [(400, "EntityTooLarge"), (413, "")] {
+            let fault = judged(status, code, true);
+            assert!(matches!(fault, Fault::Fail(StoreError::Unsupported { .. })), "{code}: {fault:?}");
+        }
+        for (status, code) in
+            [(409, "ConditionalRequestConflict"), (409, "OperationAborted"), (400, "BadDigest")]
+        {
+            let fault = judged(status, code, true);
+            assert!(matches!(fault, Fault::Retry { .. }), "{code}: {fault:?}");
+        }
+        let part = judged(400, "InvalidPart", true);
+        assert!(matches!(part, Fault::Fail(StoreError::NotFound { .. })), "{part:?}");
+        assert!(matches!(judged(507, "", false), Fault::Retry { .. }), "a read is tried again");
+        assert!(matches!(judged(403, "AccessDenied", true), Fault::Fail(StoreError::Denied { .. })));
     }
 
     #[test]

@@ -59,6 +59,11 @@ use volume::{Addressing, Credentials, CredentialsKind};
 pub(crate) trait Dialect: Debug + Send + Sync {
     fn place(&self) -> &Place;
 
+    /// How it is written to. None: it is only read.
+    fn writes(self: Arc<Self>) -> Option<Arc<dyn writes::Writes>> {
+        None
+    }
+
     /// What every request carries.
     fn headers(&self) -> HeaderMap;
 

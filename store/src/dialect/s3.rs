@@ -51,6 +51,10 @@ impl S3 {
 }
 
 impl Dialect for S3 {
+    fn writes(self: Arc<Self>) -> Option<Arc<dyn Writes>> {
+        Some(self)
+    }
+
     fn place(&self) -> &Place {
         &self.place
     }

@@ -283,11 +283,7 @@ impl Tree {
             let left = usize::try_from(body.range.end - at).unwrap_or(usize::MAX);
             buffer.truncate(left);
             crc.update(&buffer);
-            let mut rest = buffer.as_slice();
-            while !rest.is_empty() {
-                let wrote = rustix::io::retry_on_intr(|| rustix::io::write(to, rest));
-                rest = &rest[wrote.map_err(|e| self.failed(path, e))?..];
-            }
+            write_all(to, &buffer).map_err(|e| self.failed(path, e))?;
             at += buffer.len() as u64;
         }
         let found = crc.finalize();
@@ -339,10 +335,7 @@ impl Tree {
             if read == 0 {
                 return self.is_still(path, wanted, from);
             }
-            let mut rest = &buffer[..read];
-            while !rest.is_empty() {
-                rest = &rest[rustix::io::retry_on_intr(|| rustix::io::write(to, rest)).map_err(fail)?..];
-            }
+            write_all(to, &buffer[..read]).map_err(fail)?;
             at += read as u64;
         }
     }
@@ -354,6 +347,13 @@ impl Tree {
             false => Err(StoreError::Stale { what: self.what(path) }),
         }
     }
+}
+
+fn write_all(to: &OwnedFd, mut rest: &[u8]) -> Result<(), Errno> {
+    while !rest.is_empty() {
+        rest = &rest[rustix::io::retry_on_intr(|| rustix::io::write(to, rest))?..];
+    }
+    Ok(())
 }
 
 /// Not the bits with which a program takes its owner's rights: the owner may be the agent, and the directory is the host's.

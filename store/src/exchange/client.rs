@@ -188,7 +188,6 @@ pub(super) struct Hello {
 impl Client {
     pub(super) fn new(
         dialect: Arc<dyn Dialect>,
-        writes: Option<Arc<dyn Writes>>,
         extra: HeaderMap,
         access: Arc<Access>,
         readers: &str,
@@ -199,6 +198,7 @@ impl Client {
         // Where requests really go: a bucket that is a host of its own is an endpoint of its own.
         let place = limits.place(&dialect.place().base.origin().ascii_serialization(), readers, 1);
         let told = Told::default();
+        let writes = dialect.clone().writes();
         Ok(Self { limits, place, observer, access, dialect, writes, extra, told, session })
     }
 
@@ -470,7 +470,7 @@ impl Client {
             let why = format!("{} answered HTTP 400: {advice}", self.endpoint());
             return Err(Fault::Fail(StoreError::Denied { what: what.to_owned(), why }));
         }
-        let is_write = !matches!(*asked, Method::GET | Method::HEAD);
+        let is_write = matches!(*asked, Method::PUT | Method::POST | Method::DELETE);
         let refusal = Refusal { what, url, status, headers: &headers, body: body.as_deref(), is_write };
         if status == StatusCode::UNAUTHORIZED {
             self.forget(&session);

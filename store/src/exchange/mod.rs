@@ -27,7 +27,6 @@ pub(crate) use tree::Tree;
 use crate::access::{Access, Question};
 use crate::dialect::checksum::{self, HELD_MAX};
 use crate::dialect::listing::Answer;
-use crate::dialect::writes::Writes;
 use crate::dialect::{BucketDialect, From, Object};
 use crate::dispatch::Lane;
 use crate::keys::{is_path, show};
@@ -68,7 +67,6 @@ impl Prefix {
 pub(crate) struct Bucket {
     client: Arc<Client>,
     store: Arc<dyn BucketDialect>,
-    writes: Option<Arc<dyn Writes>>,
     prefix: Prefix,
     access: Arc<Access>,
     /// It has shown an empty directory (see [`Bucket::is_shown`]).
@@ -84,7 +82,6 @@ impl std::fmt::Debug for Bucket {
 impl Bucket {
     pub(crate) fn open(
         store: Arc<dyn BucketDialect>,
-        writes: Option<Arc<dyn Writes>>,
         prefix: &str,
         extra: HeaderMap,
         access: Arc<Access>,
@@ -92,12 +89,10 @@ impl Bucket {
         limits: Arc<Limits>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StoreError> {
-        let access_ = access.clone();
-        let client = Client::new(store.clone(), writes.clone(), extra, access_, readers, limits, observer)?;
+        let client = Arc::new(Client::new(store.clone(), extra, access.clone(), readers, limits, observer)?);
         Ok(Self {
-            client: Arc::new(client),
+            client,
             store,
-            writes,
             prefix: Prefix(prefix.to_owned()),
             access,
             shows_empty: AtomicBool::new(false),
@@ -214,7 +209,7 @@ const EMPTY_PAGES_MAX: usize = 100;
 #[async_trait]
 impl Source for Bucket {
     fn sink(&self) -> Option<Arc<dyn Sink>> {
-        let store = self.writes.clone()?;
+        let store = self.store.clone().writes()?;
         let (client, prefix, access) = (self.client.clone(), self.prefix.clone(), self.access.clone());
         Some(Arc::new(write::BucketSink { client, store, prefix, access }))
     }

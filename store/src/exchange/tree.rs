@@ -77,8 +77,7 @@ impl Tree {
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StoreError> {
         let web = Arc::new(Web::new(origin)?);
-        let client =
-            Arc::new(Client::new(web.clone(), None, extra, access.clone(), readers, limits, observer)?);
+        let client = Arc::new(Client::new(web.clone(), extra, access.clone(), readers, limits, observer)?);
         let (prefix, manifest) = (Prefix(prefix.to_owned()), manifest.map(str::to_owned));
         let number = client.limits().kept().source();
         Ok(Self { client, web, prefix, manifest, access, form: Mutex::default(), number })

@@ -24,6 +24,16 @@ pub fn write() -> Write {
     Write { id: id(), attributes: Attributes::default() }
 }
 
+pub const ALL: Abilities = Abilities {
+    absent: true,
+    is: true,
+    absent_in_parts: true,
+    is_in_parts: true,
+    is_at_delete: true,
+    is_at_copy: true,
+    confirms: true,
+};
+
 /// A file with these bytes, and them as a body.
 pub fn body(bytes: &[u8]) -> Body {
     let mut file = tempfile::tempfile().unwrap();

@@ -10,7 +10,7 @@ use s3s::service::S3Service;
 use s3s::{Body, HttpRequest};
 use std::future::Future;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -22,9 +22,18 @@ pub(super) struct Late(Arc<Mutex<JoinSet<()>>>);
 
 impl Late {
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.lock().spawn(work);
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Those that are not done.
+    fn lock(&self) -> MutexGuard<'_, JoinSet<()>> {
         let mut late = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         while late.try_join_next().is_some() {}
-        late.spawn(work);
+        late
     }
 }
 

@@ -196,6 +196,7 @@ pub struct Server {
     faults: Faults,
     counters: Arc<Counters>,
     uploads: Arc<Uploads>,
+    late: execute::Late,
     acceptor: JoinHandle<()>,
 }
 
@@ -245,6 +246,7 @@ impl Server {
         };
         let faults = Faults::new(config.faults);
         let counters = Arc::new(Counters::default());
+        let late = execute::Late::default();
         let shared = shared::Shared {
             s3: builder.build(),
             speaks,
@@ -254,10 +256,10 @@ impl Server {
             checksums: config.checksums && !config.lies.no_checksums,
             faults: faults.clone(),
             counters: counters.clone(),
-            late: execute::Late::default(),
+            late: late.clone(),
         };
         let acceptor = tokio::spawn(serve::accept(listener, shared));
-        Ok(Self { address, buckets, faults, counters, uploads, acceptor })
+        Ok(Self { address, buckets, faults, counters, uploads, late, acceptor })
     }
 
     /// One empty memory bucket of this name, the default key.
@@ -277,6 +279,10 @@ impl Server {
     }
     pub fn stats(&self) -> Stats {
         self.counters.snapshot(&self.uploads)
+    }
+    /// Requests whose clients are gone, and which are yet to be executed.
+    pub fn late(&self) -> usize {
+        self.late.count()
     }
     pub fn reset_stats(&self) {
         self.counters.reset();
