@@ -13,6 +13,7 @@ OBJECTS ?= 1000000
 SCOPES ?= 10000
 VOLUMES ?= 10,100,1000
 OPEN ?= 100000
+OPERATIONS ?= 200000
 PUBLISHES ?= 200
 BURST ?= 1h
 SOAK ?= 4h
@@ -25,9 +26,9 @@ ROUNDS ?=
 RELEASE := target/release
 # The programs that the demo starts, and itself.
 DEMO := node-agent fuse-worker hdfs-helper csi-plugin s3-server oracle demo
-CRATES := cache cgroups cli csi-plugin e2e failpoint fuse-abi fuse-worker hdfs hdfs-helper hostile inflight link lockdown mounts node-agent proto sim startup store testkit version volume
+CRATES := cache cgroups cli csi-plugin e2e failpoint fuse-abi fuse-worker hdfs hdfs-helper hostile inflight journal link lockdown mounts node-agent proto sim startup store testkit version volume
 
-.PHONY: help build release check test e2e demo lint model coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes fuzz fuzz-smoke scale burst open-files soak stores $(CRATES:%=test-%)
+.PHONY: help build release check test e2e demo lint model coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes fuzz fuzz-smoke scale burst open-files soak stores posix $(CRATES:%=test-%)
 
 help: ## Show this list.
 	@grep -hE '^[a-zA-Z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -54,6 +55,9 @@ e2e: ## Millpond in a real Kubernetes, built and started here (the first time 15
 
 stores: ## The stores' contract against servers that others wrote: moto, Azurite, fake-gcs-server, versitygw, MinIO, Ceph RGW, nginx, Apache, OSS's client, Hadoop; installed here.
 	scripts/long-run stores scripts/stores moto azurite fake-gcs-server versitygw minio ceph-rgw nginx nginx-json apache apache-dav oss-sdk hdfs
+
+posix: ## Test suites that others wrote, in volumes that can be written to: OPERATIONS=200000 of fsx each, SEED=, also under deaths; pjdfstest.
+	MILLPOND_FSX_OPERATIONS=$(OPERATIONS) MILLPOND_TEST_LIMIT=3600 $(if $(SEED),MILLPOND_SEED=$(SEED)) scripts/long-run posix scripts/posix
 
 demo: ## Real files from a real S3 server into twenty pods, workers killed meanwhile, every byte compared, a table.
 	cargo build --locked --release --workspace $(DEMO:%=--bin %)

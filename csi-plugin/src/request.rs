@@ -18,7 +18,7 @@ pub(crate) const PVC_NAME: &str = "internal.millpond.io/pvc-name";
 pub(crate) const PVC_NAMESPACE: &str = "internal.millpond.io/pvc-namespace";
 pub(crate) const PVC_UID: &str = "internal.millpond.io/pvc-uid";
 
-/// `mountOptions` that are honoured. (`rw` is, in that a volume that is read-only stays it.)
+/// `mountOptions` that are honoured. (`rw` is, in that it makes nothing writable that would not be without.)
 const MOUNT_FLAGS: &[&str] = &["ro", "rw", "noatime", "noexec"];
 
 /// How a volume shall be used, as far as it matters here.
@@ -26,6 +26,8 @@ const MOUNT_FLAGS: &[&str] = &["ro", "rw", "noatime", "noexec"];
 pub struct Access {
     /// SINGLE_NODE_SINGLE_WRITER: one target only.
     pub single_target: bool,
+    /// It may be written to, if its volume can be.
+    pub writes: bool,
     /// Owner group of all files (`fsGroup`).
     pub mount_group: Option<u32>,
     pub options: MountOptions,
@@ -53,14 +55,31 @@ pub fn access(capability: Option<&VolumeCapability>) -> Result<Access, Failure> 
         )));
     }
     let has = |flag: &str| mount.mount_flags.iter().any(|f| f == flag);
-    let options = MountOptions { no_exec: has("noexec"), no_atime: has("noatime") };
+    let options =
+        MountOptions { no_exec: has("noexec"), no_atime: has("noatime"), ..MountOptions::default() };
     let mount_group = match mount.volume_mount_group.as_str() {
         "" => None,
         text => Some(text.parse().map_err(|_| {
             Failure::Invalid(format!("volume_mount_group {text:?} is not a numeric group id"))
         })?),
     };
-    Ok(Access { single_target: mode == Mode::SingleNodeSingleWriter, mount_group, options })
+    Ok(Access {
+        single_target: mode == Mode::SingleNodeSingleWriter,
+        writes: is_writing(mode) && !has("ro"),
+        mount_group,
+        options,
+    })
+}
+
+fn is_writing(mode: Mode) -> bool {
+    match mode {
+        Mode::SingleNodeWriter
+        | Mode::SingleNodeSingleWriter
+        | Mode::SingleNodeMultiWriter
+        | Mode::MultiNodeSingleWriter
+        | Mode::MultiNodeMultiWriter => true,
+        Mode::Unknown | Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly => false,
+    }
 }
 
 /// The pairs that are ours to understand.

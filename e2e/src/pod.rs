@@ -196,7 +196,7 @@ pub struct Running<T> {
 }
 
 impl<T: serde::de::DeserializeOwned> Running<T> {
-    fn start(mut command: Command) -> Result<Self> {
+    pub fn start(mut command: Command) -> Result<Self> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let out = BufReader::new(child.stdout.take().context("stdout is piped")?);
         let (sender, lines) = mpsc::channel();
@@ -212,7 +212,7 @@ impl<T: serde::de::DeserializeOwned> Running<T> {
     }
 
     /// Returns when it has said this.
-    fn after(self, word: &str) -> Result<Self> {
+    pub fn after(self, word: &str) -> Result<Self> {
         let first = self.line(Duration::from_secs(120)).context("the oracle did not start")?;
         ensure!(first == word, "the oracle said {first:?}");
         Ok(self)

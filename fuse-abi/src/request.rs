@@ -42,6 +42,15 @@ pub struct WriteIn {
 }
 layout!(WriteIn, 40);
 
+/// `struct fuse_write_out` (7.1): the answer to WRITE.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct WriteOut {
+    pub size: u32,
+    pub padding: u32,
+}
+layout!(WriteOut, 8);
+
 /// `struct fuse_mkdir_in` (7.12); the name follows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -10,13 +10,16 @@ use crate::init::Offer;
 use crate::reply::Reply;
 use crate::transport::{Transport, current};
 use fuser::{
-    FileHandle, Filesystem, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+    BsdFileFlags, FileHandle, Filesystem, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags,
+    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request, TimeOrNow,
 };
+use link::writable::{Owner, SetAttributes, Wrong};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 /// Requests that the kernel sends ahead; 12, its default, costs a third of the throughput.
 const BACKGROUND_MAX: u16 = 128;
@@ -37,6 +40,27 @@ impl Adapter {
 
     fn batch(dir: INodeNo, offset: u64, plus: bool) -> Batch {
         Batch { dir: dir.0, offset, bytes_max: current().listing_bytes as usize, plus }
+    }
+}
+
+/// Of a mode, what is not its type.
+const PERMISSIONS: u32 = 0o7777;
+
+/// The kernel has applied the umask.
+fn owner(request: &Request, mode: u32) -> Owner {
+    Owner { mode: mode & PERMISSIONS, uid: request.uid(), gid: request.gid() }
+}
+
+/// Since 1970.
+fn nanoseconds(time: TimeOrNow) -> i64 {
+    let time = match time {
+        TimeOrNow::SpecificTime(time) => time,
+        TimeOrNow::Now => SystemTime::now(),
+    };
+    let of = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+    match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => of(since),
+        Err(before) => -of(before.duration()),
     }
 }
 
@@ -85,8 +109,96 @@ impl Filesystem for Adapter {
         self.fs.read(ino.0, handle.0, offset, size, self.reply(request, reply));
     }
 
-    fn flush(&self, request: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        self.reply(request, reply).fail(Failure::Unsupported);
+    fn flush(&self, request: &Request, ino: INodeNo, handle: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        self.fs.flush(ino.0, handle.0, self.reply(request, reply));
+    }
+
+    fn fsync(&self, request: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.fs.fsync(ino.0, self.reply(request, reply));
+    }
+
+    fn fsyncdir(&self, request: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.fs.fsync(ino.0, self.reply(request, reply));
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let mode = mode.map(|mode| mode & PERMISSIONS);
+        let (atime_ns, mtime_ns) = (atime.map(nanoseconds), mtime.map(nanoseconds));
+        let set = SetAttributes { mode, uid, gid, size, atime_ns, mtime_ns };
+        self.fs.setattr(ino.0, set, self.reply(request, reply));
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        self.fs.create(parent.0, name.as_bytes(), owner(request, mode), flags, self.reply(request, reply));
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+        _: u32,
+        reply: ReplyEntry,
+    ) {
+        let reply = self.reply(request, reply);
+        match mode & libc::S_IFMT {
+            libc::S_IFREG | 0 => self.fs.make_file(parent.0, name.as_bytes(), owner(request, mode), reply),
+            _ => reply.fail(Failure::Wrong(Wrong::NotPermitted)), // no store knows devices, pipes and sockets
+        }
+    }
+
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
+        self.fs.mkdir(parent.0, name.as_bytes(), owner(request, mode), self.reply(request, reply));
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.fs.unlink(parent.0, name.as_bytes(), self.reply(request, reply));
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.fs.rmdir(parent.0, name.as_bytes(), self.reply(request, reply));
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        to: INodeNo,
+        to_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let (from, to) = ((parent.0, name.as_bytes()), (to.0, to_name.as_bytes()));
+        self.fs.rename(from, to, flags.bits(), self.reply(request, reply));
     }
 
     fn release(

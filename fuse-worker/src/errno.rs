@@ -1,6 +1,7 @@
 //! The one place where a failure becomes an errno.
 
 use link::Cause;
+use link::writable::Wrong;
 use startup::log::say;
 
 /// Why a request is not answered with data.
@@ -15,6 +16,10 @@ pub enum Failure {
     NoAttribute,
     /// The caller's buffer is too small for the value.
     TooSmall,
+    /// A flag or argument that this file system does not know.
+    Invalid,
+    /// What the agent says of an operation on a volume that can be written to.
+    Wrong(Wrong),
 }
 
 impl From<Cause> for Failure {
@@ -39,6 +44,19 @@ impl From<cache::meta::MetaError> for Failure {
 
 pub fn errno(failure: Failure) -> i32 {
     match failure {
+        Failure::Wrong(Wrong::Cause(cause)) => errno(cause.into()),
+        Failure::Wrong(Wrong::Exists) => libc::EEXIST,
+        Failure::Wrong(Wrong::NotEmpty) => libc::ENOTEMPTY,
+        Failure::Wrong(Wrong::IsDirectory) => libc::EISDIR,
+        Failure::Wrong(Wrong::Impossible) | Failure::Invalid => libc::EINVAL,
+        Failure::Wrong(Wrong::Elsewhere) => libc::EXDEV,
+        Failure::Wrong(Wrong::NameTooLong) => libc::ENAMETOOLONG,
+        Failure::Wrong(Wrong::TooLarge) => libc::EFBIG,
+        Failure::Wrong(Wrong::NotPermitted) => libc::EPERM,
+        Failure::Wrong(Wrong::NoSpace) => libc::ENOSPC,
+        // As of a file server on which another client has replaced the file.
+        Failure::Wrong(Wrong::Conflict) => libc::ESTALE,
+        Failure::Wrong(Wrong::ReadOnly) => libc::EROFS,
         Failure::Cause(Cause::NotFound) => libc::ENOENT,
         Failure::Cause(Cause::Denied) => libc::EACCES,
         Failure::Cause(Cause::Stale) => libc::ESTALE,

@@ -40,12 +40,19 @@ const SERVED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(WISHED)
     .union(InitFlags::FUSE_CACHE_SYMLINKS)
     .union(InitFlags::FUSE_DO_READDIRPLUS)
+    .union(InitFlags::FUSE_AUTO_INVAL_DATA)
     .union(InitFlags::FUSE_PASSTHROUGH);
 /// Those that every connection shall have.
 const WISHED: InitFlags = InitFlags::FUSE_PARALLEL_DIROPS
     .union(InitFlags::FUSE_EXPLICIT_INVAL_DATA)
     .union(InitFlags::FUSE_NO_OPEN_SUPPORT)
     .union(InitFlags::FUSE_NO_OPENDIR_SUPPORT)
+    .union(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
+
+/// What one that can be written to shall have: pages are good for as long as size and time stay the same, and each open and
+/// close is asked for.
+const WISHED_WRITABLE: InitFlags = InitFlags::FUSE_PARALLEL_DIROPS
+    .union(InitFlags::FUSE_AUTO_INVAL_DATA)
     .union(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
 
 /// What the connection gets.
@@ -71,12 +78,15 @@ impl Offer {
             Mode::NoOpen if has(InitFlags::FUSE_NO_OPEN_SUPPORT) && !disabled_features.no_open => {
                 Mode::NoOpen
             }
+            Mode::Writable => Mode::Writable,
             Mode::Passthrough | Mode::NoOpen | Mode::Kept => Mode::Kept,
         };
-        let mut flags = WISHED;
+        let mut flags = if mode == Mode::Writable { WISHED_WRITABLE } else { WISHED };
         // For tests: the next version wishes for something else.
         flags.set(InitFlags::FUSE_CACHE_SYMLINKS, !version::IS_LATER);
-        flags.set(InitFlags::FUSE_DO_READDIRPLUS, !disabled_features.readdirplus);
+        // Attributes that may be believed for no time are not worth their place in a listing.
+        let plus = !disabled_features.readdirplus && mode != Mode::Writable;
+        flags.set(InitFlags::FUSE_DO_READDIRPLUS, plus);
         flags.set(InitFlags::FUSE_PASSTHROUGH, mode == Mode::Passthrough);
         Self { mode, flags: flags & offered }
     }

@@ -5,7 +5,7 @@
 
 use crate::errno::{Failure, errno};
 use fuse_abi::{
-    Attr, AttrOut, Dirent, Direntplus, EntryOut, GetxattrOut, Kstatfs, NotifyInvalInodeOut, OpenOut,
+    Attr, AttrOut, Dirent, Direntplus, EntryOut, GetxattrOut, Kstatfs, NotifyInvalInodeOut, OpenOut, WriteOut,
 };
 use fuse_abi::{dirent, notify};
 use link::Cause;
@@ -40,11 +40,25 @@ pub trait Sink: Send + Sync {
 pub struct Stat {
     pub ino: u64,
     pub size: u64,
+    /// Bytes that it takes.
+    pub stored: u64,
+    pub atime_ns: i64,
     pub mtime_ns: i64,
+    pub ctime_ns: i64,
     /// Type and permissions.
     pub mode: u32,
+    pub links: u32,
     pub uid: u32,
     pub gid: u32,
+}
+
+impl Stat {
+    /// Of what only its source changes: it has one time.
+    pub fn of_source(ino: u64, size: u64, time_ns: i64, mode: u32, (uid, gid): (u32, u32)) -> Self {
+        let links = if mode & libc::S_IFMT == libc::S_IFDIR { 2 } else { 1 };
+        let (atime_ns, mtime_ns, ctime_ns) = (time_ns, time_ns, time_ns);
+        Self { ino, size, stored: size, atime_ns, mtime_ns, ctime_ns, mode, links, uid, gid }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +126,7 @@ impl Reply {
         if ttl.is_zero() {
             return self.fail(Cause::NotFound);
         }
-        let stat = Stat { ino: 0, size: 0, mtime_ns: 0, mode: 0, uid: 0, gid: 0 };
+        let stat = Stat::of_source(0, 0, 0, 0, (0, 0));
         self.entry(&Entry { nodeid: 0, ttl, stat });
     }
 
@@ -132,6 +146,17 @@ impl Reply {
         self.send(0, &body.to_bytes())
     }
 
+    /// A name that is new, and open.
+    pub(crate) fn created(self, entry: &Entry, handle: u64, flags: u32) {
+        let opened = OpenOut { fh: handle, open_flags: flags, backing_id: 0 };
+        let body = [&entry_out(entry).to_bytes()[..], &opened.to_bytes()].concat();
+        self.send(0, &body);
+    }
+
+    pub(crate) fn written(self, bytes: u32) {
+        self.send(0, &WriteOut { size: bytes, padding: 0 }.to_bytes());
+    }
+
     /// The value of an extended attribute, or with `size` 0 its length.
     pub fn xattr(self, size: u32, value: &[u8]) {
         if size == 0 {
@@ -143,11 +168,13 @@ impl Reply {
         }
     }
 
-    /// In blocks of 4 KiB; nothing is free on a read-only volume.
-    pub fn statfs(self, total_bytes: u64, total_inodes: u64) {
+    /// In blocks of 4 KiB.
+    pub fn statfs(self, total_bytes: u64, free_bytes: u64, total_inodes: u64) {
         const BLOCK: u32 = 4096;
         let body = Kstatfs {
             blocks: total_bytes.div_ceil(u64::from(BLOCK)),
+            bfree: free_bytes / u64::from(BLOCK),
+            bavail: free_bytes / u64::from(BLOCK),
             files: total_inodes,
             bsize: BLOCK,
             namelen: 255,
@@ -231,21 +258,20 @@ fn entry_out(entry: &Entry) -> EntryOut {
 }
 
 fn attr(stat: &Stat) -> Attr {
-    let seconds = stat.mtime_ns.div_euclid(1_000_000_000);
-    let nanoseconds = stat.mtime_ns.rem_euclid(1_000_000_000) as u32;
-    let links = if stat.mode & libc::S_IFMT == libc::S_IFDIR { 2 } else { 1 };
+    let seconds = |ns: i64| ns.div_euclid(1_000_000_000);
+    let nanoseconds = |ns: i64| ns.rem_euclid(1_000_000_000) as u32;
     Attr {
         ino: stat.ino,
         size: stat.size,
-        blocks: stat.size.div_ceil(512),
-        atime: seconds,
-        mtime: seconds,
-        ctime: seconds,
-        atimensec: nanoseconds,
-        mtimensec: nanoseconds,
-        ctimensec: nanoseconds,
+        blocks: stat.stored.div_ceil(512),
+        atime: seconds(stat.atime_ns),
+        mtime: seconds(stat.mtime_ns),
+        ctime: seconds(stat.ctime_ns),
+        atimensec: nanoseconds(stat.atime_ns),
+        mtimensec: nanoseconds(stat.mtime_ns),
+        ctimensec: nanoseconds(stat.ctime_ns),
         mode: stat.mode,
-        nlink: links,
+        nlink: stat.links,
         uid: stat.uid,
         gid: stat.gid,
         rdev: 0,
@@ -269,13 +295,14 @@ mod tests {
         }
     }
 
-    const STAT: Stat =
-        Stat { ino: 42, size: 1000, mtime_ns: -1, mode: libc::S_IFREG | 0o444, uid: 1, gid: 2 };
+    fn stat() -> Stat {
+        Stat::of_source(42, 1000, -1, libc::S_IFREG | 0o444, (1, 2))
+    }
 
     #[test]
     fn an_entry_keeps_nodeid_and_inode_number_apart() {
         let sink = Arc::new(Kept::default());
-        let entry = Entry { nodeid: 42 | 3 << 40, ttl: Duration::from_millis(1500), stat: STAT };
+        let entry = Entry { nodeid: 42 | 3 << 40, ttl: Duration::from_millis(1500), stat: stat() };
         Reply::new(sink.clone(), 7).entry(&entry);
         let sent = sink.0.lock().unwrap();
         let (unique, error, body) = &sent[0];
@@ -298,7 +325,7 @@ mod tests {
     #[test]
     fn a_listing_stops_before_it_exceeds_the_size_asked_for() {
         let mut listing = Listing::new(4096);
-        let entry = Entry { nodeid: 1, ttl: Duration::ZERO, stat: STAT };
+        let entry = Entry { nodeid: 1, ttl: Duration::ZERO, stat: stat() };
         let fitted = (0..100).take_while(|i| listing.add_plus(b"name", &entry, *i)).count();
         assert_eq!(fitted, 4096 / 160);
         assert!(listing.bytes().len() <= 4096 && listing.bytes().len().is_multiple_of(8));

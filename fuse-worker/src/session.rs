@@ -12,7 +12,8 @@ use crate::fs::{Fs, Settings};
 use crate::init::{self, Offer};
 use crate::lockdown;
 use crate::pool::Pool;
-use crate::transport::{Session, Transport};
+use crate::reply::Reply;
+use crate::transport::{Session, Transport, Write};
 use cache::meta::View;
 use fuser::SessionACL;
 use inflight::Inflight;
@@ -74,6 +75,10 @@ fn serve(socket: &Arc<Packet>) -> Result<(), String> {
         roots.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>().map_err(|e| e.to_string())?,
         clock,
     );
+    let (writing, answering) = (fs.clone(), transport.clone());
+    transport.set_writes(Box::new(move |write: Write| {
+        writing.write(write.nodeid, Reply::new(answering.clone(), write.unique));
+    }));
     let adapter = Adapter { fs: fs.clone(), transport: transport.clone(), offer };
     let mut config = fuser::Config::default();
     config.acl = SessionACL::All;

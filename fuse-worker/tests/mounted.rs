@@ -4,6 +4,8 @@
 #[allow(unreachable_pub)]
 mod support;
 
+use fuse_abi::{InitOut, OutHeader};
+use inflight::Room;
 use link::worker::Mode;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
@@ -11,6 +13,7 @@ use std::time::{Duration, Instant};
 use support::copying::killed_in_the_copy;
 use support::load::{self, Application, big, small};
 use support::mutating::Mutating;
+use support::writing::let_write;
 use support::{Mount, Object, show, wait_for};
 
 const FILES: u64 = 40;
@@ -295,6 +298,64 @@ fn an_operation_happens_once_and_its_caller_learns_how_it_ended_wherever_workers
         assert!(deaths.get(step).is_some_and(|n| *n >= 5), "{step}: {deaths:?}");
     }
     assert!(report.calls > 300);
+}
+
+/// Steps of a WRITE that does not go through fuser.
+const WRITE_STEPS: [&str; 7] = [
+    "worker.read",
+    "worker.recorded",
+    "writing.begun",
+    "writing.written",
+    "worker.answering",
+    "worker.answered",
+    "worker.orphan",
+];
+
+#[test]
+fn large_writes_fail_no_call_and_lose_no_byte_wherever_workers_die() {
+    let mut random = seed() | 1;
+    let mut mutating = Mutating::with_room(false, Room::ReadWrite);
+    let (target, world) = (mutating.target.clone(), mutating.world.clone());
+    mutating.start("");
+    let application = Application::start("writes", &[target.to_str().unwrap(), world.to_str().unwrap()]);
+    let mut deaths = BTreeMap::new();
+    for (first, second) in WRITE_STEPS.into_iter().flat_map(|a| WRITE_STEPS.into_iter().map(move |b| (a, b)))
+    {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let_write(&mutating);
+        mutating.let_die(Duration::from_micros((random >> 33) % 10_000));
+        for step in [first, second] {
+            mutating.start(step);
+            *deaths.entry(step).or_insert(0) += u32::from(mutating.let_die(Duration::from_secs(2)));
+        }
+        mutating.start("");
+    }
+    let report = application.finish();
+    println!("{} calls; workers that died at each step: {deaths:?}", report.calls);
+    assert_eq!(report.failures, Vec::<String>::new());
+    for step in WRITE_STEPS {
+        assert!(deaths.get(step).is_some_and(|n| *n >= 5), "{step}: {deaths:?}");
+    }
+    assert!(report.calls > 50);
+}
+
+#[test]
+fn a_worker_with_room_for_writes_agrees_on_large_ones_and_its_successor_serves_as_before() {
+    let mut mount = Mount::with_room(Mode::Kept, show(None), objects(), Room::ReadWrite);
+    let reply = mount.inflight.init_reply().unwrap();
+    let agreed = InitOut::from_bytes(reply[OutHeader::BYTES..].first_chunk().unwrap());
+    assert_eq!((agreed.max_write, agreed.max_pages), (255 * 4096, 255));
+    let tour = |what: &str, mount: &Mount| {
+        let target = mount.target.to_str().unwrap();
+        let report = Application::start("tour", &[target, &FILES.to_string()]).finish();
+        assert_eq!(report.failures, Vec::<String>::new(), "{what}");
+    };
+    tour("the first", &mount);
+    mount.kill();
+    mount.start();
+    tour("its successor", &mount);
+    let report = Application::start("whole", &[mount.target.to_str().unwrap(), &big(0).0]).finish();
+    assert_eq!(report.failures, Vec::<String>::new());
 }
 
 /// The control: without the records the same deaths are noticed.

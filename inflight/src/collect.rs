@@ -1,9 +1,9 @@
 //! After a worker's death: find out which of its requests the kernel still waits for.
 
+use super::Inflight;
 use super::table::{
     ANSWERING, FREE, OPERATING, ORPHAN, SUSPECT_DEATHS, Slot, WAITING, state_of, unique_of, word,
 };
-use super::{Inflight, STAGE_BYTES, STAGES};
 use crate::device::{Device, Kernel, Probe};
 use fuse_abi::{InHeader, InterruptIn, opcode};
 use std::io;
@@ -153,7 +153,7 @@ impl Inflight {
             collected.orphans += 1;
             begun += u32::from(self.has_begun(slot));
         }
-        for stage in 0..STAGES {
+        for stage in 0..self.stages() {
             if let Some(committed) = self.stage_left(stage) {
                 self.collect_stage(kernel, stage, committed, &mut collected)?;
                 self.release_stage(stage);
@@ -219,7 +219,7 @@ impl Inflight {
         collected: &mut Collected,
     ) -> io::Result<()> {
         let header = self.stage_header(stage);
-        let sane = (InHeader::BYTES..=STAGE_BYTES).contains(&(header.len as usize));
+        let sane = (InHeader::BYTES..=self.stage_bytes_max()).contains(&(header.len as usize));
         if header.unique == 0 || header.unique == committed || !sane {
             return Ok(());
         }

@@ -131,7 +131,7 @@ fn the_shared_memory_is_laid_out_as_in_the_golden_file_and_is_taken_over() {
     let name = format!("inflight-{}.txt", INFLIGHT - STEPS);
     let text = match STEPS {
         0 => {
-            let inflight = Inflight::map(Inflight::create().unwrap()).unwrap();
+            let inflight = Inflight::map(Inflight::create(Room::ReadOnly).unwrap()).unwrap();
             use_all(&inflight);
             golden::same(GOLDEN, &name, &(layout() + &words(&inflight)))
         }

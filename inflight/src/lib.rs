@@ -12,6 +12,7 @@
 //!  backing   passthrough: nodeid → backing id, references, cache file
 //!  given     nodeids whose OPEN has been answered ESTALE
 //!  operations  264 bytes per word: what is known of an operation that must not happen twice
+//!  large stages  16 buffers of 1 MiB and a page, instead of the others: only where there may be WRITEs (`Room`)
 //! ```
 //!
 //! A slot's life:
@@ -34,6 +35,7 @@
 //! Slots are given out lowest first, so that an idle volume touches a handful of pages.
 
 mod backing;
+mod body;
 mod collect;
 mod copy;
 mod device;
@@ -55,6 +57,7 @@ mod memory;
 mod model;
 mod operations;
 mod presence;
+mod room;
 mod stage;
 mod sync;
 mod table;
@@ -68,11 +71,12 @@ pub use device::{Kernel, Probe, answer_errno, probe, probe_works};
 pub use execution::{Behalf, OnBehalf, carry, carry_job, mark_aborts, on_behalf};
 pub use operations::{Operation, OperationError, Outcome};
 pub use presence::{add_present, present};
-pub use stage::{STAGE_BYTES, STAGES};
+pub use room::Room;
 pub use table::{Claim, Interrupted, Orphan, SLOTS, Slot};
 
 use memory::Memory;
 use rustix::fs::FlockOperation;
+use stage::{STAGE_BYTES, STAGES};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -151,15 +155,17 @@ pub enum Counter {
 #[derive(Debug)]
 pub struct Inflight {
     memory: Memory,
+    room: Room,
     /// Kept open while this process is the connection's worker: closing it would give the lock up.
     held: Option<OwnedFd>,
 }
 
 impl Inflight {
-    /// A new connection's memory file: empty, of fixed size, mostly untouched (about 15 MB of address space).
-    pub fn create() -> io::Result<OwnedFd> {
-        let fd = memory::create(BYTES)?;
-        let memory = Memory::map(&fd, BYTES)?;
+    /// A new connection's memory file: empty, of fixed size, mostly untouched (about 15 MB of address space, 32 MB with
+    /// room for writes).
+    pub fn create(room: Room) -> io::Result<OwnedFd> {
+        let fd = memory::create(room.bytes())?;
+        let memory = Memory::map(&fd, room.bytes())?;
         if version::IS_LATER {
             memory.u64(CREATED_BY_AT).store(u64::from(INFLIGHT), Relaxed);
         }
@@ -168,12 +174,13 @@ impl Inflight {
     }
 
     pub fn map(fd: impl AsFd) -> Result<Self, InflightError> {
-        let memory = Memory::map(fd, BYTES)?;
+        let room = Room::of(rustix::fs::fstat(&fd).map_err(io::Error::from)?.st_size as u64);
+        let memory = Memory::map(fd, room.bytes())?;
         let found = memory.u64(FORMAT_AT).load(Acquire);
         if found & !VERSION_MASK != MARK || !neighbours((found & VERSION_MASK) as u32, INFLIGHT) {
             return Err(InflightError::Format { found });
         }
-        Ok(Self { memory, held: None })
+        Ok(Self { memory, room, held: None })
     }
 
     /// As [`Self::map`], for the worker: this process holds the connection's lock until it ends, however it ends.
@@ -195,6 +202,11 @@ impl Inflight {
         }
         let _ = rustix::fs::fcntl_lock(&fd, FlockOperation::NonBlockingUnlock); // ours: fails for no reason
         false
+    }
+
+    /// What this memory has room for; fixed since its creation.
+    pub fn room(&self) -> Room {
+        self.room
     }
 
     /// Records the kernel's INIT request, header included.

@@ -1,17 +1,17 @@
 //! The buffers that the kernel copies requests into. A request that a worker read but had not recorded when it died is
 //! still here.
 
-use super::{Inflight, STAGE_WORDS_AT, STAGES_AT};
+use super::{Inflight, STAGE_WORDS_AT};
 use crate::sync::AtomicU64;
 use fuse_abi::InHeader;
 use fuse_abi::header::MIN_READ_BUFFER;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-/// As many threads may read the device, together with the large requests that wait.
-pub const STAGES: usize = 64;
+/// Buffers of a memory for a connection that is only read; as many words there are for buffers in any memory.
+pub(crate) const STAGES: usize = 64;
 /// The kernel demands max(8192, 80 + max_write) bytes (fuse_dev_do_read). A read-only connection negotiates a
 /// max_write of 4096, and no request of one is longer than a path; what would be is failed by the kernel itself.
-pub const STAGE_BYTES: usize = MIN_READ_BUFFER;
+pub(crate) const STAGE_BYTES: usize = MIN_READ_BUFFER;
 pub(super) const WORD_BYTES: usize = 64;
 
 const USED: usize = 0; // 1 while a thread owns the buffer
@@ -19,9 +19,19 @@ const COMMITTED: usize = 8; // unique of the last request that needs nothing mor
 const PIN: usize = 16; // unique of a large request that stays in the buffer until it is answered
 
 impl Inflight {
+    /// How many buffers there are: as many threads may read the device, together with the large requests that wait.
+    pub fn stages(&self) -> usize {
+        self.room.stages()
+    }
+
+    /// Of one buffer: no request is longer.
+    pub fn stage_bytes_max(&self) -> usize {
+        self.room.stage_bytes()
+    }
+
     /// A buffer for this thread, to be kept until [`Inflight::release_stage`]; None: all are taken.
     pub fn acquire_stage(&self) -> Option<usize> {
-        (0..STAGES).find(|&stage| {
+        (0..self.stages()).find(|&stage| {
             let used = self.stage_word(stage, USED);
             if used.load(Relaxed) != 0 || used.compare_exchange(0, 1, AcqRel, Relaxed).is_err() {
                 return false;
@@ -45,12 +55,12 @@ impl Inflight {
 
     /// Makes the buffer's pages resident, which the kernel's copy relies on. Once per buffer and process.
     pub fn populate_stage(&self, stage: usize, with_madvise: bool) {
-        self.memory.populate(STAGES_AT + stage * STAGE_BYTES, STAGE_BYTES, with_madvise);
+        self.memory.populate(self.room.stage_at(stage), self.stage_bytes_max(), with_madvise);
     }
 
-    /// Where the kernel shall put the next request: [`STAGE_BYTES`] bytes, valid as long as `self`.
+    /// Where the kernel shall put the next request: [`Self::stage_bytes_max`] bytes, valid as long as `self`.
     pub fn stage_pointer(&self, stage: usize) -> *mut u8 {
-        self.memory.pointer(STAGES_AT + stage * STAGE_BYTES, STAGE_BYTES)
+        self.memory.pointer(self.room.stage_at(stage), self.stage_bytes_max())
     }
 
     /// The buffer's request is recorded or needs no record: the buffer may be filled again.
@@ -60,8 +70,8 @@ impl Inflight {
 
     /// Copies the front of the buffer.
     pub fn stage_bytes(&self, stage: usize, out: &mut [u8]) {
-        assert!(out.len() <= STAGE_BYTES, "callers check lengths against the buffer");
-        self.memory.load(STAGES_AT + stage * STAGE_BYTES, out);
+        assert!(out.len() <= self.stage_bytes_max(), "callers check lengths against the buffer");
+        self.memory.load(self.room.stage_at(stage), out);
     }
 
     pub fn stage_header(&self, stage: usize) -> InHeader {
@@ -91,7 +101,7 @@ impl Inflight {
     }
 
     fn stage_word(&self, stage: usize, field: usize) -> &AtomicU64 {
-        assert!(stage < STAGES, "callers got the number from acquire_stage");
+        assert!(stage < self.stages(), "callers got the number from acquire_stage");
         self.memory.u64(STAGE_WORDS_AT + stage * WORD_BYTES + field)
     }
 }

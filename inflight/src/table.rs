@@ -3,7 +3,7 @@
 //! Unique id and state share one atomic word. Apart from each other, a late answerer could check the id of one request
 //! and free the slot of the next.
 
-use super::{BODIES_AT, Counter, HIGH_SLOT_AT, Inflight, NOTES_AT, STAGE_BYTES, STAGES, WORDS_AT};
+use super::{BODIES_AT, Counter, HIGH_SLOT_AT, Inflight, NOTES_AT, WORDS_AT};
 use crate::sync::{AtomicU32, AtomicU64};
 use fuse_abi::InHeader;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -98,7 +98,10 @@ impl Inflight {
 
     pub(super) fn put_as(&self, stage: usize, header: &InHeader, state: u64) -> Option<Slot> {
         let len = header.len as usize;
-        assert!(stage < STAGES && len <= STAGE_BYTES, "the caller has checked the request's length");
+        assert!(
+            stage < self.stages() && len <= self.stage_bytes_max(),
+            "the caller has checked the request's length"
+        );
         let filling = word(header.unique, FILLING);
         let slot = (0..SLOTS).find(|&slot| {
             let w = self.word(slot);
@@ -107,15 +110,16 @@ impl Inflight {
         let place = if len <= INLINE_BYTES {
             let mut body = [0; INLINE_BYTES];
             self.stage_bytes(stage, &mut body[..len]);
-            self.memory.store(BODIES_AT + slot * INLINE_BYTES, &body[..len]);
+            self.memory.store_after(BODIES_AT + slot * INLINE_BYTES, &body[..len]);
             0
         } else {
             self.pin_stage(stage, header.unique);
             stage as u32 + 1
         };
-        self.note32(slot, LEN).store(header.len, Relaxed);
-        self.note32(slot, PLACE).store(place, Relaxed);
-        // Release: whoever sees this caller sees that the slot is not the request's before it any more (`interrupted`).
+        // Release, here and above: whoever sees a byte, the length, the place or the caller of this request sees that
+        // the slot is not the request's before it any more (`head`, `interrupted`).
+        self.note32(slot, LEN).store(header.len, Release);
+        self.note32(slot, PLACE).store(place, Release);
         self.note32(slot, PID).store(header.pid, Release);
         self.note32(slot, OPCODE).store(header.opcode, Relaxed);
         self.note32(slot, FLAGS).store(0, Relaxed);
@@ -237,24 +241,6 @@ impl Inflight {
         suspect.compare_exchange(before, unique, AcqRel, Relaxed).is_ok()
     }
 
-    /// Copies a request's bytes to the front of `buffer`; None if the note makes no sense or the buffer is too small.
-    pub fn body(&self, slot: Slot, buffer: &mut [u8]) -> Option<InHeader> {
-        let len = self.note32(slot.0, LEN).load(Acquire) as usize;
-        let place = self.note32(slot.0, PLACE).load(Acquire) as usize;
-        if len < InHeader::BYTES || len > buffer.len() {
-            return None;
-        }
-        match place {
-            0 if len <= INLINE_BYTES => {
-                self.memory.load(BODIES_AT + slot.0 * INLINE_BYTES, &mut buffer[..len]);
-            }
-            1..=STAGES if len <= STAGE_BYTES => self.stage_bytes(place - 1, &mut buffer[..len]),
-            _ => return None,
-        }
-        let header = InHeader::from_bytes(buffer.first_chunk()?);
-        (header.len as usize == len).then_some(header)
-    }
-
     /// The thread that took this request does something else now: the request waits, it is not being executed. Only
     /// requests under execution are blamed for a worker's death.
     pub fn park(&self, slot: Slot, unique: u64) {
@@ -345,6 +331,18 @@ impl Inflight {
 
     pub(super) fn word(&self, slot: usize) -> &AtomicU64 {
         self.memory.u64(WORDS_AT + slot * 8)
+    }
+    /// Length and place (see `PLACE`) of a request, as noted: not checked.
+    pub(super) fn noted(&self, slot: usize) -> (usize, usize) {
+        let [len, place] = [LEN, PLACE].map(|field| self.note32(slot, field).load(Acquire) as usize);
+        (len, place)
+    }
+    /// As a process does that has been taken over.
+    #[cfg(test)]
+    #[cfg(not(loom))]
+    pub(super) fn renote(&self, slot: usize, len: u32, place: u32) {
+        self.note32(slot, LEN).store(len, Release);
+        self.note32(slot, PLACE).store(place, Release);
     }
     pub(super) fn note_nodeid(&self, slot: usize) -> u64 {
         self.note64(slot, NODEID).load(Acquire)

@@ -1,6 +1,7 @@
 //! The table against a model of the kernel, with workers that die at any access to the shared memory.
 
 mod agents;
+mod bodies;
 
 use super::collect::LIMIT_DEATHS;
 use super::memory::crash::within;
@@ -46,12 +47,17 @@ impl Model {
 }
 
 fn inflight() -> Inflight {
-    Inflight::map(Inflight::create().unwrap()).unwrap()
+    with_room(Room::ReadOnly)
+}
+
+fn with_room(room: Room) -> Inflight {
+    Inflight::map(Inflight::create(room).unwrap()).unwrap()
 }
 
 /// As read(2) on the device does.
 fn arrive(inflight: &Inflight, stage: usize, bytes: &[u8]) {
-    // SAFETY: the buffer is STAGE_BYTES long and the test's requests are shorter.
+    assert!(bytes.len() <= inflight.stage_bytes_max());
+    // SAFETY: the buffer is no shorter.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), inflight.stage_pointer(stage), bytes.len()) }
 }
 
@@ -81,7 +87,7 @@ fn reply(inflight: &Inflight, model: &mut Model, unique: u64) {
 
 /// Everything that the kernel waits for comes out once, unchanged, and can be answered.
 fn successor_finishes(inflight: &Inflight, model: &mut Model) {
-    let mut buffer = vec![0; STAGE_BYTES];
+    let mut buffer = vec![0; inflight.stage_bytes_max()];
     let mut seen = BTreeSet::new();
     while let Some(orphan) = inflight.next_orphan(&mut buffer) {
         let Orphan::Request(_, header) = orphan else { panic!("torn: {orphan:?}") };
@@ -95,7 +101,7 @@ fn successor_finishes(inflight: &Inflight, model: &mut Model) {
     assert!(model.waiting.is_empty());
     assert_eq!(inflight.in_flight(), 0);
     let stages: Vec<_> = std::iter::from_fn(|| inflight.acquire_stage()).collect();
-    assert_eq!(stages.len(), STAGES, "a staging buffer was lost");
+    assert_eq!(stages.len(), inflight.stages(), "a staging buffer was lost");
     stages.into_iter().for_each(|stage| inflight.release_stage(stage));
 }
 
@@ -107,9 +113,10 @@ enum Step {
     Interrupt { nth: usize },
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step(room: Room) -> impl Strategy<Value = Step> {
+    let most = room.stage_bytes();
     prop_oneof![
-        4 => prop_oneof![Just(56usize), Just(INLINE_BYTES), Just(INLINE_BYTES + 1), Just(4000), Just(STAGE_BYTES)]
+        4 => prop_oneof![Just(56usize), Just(INLINE_BYTES), Just(INLINE_BYTES + 1), Just(4000), Just(most)]
             .prop_map(|len| Step::Take { len }),
         3 => any::<usize>().prop_map(|nth| Step::Reply { nth }),
         1 => any::<usize>().prop_map(|nth| Step::Refuse { nth }),
@@ -142,48 +149,78 @@ fn run(inflight: &Inflight, model: &mut Model, step: &Step) {
     }
 }
 
+/// Each step of a worker's, and after how many accesses it dies in it, if it does.
+type Steps = Vec<(Step, Option<u32>)>;
+
+fn steps(room: Room, most: usize) -> impl Strategy<Value = Steps> {
+    proptest::collection::vec((step(room), proptest::option::weighted(0.3, 0u32..120)), 1..most)
+}
+
+fn nothing_is_lost(room: Room, steps: &Steps, collector_dies: Option<u32>, blame: Blame) {
+    let inflight = with_room(room);
+    let mut model = Model::default();
+    for (step, death) in steps {
+        let Some(accesses) = death else {
+            run(&inflight, &mut model, step);
+            continue;
+        };
+        if within(*accesses, || run(&inflight, &mut model, step)).is_some() {
+            continue;
+        }
+        if let Some(accesses) = collector_dies {
+            within(accesses, || inflight.collect_with(&mut model, blame).unwrap());
+        }
+        // A request that was not yet copied out of the kernel stays in the kernel's queue.
+        let read: BTreeSet<u64> = (0..inflight.stages()).map(|s| inflight.stage_header(s).unique).collect();
+        let recorded: Vec<u64> =
+            model.waiting.keys().copied().filter(|u| read.contains(u) || inflight.is_in_flight(*u)).collect();
+        model.waiting.retain(|unique, _| recorded.contains(unique));
+        let collected = inflight.collect_with(&mut model, blame).unwrap();
+        assert_eq!(collected.lost, 0);
+        assert_eq!(collected.orphans, model.waiting.len());
+        assert!(collected.poisoned.is_empty() || !model.failed.is_empty());
+        successor_finishes(&inflight, &mut model);
+    }
+    inflight.collect_with(&mut model, Blame::Executing).unwrap();
+    successor_finishes(&inflight, &mut model);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
     fn nothing_is_lost_or_done_twice_wherever_a_worker_dies(
-        steps in proptest::collection::vec((step(), proptest::option::weighted(0.3, 0u32..120)), 1..40),
+        steps in steps(Room::ReadOnly, 40),
         collector_dies in proptest::option::of(0u32..4000),
         blame in proptest::sample::select(vec![Blame::Executing, Blame::Agent]),
     ) {
-        let inflight = inflight();
-        let mut model = Model::default();
-        for (step, death) in &steps {
-            let Some(accesses) = death else { run(&inflight, &mut model, step); continue };
-            if within(*accesses, || run(&inflight, &mut model, step)).is_some() {
-                continue;
-            }
-            if let Some(accesses) = collector_dies {
-                within(accesses, || inflight.collect_with(&mut model, blame).unwrap());
-            }
-            // A request that was not yet copied out of the kernel stays in the kernel's queue.
-            let read: BTreeSet<u64> = (0..STAGES).map(|s| inflight.stage_header(s).unique).collect();
-            let recorded: Vec<u64> =
-                model.waiting.keys().copied().filter(|u| read.contains(u) || inflight.is_in_flight(*u)).collect();
-            model.waiting.retain(|unique, _| recorded.contains(unique));
-            let collected = inflight.collect_with(&mut model, blame).unwrap();
-            prop_assert_eq!(collected.lost, 0);
-            prop_assert_eq!(collected.orphans, model.waiting.len());
-            prop_assert!(collected.poisoned.is_empty() || !model.failed.is_empty());
-            successor_finishes(&inflight, &mut model);
-        }
-        inflight.collect_with(&mut model, Blame::Executing).unwrap();
-        successor_finishes(&inflight, &mut model);
+        nothing_is_lost(Room::ReadOnly, &steps, collector_dies, blame);
     }
+}
 
+proptest! {
+    // Requests of a mebibyte are made, copied and compared.
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_lost_or_done_twice_wherever_a_worker_dies_that_has_room_for_writes(
+        steps in steps(Room::ReadWrite, 20),
+        collector_dies in proptest::option::of(0u32..4000),
+        blame in proptest::sample::select(vec![Blame::Executing, Blame::Agent]),
+    ) {
+        nothing_is_lost(Room::ReadWrite, &steps, collector_dies, blame);
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_map_full_of_garbage_neither_panics_nor_loops(garbage in proptest::collection::vec(any::<u8>(), 64..4096)) {
-        let fd = Inflight::create().unwrap();
+    fn a_map_full_of_garbage_neither_panics_nor_loops(
+        garbage in proptest::collection::vec(any::<u8>(), 64..4096),
+        room in proptest::sample::select(vec![Room::ReadOnly, Room::ReadWrite]),
+    ) {
+        let fd = Inflight::create(room).unwrap();
         let mut file = std::fs::File::from(fd.as_fd().try_clone_to_owned().unwrap());
         file.write_all(&(MARK | u64::from(INFLIGHT)).to_ne_bytes()).unwrap();
         for _ in 0..400 {
@@ -440,7 +477,7 @@ fn what_does_not_fit_into_a_record_is_refused_before_anything_is_done() {
 
 #[test]
 fn backing_ids_are_counted_and_found_again() {
-    let fd = Inflight::create().unwrap();
+    let fd = Inflight::create(Room::ReadOnly).unwrap();
     let first = Inflight::map(&fd).unwrap();
     let index = first.add_backing(3 | 1 << 40, 9, 0xabc).unwrap();
     first.ref_backing(index);
@@ -467,7 +504,7 @@ fn estale_is_given_once_per_nodeid() {
 
 #[test]
 fn far_versions_other_sizes_and_unsealed_files_are_refused() {
-    let fd = Inflight::create().unwrap();
+    let fd = Inflight::create(Room::ReadOnly).unwrap();
     Inflight::map(&fd).unwrap();
     let file = std::fs::File::from(fd.as_fd().try_clone_to_owned().unwrap());
     let says = |format: u64| {
@@ -482,14 +519,20 @@ fn far_versions_other_sizes_and_unsealed_files_are_refused() {
         assert!(matches!(says(other), Err(InflightError::Format { found }) if found == other));
     }
     assert!(rustix::fs::ftruncate(&fd, 4096).is_err(), "no worker may shrink it under the agent");
-    let other = tempfile::tempfile().unwrap();
-    other.set_len(BYTES as u64).unwrap();
-    assert!(matches!(Inflight::map(&other), Err(InflightError::Map(_))));
+    for room in [Room::ReadOnly, Room::ReadWrite] {
+        let other = tempfile::tempfile().unwrap();
+        other.set_len(room.bytes() as u64).unwrap();
+        assert!(matches!(Inflight::map(&other), Err(InflightError::Map(_))), "not sealed");
+        for bytes in [room.bytes() - 4096, room.bytes() + 4096] {
+            let other = memory::create(bytes).unwrap();
+            assert!(matches!(Inflight::map(&other), Err(InflightError::Map(_))), "of another size");
+        }
+    }
 }
 
 #[test]
 fn an_idle_connection_touches_few_pages() {
-    let fd = Inflight::create().unwrap();
+    let fd = Inflight::create(Room::ReadOnly).unwrap();
     let inflight = Inflight::map(&fd).unwrap();
     let mut model = Model::default();
     inflight.set_init(&[1; 104]).unwrap();

@@ -23,6 +23,7 @@ mod packet;
 mod samples;
 mod watchdog;
 pub mod worker;
+pub mod writable;
 
 pub use backing_ids::BACKING_IDS_MAX;
 pub use errors::{Refusal, RefusalKind};

@@ -43,13 +43,22 @@ pub struct SourceAt {
 pub enum Access {
     #[default]
     ReadOnly,
+    /// What the volume lets be done, and this mount of it was asked for.
+    ReadWrite,
 }
 
 impl Access {
+    pub fn is_writable(self) -> bool {
+        match self {
+            Self::ReadOnly => false,
+            Self::ReadWrite => true,
+        }
+    }
+
     // serde's skip_serializing_if passes a reference.
     #[allow(clippy::trivially_copy_pass_by_ref)]
     fn is_read_only(&self) -> bool {
-        matches!(self, Self::ReadOnly)
+        !self.is_writable()
     }
 }
 
@@ -134,5 +143,12 @@ mod tests {
         let why = more.understand().unwrap_err().to_string();
         assert!(why.contains("sources") && why.contains("upgrade the node agent"), "{why}");
         assert!(parse(r#","access":"later""#).is_err());
+    }
+
+    #[test]
+    fn a_mount_that_may_be_written_to_says_so() {
+        let written = parse(r#","access":"readWrite""#).unwrap();
+        assert!(written.access.is_writable() && !Access::default().is_writable());
+        assert!(serde_json::to_string(&written).unwrap().contains(r#""access":"readWrite""#));
     }
 }

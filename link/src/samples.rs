@@ -6,6 +6,7 @@ use crate::golden;
 use crate::worker::{
     Ask, Assign, Counts, DisabledFeatures, FaultKind, FromWorker, InjectedFault, Mode, Reply, Show, ToWorker,
 };
+use crate::writable::{Done, Name, Node, Operation, Owner, SetAttributes, Wrong};
 use crate::{Access, Claim, MountSpec, Pod, Subjects};
 use crate::{Cause, MAX_MESSAGE, Packet, PacketError, Refusal, RefusalKind};
 use proptest::prelude::*;
@@ -43,12 +44,19 @@ variants!(agent_answer, AgentAnswer: Prepared Done Holding Usage);
 variants!(report, Report: Healed Degraded Recovered Poisoned SourceAway SourceBack);
 variants!(refusal_kind, RefusalKind: Invalid Denied NotFound Unavailable Conflict Internal);
 variants!(agent_end, AgentEnd: Asked Hung Unknown);
-variants!(mode, Mode: Passthrough NoOpen Kept);
+variants!(mode, Mode: Passthrough NoOpen Kept Writable);
 variants!(to_worker, ToWorker: Assign Roots Go Answer Forget);
 variants!(from_worker, FromWorker: Ready Answered Serving Failed Ask Touched Advance GivenBack Counted);
-variants!(ask, Ask: Lookup List Attributes File Cached Open Read Direct Damaged BackingOpen BackingClose Dying Space);
-variants!(reply, Reply: Stored File Cached Present Gone Uncached Backing Dying Space);
+variants!(ask, Ask: Lookup List Attributes File Cached Open Read Direct Damaged BackingOpen BackingClose Dying Space
+    Writable);
+variants!(reply, Reply: Stored File Cached Present Gone Uncached Backing Dying Space Writable);
+variants!(operation, Operation: Lookup Attributes SetAttributes Create MakeDirectory Unlink RemoveDirectory Rename Open Close
+    Write Sync ReadDirectory Locate Space);
+variants!(done, Done: Done Absent Node Written Names Stored Staged Space);
+variants!(wrong, Wrong: Cause Exists NotEmpty IsDirectory Elsewhere Impossible NameTooLong TooLarge NotPermitted NoSpace Conflict
+    ReadOnly);
 variants!(cause, Cause: NotFound Denied Stale Unavailable NotADirectory Internal);
+variants!(access, Access: ReadOnly ReadWrite);
 variants!(deed, FaultKind: Abort Deadlock Spin Allocate);
 
 fn ensure_all<T>(all: &[&str], samples: &[T], name: impl Fn(&T) -> &'static str) {
@@ -82,6 +90,11 @@ fn publish() -> Publish {
         secrets: pairs(&[("accessKeyId", "AKIAEXAMPLE"), ("secretAccessKey", "example")]),
         init: vec![1, 2, 255],
     }
+}
+
+fn publish_writable() -> Publish {
+    let spec = MountSpec { access: Access::ReadWrite, ..publish().spec };
+    Publish { spec, ..publish() }
 }
 
 fn resume(mode: Mode) -> Resume {
@@ -173,11 +186,12 @@ fn questions_of_broker() -> Vec<AgentRequest> {
         AgentRequest::Depart,
     ];
     all.extend(ends().into_iter().map(|ended| AgentRequest::Adopt(adopt(Mode::Kept, ended))));
+    all.push(AgentRequest::Publish(Box::new(publish_writable())));
     all
 }
 
 fn answers_of_agent() -> Vec<AgentAnswer> {
-    let modes = [Mode::Passthrough, Mode::NoOpen, Mode::Kept];
+    let modes = [Mode::Passthrough, Mode::NoOpen, Mode::Kept, Mode::Writable];
     let prepared =
         |mode| AgentAnswer::Prepared { init_reply: vec![0, 80], read_ahead_kb: 4096, resume: resume(mode) };
     let mut all: Vec<_> = modes.into_iter().map(prepared).collect();
@@ -196,8 +210,83 @@ fn refusals() -> Vec<Refusal> {
     kinds.into_iter().map(|kind| Refusal::new(kind, "why")).collect()
 }
 
-fn asks() -> Vec<Ask> {
+fn operations() -> Vec<Operation> {
+    let name = || b"x\xff".to_vec();
+    let owner = Owner { mode: 0o640, uid: 1, gid: 2 };
+    let set = SetAttributes {
+        mode: Some(1),
+        uid: None,
+        gid: Some(2),
+        size: Some(3),
+        atime_ns: Some(-4),
+        mtime_ns: Some(5),
+    };
     vec![
+        Operation::Lookup { parent: 1, name: name() },
+        Operation::Attributes { ino: 2 },
+        Operation::SetAttributes { ino: 2, set },
+        Operation::Create { parent: 1, name: name(), owner, exclusive: true, open: true },
+        Operation::MakeDirectory { parent: 1, name: name(), owner },
+        Operation::Unlink { parent: 1, name: name() },
+        Operation::RemoveDirectory { parent: 1, name: name() },
+        Operation::Rename { parent: 1, name: vec![b'a'; 255], to: 3, to_name: vec![b'b'; 255], keep: true },
+        Operation::Open { ino: 2, write: true },
+        Operation::Close { ino: 2 },
+        Operation::Write { ino: 2 },
+        Operation::Sync { ino: 2, closing: true },
+        Operation::ReadDirectory { dir: 1, offset: 1 << 62 },
+        Operation::Locate { ino: 2 },
+        Operation::Space,
+    ]
+}
+
+fn outcomes() -> Vec<Result<Done, Wrong>> {
+    let node = Node {
+        ino: 2,
+        size: 1 << 40,
+        stored: 4,
+        mode: 0o100_640,
+        uid: 5,
+        gid: 6,
+        links: 1,
+        atime_ns: -1,
+        mtime_ns: 7,
+        ctime_ns: 8,
+    };
+    let mut all: Vec<_> = done(node).into_iter().map(Ok).collect();
+    all.extend(wrongs().into_iter().map(Err));
+    all
+}
+
+fn done(node: Node) -> Vec<Done> {
+    vec![
+        Done::Done,
+        Done::Absent,
+        Done::Node(node),
+        Done::Written { bytes: 9 },
+        Done::Names(vec![Name { name: b"x".to_vec(), next: 2, node }]),
+        Done::Stored { version: 3 },
+        Done::Staged { size: 10 },
+        Done::Space { total_bytes: 11, free_bytes: 12, total_inodes: 13 },
+    ]
+}
+
+fn wrongs() -> Vec<Wrong> {
+    let mut all: Vec<_> = causes().into_iter().map(Wrong::Cause).collect();
+    all.extend([
+        Wrong::Exists,
+        Wrong::NotEmpty,
+        Wrong::IsDirectory,
+        Wrong::Elsewhere,
+        Wrong::Impossible,
+        Wrong::NameTooLong,
+    ]);
+    all.extend([Wrong::TooLarge, Wrong::NotPermitted, Wrong::NoSpace, Wrong::Conflict, Wrong::ReadOnly]);
+    all
+}
+
+fn asks() -> Vec<Ask> {
+    let mut all = vec![
         Ask::Lookup { parent: 1, name: b"x\xff".to_vec() },
         Ask::List { dir: 300 },
         Ask::Attributes { ino: 2, force: true },
@@ -211,11 +300,13 @@ fn asks() -> Vec<Ask> {
         Ask::BackingClose { id: 7 },
         Ask::Dying { tids: vec![8, 9] },
         Ask::Space,
-    ]
+    ];
+    all.extend(operations().into_iter().map(Ask::Writable));
+    all
 }
 
 fn replies() -> Vec<Reply> {
-    vec![
+    let mut all = vec![
         Reply::Stored,
         Reply::File { file: 4, size: 1 << 40, whole: false },
         Reply::Cached { bytes: 5 },
@@ -225,7 +316,9 @@ fn replies() -> Vec<Reply> {
         Reply::Backing { id: 8 },
         Reply::Dying { tids: vec![9] },
         Reply::Space { total_bytes: 10, total_inodes: 11 },
-    ]
+    ];
+    all.extend(outcomes().into_iter().map(Reply::Writable));
+    all
 }
 
 fn causes() -> Vec<Cause> {
@@ -325,12 +418,17 @@ fn every_message_has_a_sample() {
     ensure_all(report::ALL, &reports(), report::name);
     ensure_all(refusal_kind::ALL, &refusals(), |refusal| refusal_kind::name(&refusal.kind));
     ensure_all(agent_end::ALL, &ends(), agent_end::name);
-    ensure_all(mode::ALL, &[Mode::Passthrough, Mode::NoOpen, Mode::Kept], mode::name);
+    ensure_all(mode::ALL, &[Mode::Passthrough, Mode::NoOpen, Mode::Kept, Mode::Writable], mode::name);
+    ensure_all(operation::ALL, &operations(), operation::name);
+    ensure_all(wrong::ALL, &wrongs(), wrong::name);
+    let dones: Vec<Done> = outcomes().into_iter().flatten().collect();
+    ensure_all(done::ALL, &dones, done::name);
     ensure_all(to_worker::ALL, &to_worker(), to_worker::name);
     ensure_all(from_worker::ALL, &from_worker(), from_worker::name);
     ensure_all(ask::ALL, &asks(), ask::name);
     ensure_all(reply::ALL, &replies(), reply::name);
     ensure_all(cause::ALL, &causes(), cause::name);
+    ensure_all(access::ALL, &[publish().spec.access, publish_writable().spec.access], access::name);
     ensure_all(deed::ALL, &deeds(), deed::name);
 }
 

@@ -10,6 +10,7 @@
 //!
 //! The worker's death needs no message: the socket closes and the agent reaps the child.
 
+use crate::writable::{Done, Operation, Wrong};
 use crate::{Cause, Packet, PacketError};
 use serde::{Deserialize, Serialize};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -87,6 +88,8 @@ pub enum Mode {
     NoOpen,
     /// Ordinary opens with kept page cache: the fallback of either.
     Kept,
+    /// A volume that can be written to: node ids are inode numbers, and everything is asked of the agent.
+    Writable,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -201,6 +204,8 @@ pub enum Ask {
     Dying { tids: Vec<u32> },
     /// → `Space`
     Space,
+    /// In mode [`Mode::Writable`]. → `Writable`
+    Writable(Operation),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -238,6 +243,7 @@ pub enum Reply {
         total_bytes: u64,
         total_inodes: u64,
     },
+    Writable(Result<Done, Wrong>),
 }
 
 /// What the worker did since it last said so. All are counts or bytes.

@@ -33,13 +33,16 @@ impl Detached {
             ] {
                 rustix::mount::fsconfig_set_string(&fs, key, value)?;
             }
-            for flag in ["ro", "default_permissions", "allow_other"] {
+            // The superblock, too: a container that remounts its own mount can make only that one writable.
+            if !options.writable {
+                rustix::mount::fsconfig_set_flag(&fs, "ro")?;
+            }
+            for flag in ["default_permissions", "allow_other"] {
                 rustix::mount::fsconfig_set_flag(&fs, flag)?;
             }
             rustix::mount::fsconfig_create(&fs)?;
-            let mut flags = MountAttrFlags::MOUNT_ATTR_RDONLY
-                | MountAttrFlags::MOUNT_ATTR_NOSUID
-                | MountAttrFlags::MOUNT_ATTR_NODEV;
+            let mut flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+            flags.set(MountAttrFlags::MOUNT_ATTR_RDONLY, !options.writable);
             flags.set(MountAttrFlags::MOUNT_ATTR_NOEXEC, options.no_exec);
             flags.set(MountAttrFlags::MOUNT_ATTR_NOATIME, options.no_atime);
             let mount = rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, flags)?;

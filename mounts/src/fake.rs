@@ -20,6 +20,8 @@ pub struct FakeState {
     pub dead: BTreeSet<u32>,
     /// And of those that were unmounted. What a container has elsewhere lives on.
     pub unmounted: BTreeSet<u32>,
+    /// And of those that are not read-only.
+    pub writable: BTreeSet<u32>,
     /// Devices, by the inode of their pipe, and the connections that they serve.
     devices: BTreeMap<u64, u32>,
     /// What mounts that are nowhere yet are marked with.
@@ -140,6 +142,12 @@ impl FakeState {
         });
     }
 
+    fn note_access(&mut self, connection: Connection, options: MountOptions) {
+        if options.writable {
+            self.writable.insert(connection.minor);
+        }
+    }
+
     fn next(&mut self) -> u32 {
         self.last += 1;
         self.last
@@ -162,6 +170,7 @@ impl Kernel for Fake {
         let mut state = self.enter("mount")?;
         state.options = Some(options);
         let connection = state.push(target.path(), source);
+        state.note_access(connection, options);
         state.devices.insert(inode(device), connection.minor);
         Ok(connection)
     }
@@ -175,6 +184,7 @@ impl Kernel for Fake {
         let mut state = self.enter("mount_detached")?;
         state.options = Some(options);
         let connection = Connection { major: 0, minor: state.next() };
+        state.note_access(connection, options);
         state.detached.insert(connection.minor, source.fuse_text());
         state.devices.insert(inode(device), connection.minor);
         Ok(Detached { connection, mount: descriptor()? })

@@ -49,11 +49,13 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What a user may choose of a mount; everything else is always the same.
+/// What may differ from mount to mount; everything else is always the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
     pub no_exec: bool,
     pub no_atime: bool,
+    /// Not `MS_RDONLY`, neither the mount nor its superblock. The guard below is read-only all the same.
+    pub writable: bool,
 }
 
 /// What the broker needs of the kernel. Calls block; none of them waits for a FUSE worker except [`Kernel::probe`] and

@@ -27,16 +27,19 @@ pub enum Ours {
 impl MountSource {
     pub fn new(volume: &str, spec_digest: &str, options: MountOptions) -> Self {
         let mut digest = spec_digest.to_owned();
-        for (chosen, text) in [(options.no_exec, "+noexec"), (options.no_atime, "+noatime")] {
+        // Read-only is not said: so are all mounts of before there were others.
+        for (chosen, text) in
+            [(options.no_exec, "+noexec"), (options.no_atime, "+noatime"), (options.writable, "+rw")]
+        {
             digest.push_str(if chosen { text } else { "" });
         }
         Self { volume: volume.to_owned(), digest }
     }
 
-    /// What its user has chosen.
+    /// What it was mounted with.
     pub fn options(&self) -> MountOptions {
         let chosen = |text| self.digest.split('+').skip(1).any(|option| option == text);
-        MountOptions { no_exec: chosen("noexec"), no_atime: chosen("noatime") }
+        MountOptions { no_exec: chosen("noexec"), no_atime: chosen("noatime"), writable: chosen("rw") }
     }
 
     /// Of this volume and specification, as far as its text can tell, and whatever its options?
@@ -88,12 +91,15 @@ mod tests {
     #[test]
     fn options_make_another_mount_of_the_same_volume() {
         let plain = MountSource::new("v", "0123", MountOptions::default());
-        let options = MountOptions { no_exec: true, no_atime: true };
+        let options = MountOptions { no_exec: true, no_atime: true, writable: true };
         let chosen = MountSource::new("v", "0123", options);
-        assert_ne!(plain, chosen);
+        let written =
+            MountSource::new("v", "0123", MountOptions { writable: true, ..MountOptions::default() });
+        assert_eq!((plain.digest.as_str(), written.digest.as_str()), ("0123", "0123+rw"));
+        assert!(plain != chosen && plain != written && written != chosen);
         assert_eq!((plain.options(), chosen.options()), (MountOptions::default(), options));
         assert_eq!(Ours::recognise(FUSE_TYPE, &chosen.fuse_text()), Some(Ours::Fuse(chosen.clone())));
-        for source in [plain, chosen] {
+        for source in [plain, chosen, written] {
             assert!(source.may_be_of("v", "0123"));
             assert!(!source.may_be_of("w", "0123") && !source.may_be_of("v", "01"));
         }
@@ -101,8 +107,8 @@ mod tests {
 
     #[test]
     fn digests_that_are_computed_in_another_way_tell_nothing() {
-        let of =
-            |digest: &str| MountSource::new("v", digest, MountOptions { no_exec: true, no_atime: false });
+        let no_exec = MountOptions { no_exec: true, ..MountOptions::default() };
+        let of = |digest: &str| MountSource::new("v", digest, no_exec);
         let (first, now, later) = (of("0123"), of("v1-0123"), of("v2-0123"));
         for (one, other) in [(&first, &now), (&now, &later), (&later, &first)] {
             assert!(!one.is_comparable(other) && !other.is_comparable(one) && one.is_comparable(one));
@@ -111,7 +117,7 @@ mod tests {
             first.may_be_of("v", "v1-9") && later.may_be_of("v", "v1-9") && !later.may_be_of("w", "v1-9")
         );
         assert!(!now.may_be_of("v", "v1-9") && now.may_be_of("v", "v1-0123"));
-        assert_eq!(later.options(), MountOptions { no_exec: true, no_atime: false });
+        assert_eq!(later.options(), no_exec);
     }
 
     #[test]

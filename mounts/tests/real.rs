@@ -375,8 +375,9 @@ fn a_thread_that_sleeps_is_not_dying() {
 fn what_a_user_chooses_of_a_mount_is_set_on_it() {
     let bench = Bench::new();
     for (options, wanted) in [
-        (MountOptions::default(), &[][..]),
-        (MountOptions { no_exec: true, no_atime: true }, &["noexec", "noatime"]),
+        (MountOptions::default(), &["ro"][..]),
+        (MountOptions { no_exec: true, no_atime: true, writable: false }, &["ro", "noexec", "noatime"]),
+        (MountOptions { writable: true, ..MountOptions::default() }, &["rw"]),
     ] {
         let target = bench.target("pod/volume");
         let device = bench.kernel.open_device().unwrap();
@@ -384,13 +385,23 @@ fn what_a_user_chooses_of_a_mount_is_set_on_it() {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let at = format!(" {} ", target.path().display());
         let line = table.lines().find(|l| l.contains(&at) && l.contains("fuse.millpond")).unwrap();
-        let set: Vec<&str> = line.split_whitespace().nth(5).unwrap().split(',').collect();
-        for always in ["ro", "nosuid", "nodev"] {
-            assert!(set.contains(&always), "{line}");
+        let options = |field: &str| field.split(',').map(str::to_owned).collect::<Vec<_>>();
+        let is_in = |set: &[String], flag: &str| set.iter().any(|one| one == flag);
+        let set = options(line.split_whitespace().nth(5).unwrap());
+        for always in ["nosuid", "nodev"] {
+            assert!(is_in(&set, always), "{line}");
         }
-        for flag in ["noexec", "noatime"] {
-            assert_eq!(set.contains(&flag), wanted.contains(&flag), "{line}");
+        for flag in ["ro", "rw", "noexec", "noatime"] {
+            assert_eq!(is_in(&set, flag), wanted.contains(&flag), "{line}");
         }
+        // The superblock's own: no remount of a container makes it writable; and the kernel checks modes.
+        let superblock = options(line.split_whitespace().last().unwrap());
+        assert_eq!(is_in(&superblock, "ro"), wanted.contains(&"ro"), "{line}");
+        for always in ["default_permissions", "allow_other"] {
+            assert!(is_in(&superblock, always), "{line}");
+        }
+        let guard = table.lines().find(|l| l.contains(&at) && l.contains("millpond-guard:")).unwrap();
+        assert!(is_in(&options(guard.split_whitespace().nth(5).unwrap()), "ro"), "{guard}");
         bench.kernel.unmount(&target).unwrap();
     }
 }

@@ -350,6 +350,10 @@ fn gauges(
         let workers: Vec<u32> = mounts.iter().filter_map(|m| m.state().worker.map(|w| w.pid)).collect();
         metrics.volumes.set(mounts.len() as i64);
         metrics.volumes_stale.set(mounts.iter().filter(|m| m.stale_since().is_some()).count() as i64);
+        let waiting = volumes.staging.waiting();
+        metrics.staging_files.set(waiting.files as i64);
+        metrics.staging_bytes.set(waiting.bytes as i64);
+        metrics.staging_conflicts.set(waiting.conflicts as i64);
         metrics.standby.set(spawner.standing_by() as i64);
         metrics.anonymous_bytes.set(memory::of_self_and(&workers) as i64);
         for tier in engine.usage().tiers {

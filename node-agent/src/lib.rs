@@ -30,6 +30,7 @@ mod run;
 mod serve;
 mod single_flight;
 mod source;
+mod staging;
 mod state;
 pub mod supervisor;
 #[cfg(test)]

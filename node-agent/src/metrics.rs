@@ -72,6 +72,9 @@ pub struct Metrics {
     pub volumes_stale: Gauge,
     pub standby: Gauge,
     pub anonymous_bytes: Gauge,
+    pub staging_files: Gauge,
+    pub staging_bytes: Gauge,
+    pub staging_conflicts: Gauge,
     pub tier_bytes: Family<TierLabel, Gauge>,
     pub tier_files: Family<TierLabel, Gauge>,
     pub tier_degraded: Family<TierLabel, Gauge>,
@@ -114,6 +117,9 @@ impl Metrics {
             volumes_stale: Gauge::default(),
             standby: Gauge::default(),
             anonymous_bytes: Gauge::default(),
+            staging_files: Gauge::default(),
+            staging_bytes: Gauge::default(),
+            staging_conflicts: Gauge::default(),
             tier_bytes: Family::default(),
             tier_files: Family::default(),
             tier_degraded: Family::default(),
@@ -220,6 +226,17 @@ impl Metrics {
                 "Anonymous and shared memory of agent and workers",
                 Unit::Bytes,
                 m.anonymous_bytes.clone(),
+            );
+            r.register(
+                "staging_files",
+                "Written files that their store does not have yet",
+                m.staging_files.clone(),
+            );
+            r.register_with_unit("staging", "Bytes of these files", Unit::Bytes, m.staging_bytes.clone());
+            r.register(
+                "staging_conflicts",
+                "Written files that somebody else has changed in the store meanwhile",
+                m.staging_conflicts.clone(),
             );
             r.register_with_unit("tier_used", "Bytes cached in a tier", Unit::Bytes, m.tier_bytes.clone());
             r.register("tier_files", "Files cached in a tier", m.tier_files.clone());

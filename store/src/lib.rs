@@ -41,7 +41,8 @@ pub use network::{BadNetwork, Network};
 pub use observe::{NoObserver, Observer, Outcome, RetryCause};
 pub use proxy::{BadDirect, BadProxy, Direct, Proxy, ProxyUrl};
 pub use sink::{
-    Attributes, Body, Condition, Leftover, Part, Seen, Sink, SinkLimits, Upload, Write, WriteId, Written,
+    Attributes, Body, Condition, Leftover, NoPlace, Part, Seen, Sink, SinkLimits, Upload, Write, WriteId,
+    Written,
 };
 
 use async_trait::async_trait;

@@ -135,6 +135,15 @@ pub struct Leftover {
     pub begun_ns: i64,
 }
 
+/// Why a store can have nothing at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoPlace {
+    /// With what is in front of it.
+    TooLong,
+    /// Its names are no UTF-8.
+    NotText,
+}
+
 /// What one store takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SinkLimits {
@@ -168,6 +177,11 @@ const PART_STEP: u64 = 1 << 20;
 #[async_trait]
 pub trait Sink: Send + Sync + fmt::Debug {
     fn limits(&self) -> SinkLimits;
+
+    /// Can anything be written at this path? Said before it is tried.
+    fn takes(&self, _path: &[u8]) -> Result<(), NoPlace> {
+        Ok(())
+    }
 
     /// An object in one piece. `Conflict`: the condition does not hold.
     async fn put(
@@ -219,7 +233,8 @@ pub trait Sink: Send + Sync + fmt::Debug {
         condition: &Condition,
     ) -> Result<Written, StoreError>;
 
-    /// An empty directory that is there although nothing is in it. One that is there already stays as it is.
+    /// An empty directory that is there although nothing is in it. One that is there already stays as it is. The empty path is
+    /// the volume's own: a prefix of a bucket can be made so, a directory of a file system must be there.
     async fn make_dir(&self, path: &[u8], write: &Write) -> Result<(), StoreError>;
 
     /// What [`Self::make_dir`] made. What lies in it is not asked about.

@@ -23,7 +23,7 @@ pub const IS_LATER: bool = STEPS != 0;
 /// Messages between agent and broker.
 pub const LINK: u32 = 1 + STEPS;
 /// Messages between agent and worker. Both are of one build, and make sure of it.
-pub const WORKER: u32 = 3 + STEPS;
+pub const WORKER: u32 = 4 + STEPS;
 /// The agent's state directory.
 pub const STATE: u32 = 1 + STEPS;
 /// The shared memory of a connection.

@@ -36,7 +36,8 @@ pub use endpoint::{BadPattern, EndpointPattern};
 pub use id::{BadVolumeId, VolumeId};
 pub use later::Later;
 pub use parameters::{
-    Addressing, AttributesFrom, Freshness, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS,
+    Access, Addressing, AttributesFrom, Freshness, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS,
+    WriteMode,
 };
 pub use permissions::Permissions;
 pub use request_timeout::{FUSE_SYSCTL, RequestTimeout, within};

@@ -50,6 +50,24 @@ pub enum AttributesFrom {
     Source,
 }
 
+/// What may be done with a volume. What one mount of it may do is decided where it is mounted: never more than this.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    #[default]
+    ReadOnly,
+    ReadWrite,
+}
+
+/// When a write is done: when `fsync` and `close` return.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WriteMode {
+    /// When the object is in the store, or with its error.
+    #[default]
+    Through,
+    /// When the bytes, and that they are to be uploaded, are safe on the node's disk. The upload follows.
+    Back,
+}
+
 /// Everything about a volume but its id, source and credentials. Field docs are the user's docs: keep
 /// `docs/configuration.md` in step. A new field needs a default that changes nothing, its lines in
 /// [`Parameters::parse`] and [`Parameters::chosen`], and a decision: see `wire::HINTS`.
@@ -74,6 +92,9 @@ pub struct Parameters {
     pub requester_pays: bool,
     /// What a gateway before the store wants to know: name (in small letters) and value.
     pub extra_headers: Headers,
+    pub access: Access,
+    /// For [`Access::ReadWrite`].
+    pub write_mode: WriteMode,
     pub freshness: Freshness,
     /// For `ttl`: how long after its time has run out the last known answer goes on being used while the store gives
     /// none; zero: not at all.
@@ -89,6 +110,7 @@ pub struct Parameters {
     pub attributes: AttributesFrom,
     pub uid: u32,
     pub gid: u32,
+    /// What it and `dir_mode` are where the volume does not say so hangs on its access ([`Access::modes`]).
     pub file_mode: u32,
     pub dir_mode: u32,
     pub heal_timeout: Duration,
@@ -97,10 +119,22 @@ pub struct Parameters {
     pub later: Later,
 }
 
+impl Access {
+    /// Of files and of directories, where the volume names none: a default that lets nobody write would make a volume
+    /// that can be written to useless. Each is as final as every other default.
+    fn modes(self) -> (u32, u32) {
+        match self {
+            Self::ReadOnly => (0o444, 0o555),
+            Self::ReadWrite => (0o644, 0o755),
+        }
+    }
+}
+
 /// What a volume that does not say otherwise has had since the first version that had it: a default never changes,
 /// because volumes are described without it (see `wire`).
 impl Default for Parameters {
     fn default() -> Self {
+        let (file_mode, dir_mode) = Access::ReadOnly.modes();
         Self {
             endpoint: None,
             region: None,
@@ -113,6 +147,8 @@ impl Default for Parameters {
             allow_http: false,
             requester_pays: false,
             extra_headers: Headers::new(),
+            access: Access::ReadOnly,
+            write_mode: WriteMode::Through,
             freshness: Freshness::Ttl(Duration::from_secs(60)),
             stale_if_error: an_hour(),
             profile: Profile::Auto,
@@ -123,8 +159,8 @@ impl Default for Parameters {
             attributes: AttributesFrom::Volume,
             uid: 0,
             gid: 0,
-            file_mode: 0o444,
-            dir_mode: 0o555,
+            file_mode,
+            dir_mode,
             heal_timeout: Duration::from_secs(60),
             store_timeout: Duration::from_secs(300),
             later: Later::default(),
@@ -160,6 +196,8 @@ const KNOWN_PARAMETERS: &[&str] = &[
     "requesterPays",
     "extraHeaders",
     "path",
+    "access",
+    "writeMode",
     "freshness",
     "metadataTtl",
     "staleIfError",
@@ -248,6 +286,22 @@ pub enum ParameterError {
         "profile \"small\" cannot be used with freshness \"strict\": without OPEN requests nothing can revalidate at open; use \"ttl\" or profile \"large\""
     )]
     SmallStrict,
+    #[error(
+        "parameter \"access\" is \"readWrite\", but {scheme}:// sources can only be read: use an s3:// or file:// source, or leave it out"
+    )]
+    NotWritable { scheme: &'static str },
+    #[error(
+        "access \"readWrite\" cannot be used with profile \"small\": without OPEN and FLUSH requests no close can report that a write has failed; use profile \"large\" or \"auto\""
+    )]
+    WritableSmall,
+    #[error(
+        "access \"readWrite\" cannot be used with freshness \"static\": what another node writes would never be seen; use \"ttl\" or \"strict\""
+    )]
+    WritableStatic,
+    #[error(
+        "parameter \"writeMode\" has no meaning with access \"readOnly\": leave it out or set access to \"readWrite\""
+    )]
+    WriteModeWithoutWrites,
     #[error("parameter {name:?} takes no template: write the value itself (templates: {})", TEMPLATED_PARAMETERS.join(", "))]
     NotTemplated { name: &'static str },
     #[error(
@@ -271,6 +325,7 @@ impl Parameters {
     ) -> Result<(SourceUrl, Self), ParameterError> {
         let mut p = Self::default();
         let (mut source, mut path, mut freshness, mut ttl, mut stale) = (None, None, None, None, None);
+        let (mut write_mode, mut file_mode, mut dir_mode) = (None, None, None);
         let mut special = Vec::new();
         let (mut allowed, mut source_template) = (None, None);
         for (name, value) in pairs {
@@ -413,6 +468,20 @@ impl Parameters {
                     p.extra_headers = headers::parse(value).map_err(ParameterError::ExtraHeaders)?;
                     special.push("extraHeaders");
                 }
+                "access" => {
+                    p.access = match value {
+                        "readOnly" => Access::ReadOnly,
+                        "readWrite" => Access::ReadWrite,
+                        _ => return Err(bad("access", "use \"readOnly\" or \"readWrite\"")),
+                    };
+                }
+                "writeMode" => {
+                    write_mode = match value {
+                        "through" => Some(WriteMode::Through),
+                        "back" => Some(WriteMode::Back),
+                        _ => return Err(bad("writeMode", "use \"through\" or \"back\"")),
+                    };
+                }
                 "freshness" => freshness = Some(value.to_owned()),
                 "metadataTtl" => {
                     let parsed = parse_duration(value).filter(|d| *d <= Duration::from_secs(365 * 86_400));
@@ -468,10 +537,12 @@ impl Parameters {
                 "uid" => p.uid = id(value).ok_or_else(|| bad("uid", "write a numeric user id"))?,
                 "gid" => p.gid = id(value).ok_or_else(|| bad("gid", "write a numeric group id"))?,
                 "fileMode" => {
-                    p.file_mode = mode(value).ok_or_else(|| bad("fileMode", "write octal such as 0444"))?
+                    let parsed = mode(value).ok_or_else(|| bad("fileMode", "write octal such as 0444"))?;
+                    file_mode = Some(parsed);
                 }
                 "dirMode" => {
-                    p.dir_mode = mode(value).ok_or_else(|| bad("dirMode", "write octal such as 0555"))?
+                    let parsed = mode(value).ok_or_else(|| bad("dirMode", "write octal such as 0555"))?;
+                    dir_mode = Some(parsed);
                 }
                 "healTimeout" => {
                     p.heal_timeout = Self::heal_timeout_of(value)
@@ -508,6 +579,19 @@ impl Parameters {
         if p.profile == Profile::Small && p.freshness == Freshness::Strict {
             return Err(ParameterError::SmallStrict);
         }
+        // Spelled out, the default is refused, too: who names one believes that the volume can be written to.
+        p.write_mode = match (p.access, write_mode) {
+            (Access::ReadOnly, Some(_)) => return Err(ParameterError::WriteModeWithoutWrites),
+            (_, write_mode) => write_mode.unwrap_or_default(),
+        };
+        if p.access == Access::ReadWrite && p.profile == Profile::Small {
+            return Err(ParameterError::WritableSmall);
+        }
+        if p.access == Access::ReadWrite && p.freshness == Freshness::Static {
+            return Err(ParameterError::WritableStatic);
+        }
+        let modes = p.access.modes();
+        (p.file_mode, p.dir_mode) = (file_mode.unwrap_or(modes.0), dir_mode.unwrap_or(modes.1));
         let source = source.ok_or(ParameterError::NoSource)?;
         // Those that not every store has a use for. (OSS takes buckets in one style only.)
         let meant: &[&str] = match &source {
@@ -529,6 +613,9 @@ impl Parameters {
             && !matches!(source, SourceUrl::Hdfs { .. } | SourceUrl::Dir { .. })
         {
             return Err(ParameterError::NoAttributes { scheme: source.scheme() });
+        }
+        if p.access == Access::ReadWrite && !matches!(source, SourceUrl::S3 { .. } | SourceUrl::Dir { .. }) {
+            return Err(ParameterError::NotWritable { scheme: source.scheme() });
         }
         if source.endpoint().is_some() {
             let account = p.storage_account.is_some().then_some("storageAccount");
@@ -591,6 +678,8 @@ impl Parameters {
             allow_http,
             requester_pays,
             extra_headers,
+            access,
+            write_mode,
             freshness,
             stale_if_error,
             profile,
@@ -608,6 +697,7 @@ impl Parameters {
             later,
         } = self;
         let default = Self::default();
+        let default_modes = access.modes();
         let word = |chosen: bool, text: &str| chosen.then(|| text.to_owned());
         let octal = |mode: u32| format!("{mode:04o}");
         let (fresh, ttl) = match freshness {
@@ -633,6 +723,8 @@ impl Parameters {
             ("allowHttp", word(*allow_http, "true")),
             ("requesterPays", word(*requester_pays, "true")),
             ("extraHeaders", headers::text(extra_headers)),
+            ("access", word(*access == Access::ReadWrite, "readWrite")),
+            ("writeMode", word(*write_mode == WriteMode::Back, "back")),
             ("freshness", fresh),
             ("metadataTtl", ttl),
             ("staleIfError", stale),
@@ -651,8 +743,8 @@ impl Parameters {
             ("attributes", word(*attributes == AttributesFrom::Source, "source")),
             ("uid", (*uid != default.uid).then(|| uid.to_string())),
             ("gid", (*gid != default.gid).then(|| gid.to_string())),
-            ("fileMode", (*file_mode != default.file_mode).then(|| octal(*file_mode))),
-            ("dirMode", (*dir_mode != default.dir_mode).then(|| octal(*dir_mode))),
+            ("fileMode", (*file_mode != default_modes.0).then(|| octal(*file_mode))),
+            ("dirMode", (*dir_mode != default_modes.1).then(|| octal(*dir_mode))),
             ("healTimeout", (*heal_timeout != default.heal_timeout).then(|| duration_text(*heal_timeout))),
             (
                 "storeTimeout",
@@ -693,7 +785,7 @@ fn id(value: &str) -> Option<u32> {
     value.parse().ok().filter(|id| *id != u32::MAX)
 }
 
-/// Permission bits only: read-only volumes carry no setuid, setgid or sticky bit.
+/// Permission bits only: no volume carries a setuid, setgid or sticky bit.
 fn mode(value: &str) -> Option<u32> {
     u32::from_str_radix(value.strip_prefix("0o").unwrap_or(value), 8).ok().filter(|m| *m <= 0o777)
 }
@@ -730,6 +822,9 @@ mod tests {
             ("region", "eu central"),
             ("addressingStyle", "host"),
             ("allowHttp", "yes"),
+            ("access", "rw"),
+            ("access", "readonly"),
+            ("writeMode", "async"),
             ("freshness", "fresh"),
             ("metadataTtl", "60"),
             ("staleIfError", "60"),
@@ -829,6 +924,58 @@ mod tests {
     }
 
     #[test]
+    fn what_can_be_written_to_is_an_s3_bucket_or_a_directory_that_is_looked_at_again() {
+        let (s3, write) = (("source", "s3://bucket"), ("access", "readWrite"));
+        for source in ["s3://bucket/a", "s3a://bucket/a", "file:///data"] {
+            let (_, p) = parse(&[("source", source), write]).unwrap();
+            assert_eq!((p.access, p.write_mode), (Access::ReadWrite, WriteMode::Through), "{source}");
+        }
+        let (_, back) = parse(&[s3, write, ("writeMode", "back"), ("freshness", "strict")]).unwrap();
+        assert_eq!(back.write_mode, WriteMode::Back);
+        for (source, scheme) in [
+            ("oss://bucket.oss-cn-shanghai.aliyuncs.com", "oss"),
+            ("gs://bucket", "gs"),
+            ("abfss://container@account1.dfs.core.windows.net", "az"),
+            ("https://h/x", "https"),
+            ("hdfs://h:8020/x", "hdfs"),
+        ] {
+            let error = parse(&[("source", source), write]).unwrap_err();
+            assert_eq!(error, ParameterError::NotWritable { scheme });
+            assert!(error.to_string().contains("s3:// or file://"), "{error}");
+            assert!(parse(&[("source", source), ("access", "readOnly")]).is_ok());
+        }
+        assert_eq!(parse(&[s3, write, ("profile", "small")]), Err(ParameterError::WritableSmall));
+        assert_eq!(parse(&[s3, write, ("freshness", "static")]), Err(ParameterError::WritableStatic));
+        for mode in ["through", "back"] {
+            for access in [None, Some(("access", "readOnly"))] {
+                let pairs: Vec<_> = [s3, ("writeMode", mode)].into_iter().chain(access).collect();
+                assert_eq!(parse(&pairs), Err(ParameterError::WriteModeWithoutWrites));
+            }
+        }
+    }
+
+    #[test]
+    fn modes_that_are_not_said_let_the_owner_write_where_a_volume_can_be_written_to() {
+        let s3 = ("source", "s3://bucket");
+        for (pairs, modes) in [
+            (&[s3][..], (0o444, 0o555)),
+            (&[s3, ("access", "readOnly")], (0o444, 0o555)),
+            (&[s3, ("access", "readWrite")], (0o644, 0o755)),
+            // In whichever order they are said.
+            (&[("fileMode", "0444"), s3, ("access", "readWrite")], (0o444, 0o755)),
+            (&[s3, ("access", "readWrite"), ("dirMode", "0555")], (0o644, 0o555)),
+            (&[s3, ("fileMode", "0644")], (0o644, 0o555)),
+        ] {
+            let (_, p) = parse(pairs).unwrap();
+            assert_eq!((p.file_mode, p.dir_mode), modes, "{pairs:?}");
+            // What is left out is what it is where it is left out.
+            let chosen = p.chosen();
+            let again: Vec<_> = chosen.iter().map(|(n, v)| (*n, v.as_str())).chain([s3]).collect();
+            assert_eq!(parse(&again).unwrap().1, p, "{chosen:?}");
+        }
+    }
+
+    #[test]
     fn kubernetes_own_keys_are_accepted_and_a_ttl_implies_freshness_ttl() {
         let (source, p) = parse(&[
             ("source", "s3://bucket/x"),
@@ -877,6 +1024,8 @@ mod tests {
             "endpoint",
             "allowHttp",
             "extraHeaders",
+            "access",
+            "writeMode",
             "part",
             "parallelParts",
             "cacheLimit",

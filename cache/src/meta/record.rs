@@ -48,6 +48,9 @@ const FLAG_CACHED: u8 = 2;
 const FLAG_PERMISSIONS: u8 = 4;
 const PERMISSIONS: usize = 12;
 
+/// The `first` listing of a name that this node has removed from the source: no listing that was begun before has it.
+pub(super) const REMOVED: u32 = u32::MAX;
+
 /// Key of a name: the parent in big endian, so that one directory's names lie together, in byte order.
 pub(super) struct NameKey {
     bytes: [u8; 8 + NAME_MAX],
@@ -140,6 +143,11 @@ impl<'a> Record<'a> {
     /// Absent because the source was asked for this very name.
     pub(super) fn is_absent(&self) -> bool {
         self.0[1] & FLAG_ABSENT != 0
+    }
+
+    /// As [`Self::is_absent`], and this node has made it so.
+    pub(super) fn is_removed(&self) -> bool {
+        self.is_absent() && self.first() == REMOVED
     }
 
     /// A build that did not look may have stored a size that no file has.

@@ -64,7 +64,7 @@ pub(super) fn is_showable(entry: &Incoming) -> bool {
     is_name(&entry.name) && entry.size <= volume::FILE_BYTES_MAX && entry.token.len() <= usize::from(u16::MAX)
 }
 
-fn key_of(parent: u64, name: &[u8]) -> Result<NameKey, MetaError> {
+pub(super) fn key_of(parent: u64, name: &[u8]) -> Result<NameKey, MetaError> {
     NameKey::new(parent, name).ok_or(MetaError::BadName)
 }
 
@@ -110,7 +110,7 @@ impl<'v> Write<'v> {
         table.put(&mut self.txn, &dir.to_be_bytes(), &directory.encode()).map_err(unexpected)
     }
 
-    fn known(&self, key: &NameKey) -> Result<Option<Known>, MetaError> {
+    pub(super) fn known(&self, key: &NameKey) -> Result<Option<Known>, MetaError> {
         self.tables().record(&self.txn, key.as_bytes())?.map(|r| r.to_owned()).transpose()
     }
 
@@ -124,6 +124,14 @@ impl<'v> Write<'v> {
     pub(super) fn put_known(&mut self, key: &NameKey, known: &Known) -> Result<(), MetaError> {
         known.encode(&mut self.buffer)?;
         self.tables().names.put(&mut self.txn, key.as_bytes(), &self.buffer).map_err(unexpected)
+    }
+
+    pub(super) fn name_inode(&mut self, ino: u64, key: &NameKey) -> Result<(), MetaError> {
+        append_or_put(self.tables().inodes, &mut self.txn, &ino.to_be_bytes(), key.as_bytes())
+    }
+
+    pub(super) fn unname_inode(&mut self, ino: u64) -> Result<(), MetaError> {
+        self.tables().inodes.delete(&mut self.txn, &ino.to_be_bytes()).map(drop).map_err(unexpected)
     }
 
     /// None: the inode is unknown, no file, or has another version.
@@ -241,6 +249,10 @@ impl<'v> Write<'v> {
         numbers: &dyn InodeNumbers,
     ) -> Result<Listed, MetaError> {
         let old = self.tables().record(&self.txn, key_of(parent, &incoming.name)?.as_bytes())?;
+        let origin = Origin::Listed { seen_ms: listing.seen_ms, now_ms };
+        if old.is_some_and(|old| old.is_removed() && origin.is_older_than(old.seen_ms())) {
+            return Ok(Listed::Stored); // the page was read before that, or the next listing will have it
+        }
         if let Some(old) = old.filter(|r| r.ino() != 0) {
             let listed = !old.is_absent() && old.last() == listing.number;
             let was_directory = old.kind()? == Kind::Directory;
@@ -254,7 +266,6 @@ impl<'v> Write<'v> {
                 _ => {}
             }
         }
-        let origin = Origin::Listed { seen_ms: listing.seen_ms, now_ms };
         self.upsert(parent, directory, Some(listing), incoming, origin, numbers)?;
         Ok(Listed::Stored)
     }
@@ -433,7 +444,7 @@ impl Origin {
 }
 
 impl Attributes {
-    fn first(ino: u64, incoming: &Incoming) -> Self {
+    pub(super) fn first(ino: u64, incoming: &Incoming) -> Self {
         Self {
             ino,
             kind: incoming.kind,
@@ -452,6 +463,11 @@ impl Attributes {
     /// Takes over what the source says; content that differs is a new version.
     fn absorb(&mut self, incoming: &Incoming) {
         let same_content = self.size == incoming.size && self.token == incoming.token;
+        // This node has written it, with owner, mode and time, and a listing does not tell them.
+        let is_told_less = self.permissions.is_some() && incoming.permissions.is_none();
+        if is_told_less && same_content && self.kind == incoming.kind {
+            return;
+        }
         let mtime_ns = if same_content && self.kind == Kind::File {
             finer_mtime(self.mtime_ns, incoming.mtime_ns)
         } else {

@@ -9,7 +9,7 @@ use super::socket::AgentIdentity;
 use super::targets::{Recipe, Targets};
 use crate::config::NodeConfig;
 use link::broker::{BrokerAnswer, Hold, MountId, Publish};
-use link::{Refusal, RefusalKind};
+use link::{MountSpec, Refusal, RefusalKind};
 use mounts::{Connection, MountSource, Ours, Target, probe};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -52,7 +52,7 @@ impl Holder {
             self.hold_dead(agent, publish, credentials, device, target);
             return Err(self.relieve_of_ended(agent, id));
         }
-        let (connection, source) = self.mounted(&target, &publish.spec.volume).inspect_err(|why| {
+        let (connection, source) = self.mounted(&target, &publish.spec).inspect_err(|why| {
             // Containers may still have it, so it stays theirs; no other agent can adopt it.
             tracing::warn!(mount = %id, %why, "an agent serves a mount that another process has taken from its target");
         })?;
@@ -112,7 +112,7 @@ impl Holder {
         device: OwnedFd,
         target: Target,
     ) {
-        let Ok((connection, source)) = self.mounted(&target, &publish.spec.volume) else { return };
+        let Ok((connection, source)) = self.mounted(&target, &publish.spec) else { return };
         // A dead mount says so at once. One that lives is another one, in its place.
         let dead = self.lifecycle.kernel.probe(&target, probe::What::Alive, ALIVE_LIMIT);
         if self.lifecycle.table.at(target.path()).is_some() || !matches!(dead, Ok(probe::Outcome::Dead)) {
@@ -177,23 +177,37 @@ impl Holder {
         Refusal::new(RefusalKind::NotFound, format!("the connection of mount {id} has ended"))
     }
 
-    /// The mount table knows the mount's options; the agent does not.
-    fn mounted(&self, target: &Target, spec: &WireSpec) -> Result<(Connection, MountSource), Refusal> {
+    /// The mount table knows the mount's options; the agent does not. It knows whether applications may write to it, and
+    /// is not believed if the table says otherwise: what it shows now is what the mount will be made anew from.
+    fn mounted(&self, target: &Target, spec: &MountSpec) -> Result<(Connection, MountSource), Refusal> {
+        let volume = &spec.volume;
         let stack = self.lifecycle.kernel.stack(target);
         let stack = stack.map_err(|e| Refusal::new(RefusalKind::Internal, e.to_string()))?;
         let absent = || {
-            let text = format!("volume {} is not mounted at {}", spec.id, target.path().display());
+            let text = format!("volume {} is not mounted at {}", volume.id, target.path().display());
             Refusal::new(RefusalKind::NotFound, text)
         };
         let top = stack.last().ok_or_else(absent)?;
         match top.ours() {
             // Mounted by a build whose digests cannot be compared with ours: the volume decides.
-            Some(Ours::Fuse(source)) if source.may_be_of(spec.id.as_str(), &spec.digest()) => {
-                Ok((top.connection(), source))
+            Some(Ours::Fuse(source)) if source.may_be_of(volume.id.as_str(), &volume.digest()) => {
+                match source.options().writable == spec.access.is_writable() {
+                    true => Ok((top.connection(), source)),
+                    false => Err(other_access(volume, target)),
+                }
             }
             _ => Err(absent()),
         }
     }
+}
+
+fn other_access(volume: &WireSpec, target: &Target) -> Refusal {
+    let text = format!(
+        "volume {} is mounted at {} with another access than its agent says",
+        volume.id,
+        target.path().display()
+    );
+    Refusal::new(RefusalKind::NotFound, text)
 }
 
 /// A mount as the agent that serves it shows it, without what only a living connection has.

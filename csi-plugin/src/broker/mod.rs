@@ -87,13 +87,20 @@ use volume::{Credentials, WireSpec};
 pub struct Order {
     pub spec: MountSpec,
     pub credentials: Credentials,
+    /// What its user has chosen. Whether it may be written to says the specification alone: see
+    /// [`Self::mount_options`].
     pub options: MountOptions,
 }
 
 impl Order {
     /// What marks the mount in the mount table: everything that makes it another one.
     pub fn source(&self) -> MountSource {
-        MountSource::new(self.spec.volume.id.as_str(), &self.spec.volume.digest(), self.options)
+        MountSource::new(self.spec.volume.id.as_str(), &self.spec.volume.digest(), self.mount_options())
+    }
+
+    /// What it is mounted with, now and whenever it is made anew.
+    pub(crate) fn mount_options(&self) -> MountOptions {
+        MountOptions { writable: self.spec.access.is_writable(), ..self.options }
     }
 }
 

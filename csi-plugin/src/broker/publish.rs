@@ -108,7 +108,7 @@ impl Publisher {
         let preparing = |mount: &Arc<Mount>| mount.state() == State::Preparing;
         has_room(descriptors, self.lifecycle.table.all().iter().filter(|mount| preparing(mount)).count())?;
         let id = self.next_id()?;
-        let connection = kernel.mount(target, device.as_fd(), &order.source(), order.options)?;
+        let connection = kernel.mount(target, device.as_fd(), &order.source(), order.mount_options())?;
         self.targets.set_mounted(target.path(), &order.spec.volume.id, connection);
         let mount = self.enlist(id, agent, order, target, device, connection);
         failpoint::hit("broker.mounted");

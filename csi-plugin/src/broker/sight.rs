@@ -22,7 +22,7 @@ pub(super) const PROBE_LIMIT: Duration = Duration::from_secs(10);
 pub(super) fn primes(mode: Mode) -> probe::What {
     match mode {
         Mode::NoOpen => probe::What::Small,
-        Mode::Passthrough | Mode::Kept => probe::What::Large,
+        Mode::Passthrough | Mode::Kept | Mode::Writable => probe::What::Large,
     }
 }
 

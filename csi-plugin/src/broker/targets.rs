@@ -256,7 +256,7 @@ mod tests {
         let (plain, secret) = (Path::new("/plain"), Path::new("/secret"));
         targets.add(plain, recipe("v", &[]));
         targets.add(secret, recipe("w", &[("accessKeyId", "id"), ("secretAccessKey", "hunter2")]));
-        let options = MountOptions { no_exec: true, no_atime: false };
+        let options = MountOptions { no_exec: true, ..MountOptions::default() };
         let order = targets.recipe(plain).unwrap().order(options).unwrap();
         assert_eq!(
             (order.spec.volume.id.as_str(), order.spec.environment, order.options),

@@ -16,6 +16,8 @@ pub(super) struct Context<'r> {
     /// For [`volume::Parameters::parse`].
     pub(super) parameters: BTreeMap<&'r str, &'r str>,
     pub(super) subjects: Subjects,
+    /// Written by the author of a pod.
+    pub(super) inline: bool,
     /// May the agent use credentials of its own environment?
     pub(super) environment: bool,
 }
@@ -42,6 +44,7 @@ impl<'r> Context<'r> {
         Ok(Self {
             parameters,
             subjects: subjects(inline, context),
+            inline,
             environment: !inline && !context.contains_key(CREDENTIALS),
         })
     }

@@ -12,7 +12,7 @@ use link::MountSpec;
 use mounts::{MountEntry, MountSource, Ours, Target, probe};
 use proto::csi::v1::NodePublishVolumeRequest;
 use std::path::{Path, PathBuf};
-use volume::{Credentials, Parameters, TemplateValues, VolumeId, VolumeSpec, WireSpec};
+use volume::{Access, Credentials, Parameters, SourceUrl, TemplateValues, VolumeId, VolumeSpec, WireSpec};
 
 /// What the mount table says of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -269,13 +269,26 @@ fn parse(request: &NodePublishVolumeRequest) -> Result<Parsed, Failure> {
     let id = VolumeId::parse(&request.volume_id)?;
     let context = Context::parse(&request.volume_id, &request.volume_context)?;
     let (source, mut parameters) = Parameters::parse(context.parameters, &TemplateValues::default())?;
+    let is_writable = parameters.access == Access::ReadWrite;
+    // With the agent's own rights, for no secret says otherwise: those are an administrator's to give.
+    if is_writable && context.inline && matches!(source, SourceUrl::Dir { .. }) {
+        return Err(Failure::Denied(
+            "volume attribute \"access\" is \"readWrite\", and an inline volume writes to no directory of its node: leave it out, or use a claim of a StorageClass with access \"readWrite\"".into(),
+        ));
+    }
     if let Some(gid) = access.mount_group {
+        // What the owner may the group may, too. Nobody writes where a volume is only read, whatever its modes say.
+        let owner = if is_writable { 0o700 } else { 0o500 };
         parameters.gid = gid;
-        parameters.file_mode |= (parameters.file_mode & 0o500) >> 3;
-        parameters.dir_mode |= (parameters.dir_mode & 0o500) >> 3;
+        parameters.file_mode |= (parameters.file_mode & owner) >> 3;
+        parameters.dir_mode |= (parameters.dir_mode & owner) >> 3;
     }
     let order = Order {
         spec: MountSpec {
+            access: match is_writable && access.writes && !request.readonly {
+                true => link::Access::ReadWrite,
+                false => link::Access::ReadOnly,
+            },
             environment: context.environment,
             subjects: context.subjects,
             ..MountSpec::new(VolumeSpec { id, source, parameters }, &request.target_path)

@@ -73,6 +73,11 @@ async fn bad_requests_say_what_to_fix() {
         (create("v", &[("source", "http:/x")], 0), "not a URL"),
         (create("v", &[("source", "s3://bucket"), ("path", "../up")], 0), "would leave the source"),
         (create("v", &[("source", "s3://bucket"), ("path", "a#b")], 0), "query or fragment"),
+        (
+            create("v", &[("source", "gs://bucket"), ("access", "readWrite")], 0),
+            "use an s3:// or file:// source",
+        ),
+        (create("v", &[("source", "s3://bucket"), ("writeMode", "back")], 0), "set access to \"readWrite\""),
         (create(&"x".repeat(129), &[("source", "s3://bucket")], 0), "longer than 128"),
     ];
     let good = create("v", &[("source", "s3://bucket")], 0);
@@ -125,6 +130,40 @@ async fn capabilities_are_confirmed_for_known_volumes_only() {
     assert!(answer.confirmed.is_some());
     let unknown = client.validate_volume_capabilities(request("w")).await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
+    let _ = driver.stop().await;
+}
+
+/// What is only read has been given to claims that would write, and is.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_access_mode_is_accepted_whatever_the_class_lets_be_done() {
+    let driver = Driver::start().await;
+    let mut client = driver.controller();
+    for (name, pairs) in [("read", &[][..]), ("written", &[("access", "readWrite"), ("writeMode", "back")])] {
+        let parameters: Vec<_> = [("source", "s3://bucket/")].iter().chain(pairs).copied().collect();
+        let modes = [
+            Mode::SingleNodeWriter,
+            Mode::SingleNodeReaderOnly,
+            Mode::MultiNodeReaderOnly,
+            Mode::MultiNodeSingleWriter,
+            Mode::MultiNodeMultiWriter,
+            Mode::SingleNodeSingleWriter,
+            Mode::SingleNodeMultiWriter,
+        ];
+        let volume_capabilities = modes.map(capability).to_vec();
+        let request = CreateVolumeRequest {
+            volume_capabilities: volume_capabilities.clone(),
+            ..create(name, &parameters, 0)
+        };
+        let volume = client.create_volume(request).await.unwrap().into_inner().volume.unwrap();
+        assert_eq!(volume.volume_context, context(&parameters));
+        let request = ValidateVolumeCapabilitiesRequest {
+            volume_id: volume.volume_id,
+            volume_capabilities,
+            ..Default::default()
+        };
+        let answer = client.validate_volume_capabilities(request).await.unwrap().into_inner();
+        assert!(answer.confirmed.is_some(), "{}", answer.message);
+    }
     let _ = driver.stop().await;
 }
 

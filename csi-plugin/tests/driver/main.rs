@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, unreachable_pub)]
 
+mod access;
 #[allow(dead_code)]
 #[path = "../common/mod.rs"]
 mod common;

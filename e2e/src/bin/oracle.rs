@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::Parser;
 use e2e::oracle::{self, Plan};
+use e2e::scenario::torture::writers;
 use e2e::tree::Tree;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -54,6 +55,13 @@ enum Command {
         #[arg(long)]
         to: PathBuf,
     },
+    /// Programs that change files and know what must come of it, until standard input ends.
+    Writers(writers::Work),
+    /// A short one, always the same.
+    Writes {
+        #[arg(long)]
+        root: PathBuf,
+    },
 }
 
 fn main() -> Result<()> {
@@ -71,6 +79,13 @@ fn main() -> Result<()> {
         }
         Command::Abuse { root, threads, seed, pause_ms } => {
             oracle::abuse(&root, threads, seed, Duration::from_millis(pause_ms))
+        }
+        Command::Writers(work) => writers::work(&work),
+        Command::Writes { root } => {
+            let failed: Vec<String> =
+                writers::program(&root).err().map(|e| format!("{e:#}")).into_iter().collect();
+            println!("{}", serde_json::to_string(&failed)?);
+            Ok(())
         }
         Command::Write { tree, to } => Tree::load(&tree)?.write(&to),
     }

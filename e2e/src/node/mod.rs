@@ -27,6 +27,7 @@ use crate::{mountinfo, processes};
 use anyhow::{Context, Result, bail, ensure};
 use plugin::PluginOptions;
 use proto::csi::v1 as csi;
+use proto::csi::v1::volume_capability::access_mode::Mode as AccessMode;
 use rustix::process::Signal;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -50,6 +51,8 @@ pub struct Node {
     options: AgentOptions,
     published: Vec<Mounted>,
     volumes: Vec<String>,
+    /// Of workspaces, by volume.
+    contexts: HashMap<String, HashMap<String, String>>,
     pods: usize,
     finished: bool,
     _lock: OneAtATime,
@@ -92,6 +95,7 @@ impl Node {
             options,
             published: Vec::new(),
             volumes: Vec::new(),
+            contexts: HashMap::new(),
             pods: 0,
             finished: false,
             _lock: lock,
@@ -395,6 +399,49 @@ impl Node {
     pub fn volume(&mut self, name: &str, prefix: &str, more: &[(&str, &str)]) -> Result<Mounted> {
         let volume = self.create(name, prefix, more)?;
         Ok(self.publish(&volume, &format!("pod-{name}"))?)
+    }
+
+    /// A new volume that can be written to, at a new pod, as of a claim of access mode ReadWriteMany.
+    pub fn workspace(&mut self, name: &str, prefix: &str, more: &[(&str, &str)]) -> Result<Mounted> {
+        let volume = self.create(name, prefix, &[&[("access", "readWrite")], more].concat())?;
+        self.contexts.insert(volume.id.clone(), volume.context.clone());
+        Ok(self.publish_writable(&volume, &format!("pod-{name}"))?)
+    }
+
+    /// The same of a directory below the node's allowed root.
+    pub fn directory_workspace(&mut self, name: &str, dir: &Path, more: &[(&str, &str)]) -> Result<Mounted> {
+        let source = format!("file://{}", dir.display());
+        let own = [("source", source.as_str()), ("access", "readWrite")];
+        let mut parameters = self.parameters("", &[&own, more].concat());
+        parameters.retain(|key, _| key != "endpoint" && key != "allowHttp");
+        let volume = self.create_with(name, &parameters)?;
+        let target = self.target(&volume, &format!("pod-{name}"))?;
+        let mut request = self.publish_request(&volume, &target);
+        request.readonly = false;
+        request.volume_capability = Some(plugin::capability_of(AccessMode::MultiNodeMultiWriter));
+        request.secrets.clear();
+        self.plugin().publish(request)?;
+        let mounted = Mounted { id: volume.id, target };
+        self.published.push(mounted.clone());
+        Ok(mounted)
+    }
+
+    /// The same volume at another pod.
+    pub fn workspace_again(&mut self, mounted: &Mounted, pod: &str) -> Result<Mounted> {
+        let context = self.contexts.get(&mounted.id).context("not a workspace of this test")?.clone();
+        let volume = Volume { id: mounted.id.clone(), context };
+        Ok(self.publish_writable(&volume, pod)?)
+    }
+
+    pub fn publish_writable(&mut self, volume: &Volume, pod: &str) -> Result<Mounted, Status> {
+        let target = self.target(volume, pod).map_err(|e| Status::internal(e.to_string()))?;
+        let mut request = self.publish_request(volume, &target);
+        request.readonly = false;
+        request.volume_capability = Some(plugin::capability_of(AccessMode::MultiNodeMultiWriter));
+        self.plugin().publish(request)?;
+        let mounted = Mounted { id: volume.id.clone(), target };
+        self.published.push(mounted.clone());
+        Ok(mounted)
     }
 
     pub fn pod(&mut self, mounted: &Mounted) -> Result<Pod> {

@@ -140,8 +140,12 @@ impl Plugin {
 
 /// What a PVC of access mode ReadOnlyMany asks for.
 pub fn capability() -> csi::VolumeCapability {
+    capability_of(Mode::MultiNodeReaderOnly)
+}
+
+pub(super) fn capability_of(mode: Mode) -> csi::VolumeCapability {
     csi::VolumeCapability {
-        access_mode: Some(AccessMode { mode: Mode::MultiNodeReaderOnly.into() }),
+        access_mode: Some(AccessMode { mode: mode.into() }),
         access_type: Some(AccessType::Mount(MountVolume::default())),
     }
 }

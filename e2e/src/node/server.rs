@@ -288,6 +288,11 @@ impl Server {
         &self.dir
     }
 
+    /// Where the object of this key lies.
+    pub fn file(&self, key: &str) -> PathBuf {
+        self.dir.join(key)
+    }
+
     /// Writes the files of `tree` below `prefix` ("" or "a/b"); the next listing shows them.
     pub fn add(&self, tree: &Tree, prefix: &str) -> Result<()> {
         tree.write(&self.dir.join(prefix))?;

@@ -23,6 +23,9 @@ mod outages;
 mod panics;
 mod pods;
 mod poison;
+// scripts/posix installs what they run.
+#[cfg(feature = "real-servers")]
+mod posix;
 mod promises;
 mod reading;
 mod renewals;
@@ -37,6 +40,8 @@ mod tenants;
 mod torture;
 mod versions;
 mod workload;
+mod writers;
+mod writing;
 
 use e2e::node::{AgentOptions, Node};
 use e2e::tree::{Shape, Tree};

@@ -6,7 +6,7 @@ use super::shown::Shown;
 use super::{freshness, ino_of};
 use crate::client::Link;
 use crate::errno::Failure;
-use crate::reply::Reply;
+use crate::reply::{Reply, Stat};
 use cache::meta::{Attributes, Kind};
 use link::Cause;
 use link::worker::{Ask, Reply as AgentReply};
@@ -54,7 +54,13 @@ impl Inodes {
                 match self.known.get(nodeid) {
                     Some(opened) if opened.version == attributes.version => reply.attr(capped(ttl), &stat),
                     Some(opened) => {
-                        (stat.size, stat.mtime_ns) = (opened.size, opened.mtime_ns);
+                        stat = Stat::of_source(
+                            stat.ino,
+                            opened.size,
+                            opened.mtime_ns,
+                            stat.mode,
+                            (stat.uid, stat.gid),
+                        );
                         reply.attr(capped(freshness::FOR_EVER), &stat);
                     }
                     None => reply.fail(Cause::Stale),
@@ -97,7 +103,7 @@ impl Inodes {
             Ask::Space,
             Box::new(move |answer| match answer {
                 Ok((AgentReply::Space { total_bytes, total_inodes }, _)) => {
-                    reply.statfs(total_bytes, total_inodes)
+                    reply.statfs(total_bytes, 0, total_inodes) // nothing is free on a read-only volume
                 }
                 Ok(_) => reply.fail(Cause::Internal),
                 Err(cause) => reply.fail(cause),

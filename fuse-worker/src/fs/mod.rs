@@ -1,4 +1,5 @@
-//! The read-only file system: names from the metadata store, bytes from cache files, and the agent for what is missing.
+//! The file system: names from the metadata store, bytes from cache files, and the agent for what is missing. A volume that
+//! can be written to asks the agent for everything (`writable`).
 //!
 //! It knows nothing of fuser or the device: requests are calls, answers are [`Reply`]s, the agent is a [`Link`]. No
 //! call waits for the agent; what is to happen with its answer is parked there.
@@ -18,6 +19,7 @@ mod shown;
 mod space;
 #[cfg(test)]
 mod tests;
+mod writable;
 
 pub use counters::Counters;
 pub use names::Batch;
@@ -34,6 +36,7 @@ use fault_injection::FaultInjection;
 use files::Files;
 use inflight::Inflight;
 use link::worker::{InjectedFault, Mode, Show};
+use link::writable::{Owner, SetAttributes};
 use metadata::Metadata;
 use names::Names;
 use node::{OldContents, Switched};
@@ -44,6 +47,7 @@ use space::Buffers;
 use startup::log::say;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use writable::Writable;
 
 /// Wall clock, milliseconds since 1970.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -86,6 +90,8 @@ pub struct Fs {
     files: Arc<Files>,
     backings: Arc<Backings>,
     counters: Arc<Counters>,
+    /// In place of names, inodes and opens.
+    writable: Option<Writable>,
 }
 
 impl Fs {
@@ -132,6 +138,9 @@ impl Fs {
             link: link.clone(),
             counters: counters.clone(),
         };
+        let reads = Arc::new(reads);
+        let writable =
+            (settings.mode == Mode::Writable).then(|| Writable { link: link.clone(), reads: reads.clone() });
         let opens = Opens {
             metadata,
             shown,
@@ -147,10 +156,11 @@ impl Fs {
             names: Arc::new(names),
             inodes: Arc::new(inodes),
             opens: Arc::new(opens),
-            reads: Arc::new(reads),
+            reads,
             files,
             backings,
             counters,
+            writable,
         })
     }
 
@@ -176,20 +186,32 @@ impl Fs {
     }
 
     pub fn lookup(&self, parent: u64, name: &[u8], reply: Reply) {
-        self.names.lookup(parent, name, reply);
+        match &self.writable {
+            Some(writable) => writable.lookup(parent, name, reply),
+            None => self.names.lookup(parent, name, reply),
+        }
     }
 
     pub fn opendir(&self, reply: Reply) {
-        self.names.opendir(reply);
+        match &self.writable {
+            Some(_) => drop(reply.opened(0, 0, 0)),
+            None => self.names.opendir(reply),
+        }
     }
 
     pub fn readdir(&self, batch: Batch, reply: Reply) {
-        self.names.readdir(batch, reply);
+        match &self.writable {
+            Some(writable) => writable.readdir(batch, reply),
+            None => self.names.readdir(batch, reply),
+        }
     }
 
     /// `by_handle`: on behalf of an open file that is being read.
     pub fn getattr(&self, nodeid: u64, by_handle: bool, reply: Reply) {
-        self.inodes.getattr(nodeid, by_handle, reply);
+        match &self.writable {
+            Some(writable) => writable.getattr(nodeid, reply),
+            None => self.inodes.getattr(nodeid, by_handle, reply),
+        }
     }
 
     pub fn readlink(&self, nodeid: u64, reply: Reply) {
@@ -197,7 +219,10 @@ impl Fs {
     }
 
     pub fn statfs(&self, reply: Reply) {
-        self.inodes.statfs(reply);
+        match &self.writable {
+            Some(writable) => writable.statfs(reply),
+            None => self.inodes.statfs(reply),
+        }
     }
 
     pub(crate) fn listxattr(&self, nodeid: u64, size: u32, reply: Reply) {
@@ -209,16 +234,83 @@ impl Fs {
     }
 
     pub fn open(&self, nodeid: u64, flags: i32, reply: Reply) {
-        self.opens.open(nodeid, flags, reply);
+        match &self.writable {
+            Some(writable) => writable.open(nodeid, flags, reply),
+            None => self.opens.open(nodeid, flags, reply),
+        }
     }
 
     pub fn release(&self, nodeid: u64, reply: Reply) {
-        self.opens.release(nodeid, reply);
+        match &self.writable {
+            Some(writable) => writable.release(nodeid, reply),
+            None => self.opens.release(nodeid, reply),
+        }
     }
 
     /// `handle`: what OPEN gave out; 0 where the kernel opens without asking.
     pub fn read(&self, nodeid: u64, handle: u64, offset: u64, len: u32, reply: Reply) {
-        self.reads.read(nodeid, handle, offset, len, reply);
+        match &self.writable {
+            Some(writable) => writable.read(nodeid, offset, len, reply),
+            None => self.reads.read(nodeid, handle, offset, len, reply),
+        }
+    }
+
+    /// `handle`: what OPEN or CREATE gave out.
+    pub fn flush(&self, nodeid: u64, handle: u64, reply: Reply) {
+        match &self.writable {
+            Some(writable) => writable.flush(nodeid, handle, reply),
+            None => reply.fail(Failure::Unsupported), // the kernel asks no more
+        }
+    }
+
+    pub fn fsync(&self, nodeid: u64, reply: Reply) {
+        match &self.writable {
+            Some(writable) => writable.sync(nodeid, false, reply),
+            None => reply.fail(Failure::Unsupported),
+        }
+    }
+
+    pub fn setattr(&self, nodeid: u64, set: SetAttributes, reply: Reply) {
+        self.change(reply, |writable, reply| writable.setattr(nodeid, set, reply));
+    }
+
+    /// `flags`: those of open(2).
+    pub fn create(&self, parent: u64, name: &[u8], owner: Owner, flags: i32, reply: Reply) {
+        self.change(reply, |writable, reply| writable.create(parent, name, owner, flags, reply));
+    }
+
+    /// A regular file by mknod(2).
+    pub(crate) fn make_file(&self, parent: u64, name: &[u8], owner: Owner, reply: Reply) {
+        self.change(reply, |writable, reply| writable.make_file(parent, name, owner, reply));
+    }
+
+    pub fn mkdir(&self, parent: u64, name: &[u8], owner: Owner, reply: Reply) {
+        self.change(reply, |writable, reply| writable.mkdir(parent, name, owner, reply));
+    }
+
+    pub fn unlink(&self, parent: u64, name: &[u8], reply: Reply) {
+        self.change(reply, |writable, reply| writable.unlink(parent, name, reply));
+    }
+
+    pub fn rmdir(&self, parent: u64, name: &[u8], reply: Reply) {
+        self.change(reply, |writable, reply| writable.rmdir(parent, name, reply));
+    }
+
+    /// `flags`: those of renameat2(2).
+    pub fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, reply: Reply) {
+        self.change(reply, |writable, reply| writable.rename(from, to, flags, reply));
+    }
+
+    pub fn write(&self, nodeid: u64, reply: Reply) {
+        self.change(reply, |writable, reply| writable.write(nodeid, reply));
+    }
+
+    /// The kernel keeps changes from a mount that is read-only; this is for one that is not, of a volume that is.
+    fn change(&self, reply: Reply, change: impl FnOnce(&Writable, Reply)) {
+        match &self.writable {
+            Some(writable) => change(writable, reply),
+            None => reply.fail(Failure::ReadOnly),
+        }
     }
 }
 

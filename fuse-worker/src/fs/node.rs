@@ -21,7 +21,8 @@ const KNOWN_MAX: usize = 16_384;
 
 pub fn node_id(mode: Mode, attributes: &Attributes) -> u64 {
     let n = match (attributes.kind, mode) {
-        (Kind::Directory | Kind::Symlink, _) => 0,
+        // What can be written to has no one content for life.
+        (Kind::Directory | Kind::Symlink, _) | (Kind::File, Mode::Writable) => 0,
         (Kind::File, Mode::Passthrough) => attributes.epoch,
         (Kind::File, Mode::NoOpen | Mode::Kept) => attributes.version,
     };
@@ -48,6 +49,7 @@ pub(super) fn version_of(mode: Mode, nodeid: u64, now: &Attributes) -> Option<u3
     }
     match mode {
         Mode::Passthrough => (now.since_epoch..=now.epoch).contains(&n_of(nodeid)).then_some(now.version),
+        Mode::Writable => None, // the agent says it, at each read
         Mode::NoOpen | Mode::Kept => {
             let behind = now.version.wrapping_sub(n_of(nodeid)) & N_MASK;
             now.version.checked_sub(behind)

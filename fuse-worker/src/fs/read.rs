@@ -215,7 +215,11 @@ impl Reads {
 }
 
 /// As many bytes as there are, up to the buffer's length.
-fn read_fully(file: impl std::os::fd::AsFd, buffer: &mut [u8], offset: u64) -> Result<usize, Errno> {
+pub(super) fn read_fully(
+    file: impl std::os::fd::AsFd,
+    buffer: &mut [u8],
+    offset: u64,
+) -> Result<usize, Errno> {
     let mut done = 0;
     while done < buffer.len() {
         match rustix::io::pread(&file, &mut buffer[done..], offset + done as u64) {

@@ -57,7 +57,7 @@ impl Shown {
         };
         let uid = told.and_then(|told| told.uid).unwrap_or(show.uid);
         let gid = told.and_then(|told| told.gid).unwrap_or(show.gid);
-        Stat { ino: attributes.ino, size, mtime_ns: attributes.mtime_ns, mode, uid, gid }
+        Stat::of_source(attributes.ino, size, attributes.mtime_ns, mode, (uid, gid))
     }
 
     /// How long what was seen at `seen_ms` may still be trusted; None: it must be asked again. What the agent has just

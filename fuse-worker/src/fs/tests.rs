@@ -84,7 +84,7 @@ impl Bench {
         let link = Arc::new(FakeLink::default());
         let clock = now.clone();
         let settings = settings(mode, ttl);
-        let inflight = Arc::new(Inflight::map(Inflight::create().unwrap()).unwrap());
+        let inflight = Arc::new(Inflight::map(Inflight::create(inflight::Room::ReadOnly).unwrap()).unwrap());
         let fs = Fs::new(
             settings.clone(),
             store.view(),

@@ -1,10 +1,11 @@
 //! Requests from the device into shared memory, and answers back.
 
 use super::splice::{Pipes, READ_PAGES_MAX};
+use super::writes::{HEAD_BYTES, Write, WriteHandler};
 use super::{Interrupts, SESSION, TRANSPORT};
 use crate::reply::{Delivery, Sink};
 use fuse_abi::{InHeader, InitOut, InterruptIn, OutHeader, ReadIn, opcode};
-use inflight::{Claim, Counter, Inflight, Orphan, STAGE_BYTES, STAGES, Slot};
+use inflight::{Claim, Counter, Inflight, Orphan, Room, Slot};
 use link::worker::DisabledFeatures;
 use rustix::fs::FileType;
 use startup::log::say;
@@ -13,7 +14,7 @@ use std::io::{self, IoSlice};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Reader threads that are watched; there are never so many.
@@ -21,10 +22,18 @@ const SEATS: usize = 64;
 /// Between two looks whether a suspect has been answered.
 const SUSPECT_PAUSE: Duration = Duration::from_millis(2);
 
-/// What the worker tells the kernel, whatever fuser chose: a read-only connection needs no room for writes, and the
-/// room that the kernel demands of a read buffer grows with it (fuse_dev_do_read). 4096 is the kernel's own minimum.
-/// And a READ of as many pages as go through a pipe with its header.
-const MAX_WRITE: u32 = 4096;
+/// What the worker tells the kernel, whatever fuser chose: a READ of as many pages as go through a pipe with its header.
+/// The kernel knows no other limit for the pages of a WRITE (`max_pages` in fuse_fill_write_pages and fuse_direct_io),
+/// so one has as many bytes as these: 4 KiB less than there is room for.
+///
+/// A read-only connection needs no room for writes, and the room that the kernel demands of a read buffer grows with it
+/// (fuse_dev_do_read). 4096 is the kernel's own minimum.
+const fn max_write(room: Room) -> u32 {
+    match room {
+        Room::ReadOnly => 4096,
+        Room::ReadWrite => READ_PAGES_MAX as u32 * 4096,
+    }
+}
 const MAX_WRITE_AT: usize = OutHeader::BYTES + offset_of!(InitOut, max_write);
 const MAX_PAGES_AT: usize = OutHeader::BYTES + offset_of!(InitOut, max_pages);
 
@@ -57,7 +66,8 @@ pub struct Transport {
     pipes: Pipes,
     init_given: AtomicBool,
     init_reply: Mutex<Option<Vec<u8>>>,
-    populated: [AtomicBool; STAGES],
+    /// For each staging buffer: its pages are there.
+    populated: Box<[AtomicBool]>,
     populate_with_madvise: bool,
     started: Instant,
     /// For each reader thread: since when (ms after `started`, plus one) it executes a request; 0: it reads.
@@ -65,6 +75,7 @@ pub struct Transport {
     seats: AtomicUsize,
     /// A thread waits for the suspect that is being executed, to take the next one.
     waits_for_suspect: AtomicBool,
+    writes: OnceLock<WriteHandler>,
 }
 
 /// What fuser gets for a device.
@@ -76,29 +87,40 @@ pub struct Session {
 impl Transport {
     /// Once per process. From here on, reads and writevs of `Session::null` are ours.
     pub fn arm(inflight: Arc<Inflight>, device: OwnedFd, without: &DisabledFeatures) -> io::Result<Session> {
+        let null = OwnedFd::from(std::fs::File::options().read(true).write(true).open("/dev/null")?);
+        let transport = Arc::new(Self::new(inflight, device, without));
+        TRANSPORT
+            .set(transport.clone())
+            .map_err(|_| io::Error::other("this process has a session already"))?;
+        SESSION.store(null.as_raw_fd(), SeqCst);
+        Ok(Session { null, transport })
+    }
+
+    pub(super) fn new(inflight: Arc<Inflight>, device: OwnedFd, without: &DisabledFeatures) -> Self {
         // A test's device may be a socket, which would make several messages of a pipe.
         let is_device = rustix::fs::fstat(&device)
             .is_ok_and(|about| FileType::from_raw_mode(about.st_mode) == FileType::CharacterDevice);
-        let null = OwnedFd::from(std::fs::File::options().read(true).write(true).open("/dev/null")?);
-        let transport = Arc::new(Self {
+        let populated = (0..inflight.stages()).map(|_| AtomicBool::new(false)).collect();
+        Self {
             inflight,
             device,
             interrupts: Arc::default(),
             pipes: Pipes::new(without.splice || !is_device),
             init_given: AtomicBool::new(false),
             init_reply: Mutex::new(None),
-            populated: [const { AtomicBool::new(false) }; STAGES],
+            populated,
             populate_with_madvise: !without.populate_write,
             started: Instant::now(),
             executing: [const { AtomicU64::new(0) }; SEATS],
             seats: AtomicUsize::new(0),
             waits_for_suspect: AtomicBool::new(false),
-        });
-        TRANSPORT
-            .set(transport.clone())
-            .map_err(|_| io::Error::other("this process has a session already"))?;
-        SESSION.store(null.as_raw_fd(), SeqCst);
-        Ok(Session { null, transport })
+            writes: OnceLock::new(),
+        }
+    }
+
+    /// From here on WRITEs are this handler's; without one they are answered EROFS. Once, before requests are read.
+    pub fn set_writes(&self, handler: WriteHandler) {
+        assert!(self.writes.set(handler).is_ok(), "a session sets its handler once");
     }
 
     pub fn inflight(&self) -> &Arc<Inflight> {
@@ -143,16 +165,25 @@ impl Transport {
             buffer.get_mut(..init.len()).ok_or(libc::EIO)?.copy_from_slice(&init);
             return Ok(init.len());
         }
-        self.park_previous();
-        if let Some(len) = self.read_orphan(buffer) {
-            return Ok(len);
+        loop {
+            self.park_previous();
+            if let Some(len) = self.read_orphan(buffer) {
+                return Ok(len);
+            }
+            if let Some(len) = self.read_device(buffer)? {
+                return Ok(len);
+            }
         }
+    }
+
+    /// The next request of the kernel's. None: it was a WRITE, which has been handed over.
+    fn read_device(&self, buffer: &mut [u8]) -> Result<Option<usize>, i32> {
         loop {
             let stage = self.stage();
             let into = self.inflight.stage_pointer(stage);
-            let wanted = STAGE_BYTES.min(buffer.len());
-            // SAFETY: the pointer is valid for STAGE_BYTES bytes as long as the inflight, and this thread owns the
-            // buffer.
+            let wanted = self.inflight.stage_bytes_max().min(buffer.len());
+            // SAFETY: the pointer is valid for stage_bytes_max() bytes as long as the inflight, and this thread owns
+            // the buffer.
             let read = unsafe { libc::syscall(libc::SYS_read, self.device.as_raw_fd(), into, wanted) };
             let errno = last_errno();
             if read < 0 {
@@ -174,10 +205,16 @@ impl Transport {
                     failpoint::hit("worker.read");
                     let slot = self.record(stage, &header);
                     failpoint::hit("worker.recorded");
-                    self.inflight.stage_bytes(stage, &mut buffer[..len]);
+                    // What the others have in front, and all of a WRITE that is needed here.
+                    let copied = if header.opcode == opcode::WRITE { len.min(HEAD_BYTES) } else { len };
+                    self.inflight.stage_bytes(stage, &mut buffer[..copied]);
                     self.inflight.commit_stage(stage, header.unique);
                     self.begin(slot, &header, buffer);
-                    return Ok(len);
+                    if header.opcode == opcode::WRITE {
+                        self.hand_over(&header, buffer);
+                        return Ok(None);
+                    }
+                    return Ok(Some(len));
                 }
             }
             self.inflight.commit_stage(stage, header.unique);
@@ -193,7 +230,11 @@ impl Transport {
                     failpoint::hit("worker.orphan");
                     self.begin(slot, &header, buffer);
                     self.interrupts.wake(); // it may carry the predecessor's mark
-                    break Some(header.len as usize);
+                    if header.opcode != opcode::WRITE {
+                        break Some(header.len as usize);
+                    }
+                    self.hand_over(&header, buffer);
+                    self.park_previous();
                 }
                 Some(Orphan::Torn { unique }) => {
                     self.send(unique, -libc::EIO, &[]);
@@ -212,6 +253,17 @@ impl Transport {
         found
     }
 
+    /// A WRITE, whose front is that of `request`, goes to whoever executes it.
+    fn hand_over(&self, header: &InHeader, request: &[u8]) {
+        let write = request.first_chunk().and_then(|head| Write::parse(header, head));
+        let errno = match (write, self.writes.get()) {
+            (Some(write), Some(handler)) => return handler(write),
+            (Some(_), None) => libc::EROFS,
+            (None, _) => libc::EIO,
+        };
+        self.send(header.unique, -errno, &[]);
+    }
+
     /// The session's `writev`: fuser's answer. The errno is the kernel's.
     pub fn write(&self, parts: &[IoSlice<'_>]) -> Result<usize, i32> {
         let total: usize = parts.iter().map(|part| part.len()).sum();
@@ -220,7 +272,8 @@ impl Transport {
         {
             let mut captured = self.captured();
             if captured.is_none() {
-                *captured = Some(patch_init(parts.iter().flat_map(|part| part.iter().copied()).collect()));
+                let reply = parts.iter().flat_map(|part| part.iter().copied()).collect();
+                *captured = Some(patch_init(reply, self.inflight.room()));
                 return Ok(total);
             }
         }
@@ -415,9 +468,9 @@ impl Sink for Transport {
     }
 }
 
-fn patch_init(mut reply: Vec<u8>) -> Vec<u8> {
+fn patch_init(mut reply: Vec<u8>, room: Room) -> Vec<u8> {
     if let Some(field) = reply.get_mut(MAX_WRITE_AT..MAX_WRITE_AT + 4) {
-        field.copy_from_slice(&MAX_WRITE.to_ne_bytes());
+        field.copy_from_slice(&max_write(room).to_ne_bytes());
     }
     if let Some(field) = reply.get_mut(MAX_PAGES_AT..MAX_PAGES_AT + 2) {
         let most = u16::from_ne_bytes([field[0], field[1]]).min(READ_PAGES_MAX);

@@ -7,10 +7,14 @@
 mod device;
 mod interrupts;
 mod splice;
+#[cfg(test)]
+mod tests;
+mod writes;
 
 pub(crate) use device::set_current;
 pub use device::{Current, Session, Transport, current};
 pub use interrupts::{Interrupts, run as run_interrupts};
+pub use writes::{Write, WriteHandler};
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};

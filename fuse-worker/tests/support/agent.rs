@@ -226,6 +226,7 @@ impl Agent {
     fn answer(&self, ask: Ask) -> Result<(Reply, Vec<OwnedFd>), Cause> {
         let reply = match ask {
             Ask::Open { .. } => Reply::Stored,
+            Ask::Writable(_) => return Err(Cause::Internal), // its mounts are read-only
             Ask::Direct { .. } => panic!("this agent's cache files can always be read"),
             Ask::Lookup { parent, name } => {
                 let name = String::from_utf8(name).map_err(|_| Cause::NotFound)?;
@@ -342,6 +343,7 @@ fn kind_of(ask: &Ask) -> &'static str {
         Ask::File { .. } => "file",
         Ask::Cached { .. } => "cached",
         Ask::Open { .. } => "open",
+        Ask::Writable(_) => "writable",
         Ask::Read { .. } => "read",
         Ask::Damaged { .. } => "damaged",
         Ask::Direct { .. } => "direct",

@@ -3,7 +3,7 @@
 
 use super::mutating::{Mutating, inherited};
 use super::wait_for;
-use inflight::{Inflight, STAGE_BYTES};
+use inflight::Inflight;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::io::{BufRead, BufReader};
@@ -50,10 +50,11 @@ pub fn copy(populated: bool) {
         inflight.populate_stage(stage, true);
     }
     let buffer = inflight.stage_pointer(stage);
-    let faults = watch(buffer, STAGE_BYTES);
+    let bytes = inflight.stage_bytes_max();
+    let faults = watch(buffer, bytes);
     println!("faults {}", faults.as_raw_fd());
     // SAFETY: the buffer is so long, and nothing else uses it.
-    let read = unsafe { libc::read(device.as_raw_fd(), buffer.cast(), STAGE_BYTES) };
+    let read = unsafe { libc::read(device.as_raw_fd(), buffer.cast(), bytes) };
     assert!(read > 0, "{}", std::io::Error::last_os_error());
     println!("copied");
     loop {

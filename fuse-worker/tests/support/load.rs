@@ -100,6 +100,7 @@ pub fn main() {
         "whole" => whole(Path::new(words[1]), words[2]),
         "held" => held(Path::new(words[1]), words[2]),
         "calls" => super::mutating::calls(Path::new(words[1]), Path::new(words[2])),
+        "writes" => super::writing::writes(Path::new(words[1]), Path::new(words[2])),
         "serve" => super::mutating::serve(Path::new(words[1]), words.get(2) == Some(&"naive")),
         "copy" => super::copying::copy(words.get(1) == Some(&"populated")),
         "across" => across(Path::new(words[1]), words[2]),

@@ -4,10 +4,11 @@ mod agent;
 pub mod copying;
 pub mod load;
 pub mod mutating;
+pub mod writing;
 
 pub use agent::{Agent, Object};
 
-use inflight::{Blame, Collected, Inflight};
+use inflight::{Blame, Collected, Inflight, Room};
 use link::Packet;
 use link::worker::{Assign, DisabledFeatures, FromWorker, Mode, Show, ToWorker};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -46,9 +47,13 @@ pub fn show(ttl: Option<Duration>) -> Show {
 
 impl Mount {
     pub fn new(mode: Mode, show: Show, objects: Vec<Object>) -> Self {
+        Self::with_room(mode, show, objects, Room::ReadOnly)
+    }
+
+    pub fn with_room(mode: Mode, show: Show, objects: Vec<Object>, room: Room) -> Self {
         let home = tempfile::Builder::new().prefix("millpond-worker-").tempdir_in("/var/tmp").unwrap();
         let target = home.path().join("mnt");
-        let (device, memory) = connect(&target, libc::MS_RDONLY);
+        let (device, memory) = connect(&target, libc::MS_RDONLY, room);
         let inflight = Inflight::map(&memory).unwrap();
         let device = Arc::new(device);
         let agent = Agent::new(home.path(), device.clone(), objects);
@@ -156,13 +161,13 @@ impl Drop for Mount {
 }
 
 /// A new mount: its device, and its shared memory with the kernel's INIT.
-fn connect(target: &Path, flags: libc::c_ulong) -> (OwnedFd, OwnedFd) {
+fn connect(target: &Path, flags: libc::c_ulong, room: Room) -> (OwnedFd, OwnedFd) {
     std::fs::create_dir(target).unwrap();
     let device = OwnedFd::from(std::fs::File::options().read(true).write(true).open("/dev/fuse").unwrap());
     mount(&device, target, flags);
     let mut init = [0; 8192];
     let len = rustix::io::read(&device, &mut init).unwrap();
-    let memory = Inflight::create().unwrap();
+    let memory = Inflight::create(room).unwrap();
     Inflight::map(&memory).unwrap().set_init(&init[..len]).unwrap();
     (device, memory)
 }

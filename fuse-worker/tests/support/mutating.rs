@@ -2,12 +2,12 @@
 //! removed. Its worker is this test binary again, on the transport and the records of the real one.
 
 use super::load::{Calls, VARIABLE, wait_for_input};
-use super::{connect, disconnect, wait_for};
+use super::{connect, disconnect, wait_for, writing};
 use fuse_abi::open::FOPEN_DIRECT_IO;
-use fuse_abi::{Attr, AttrOut, EntryOut, InHeader, InitOut, MkdirIn, OpenOut, OutHeader, WriteIn, opcode};
+use fuse_abi::{Attr, AttrOut, EntryOut, InHeader, InitOut, MkdirIn, OpenOut, OutHeader, opcode};
 use fuse_worker::reply::Sink;
-use fuse_worker::transport::Transport;
-use inflight::{Blame, Collected, Inflight, Operation, Outcome, STAGE_BYTES};
+use fuse_worker::transport::{Transport, Write};
+use inflight::{Blame, Collected, Inflight, Operation, Outcome, Room};
 use link::worker::DisabledFeatures;
 use std::fs;
 use std::io::IoSlice;
@@ -27,6 +27,8 @@ const MEMORY_FD: i32 = 901;
 
 const ROOT: u64 = 1;
 const COUNT: u64 = 2;
+/// A file of the world that is written as it is (`writing`).
+const DATA: u64 = 3;
 
 pub struct Mutating {
     pub target: PathBuf,
@@ -44,14 +46,19 @@ pub struct Mutating {
 
 impl Mutating {
     pub fn new(naive: bool) -> Self {
+        Self::with_room(naive, Room::ReadOnly)
+    }
+
+    pub fn with_room(naive: bool, room: Room) -> Self {
         let home = tempfile::Builder::new().prefix("millpond-mutating-").tempdir_in("/var/tmp").unwrap();
         let (target, world) = (home.path().join("mnt"), home.path().join("world"));
         fs::create_dir_all(world.join("dirs")).unwrap();
         fs::write(world.join("count"), 0u64.to_le_bytes()).unwrap();
-        let (device, memory) = connect(&target, 0);
+        fs::write(world.join("data"), "").unwrap();
+        let (device, memory) = connect(&target, 0, room);
         let inflight = Inflight::map(&memory).unwrap();
         let mutating = Self { target, world, naive, device, memory, inflight, worker: None, _home: home };
-        let reply = init_reply(&mutating.inflight.init().unwrap());
+        let reply = init_reply(&mutating.inflight.init().unwrap(), room);
         mutating.inflight.set_init_reply(&reply).unwrap();
         rustix::io::write(&mutating.device, &reply).unwrap();
         mutating
@@ -134,16 +141,23 @@ impl Drop for Mutating {
     }
 }
 
-fn init_reply(init: &[u8]) -> Vec<u8> {
+fn init_reply(init: &[u8], room: Room) -> Vec<u8> {
+    const BIG_WRITES: u32 = 1 << 5;
+    const MAX_PAGES: u32 = 1 << 22;
+    let (flags, max_pages) = match room {
+        Room::ReadOnly => (0, 1),
+        Room::ReadWrite => (BIG_WRITES | MAX_PAGES, 255),
+    };
     let unique = InHeader::from_bytes(init.first_chunk().unwrap()).unique;
     let reply = InitOut {
         major: 7,
         minor: 31,
+        flags,
         max_background: 16,
         congestion_threshold: 12,
-        max_write: 4096,
+        max_write: u32::from(max_pages) * 4096,
         time_gran: 1,
-        max_pages: 1,
+        max_pages,
         ..InitOut::default()
     };
     [&OutHeader::new(InitOut::BYTES, 0, unique).to_bytes()[..], &reply.to_bytes()].concat()
@@ -166,9 +180,12 @@ pub fn serve(world: &Path, naive: bool) {
     assert!(alone, "the worker before is still there");
     let inflight = Arc::new(inflight);
     let transport = Transport::arm(inflight.clone(), device, &DisabledFeatures::default()).unwrap().transport;
-    let mut buffer = vec![0; STAGE_BYTES];
+    let mut buffer = vec![0; inflight.stage_bytes_max()];
     transport.read(&mut buffer).unwrap();
-    transport.write(&[IoSlice::new(&inflight.init_reply().unwrap())]).unwrap();
+    let agreed = inflight.init_reply().unwrap();
+    transport.write(&[IoSlice::new(&agreed)]).unwrap();
+    assert!(transport.init_reply() == Some(agreed), "the test agreed on what a worker asks for");
+    set_writes(&transport, world, naive);
     loop {
         let request = match transport.read(&mut buffer) {
             Ok(len) => &buffer[..len],
@@ -178,19 +195,35 @@ pub fn serve(world: &Path, naive: bool) {
         };
         let header = InHeader::from_bytes(request.first_chunk().unwrap());
         let outcome = match operation(world, &header, &request[InHeader::BYTES..]) {
-            Some(mut operation) => {
-                let mut watched = Watched(&mut *operation);
-                let outcome = match naive {
-                    true => watched.execute(),
-                    false => inflight.once(header.unique, &mut watched).unwrap(),
-                };
-                failpoint::hit("mutating.concluded");
-                outcome
-            }
+            Some(mut operation) => bring_about(&inflight, header.unique, &mut *operation, naive),
             None => answer(world, &header, &request[InHeader::BYTES..]),
         };
         transport.send(header.unique, -outcome.errno, &[IoSlice::new(&outcome.body)]);
     }
+}
+
+/// Those of numbers are operations, done on the spot; those of data take their time.
+fn set_writes(transport: &Arc<Transport>, world: &Path, naive: bool) {
+    let data = writing::start(transport, &world.join("data"));
+    let (answers, world) = (transport.clone(), world.to_owned());
+    transport.set_writes(Box::new(move |write: Write| match write.nodeid {
+        DATA => data.send(write).unwrap(),
+        _ => {
+            let mut add = Add { count: world.join("count"), size: write.size };
+            let outcome = bring_about(answers.inflight(), write.unique, &mut add, naive);
+            answers.send(write.unique, -outcome.errno, &[IoSlice::new(&outcome.body)]);
+        }
+    }));
+}
+
+fn bring_about(inflight: &Inflight, unique: u64, operation: &mut dyn Operation, naive: bool) -> Outcome {
+    let mut watched = Watched(operation);
+    let outcome = match naive {
+        true => watched.execute(),
+        false => inflight.once(unique, &mut watched).unwrap(),
+    };
+    failpoint::hit("mutating.concluded");
+    outcome
 }
 
 fn name(bytes: &[u8]) -> &std::ffi::OsStr {
@@ -202,10 +235,6 @@ fn operation(world: &Path, header: &InHeader, body: &[u8]) -> Option<Box<dyn Ope
     Some(match header.opcode {
         opcode::MKDIR => Box::new(Make(world.join("dirs").join(name(&body[MkdirIn::BYTES..])))),
         opcode::RMDIR => Box::new(Remove(world.join("dirs").join(name(body)))),
-        opcode::WRITE => Box::new(Add {
-            count: world.join("count"),
-            size: WriteIn::from_bytes(body.first_chunk().unwrap()).size,
-        }),
         _ => return None,
     })
 }
@@ -214,6 +243,7 @@ fn operation(world: &Path, header: &InHeader, body: &[u8]) -> Option<Box<dyn Ope
 fn answer(world: &Path, header: &InHeader, body: &[u8]) -> Outcome {
     match header.opcode {
         opcode::LOOKUP if name(body) == "count" => done(entry(COUNT)),
+        opcode::LOOKUP if name(body) == "data" => done(entry(DATA)),
         opcode::LOOKUP => match fs::metadata(world.join("dirs").join(name(body))) {
             Ok(found) => done(entry(found.ino())),
             Err(_) => failed(libc::ENOENT),
@@ -242,7 +272,7 @@ fn entry(nodeid: u64) -> Vec<u8> {
 
 /// No size, no times.
 fn attributes(nodeid: u64) -> Attr {
-    let mode = if nodeid == COUNT { libc::S_IFREG | 0o644 } else { libc::S_IFDIR | 0o755 };
+    let mode = if nodeid == COUNT || nodeid == DATA { libc::S_IFREG | 0o644 } else { libc::S_IFDIR | 0o755 };
     let nlink = if nodeid == ROOT { 2 } else { 1 };
     Attr { ino: nodeid, mode, nlink, blksize: 4096, ..Attr::default() }
 }

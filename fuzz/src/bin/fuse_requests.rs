@@ -12,12 +12,12 @@
 mod worker;
 
 use cache::meta::{Cached, Clock, Incoming, InodeNumbers, Kind, MetaError, Options, ROOT, Store};
-use fuse_abi::header::INT_REQ_BIT;
+use fuse_abi::header::{INT_REQ_BIT, MIN_READ_BUFFER};
 use fuse_abi::{InHeader, InitIn, OutHeader, WriteIn, opcode};
 use fuse_worker::client::{Link, Then};
 use fuse_worker::fs::{Fs, Settings, node_id};
 use fuzz::{Bound, Numbers};
-use inflight::{Inflight, STAGE_BYTES};
+use inflight::{Inflight, Room};
 use libfuzzer_sys::fuzz_target;
 use link::Cause;
 use link::worker::{ANNOUNCED_FROM, Ask, FromWorker, Mode, Reply, Show};
@@ -135,7 +135,8 @@ static KERNEL: LazyLock<Kernel> = LazyLock::new(|| {
         // As root; else answers are refused earlier.
         let _ = sockopt::set_socket_send_buffer_size_force(socket, BUFFER_BYTES);
     }
-    let inflight = Arc::new(Inflight::map(Inflight::create().expect("memory")).expect("it was just made"));
+    let inflight =
+        Arc::new(Inflight::map(Inflight::create(Room::ReadOnly).expect("memory")).expect("it was just made"));
     let body = InitIn {
         major: 7,
         minor: 40,
@@ -301,7 +302,7 @@ fuzz_target!(|input: &[u8]| {
         while !numbers.is_empty() && asked.len() < REQUESTS_MAX {
             let (opcode, node) = (u32::from(numbers.u8()), numbers.u8());
             let (pid, len) =
-                (u32::from(numbers.u8()), usize::from(numbers.u16()) % (STAGE_BYTES - InHeader::BYTES));
+                (u32::from(numbers.u8()), usize::from(numbers.u16()) % (MIN_READ_BUFFER - InHeader::BYTES));
             let nodeid = kernel.nodes.get(usize::from(node)).copied().unwrap_or_else(|| numbers.u64());
             let body = numbers.bytes(len);
             match opcode {

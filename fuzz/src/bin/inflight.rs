@@ -7,9 +7,7 @@
 
 use fuzz::{Bound, Numbers};
 use inflight::fuzz::{Peer, collect};
-use inflight::{
-    Blame, Counter, Inflight, Kernel, Operation, Orphan, Outcome, Probe, SLOTS, STAGE_BYTES, STAGES,
-};
+use inflight::{Blame, Counter, Inflight, Kernel, Operation, Orphan, Outcome, Probe, Room, SLOTS};
 use libfuzzer_sys::fuzz_target;
 use std::cell::RefCell;
 use std::io;
@@ -19,6 +17,8 @@ const BOUND: Bound = Bound { times: 4, besides: SLOTS * 64 + (512 << 10) };
 /// Steps of one input, and orphans taken in one step: each may look at all slots.
 const STEPS_MAX: usize = 48;
 const ORPHANS_MAX: usize = 64;
+/// Longer requests are copied nowhere: a mebibyte of each slot would take all the time.
+const COPIED_MAX: usize = 64 << 10;
 
 struct Hostile<'n, 'i> {
     numbers: &'n RefCell<Numbers<'i>>,
@@ -91,8 +91,11 @@ fn write(peer: &Peer, numbers: &mut Numbers<'_>) {
 }
 
 fuzz_target!(|input: &[u8]| {
-    let fd = Inflight::create().expect("a memory file");
-    let (peer, inflight) = (Peer::map(&fd).expect("it was just made"), Inflight::map(&fd).expect("likewise"));
+    // By its length, so that the steps of an input are the same in either.
+    let room = if input.len().is_multiple_of(2) { Room::ReadOnly } else { Room::ReadWrite };
+    let fd = Inflight::create(room).expect("a memory file");
+    let peer = Peer::map(&fd, room).expect("it was just made");
+    let inflight = Inflight::map(&fd).expect("likewise");
     BOUND.hold(input, || run(input, &peer, &inflight));
     // What it holds now is refused or read by the next process.
     let _ = Inflight::map(&fd);
@@ -100,7 +103,7 @@ fuzz_target!(|input: &[u8]| {
 
 fn run(input: &[u8], peer: &Peer, inflight: &Inflight) {
     let numbers = RefCell::new(Numbers::new(input));
-    let mut buffer = vec![0; STAGE_BYTES];
+    let mut buffer = vec![0; inflight.stage_bytes_max().min(COPIED_MAX)];
     for _ in 0..STEPS_MAX {
         if numbers.borrow().is_empty() {
             break;
@@ -116,7 +119,8 @@ fn run(input: &[u8], peer: &Peer, inflight: &Inflight) {
                 };
                 let mut kernel = Hostile { numbers: &numbers, peer, waiting: None };
                 if let Ok(collected) = collect(inflight, &mut kernel, blame) {
-                    assert!(collected.orphans <= SLOTS + STAGES && collected.unrecorded <= STAGES);
+                    let stages = inflight.stages();
+                    assert!(collected.orphans <= SLOTS + stages && collected.unrecorded <= stages);
                     assert!(collected.poisoned.len() + collected.answered <= SLOTS);
                     for poisoned in &collected.poisoned {
                         let _ = (poisoned.operation(), poisoned.subject());
@@ -133,6 +137,7 @@ fn run(input: &[u8], peer: &Peer, inflight: &Inflight) {
                 inflight.set_effect(unique);
                 inflight.mark_interrupted(unique);
                 assert!(inflight.interrupted().len() <= SLOTS && inflight.in_flight() <= SLOTS);
+                bytes(inflight, unique, &mut numbers.borrow_mut());
                 inflight.suspend(unique);
             }
             10 => {
@@ -176,13 +181,23 @@ fn orphans(inflight: &Inflight, buffer: &mut [u8]) {
     for _ in 0..ORPHANS_MAX {
         match inflight.next_orphan(buffer) {
             Some(Orphan::Request(slot, header)) => {
-                assert!((40..=STAGE_BYTES).contains(&(header.len as usize)));
+                assert!((40..=buffer.len()).contains(&(header.len as usize)));
                 inflight.park(slot, header.unique);
             }
             Some(Orphan::Torn { .. }) => {}
             Some(Orphan::Later) | None => return,
         }
     }
+}
+
+/// As an agent reads a request, and has its bytes written.
+fn bytes(inflight: &Inflight, unique: u64, numbers: &mut Numbers<'_>) {
+    let mut head = [0; 80];
+    let Some(header) = inflight.head(unique, &mut head) else { return };
+    assert!(header.unique == unique && (40..=inflight.stage_bytes_max()).contains(&(header.len as usize)));
+    let mut some = vec![0; numbers.u16() as usize * (1 + numbers.u8() as usize % 32)];
+    let again = inflight.head(unique, &mut some);
+    assert!(again.is_none_or(|again| again.unique == unique));
 }
 
 fn backings(inflight: &Inflight, numbers: &mut Numbers<'_>) {
@@ -207,11 +222,15 @@ fn backings(inflight: &Inflight, numbers: &mut Numbers<'_>) {
 /// A thread that reads the device takes a request, which the peer has put there in the kernel's place.
 fn request(inflight: &Inflight, peer: &Peer, numbers: &mut Numbers<'_>) {
     let Some(stage) = inflight.acquire_stage() else { return };
-    let (len, opcode, unique) = (numbers.u16() % 8193, numbers.u8(), numbers.u8());
+    let (len, opcode, unique) = (numbers.u16(), numbers.u8(), numbers.u8());
+    let len = match inflight.room() {
+        Room::ReadOnly => u32::from(len % 8193),
+        Room::ReadWrite => u32::from(len) * 17,
+    };
     peer.write(6, stage, 0, u64::from(len) | u64::from(opcode) << 32);
     peer.write(6, stage, 1, u64::from(unique));
     let header = inflight.stage_header(stage);
-    if (40..=STAGE_BYTES).contains(&(header.len as usize)) {
+    if (40..=inflight.stage_bytes_max()).contains(&(header.len as usize)) {
         match numbers.u8() & 3 {
             0 => return, // it died here
             1 => drop(inflight.put(stage, &header)),

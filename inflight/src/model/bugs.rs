@@ -10,7 +10,7 @@ use std::path::Path;
 ///
 /// The product has no fence. What takes its place are the two halves of each pair, of which either is left out here, and
 /// the operations that are one and become two.
-const BUGS: [(&str, &str, Wrong, &str); 10] = [
+const BUGS: [(&str, &str, Wrong, &str); 12] = [
     // A release left out: what is published may be seen before what it stands for.
     ("table.rs", "store(word(header.unique, state), Release)", Wrong::Relaxed, "next in a slot"),
     ("operations.rs", "store(unique << 1, Release)", Wrong::Relaxed, "operation's record"),
@@ -18,6 +18,9 @@ const BUGS: [(&str, &str, Wrong, &str); 10] = [
     ("presence.rs", "fetch_or(bits.to_le(), Release)", Wrong::Relaxed, "presence bitmap"),
     // An acquire left out: the same, at the other end.
     ("presence.rs", "load(Acquire)", Wrong::Relaxed, "presence bitmap"),
+    // Whoever looks twice whether it is the same request finds another's bytes in between.
+    ("copy.rs", "store(u64::from_ne_bytes(word), ordering)", Wrong::Relaxed, "head and reuse"),
+    ("copy.rs", "load(ordering)", Wrong::Relaxed, "head and reuse"),
     // Found by these models in the product (CHANGELOG).
     ("table.rs", "store(header.pid, Release)", Wrong::Relaxed, "mark and reuse"),
     // A compare-and-exchange, or an or, that is a load and then a store.

@@ -6,9 +6,7 @@ use crate::collect::Blame;
 use crate::memory::Memory;
 use crate::operations::{Operation, OperationError, Outcome, Recorded};
 use crate::table::{ANSWERING, Slot, state_of};
-use crate::{
-    Backing, Inflight, Interrupted, Kernel, Orphan, Probe, STAGE_BYTES, STAGES_AT, add_present, present,
-};
+use crate::{Backing, Inflight, Interrupted, Kernel, Orphan, Probe, Room, add_present, present};
 use fuse_abi::{InHeader, opcode};
 use loom::thread::spawn;
 use std::io;
@@ -32,6 +30,7 @@ models! {
     "two readers", two_readers, Some(2), ["one seen", "both seen"];
     "mark", mark, None, ["marked", "too early"];
     "mark and reuse", mark_and_reuse, Some(4), ["the first", "the second", "none"];
+    "head and reuse", head_and_reuse, Some(3), ["read", "gone"];
     "effect and reuse", effect_and_reuse, Some(4), ["noted", "late"];
     "staging buffers", staging_buffers, Some(4), ["the same", "another"];
     "pinned buffer", pinned_buffer, None, ["pinned", "free"];
@@ -50,7 +49,7 @@ models! {
 const LEN: usize = InHeader::BYTES + 8;
 
 fn shared() -> Arc<Inflight> {
-    Arc::new(Inflight { memory: Memory::new(), held: None })
+    Arc::new(Inflight { memory: Memory::new(), room: Room::ReadOnly, held: None })
 }
 
 fn pid(unique: u64) -> u32 {
@@ -69,7 +68,7 @@ fn request(unique: u64, len: usize) -> Vec<u8> {
 
 /// As read(2) on the device does.
 fn arrive(inflight: &Inflight, stage: usize, unique: u64, len: usize) {
-    inflight.memory.store(STAGES_AT + stage * STAGE_BYTES, &request(unique, len));
+    inflight.memory.store(inflight.room.stage_at(stage), &request(unique, len));
 }
 
 /// A reader's turn.
@@ -253,6 +252,29 @@ fn mark_and_reuse() {
             saw(if unique == 2 { "the first" } else { "the second" });
         }
         _ => saw("none"),
+    }
+    worker.join().unwrap();
+}
+
+/// Who reads a request while its slot changes hands reads that request or none.
+fn head_and_reuse() {
+    let inflight = shared();
+    take(&inflight, 2, LEN);
+    let worker = spawn({
+        let inflight = inflight.clone();
+        move || {
+            inflight.answered(inflight.claim(2).expect("nobody else claims"));
+            take(&inflight, 4, LEN);
+        }
+    });
+    let mut bytes = [0; LEN];
+    match inflight.head(2, &mut bytes) {
+        Some(header) => {
+            assert_eq!(header.pid, pid(2), "the caller");
+            assert!(bytes[..] == request(2, LEN), "its bytes");
+            saw("read");
+        }
+        None => saw("gone"),
     }
     worker.join().unwrap();
 }

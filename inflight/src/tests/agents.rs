@@ -106,7 +106,7 @@ fn an_abort_is_the_doing_of_the_request_that_its_thread_ran_for() {
         });
         unreachable!("it has died");
     }
-    let fd = Inflight::create().unwrap();
+    let fd = Inflight::create(Room::ReadOnly).unwrap();
     let inflight = Inflight::map(&fd).unwrap();
     let path = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&fd));
     let name = "tests::agents::an_abort_is_the_doing_of_the_request_that_its_thread_ran_for";

@@ -174,6 +174,10 @@ fn put(clone: &OwnedFd, entry: &MountEntry, table: &[MountEntry]) -> Result<bool
     if table.iter().any(|other| other.parent == entry.id) {
         return Err("other mounts lie on it".into());
     }
+    entry
+        .attributes
+        .forbid_writes(clone.as_fd())
+        .map_err(|e| format!("make the new mount read-only: {e}"))?;
     let parent = entry.parent;
     let place = || {
         let place = open(CWD, &entry.mount_point, NO_LINKS)?;

@@ -45,12 +45,15 @@ impl Bench {
 
     /// Serves files that hold `label`.
     pub fn mount(&self, name: &str, label: &str) -> Volume {
+        self.mount_with(name, label, MountOptions::default())
+    }
+
+    pub fn mount_with(&self, name: &str, label: &str, options: MountOptions) -> Volume {
         fs::create_dir_all(self.path(name)).unwrap();
         let target = Target::resolve(std::slice::from_ref(&self.dir), &self.path(name)).unwrap();
-        let source = MountSource { volume: name.into(), digest: "00ff".into() };
+        let source = MountSource::new(name, "00ff", options);
         let device = self.kernel.open_device().expect("these tests need /dev/fuse");
-        let connection =
-            self.kernel.mount(&target, device.as_fd(), &source, MountOptions::default()).unwrap();
+        let connection = self.kernel.mount(&target, device.as_fd(), &source, options).unwrap();
         let server = self.serve(device, label);
         Volume { target, source, connection, server: Some(server) }
     }
@@ -64,8 +67,8 @@ impl Bench {
     /// In the place of the dead mount at its target, and nowhere else. Returns what is dead.
     pub fn renew(&self, volume: &mut Volume, label: &str) -> Connection {
         let device = self.kernel.open_device().unwrap();
-        let mount =
-            self.kernel.mount_detached(device.as_fd(), &volume.source, MountOptions::default()).unwrap();
+        let options = volume.source.options();
+        let mount = self.kernel.mount_detached(device.as_fd(), &volume.source, options).unwrap();
         volume.server = Some(self.serve(device, label));
         let dead = std::mem::replace(&mut volume.connection, mount.connection);
         self.kernel.put(&mount, &volume.target, dead).unwrap();

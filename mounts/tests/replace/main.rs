@@ -10,7 +10,7 @@ mod server;
 
 use bench::{Bench, Container, bind, propagation};
 use isolated::isolated;
-use mounts::{Kernel, Replaced};
+use mounts::{Kernel, MountOptions, Replaced};
 use rustix::mount::{MountFlags, MountPropagationFlags};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -176,6 +176,40 @@ fn flags_and_propagation_of_a_mount_are_those_of_its_predecessor() {
         assert_eq!((replaced.mounts, &replaced.left[..]), (3, &[][..]));
         assert_eq!(attributes(&container), before);
     });
+}
+
+#[test]
+fn what_a_container_may_only_read_stays_so_when_a_volume_that_is_written_to_is_made_anew() {
+    isolated(
+        "what_a_container_may_only_read_stays_so_when_a_volume_that_is_written_to_is_made_anew",
+        |dir| {
+            let bench = Bench::new(dir);
+            let options = MountOptions { writable: true, ..MountOptions::default() };
+            let mut volume = bench.mount_with("volume", "first", options);
+            let (reads, writes) = (bench.path("reads"), bench.path("writes"));
+            for at in [&reads, &writes] {
+                fs::create_dir(at).unwrap();
+            }
+            let container = Container::start(
+                &bench,
+                vec![
+                    bind(volume.path(), &reads, MountFlags::RDONLY),
+                    bind(volume.path(), &writes, MountFlags::empty()),
+                ],
+            );
+            let first = |at: &Path| {
+                let line = container.line(at);
+                line.split(' ').nth(5).unwrap().split(',').next().unwrap().to_owned()
+            };
+            assert_eq!([first(&reads), first(&writes)], ["ro", "rw"]);
+            volume.die();
+            let replaced = bench.renew_everywhere(&mut volume, "second");
+            assert_eq!((replaced.mounts, &replaced.left[..]), (2, &[][..]));
+            assert_eq!([first(&reads), first(&writes)], ["ro", "rw"]);
+            let refused = File::create(container.inside(&reads.join("new"))).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+        },
+    );
 }
 
 #[test]

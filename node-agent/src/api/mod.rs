@@ -50,6 +50,7 @@ pub(crate) fn mode_name(mode: Option<Mode>) -> &'static str {
         Some(Mode::Passthrough) => "passthrough",
         Some(Mode::NoOpen) => "no-open",
         Some(Mode::Kept) => "kept",
+        Some(Mode::Writable) => "writable",
         None => "",
     }
 }

@@ -74,7 +74,8 @@ impl Volumes {
         let member = scope.join(Wants::of(&self.config().workers.in_time(&spec).parameters));
         failpoint::hit("agent.scope-opened");
         let descriptors = self.opener.descriptors(device, &scope).await?;
-        let parts = self.parts(publish, spec, scope, member, mode, &descriptors);
+        let area = self.area(mode, &spec, &scope).await?;
+        let parts = self.parts(publish, spec, scope, member, mode, &descriptors, area);
         let cause = match ended {
             AgentEnd::Unknown => HealCause::Agent,
             AgentEnd::Asked => HealCause::Upgrade,
@@ -84,6 +85,9 @@ impl Volumes {
         let mount = Mount::adopt(parts, descriptors, left).map_err(|why| {
             Refusal::new(RefusalKind::Conflict, format!("mount {id} cannot be taken over: {why}"))
         })?;
+        if let Some(area) = &mount.area {
+            area.join(id, &mount.executed);
+        }
         failpoint::hit("agent.memory-mapped");
         self.run(arrival, &mount)?;
         // The mount is ours from here on, whatever comes: if no worker comes up, its thread gives it up in time.

@@ -19,6 +19,7 @@ use cache::meta::{View, is_name};
 use inflight::on_behalf;
 use link::broker::{BrokerAnswer, BrokerRequest};
 use link::worker::{Ask, FromWorker, READ_MAX, Reply, ToWorker};
+use link::writable::Operation;
 use link::{Cause, Packet, PacketError};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -131,8 +132,19 @@ impl Server {
                 answered = self.answer(mount, questions, ask) => answered,
                 () = mount.let_go(unique) => Err(Cause::Unavailable), // the caller has gone
             },
+            Ask::Writable(operation) => self.operate(mount, unique, operation).await,
             _ => self.answer(mount, questions, ask).await,
         }
+    }
+
+    async fn operate(&self, mount: &Arc<Mount>, unique: u64, operation: Operation) -> Answered {
+        let area = mount.area.as_ref().ok_or(Cause::Internal)?; // a worker asks what it has no reason to ask
+        let waits = |unique| mount.is_in_flight(unique);
+        let done = area.execute(&mount.caller(unique, &waits), &mount.executed, operation).await;
+        Ok(match done {
+            Ok((done, file)) => (Reply::Writable(Ok(done)), file.into_iter().collect()),
+            Err(wrong) => (Reply::Writable(Err(wrong)), Vec::new()),
+        })
     }
 
     async fn answer(&self, mount: &Arc<Mount>, questions: &Questions, ask: Ask) -> Answered {
@@ -247,6 +259,8 @@ impl Server {
                 let tids = self.dying.among(questions, &*self.privileged, tids).await;
                 Ok((Reply::Dying { tids }, Vec::new()))
             }
+            // Executed once, by `operate`.
+            Ask::Writable(_) => Err(Cause::Internal),
             Ask::Space => {
                 let known = scope.known();
                 Ok((Reply::Space { total_bytes: known.bytes, total_inodes: known.names }, Vec::new()))

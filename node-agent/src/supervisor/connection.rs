@@ -3,7 +3,7 @@
 
 use super::handshake::introduce;
 use super::spawn::Worker;
-use inflight::{Behalf, Blame, Collected, Inflight, InflightError, Subject};
+use inflight::{Behalf, Blame, Collected, Inflight, InflightError, Room, Subject};
 use link::worker::{Assign, Mode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashSet;
@@ -25,9 +25,9 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn create(descriptors: Descriptors, init: &[u8]) -> Result<Self, InflightError> {
+    pub(super) fn create(descriptors: Descriptors, init: &[u8], room: Room) -> Result<Self, InflightError> {
         let Descriptors { device, roots } = descriptors;
-        let shared = Inflight::create()?;
+        let shared = Inflight::create(room)?;
         let inflight = Inflight::map(shared.as_fd())?;
         inflight.set_init(init)?;
         Ok(Self { device, shared, inflight: Arc::new(inflight), roots })
@@ -99,6 +99,11 @@ impl Connection {
     /// For whom the agent runs that answers a question of this request's.
     pub(super) fn behalf(&self, unique: u64) -> Option<Behalf> {
         Behalf::of(&self.inflight, unique)
+    }
+
+    /// What the connection's processes share.
+    pub(super) fn inflight(&self) -> &Inflight {
+        &self.inflight
     }
 
     pub(super) fn is_in_flight(&self, unique: u64) -> bool {

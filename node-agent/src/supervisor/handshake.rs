@@ -50,7 +50,7 @@ pub(crate) fn dry_run(
     let real = Inflight::map(shared).map_err(|e| text(&e))?;
     let init = real.init().ok_or("its shared memory holds no INIT request")?;
     let reply = real.init_reply().ok_or("its shared memory holds no INIT reply")?;
-    let copy = Inflight::create().map_err(|e| text(&e))?;
+    let copy = Inflight::create(real.room()).map_err(|e| text(&e))?;
     let inflight = Inflight::map(&copy).map_err(|e| text(&e))?;
     inflight.set_init(&init).and_then(|()| inflight.set_init_reply(&reply)).map_err(|e| text(&e))?;
     let worker = spawner.take().map_err(|e| text(&e))?;

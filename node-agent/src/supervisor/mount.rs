@@ -18,15 +18,16 @@ use crate::lock::lock;
 use crate::metrics::Metrics;
 use crate::privileged::Privileged;
 use crate::serve::questions::Questions;
+use crate::staging::{Area, Caller, Executed};
 use crate::supervisor::heals::{HealCause, Heals};
 use crate::volumes::scope::{Member, Scope};
 use backings::Backings;
 use condemned::Condemned;
 use forgets::Forgets;
-use inflight::{Behalf, InflightError, Poisoned};
+use inflight::{Behalf, InflightError, Poisoned, Room};
 use link::broker::{MountId, Resume};
 use link::worker::{Assign, Counts, FromWorker, Mode};
-use link::{MountSpec, Packet};
+use link::{Access, MountSpec, Packet};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -53,6 +54,9 @@ pub struct Mount {
     /// As published or rotated; in memory only.
     secrets: Mutex<BTreeMap<String, String>>,
     pub(super) connection: Connection,
+    /// Of a volume that can be written to.
+    pub(crate) area: Option<Arc<Area>>,
+    pub(crate) executed: Executed,
     condemned: Condemned,
     state: Mutex<State>,
     changed: Condvar,
@@ -142,6 +146,7 @@ pub(crate) struct Parts {
     pub scope: Arc<Scope>,
     pub(crate) member: Member,
     pub assign: Assign,
+    pub(crate) area: Option<Arc<Area>>,
 }
 
 /// What an agent that is gone has left of a mount.
@@ -161,8 +166,9 @@ impl Mount {
         parts: Parts,
         descriptors: Descriptors,
         init: &[u8],
+        room: Room,
     ) -> Result<Arc<Self>, InflightError> {
-        Ok(Arc::new(Self::assemble(parts, Connection::create(descriptors, init)?)))
+        Ok(Arc::new(Self::assemble(parts, Connection::create(descriptors, init, room)?)))
     }
 
     /// Takes up what an agent that is gone was serving.
@@ -191,6 +197,8 @@ impl Mount {
             published: now,
             assign: parts.assign,
             connection,
+            area: parts.area,
+            executed: Executed::default(),
             condemned: Condemned::default(),
             state: Mutex::new(State {
                 phase: Phase::Starting,
@@ -305,6 +313,17 @@ impl Mount {
     /// For whom the agent runs that answers a question of this request's.
     pub(crate) fn behalf(&self, unique: u64) -> Option<Behalf> {
         self.connection.behalf(unique)
+    }
+
+    /// For whom the agent executes this request.
+    pub(crate) fn caller<'m>(&'m self, unique: u64, waits: &'m (dyn Fn(u64) -> bool + Sync)) -> Caller<'m> {
+        let read_only = self.described.access != Access::ReadWrite;
+        Caller { mount: self.id, unique, waits, inflight: self.connection.inflight(), read_only }
+    }
+
+    /// Does the kernel wait for an answer to this request, as far as is recorded?
+    pub(crate) fn is_in_flight(&self, unique: u64) -> bool {
+        self.connection.is_in_flight(unique)
     }
 
     /// Returns when the caller of this request waits for no answer any more: killed, its worker has let it go. Never

@@ -12,10 +12,12 @@ mod scopes;
 use crate::admission::{Admission, has_room};
 use crate::config::Config;
 use crate::handoff::order::Order;
+use crate::staging::{Area, Staging};
 use crate::supervisor::{self, Descriptors, Mount, MountContext, Parts};
 use crate::volumes::scope::{Member, Scope, Wants};
 use arrivals::{Arrival, Mounts, Present, Unsettled};
 pub(crate) use cache_events::follow as follow_cache;
+use inflight::Room;
 use link::broker::{AgentAnswer, MountId, Publish, Resume, Usage};
 use link::budget;
 use link::worker::{Assign, Mode, Show};
@@ -31,6 +33,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use volume::{AttributesFrom, Credentials, Freshness, ScopeId, VolumeSpec};
 
+/// How long what was written to a volume is sent after its last unpublish.
+const UPLOADS_LIMIT: Duration = Duration::from_secs(300);
 /// From the fds to a worker's INIT answer, and from Go to Serving.
 const WORKER_LIMIT: Duration = budget::MOUNT_STARTS.time;
 
@@ -45,6 +49,8 @@ struct Absence {
 pub struct Volumes {
     pub(crate) opener: ScopeOpener,
     pub(crate) scopes: Scopes,
+    /// What is written on this node.
+    pub(crate) staging: Staging,
     pub context: Arc<MountContext>,
     mounts: Mounts<Mounted>,
     admission: Admission,
@@ -76,7 +82,9 @@ impl Volumes {
         context: Arc<MountContext>,
         orders: mpsc::UnboundedSender<Order>,
     ) -> Arc<Self> {
+        let staging = Staging::new(opener.config.agent.state_dir.join("staging"));
         Arc::new(Self {
+            staging,
             opener,
             scopes: Scopes::default(),
             context,
@@ -167,16 +175,21 @@ impl Volumes {
         self.may_join(&scope, request.spec.namespace())?;
         let member = scope.join(Wants::of(&self.config().workers.in_time(&spec).parameters));
         let mode = self.opener.mode(&spec, credentials, &scope).await?;
+        let area = self.area(mode, &spec, &scope).await?;
         let turn = self.admission.enter(end).await?;
         let descriptors = self.opener.descriptors(device, &scope).await?;
-        let parts = self.parts(request, spec, scope, member, mode, &descriptors);
-        let mount = Mount::new(parts, descriptors, &init).map_err(|e| {
+        let room = if area.is_some() { Room::ReadWrite } else { Room::ReadOnly };
+        let parts = self.parts(request, spec, scope, member, mode, &descriptors, area);
+        let mount = Mount::new(parts, descriptors, &init, room).map_err(|e| {
             Refusal::new(RefusalKind::Internal, format!("no shared memory for the mount: {e}"))
         })?;
         let shared = mount
             .shared()
             .map_err(|e| Refusal::new(RefusalKind::Internal, format!("descriptor limit reached: {e}")))?;
         mount.keep_turn(turn);
+        if let Some(area) = &mount.area {
+            area.join(id, &mount.executed);
+        }
         self.run(arrival, &mount)?;
         let waiter = mount.clone();
         let started = tokio::task::spawn_blocking(move || waiter.wait_started(WORKER_LIMIT)).await;
@@ -273,10 +286,22 @@ impl Volumes {
         if let Some(thread) = entry.thread.take() {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }
+        // An agent that is asked to stop leaves its mounts to the next one, with what is open in them.
+        let area = entry.mount.area.clone().filter(|_| !self.leaving.load(Ordering::Acquire));
+        if let Some(area) = &area {
+            area.leave(id).await;
+        }
         tracing::info!(mount = %id, volume = %entry.mount.spec.id, "volume released");
         let scope = entry.mount.scope.id.clone();
         drop(entry);
         self.release_scope(&scope);
+        if let Some(area) = area.filter(|area| self.is_last_of(area)) {
+            tokio::spawn(upload_the_rest(area));
+        }
+    }
+
+    fn is_last_of(&self, area: &Arc<Area>) -> bool {
+        !self.mounts().iter().any(|mount| mount.area.as_ref().is_some_and(|other| Arc::ptr_eq(other, area)))
     }
 
     /// Ends every mount; for shutdown.
@@ -315,6 +340,7 @@ impl Volumes {
     pub(crate) fn release_stores(&self) {
         let of_mounts = self.mounts().into_iter().map(|mount| mount.scope.clone());
         of_mounts.chain(self.scopes.all()).for_each(|scope| scope.release());
+        self.mounts().iter().filter_map(|mount| mount.area.as_ref()).for_each(|area| area.release());
     }
 
     pub fn usage(&self, id: MountId) -> Result<Usage, Refusal> {
@@ -360,6 +386,22 @@ impl Volumes {
         self.mounts.uses(id, |entry| &entry.mount.scope.id)
     }
 
+    /// Of a volume that can be written to, whatever this mount may do: all mounts of it see the same.
+    pub(crate) async fn area(
+        &self,
+        mode: Mode,
+        spec: &VolumeSpec,
+        scope: &Arc<Scope>,
+    ) -> Result<Option<Arc<Area>>, Refusal> {
+        match mode {
+            Mode::Writable => {
+                let spec = self.config().workers.in_time(spec);
+                self.staging.open(self.config(), &spec, scope, &self.opener.numbers).await.map(Some)
+            }
+            Mode::Passthrough | Mode::NoOpen | Mode::Kept => Ok(None),
+        }
+    }
+
     /// What a mount is served from, whether it is new or was left by another agent.
     pub(crate) fn parts(
         &self,
@@ -369,12 +411,24 @@ impl Volumes {
         member: Member,
         mode: Mode,
         descriptors: &Descriptors,
+        area: Option<Arc<Area>>,
     ) -> Parts {
         let Publish { mount: id, spec: described, secrets, init: _ } = publish;
         let roots = descriptors.roots.len() as u32;
         let metadata = scope.metadata_dir.clone();
         let assign = assign(self.config(), &spec, metadata, self.opener.generation, mode, roots);
-        Parts { id, spec, described, secrets, scope, member, assign }
+        Parts { id, spec, described, secrets, scope, member, assign, area }
+    }
+}
+
+/// What was written to a volume that is not mounted here any more: this agent has its secret still.
+async fn upload_the_rest(area: Arc<Area>) {
+    if !area.send_all(UPLOADS_LIMIT).await {
+        let waiting = area.waiting();
+        tracing::error!(
+            volume = %area.volume, files = waiting.files, bytes = waiting.bytes,
+            "not all that was written is in the store: it is kept, and sent when this volume is published on this node again"
+        );
     }
 }
 

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::source::credentials::CredentialedSource;
 use crate::source::health::{Change, Health};
 use crate::source::profile;
+use crate::staging;
 use crate::supervisor::Descriptors;
 use crate::volumes::scope::Scope;
 use cache::data::Engine;
@@ -153,7 +154,19 @@ impl ScopeOpener {
 
     async fn ask_for(&self, spec: &VolumeSpec, source: &dyn Source) -> Result<(), Refusal> {
         let wait = self.config.agent.source_wait.0;
-        match tokio::time::timeout(wait, source.check(wait)).await {
+        let checked = async {
+            match (source.check(wait).await, source.sink()) {
+                // The first publish of a volume that will be written to makes its directory in a bucket.
+                (Err(StoreError::NotFound { .. }), Some(sink))
+                    if spec.parameters.access == volume::Access::ReadWrite =>
+                {
+                    staging::make_root(&*sink).await?;
+                    source.check(wait).await
+                }
+                (checked, _) => checked,
+            }
+        };
+        match tokio::time::timeout(wait, checked).await {
             Ok(checked) => checked.map_err(|e| source_refusal(&e)),
             Err(_) => Err(self.silent(spec)),
         }
@@ -199,6 +212,9 @@ impl ScopeOpener {
         credentials: &Credentials,
         scope: &Scope,
     ) -> Result<Mode, Refusal> {
+        if spec.parameters.access == volume::Access::ReadWrite {
+            return Ok(Mode::Writable);
+        }
         let small = match (spec.parameters.profile, spec.parameters.freshness) {
             (_, Freshness::Strict) | (Profile::Large, _) => false,
             (Profile::Small, _) => true,

@@ -459,6 +459,16 @@ impl Scope {
         Ok(path)
     }
 
+    /// This node has given an inode a name at the source. Blocking.
+    pub(crate) fn place(&self, parent: u64, incoming: &Incoming, ino: u64) -> Result<Attributes, MetaError> {
+        self.metadata.place(parent, incoming, ino)
+    }
+
+    /// This node has removed a name at the source. Blocking.
+    pub(crate) fn unplace(&self, parent: u64, name: &[u8]) -> Result<(), MetaError> {
+        self.metadata.remove(parent, name)
+    }
+
     // ------------------------------------------------------------------ files
 
     /// The cache file of this version of this inode; `Stale` when the source has another version and the cache does not

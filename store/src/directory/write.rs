@@ -148,7 +148,10 @@ impl Tree {
         let seen = match self.seen(place) {
             Ok(seen) => seen,
             // What is no file was made by no write; what is to happen says so again.
-            Err(StoreError::Unsupported { .. } | StoreError::NotFound { .. }) => None,
+            // What its owner may not read (0200) does not tell.
+            Err(StoreError::Unsupported { .. } | StoreError::NotFound { .. } | StoreError::Denied { .. }) => {
+                None
+            }
             Err(error) => return Err(error),
         };
         let ours = seen.filter(|seen| seen.write == Some(id));
@@ -206,8 +209,9 @@ impl Tree {
         let file =
             rustix::fs::openat(&place.parent, &beside, flags, Mode::RUSR | Mode::WUSR).map_err(fail)?;
         let filled = fill(&file)
-            .and_then(|()| describe(&file, &write.attributes, MODE).map_err(fail))
+            // First: the attributes may be those of a file that its owner may not write to, such as git's objects.
             .and_then(|()| remember(&file, write.id).map_err(fail))
+            .and_then(|()| describe(&file, &write.attributes, MODE).map_err(fail))
             .and_then(|()| rustix::fs::fsync(&file).map_err(fail))
             .and_then(|()| self.put_in_place(place, &beside, condition));
         if let Err(error) = filled {
@@ -500,6 +504,9 @@ impl Sink for DirectorySink {
     async fn make_dir(&self, path: &[u8], write: &Write) -> Result<(), StoreError> {
         let (path, attributes) = (path.to_vec(), write.attributes);
         let work = move |tree: &Tree| {
+            if path.is_empty() {
+                return tree.open(&path, OFlags::RDONLY | OFlags::DIRECTORY).map(drop);
+            }
             let place = tree.place(&path)?;
             let fail = |e| tree.failed(&path, e);
             match rustix::fs::mkdirat(&place.parent, place.name, Mode::RWXU) {

@@ -23,7 +23,9 @@ use crate::dispatch::Lane;
 use crate::keys::is_path;
 use crate::observe::{Outcome, RetryCause};
 use crate::retry::{Attempts, Fault};
-use crate::sink::{Body, Condition, Leftover, Part, Seen, Sink, SinkLimits, Upload, Write, WriteId, Written};
+use crate::sink::{
+    Body, Condition, Leftover, NoPlace, Part, Seen, Sink, SinkLimits, Upload, Write, WriteId, Written,
+};
 use crate::traffic::Mover;
 use crate::{StoreError, Version};
 use async_trait::async_trait;
@@ -337,6 +339,14 @@ impl Sink for BucketSink {
         self.store.sink_limits()
     }
 
+    fn takes(&self, path: &[u8]) -> Result<(), NoPlace> {
+        if !is_path(path) {
+            return Err(NoPlace::NotText);
+        }
+        // A directory's marker has a byte more.
+        if self.prefix.key(path).len() < KEY_BYTES_MAX { Ok(()) } else { Err(NoPlace::TooLong) }
+    }
+
     async fn put(
         &self,
         path: &[u8],
@@ -531,8 +541,11 @@ impl Sink for BucketSink {
     }
 
     async fn make_dir(&self, path: &[u8], write: &Write) -> Result<(), StoreError> {
-        let (mut key, what) = self.key(path)?;
-        key.push(b'/');
+        let (key, what) = match (path, self.prefix.0.is_empty()) {
+            (b"", true) => return Ok(()), // the bucket
+            (b"", false) => (self.prefix.directory(path), self.client.what(self.prefix.0.as_bytes())),
+            _ => self.key(path).map(|(key, what)| ([&key[..], b"/"].concat(), what))?,
+        };
         let url = self.store.object(&key);
         let mut headers = self.conditions(&what, &Condition::Absent)?;
         headers.extend(self.store.carried_by_directory(write));

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Addressing, AttributesFrom, Freshness, Profile, golden};
+use crate::{Access, Addressing, AttributesFrom, Freshness, Profile, WriteMode, golden};
 use proptest::prelude::*;
 use url::Url;
 
@@ -62,6 +62,11 @@ fn samples() -> Vec<WireSpec> {
         ),
         described("hdfs://nn:8020", &[("hadoopConfig", "prod")]),
         described("hdfs://nn:8020", &[("attributes", "source")]),
+        described("s3://bucket/a", &[("access", "readWrite")]),
+        described(
+            "file:///data/set",
+            &[("access", "readWrite"), ("writeMode", "back"), ("fileMode", "0444"), ("dirMode", "0555")],
+        ),
     ]
 }
 
@@ -102,6 +107,7 @@ fn a_default_is_not_said_and_does_not_change() {
     let spelled_out = [
         ("freshness", "ttl"),
         ("metadataTtl", "1m"),
+        ("access", "readOnly"),
         ("profile", "auto"),
         ("addressingStyle", "path"),
         ("allowHttp", "false"),
@@ -115,6 +121,11 @@ fn a_default_is_not_said_and_does_not_change() {
     let (said, unsaid) = (described("s3://bucket", &spelled_out), described("s3://bucket", &[]));
     assert_eq!((&said, said.digest()), (&unsaid, unsaid.digest()));
     assert!(said.parameters.is_empty() && said.hints.is_empty());
+    let write = ("access", "readWrite");
+    let spelled_out = [write, ("writeMode", "through"), ("fileMode", "0644"), ("dirMode", "0755")];
+    let (said, unsaid) = (described("s3://bucket", &spelled_out), described("s3://bucket", &[write]));
+    assert_eq!((&said, said.digest()), (&unsaid, unsaid.digest()));
+    assert_eq!(said.parameters.len(), 1);
 }
 
 #[test]
@@ -220,7 +231,7 @@ fn parameters() -> impl Strategy<Value = Parameters> {
             profile,
         ),
         (prop::option::of(0..=1_u64 << 30), prop::option::of(1..=u64::MAX), 0..u32::MAX, 0..u32::MAX),
-        (0..=0o777_u32, 0..=0o777_u32, seconds(3600), seconds(86_400)),
+        (0..=0o777_u32, 0..=0o777_u32, seconds(3600), seconds(86_400), any::<bool>()),
     )
         .prop_map(
             |(
@@ -228,13 +239,19 @@ fn parameters() -> impl Strategy<Value = Parameters> {
                 (readahead, cache_limit, uid, gid),
                 rest,
             )| {
-                let (file_mode, dir_mode, heal_timeout, store_timeout) = rest;
+                let (file_mode, dir_mode, heal_timeout, store_timeout, writable) = rest;
+                let writable = writable && freshness != Freshness::Static && profile != Profile::Small;
                 let strict = freshness == Freshness::Strict && profile == Profile::Small;
                 Parameters {
                     allow_http: endpoint.is_some_and(|text| text.starts_with("http:")),
                     endpoint: endpoint.map(|text| Url::parse(text).unwrap()),
                     region,
                     extra_headers: crate::headers::parse(headers.unwrap_or_default()).unwrap(),
+                    access: if writable { Access::ReadWrite } else { Access::ReadOnly },
+                    write_mode: match writable && uid.is_multiple_of(3) {
+                        true => WriteMode::Back,
+                        false => WriteMode::Through,
+                    },
                     addressing: if virtual_ { Addressing::Virtual } else { Addressing::Path },
                     freshness,
                     stale_if_error: match freshness {
@@ -271,6 +288,9 @@ fn meant_for(source: &SourceUrl, mut parameters: Parameters) -> Parameters {
     }
     if !matches!(source, SourceUrl::Hdfs { .. } | SourceUrl::Dir { .. }) {
         parameters.attributes = AttributesFrom::Volume;
+    }
+    if !matches!(source, SourceUrl::S3 { .. } | SourceUrl::Dir { .. }) {
+        (parameters.access, parameters.write_mode) = (Access::ReadOnly, WriteMode::Through);
     }
     let web = matches!(source, SourceUrl::Web { .. });
     parameters.manifest = (web && parameters.gid.is_multiple_of(2)).then(|| "lists/files.tsv".to_owned());
@@ -326,13 +346,14 @@ proptest! {
 
     #[test]
     fn digests_are_equal_where_volumes_are(
-        source in sources(), one in parameters(), other in parameters(), field in 0..6,
+        source in sources(), one in parameters(), other in parameters(), field in 0..7,
     ) {
         // Mostly the same, so that they are equal now and then.
         let other = match field {
             0 => one.clone(),
             1 => Parameters { uid: other.uid % 2, ..one.clone() },
             2 => Parameters { freshness: other.freshness, profile: Profile::Auto, ..one.clone() },
+            5 => Parameters { access: other.access, write_mode: other.write_mode, ..one.clone() },
             3 => Parameters { readahead: other.readahead, ..one.clone() },
             4 => Parameters { store_timeout: other.store_timeout, ..one.clone() },
             _ => other,

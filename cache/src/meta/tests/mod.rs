@@ -6,6 +6,7 @@ mod distrust;
 mod idle;
 mod listings;
 mod model;
+mod placed;
 mod processes;
 
 use super::{Clock, Incoming, InodeNumbers, Kind, Lookup, MetaError, Options, Store, View};

@@ -71,7 +71,8 @@ impl Remounter {
 
         let device = self.lifecycle.kernel.open_device()?;
         let id = self.publisher.next_id()?;
-        let new = self.lifecycle.kernel.mount_detached(device.as_fd(), &order.source(), order.options)?;
+        let new =
+            self.lifecycle.kernel.mount_detached(device.as_fd(), &order.source(), order.mount_options())?;
         // The one before is on record as dead.
         self.targets.set_mounted(path, &volume, new.connection);
         let mount = self.publisher.enlist(id, &agent, order, &target, device, new.connection);

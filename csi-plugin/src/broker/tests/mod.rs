@@ -92,7 +92,8 @@ impl Node {
     pub(super) fn mounted(&self, number: u64, id: &str, target: &str, agent: &AgentIdentity) -> Mount {
         let (order, at) = (self.order(id, target), self.target(target));
         let device = self.kernel.open_device().unwrap();
-        let connection = self.kernel.mount(&at, device.as_fd(), &order.source(), order.options).unwrap();
+        let connection =
+            self.kernel.mount(&at, device.as_fd(), &order.source(), order.mount_options()).unwrap();
         let control = self.kernel.control(connection, device.as_fd()).unwrap();
         self.broker.targets.add(at.path(), Recipe::of(&order));
         self.broker.targets.set_mounted(at.path(), &order.spec.volume.id, connection);

@@ -17,6 +17,7 @@ mod killer;
 pub mod panics;
 mod soak;
 mod table;
+pub mod writers;
 
 pub use class::Class;
 pub use soak::{SoakPlan, SoakReport};

@@ -1,0 +1,352 @@
+//! Test suites that others wrote, in volumes that can be written to: fsx, whose one file must always read as it was written,
+//! and pjdfstest, which knows what POSIX wants of each call. scripts/posix installs and names them.
+
+use crate::seed;
+use anyhow::{Context, Result, ensure};
+use e2e::clock::wait_until;
+use e2e::node::{AgentOptions, Mounted, Node};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two deaths.
+const DEATHS_EVERY: Duration = Duration::from_secs(1);
+const EXCLUDED: &str = include_str!("../../posix/excluded.txt");
+const FSX: &str = include_str!("../../posix/fsx.toml");
+
+/// Where the bytes go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Store {
+    S3,
+    Directory,
+}
+
+fn tool(name: &str) -> PathBuf {
+    let dir = std::env::var_os("MILLPOND_POSIX_DIR")
+        .expect("scripts/posix says where its tools are: run these tests by it");
+    Path::new(&dir).join(name)
+}
+
+/// `make posix` asks for more of them.
+fn operations() -> u64 {
+    std::env::var("MILLPOND_FSX_OPERATIONS")
+        .map_or(5_000, |text| text.parse().expect("MILLPOND_FSX_OPERATIONS is a number"))
+}
+
+/// Where the store keeps the file that fsx writes.
+fn stored(node: &Node, store: Store) -> PathBuf {
+    match store {
+        Store::S3 => node.server.file("posix/exercised"),
+        Store::Directory => node.places().buckets().join("posix-directory/exercised"),
+    }
+}
+
+fn workspace(node: &mut Node, store: Store, mode: &str) -> Result<Mounted> {
+    let mode = ("writeMode", mode);
+    match store {
+        Store::S3 => node.workspace("posix", "posix", &[mode]),
+        Store::Directory => {
+            let dir = node.places().buckets().join("posix-directory");
+            fs::create_dir(&dir)?;
+            let agent = node.options().uid;
+            std::os::unix::fs::chown(&dir, Some(agent), Some(agent))?;
+            node.directory_workspace("posix", &dir, &[mode])
+        }
+    }
+}
+
+// ---------------------------------------------------------------------- fsx
+
+/// fsx at work on a file of a mount.
+struct Exerciser {
+    process: Child,
+    places: PathBuf,
+}
+
+impl Exerciser {
+    fn start(node: &Node, mounted: &Mounted, seed: u64, operations: u64) -> Result<Self> {
+        let places = node.places().root().join("fsx");
+        fs::create_dir(&places)?;
+        fs::write(places.join("fsx.toml"), FSX)?;
+        let said = File::create(places.join("said"))?;
+        let process = Command::new(tool("fsx"))
+            .args(["-N", &operations.to_string(), "-S", &seed.to_string(), "-f"])
+            .arg(places.join("fsx.toml"))
+            .arg("-P")
+            .arg(&places)
+            .arg(mounted.target.join("exercised"))
+            .stdin(std::process::Stdio::null())
+            .stdout(said.try_clone()?)
+            .stderr(said)
+            .spawn()
+            .context("fsx")?;
+        Ok(Self { process, places })
+    }
+
+    fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.process.try_wait()?)
+    }
+
+    /// `stored`: where the store keeps its file.
+    fn finish(mut self, mounted: &Mounted, operations: u64, stored: &Path) -> Result<()> {
+        let status = self.process.wait()?;
+        let said = fs::read_to_string(self.places.join("said"))?;
+        if !status.success() {
+            let good = fs::read(self.places.join("exercised.fsxgood")).unwrap_or_default();
+            let differs = fs::read(mounted.target.join("exercised")).map(|is| first_difference(&is, &good));
+            let last: Vec<&str> = said.lines().rev().take(60).collect();
+            let last: Vec<&str> = last.into_iter().rev().collect();
+            anyhow::bail!(
+                "fsx ended with {status}; difference: {differs:?}; its last words:\n{}",
+                last.join("\n")
+            );
+        }
+        println!("fsx: {operations} operations");
+        // In the store as well, sooner or later.
+        let is = fs::read(mounted.target.join("exercised"))?;
+        let is_stored = || fs::read(stored).is_ok_and(|stored| stored == is);
+        ensure!(wait_until(PATIENCE, is_stored), "{} has other bytes than the volume", stored.display());
+        Ok(())
+    }
+}
+
+/// A panic of the test must not leave it behind in a mount that is to go.
+impl Drop for Exerciser {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn first_difference(is: &[u8], good: &[u8]) -> String {
+    let at = is.iter().zip(good).position(|(is, good)| is != good);
+    format!("{} bytes of {}, first at {at:?}", is.len(), good.len())
+}
+
+fn exercise(store: Store, mode: &str) -> Result<()> {
+    let (seed, operations) = (seed(), operations());
+    let mut node = Node::start(AgentOptions::default())?;
+    let mounted = workspace(&mut node, store, mode)?;
+    let begun = Instant::now();
+    Exerciser::start(&node, &mounted, seed, operations)?.finish(
+        &mounted,
+        operations,
+        &stored(&node, store),
+    )?;
+    println!("{:.1} s", begun.elapsed().as_secs_f64());
+    node.finish()
+}
+
+#[test]
+fn fsx_finds_nothing_on_s3_written_through() -> Result<()> {
+    exercise(Store::S3, "through")
+}
+
+#[test]
+fn fsx_finds_nothing_on_s3_written_back() -> Result<()> {
+    exercise(Store::S3, "back")
+}
+
+#[test]
+fn fsx_finds_nothing_in_a_directory_written_through() -> Result<()> {
+    exercise(Store::Directory, "through")
+}
+
+#[test]
+fn fsx_finds_nothing_in_a_directory_written_back() -> Result<()> {
+    exercise(Store::Directory, "back")
+}
+
+/// `die` takes something down; the next time it does so a second after its return.
+fn exercise_under_deaths(
+    store: Store,
+    mode: &str,
+    mut die: impl FnMut(&mut Node, &Mounted) -> Result<()>,
+) -> Result<()> {
+    let (seed, operations) = (seed(), operations());
+    let mut node = Node::start(AgentOptions::default())?;
+    let mounted = workspace(&mut node, store, mode)?;
+    let mut fsx = Exerciser::start(&node, &mounted, seed, operations)?;
+    let mut deaths = 0;
+    while fsx.ended()?.is_none() {
+        die(&mut node, &mounted)?;
+        deaths += 1;
+        // Not to wait for what is over.
+        let over = || fsx.ended().is_ok_and(|ended| ended.is_some());
+        let _ = wait_until(DEATHS_EVERY, over);
+    }
+    fsx.finish(&mounted, operations, &stored(&node, store))?;
+    println!("{deaths} deaths");
+    ensure!(deaths > 1, "it was over before anybody died");
+    node.finish()
+}
+
+fn worker_dies(node: &mut Node, mounted: &Mounted) -> Result<()> {
+    let worker = node.worker_of(&mounted.id, PATIENCE)?;
+    node.signal_worker(worker, rustix::process::Signal::KILL)
+}
+
+fn agent_dies(node: &mut Node, _: &Mounted) -> Result<()> {
+    node.kill_agent()?;
+    node.start_agent()?;
+    node.wait_served(PATIENCE)
+}
+
+#[test]
+fn fsx_does_not_notice_deaths_of_workers() -> Result<()> {
+    exercise_under_deaths(Store::S3, "through", worker_dies)
+}
+
+#[test]
+fn fsx_does_not_notice_deaths_of_workers_when_written_back() -> Result<()> {
+    exercise_under_deaths(Store::Directory, "back", worker_dies)
+}
+
+#[test]
+fn fsx_does_not_notice_deaths_of_agents() -> Result<()> {
+    exercise_under_deaths(Store::S3, "through", agent_dies)
+}
+
+#[test]
+fn fsx_does_not_notice_deaths_of_agents_in_a_directory() -> Result<()> {
+    exercise_under_deaths(Store::Directory, "through", agent_dies)
+}
+
+#[test]
+fn fsx_does_not_notice_deaths_of_agents_when_written_back() -> Result<()> {
+    exercise_under_deaths(Store::S3, "back", agent_dies)
+}
+
+// ---------------------------------------------------------------------- pjdfstest
+
+/// Two users beside root, each with its group, as every Linux has them.
+fn users() -> Result<String> {
+    let mut entries = Vec::new();
+    for name in ["nobody", "daemon"] {
+        let group = Command::new("id").args(["-gn", name]).output()?;
+        ensure!(group.status.success(), "no user {name}");
+        entries.push(format!("[{name:?}, {:?}]", String::from_utf8(group.stdout)?.trim()));
+    }
+    Ok(format!("[{}]", entries.join(", ")))
+}
+
+/// Cases that an object store cannot pass, or that this machine cannot run.
+fn excluded(store: Store) -> BTreeMap<&'static str, &'static str> {
+    let lines = EXCLUDED.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let entries = lines.filter_map(|line| {
+        let mut words = line.splitn(3, ' ');
+        let parts = (words.next(), words.next(), words.next().map(str::trim));
+        let (Some(of), Some(name), Some(reason)) = parts else {
+            panic!("excluded.txt: STORE CASE REASON, not {line:?}")
+        };
+        let applies = match of {
+            "all" => true,
+            "s3" => store == Store::S3,
+            "file" => store == Store::Directory,
+            _ => panic!("excluded.txt: all, s3 or file, not {line:?}"),
+        };
+        applies.then_some((name, reason))
+    });
+    entries.collect()
+}
+
+fn conform(store: Store, mode: &str) -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let mounted = workspace(&mut node, store, mode)?;
+    // Its other users make names in it.
+    fs::set_permissions(&mounted.target, fs::Permissions::from_mode(0o777))?;
+    let places = node.places().root().join("pjdfstest");
+    fs::create_dir(&places)?;
+    let config = format!(
+        "[features]\nposix_fallocate = {{}}\nrename_ctime = {{}}\nutime_now = {{}}\nutimensat = {{}}\n\
+         [settings]\nnaptime = 0.01\n[dummy_auth]\nentries = {}\n",
+        users()?
+    );
+    fs::write(places.join("pjdfstest.toml"), config)?;
+    let begun = Instant::now();
+    let run = Command::new(tool("pjdfstest"))
+        .arg("-c")
+        .arg(places.join("pjdfstest.toml"))
+        // By a short name, so that a socket's fits into its address.
+        .current_dir(&mounted.target)
+        .args(["-p", "/proc/self/cwd"])
+        .arg("-s") // another file system, for EXDEV
+        .arg(&places)
+        .args(std::env::var("MILLPOND_PJDFSTEST").ok())
+        .env("NO_COLOR", "1")
+        .stdin(std::process::Stdio::null())
+        .output()
+        .context("pjdfstest")?;
+    let said = String::from_utf8_lossy(&run.stdout);
+    let (mut passed, mut other) = (BTreeSet::new(), BTreeMap::<&str, String>::new());
+    let mut last = None;
+    for line in said.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [name, "ok"] => _ = passed.insert(name),
+            [name, verdict @ ("FAILED" | "skipped")] => {
+                other.insert(name, verdict.to_owned());
+                last = Some(name);
+            }
+            // Why.
+            _ if line.starts_with('\t') => {
+                if let Some(why) = last.and_then(|name| other.get_mut(name)) {
+                    why.push_str(": ");
+                    why.push_str(line.trim());
+                }
+            }
+            _ => {}
+        }
+    }
+    println!(
+        "pjdfstest: {} cases pass, {} do not, {:.1} s",
+        passed.len(),
+        other.len(),
+        begun.elapsed().as_secs_f64()
+    );
+    ensure!(
+        said.contains("Summary: ") && !passed.is_empty(),
+        "pjdfstest did not come to its end: {}\n{said}\n{}",
+        run.status,
+        String::from_utf8_lossy(&run.stderr)
+    );
+    let excluded = excluded(store);
+    let unexpected = other.iter().filter(|(name, _)| !excluded.contains_key(*name));
+    let mut wrong: Vec<String> = unexpected.map(|(name, why)| format!("{name} {why}")).collect();
+    let too_many = excluded.keys().filter(|name| passed.contains(*name));
+    wrong.extend(too_many.map(|name| format!("{name} passes: take it out of e2e/posix/excluded.txt")));
+    if std::env::var_os("MILLPOND_PJDFSTEST").is_none() {
+        let unknown = excluded.keys().filter(|name| !passed.contains(*name) && !other.contains_key(*name));
+        wrong.extend(
+            unknown.map(|name| {
+                format!("{name} is no case of pjdfstest's: take it out of e2e/posix/excluded.txt")
+            }),
+        );
+    }
+    ensure!(wrong.is_empty(), "{} cases:\n{}", wrong.len(), wrong.join("\n"));
+    node.finish()
+}
+
+#[test]
+fn pjdfstest_passes_on_s3_written_through() -> Result<()> {
+    conform(Store::S3, "through")
+}
+
+#[test]
+fn pjdfstest_passes_on_s3_written_back() -> Result<()> {
+    conform(Store::S3, "back")
+}
+
+#[test]
+fn pjdfstest_passes_in_a_directory_written_through() -> Result<()> {
+    conform(Store::Directory, "through")
+}
+
+#[test]
+fn pjdfstest_passes_in_a_directory_written_back() -> Result<()> {
+    conform(Store::Directory, "back")
+}

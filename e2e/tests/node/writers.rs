@@ -1,0 +1,186 @@
+//! Programs write while workers, agent and broker die: no call fails, nothing is lost, nothing happens twice.
+
+use crate::promises::errno;
+use crate::seed;
+use anyhow::{Context, Result, ensure};
+use e2e::clock::wait_until;
+use e2e::node::{AgentOptions, Node};
+use e2e::pod::Running;
+use e2e::scenario::torture::writers::{self, LARGE, WriteMode, WritersPlan};
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use testkit::faults::{Fault, Rule, Script};
+
+fn writes(plan: &WritersPlan) -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let report = writers::run(&mut node, plan)?;
+    println!("{report}");
+    node.finish()
+}
+
+#[test]
+fn programs_that_write_through_notice_no_death_and_the_store_has_what_they_wrote() -> Result<()> {
+    writes(&WritersPlan::short(WriteMode::Through, seed()))
+}
+
+#[test]
+fn programs_that_write_back_notice_no_death_and_the_store_has_what_they_wrote() -> Result<()> {
+    writes(&WritersPlan::short(WriteMode::Back, seed()))
+}
+
+#[test]
+fn programs_write_beside_each_other_while_nothing_dies() -> Result<()> {
+    for mode in [WriteMode::Through, WriteMode::Back] {
+        let time = Duration::from_secs(8);
+        writes(&WritersPlan { classes: Vec::new(), time, ..WritersPlan::short(mode, seed()) })?;
+    }
+    Ok(())
+}
+
+/// Errors, resets, answers that are lost although the write has happened, and slow ones.
+fn faults(seed: u64) -> Script {
+    let some = |fault, probability| Rule::with_probability(fault, probability);
+    let rules = vec![
+        some(Fault::Status { code: 503, retry_after_s: None }, 0.03),
+        some(Fault::Reset, 0.02),
+        some(Fault::LostAnswer, 0.02),
+        some(Fault::LostAnswer, 0.1).op("PutObject"),
+        some(Fault::LostAnswer, 0.2).op("CompleteMultipartUpload"),
+        some(Fault::LostAnswer, 0.1).op("CopyObject"),
+        some(Fault::LostAnswer, 0.1).op("DeleteObject"),
+        some(Fault::Latency { ms: 100 }, 0.1),
+    ];
+    Script { seed, rules }
+}
+
+#[test]
+fn a_store_that_fails_at_times_has_each_object_once_and_right() -> Result<()> {
+    for mode in [WriteMode::Through, WriteMode::Back] {
+        let (seed, time) = (seed(), Duration::from_secs(12));
+        let faults = Some(faults(seed));
+        writes(&WritersPlan { classes: Vec::new(), time, faults, ..WritersPlan::short(mode, seed) })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn deaths_beside_a_store_that_fails_at_times_are_not_noticed_either() -> Result<()> {
+    for mode in [WriteMode::Through, WriteMode::Back] {
+        let (seed, time) = (seed(), Duration::from_secs(12));
+        writes(&WritersPlan { time, faults: Some(faults(seed)), ..WritersPlan::short(mode, seed) })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_somebody_else_has_written_stays_and_what_was_written_here_can_be_read() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let mounted = node.workspace("conflict", "conflict", &[])?;
+    let path = mounted.target.join("a");
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+    file.write_all_at(b"first", 0)?;
+    file.sync_all()?;
+    file.write_all_at(b"ours!", 0)?;
+    fs::write(node.server.file("conflict/a"), b"theirs")?;
+    node.server.rescan()?;
+    ensure!(errno(file.sync_all()) == Some(libc::ESTALE));
+    ensure!(fs::read(node.server.file("conflict/a"))? == b"theirs");
+    ensure!(fs::read(&path)? == b"ours!");
+    drop(file);
+    ensure!(fs::read(&path)? == b"ours!" && fs::read(node.server.file("conflict/a"))? == b"theirs");
+    node.finish()
+}
+
+/// Steps of an agent at which it dies in the middle of an operation.
+const STEPS: &[&str] = &[
+    "agent.staging.commit",
+    "agent.staging.committed",
+    "agent.staging.write",
+    "agent.staging.put",
+    "agent.staging.put-done",
+    "agent.staging.copy",
+    "agent.staging.copied",
+    "agent.staging.complete",
+    "agent.staging.completed",
+    "agent.staging.delete",
+    "agent.staging.deleted",
+    "agent.staging.mkdir",
+    "agent.staging.made",
+    "agent.staging.rmdir",
+    "agent.staging.removed",
+    "agent.staging.sent",
+];
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn agents_die_at_each_step(mode: &str) -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    for step in STEPS {
+        let name = step.replace('.', "-");
+        fs::create_dir_all(node.server.file(&name))?;
+        fs::write(node.server.file(&format!("{name}/old")), b"old")?;
+        node.server.rescan()?;
+        let mounted = node.workspace(&name, &name, &[("writeMode", mode)])?;
+        node.kill_agent()?;
+        node.options().failpoints.agent = Some(step);
+        node.start_agent()?;
+        node.wait_served(PATIENCE)?;
+        let top = mounted.target.clone();
+        let mut command = Command::new(node.places().bin("oracle"));
+        command.arg("writes").arg("--root").arg(&top);
+        let running = Running::<Vec<String>>::start(command)?;
+        ensure!(wait_until(PATIENCE, || node.agent_has_ended()), "{step}: no agent has died");
+        node.kill_agent()?;
+        node.options().failpoints.agent = None;
+        node.start_agent()?;
+        let failed = running.finish(PATIENCE).context(*step)?;
+        ensure!(failed.is_empty(), "{step}: {failed:?}");
+        let files = [
+            ("d/a", b"instead".to_vec()),
+            ("d/new", b"old".to_vec()),
+            ("f", b"e".to_vec()),
+            ("large", vec![7; LARGE]),
+        ];
+        let is_there = |path: &Path| -> Result<(), String> {
+            for (name, bytes) in &files {
+                let found = fs::read(path.join(name)).map_err(|e| format!("{name}: {e}"))?;
+                (found == *bytes)
+                    .then_some(())
+                    .ok_or_else(|| format!("{name} has {} other bytes", found.len()))?;
+            }
+            for (dir, expected) in [("", vec!["d", "f", "large"]), ("d", vec!["a", "new"])] {
+                let names = fs::read_dir(path.join(dir)).map_err(|e| e.to_string())?;
+                let mut names: Vec<_> = names
+                    .map(|entry| entry.map(|e| e.file_name().to_string_lossy().into_owned()))
+                    .collect::<Result<_, _>>()
+                    .map_err(|e| e.to_string())?;
+                names.sort();
+                (names == expected).then_some(()).ok_or_else(|| format!("{dir:?} has {names:?}"))?;
+            }
+            Ok(())
+        };
+        ensure!(is_there(&mounted.target) == Ok(()), "{step}: the mount: {:?}", is_there(&mounted.target));
+        let store = node.server.file(&name);
+        let same = wait_until(PATIENCE, || is_there(&store) == Ok(()));
+        ensure!(same, "{step}: the store: {:?}", is_there(&store));
+        ensure!(
+            is_there(&mounted.target) == Ok(()),
+            "{step}: the mount, later: {:?}",
+            is_there(&mounted.target)
+        );
+        node.unpublish(&mounted)?;
+    }
+    node.finish()
+}
+
+#[test]
+fn an_agent_that_dies_at_any_step_of_writing_through_is_not_noticed() -> Result<()> {
+    agents_die_at_each_step("through")
+}
+
+#[test]
+fn an_agent_that_dies_at_any_step_of_writing_back_is_not_noticed() -> Result<()> {
+    agents_die_at_each_step("back")
+}

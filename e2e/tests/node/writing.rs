@@ -1,0 +1,288 @@
+//! Volumes that can be written to, seen by a program on a whole node.
+
+use crate::promises::{errno, names};
+use anyhow::{Result, ensure};
+use e2e::clock::wait_until;
+use e2e::node::{AgentOptions, Mounted, Node};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn started() -> Result<Node> {
+    Node::start(AgentOptions::default())
+}
+
+fn set(of: &[&str]) -> BTreeSet<OsString> {
+    of.iter().map(OsString::from).collect()
+}
+
+/// What a mount of a pod of another node would read: the bytes in the store.
+fn in_store(node: &Node, key: &str) -> Option<Vec<u8>> {
+    fs::read(node.server.file(key)).ok()
+}
+
+fn write_sync(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    Ok(())
+}
+
+fn workspace(node: &mut Node, name: &str, more: &[(&str, &str)]) -> Result<Mounted> {
+    node.workspace(name, name, more)
+}
+
+#[test]
+fn what_is_written_is_there_for_every_pod_and_in_the_store_after_fsync() -> Result<()> {
+    let mut node = started()?;
+    let one = workspace(&mut node, "work", &[])?;
+    let two = node.workspace_again(&one, "two")?;
+    let path = one.target.join("a");
+    let mut file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o640).open(&path)?;
+    file.write_all(b"hello ")?;
+    ensure!(fs::read(two.target.join("a"))? == b"hello ", "another pod sees each write at once");
+    file.write_all(b"world")?;
+    ensure!(fs::read(two.target.join("a"))? == b"hello world");
+    file.sync_all()?;
+    ensure!(in_store(&node, "work/a").as_deref() == Some(&b"hello world"[..]));
+    let about = fs::metadata(two.target.join("a"))?;
+    ensure!(about.len() == 11 && about.permissions().mode() & 0o7777 == 0o640);
+    file.write_all_at(b"J", 6)?;
+    file.seek(SeekFrom::Start(0))?;
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    ensure!(text == "hello Jorld");
+    drop(file);
+    ensure!(
+        in_store(&node, "work/a").as_deref() == Some(&b"hello Jorld"[..]),
+        "close has waited for the store"
+    );
+    ensure!(fs::read(&path)? == b"hello Jorld");
+    node.finish()
+}
+
+#[test]
+fn names_are_made_moved_and_removed_as_in_a_directory() -> Result<()> {
+    let mut node = started()?;
+    let mounted = workspace(&mut node, "names", &[])?;
+    let other = node.workspace_again(&mounted, "two")?;
+    let top = &mounted.target;
+    fs::create_dir(top.join("d"))?;
+    ensure!(errno(fs::create_dir(top.join("d"))) == Some(libc::EEXIST));
+    write_sync(&top.join("d/one"), b"1")?;
+    write_sync(&top.join("d/two"), b"22")?;
+    ensure!(names(&other.target.join("d"))? == set(&["one", "two"]));
+    ensure!(errno(fs::remove_dir(top.join("d"))) == Some(libc::ENOTEMPTY));
+    ensure!(errno(fs::remove_file(top.join("d"))) == Some(libc::EISDIR));
+    ensure!(errno(fs::remove_dir(top.join("d/one"))) == Some(libc::ENOTDIR));
+    // An editor's save.
+    let before = fs::metadata(top.join("d/two"))?.ino();
+    fs::rename(top.join("d/two"), top.join("d/one"))?;
+    ensure!(fs::read(other.target.join("d/one"))? == b"22");
+    ensure!(
+        fs::metadata(other.target.join("d/one"))?.ino() == before,
+        "a renamed file keeps its inode number"
+    );
+    ensure!(names(&top.join("d"))? == set(&["one"]));
+    ensure!(
+        in_store(&node, "names/d/one").as_deref() == Some(&b"22"[..])
+            && in_store(&node, "names/d/two").is_none()
+    );
+    ensure!(errno(File::open(top.join("d/two"))) == Some(libc::ENOENT));
+    // Unlinked while open.
+    let mut open = OpenOptions::new().read(true).write(true).open(top.join("d/one"))?;
+    fs::remove_file(other.target.join("d/one"))?;
+    ensure!(names(&top.join("d"))?.is_empty());
+    open.write_all(b"333")?;
+    let mut text = Vec::new();
+    open.seek(SeekFrom::Start(0))?;
+    open.read_to_end(&mut text)?;
+    ensure!(text == b"333" && open.metadata()?.nlink() == 0);
+    drop(open);
+    fs::remove_dir(top.join("d"))?;
+    ensure!(names(top)?.is_empty() && names(&other.target)?.is_empty());
+    ensure!(in_store(&node, "names/d/one").is_none());
+    node.finish()
+}
+
+#[test]
+fn lengths_and_holes_and_appends() -> Result<()> {
+    let mut node = started()?;
+    let mounted = workspace(&mut node, "lengths", &[])?;
+    let two = node.workspace_again(&mounted, "two")?;
+    let path = mounted.target.join("f");
+    write_sync(&path, &[7; 10_000])?;
+    let file = OpenOptions::new().write(true).open(&path)?;
+    file.set_len(5_000)?;
+    file.set_len(20_000)?;
+    file.write_all_at(b"end", 30_000)?;
+    drop(file);
+    let bytes = fs::read(&path)?;
+    let mut expected = vec![7; 5_000];
+    expected.resize(30_000, 0);
+    expected.extend(b"end");
+    ensure!(bytes == expected && in_store(&node, "lengths/f") == Some(expected.clone()));
+    for (at, target) in [&mounted.target, &two.target].into_iter().cycle().take(20).enumerate() {
+        let mut file = OpenOptions::new().append(true).open(target.join("f"))?;
+        file.write_all(&[at as u8; 100])?;
+        expected.extend([at as u8; 100]);
+    }
+    ensure!(fs::read(&path)? == expected);
+    fs::write(&path, b"short")?;
+    ensure!(fs::read(two.target.join("f"))? == b"short");
+    node.finish()
+}
+
+#[test]
+fn what_a_store_has_is_changed_in_place() -> Result<()> {
+    let mut node = started()?;
+    fs::create_dir_all(node.server.file("old/dir"))?;
+    fs::write(node.server.file("old/dir/large"), vec![5; 3 << 20])?;
+    node.server.rescan()?;
+    let mounted = workspace(&mut node, "old", &[])?;
+    let path = mounted.target.join("dir/large");
+    let file = OpenOptions::new().read(true).write(true).open(&path)?;
+    file.write_all_at(b"xyz", 1 << 20)?;
+    file.sync_all()?;
+    let mut expected = vec![5; 3 << 20];
+    expected[1 << 20..(1 << 20) + 3].copy_from_slice(b"xyz");
+    ensure!(in_store(&node, "old/dir/large") == Some(expected.clone()));
+    drop(file);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    ensure!(fs::metadata(&path)?.permissions().mode() & 0o777 == 0o600);
+    fs::remove_file(&path)?;
+    ensure!(names(&mounted.target)? == set(&["dir"]), "a directory stays when its last file goes");
+    node.finish()
+}
+
+#[test]
+fn larger_files_go_in_parts_while_they_are_written() -> Result<()> {
+    let mut node = started()?;
+    let mounted = workspace(&mut node, "large", &[])?;
+    let path = mounted.target.join("checkpoint");
+    let mut file = File::create(&path)?;
+    let block: Vec<u8> = (0..1 << 20).map(|at| (at / 13) as u8).collect();
+    for number in 0..60u8 {
+        let mut block = block.clone();
+        block[0] = number;
+        file.write_all(&block)?;
+    }
+    file.write_all_at(b"again", 9 << 20)?;
+    file.sync_all()?;
+    let stored = in_store(&node, "large/checkpoint").expect("it is in the store");
+    ensure!(stored.len() == 60 << 20 && &stored[9 << 20..(9 << 20) + 5] == b"again");
+    ensure!((0..60).all(|number| number == 9 || stored[number << 20] == number as u8));
+    ensure!(fs::read(&path)? == stored);
+    node.finish()
+}
+
+#[test]
+fn written_back_files_follow_and_survive_their_agent() -> Result<()> {
+    let mut node = started()?;
+    let mounted = workspace(&mut node, "back", &[("writeMode", "back")])?;
+    let top = &mounted.target;
+    for number in 0..50 {
+        write_sync(&top.join(format!("f{number}")), format!("content {number}").as_bytes())?;
+    }
+    node.kill_agent()?;
+    node.start_agent()?;
+    for number in 0..50 {
+        ensure!(fs::read(top.join(format!("f{number}")))? == format!("content {number}").as_bytes());
+    }
+    let all = || {
+        (0..50).all(|n| in_store(&node, &format!("back/f{n}")) == Some(format!("content {n}").into_bytes()))
+    };
+    ensure!(wait_until(PATIENCE, all), "not all are in the store");
+    node.finish()
+}
+
+/// As git makes its objects. The agent is not root, and must not need to be: what it makes in a directory may forbid writing.
+#[test]
+fn files_that_nobody_may_write_to_reach_a_directory() -> Result<()> {
+    let mut node = started()?;
+    let dir = node.places().buckets().join("plain-workspace");
+    fs::create_dir(&dir)?;
+    let agent = node.options().uid;
+    std::os::unix::fs::chown(&dir, Some(agent), Some(agent))?;
+    let mounted = node.directory_workspace("plain", &dir, &[])?;
+    for (name, mode) in [("object", 0o444), ("none", 0), ("written", 0o200)] {
+        let path = mounted.target.join(name);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path)?;
+        file.write_all(b"content")?;
+        file.sync_all()?;
+        drop(file);
+        ensure!(fs::read(dir.join(name))? == b"content");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640))?;
+        write_sync(&path, b"other content")?;
+        ensure!(fs::read(dir.join(name))? == b"other content");
+        fs::remove_file(&path)?;
+        ensure!(!dir.join(name).exists());
+    }
+    node.finish()
+}
+
+/// A directory has the times that POSIX wants, although no object store has a place for them.
+#[test]
+fn times_of_directories_and_files_are_those_of_their_changes() -> Result<()> {
+    let mut node = started()?;
+    let mounted = workspace(&mut node, "times", &[])?;
+    let top = &mounted.target;
+    let times =
+        |path: &Path| fs::metadata(path).map(|m| ((m.mtime(), m.mtime_nsec()), (m.ctime(), m.ctime_nsec())));
+    fs::create_dir(top.join("d"))?;
+    let steps: [&dyn Fn() -> std::io::Result<()>; 4] = [
+        &|| fs::write(top.join("d/a"), b"1"),
+        &|| fs::rename(top.join("d/a"), top.join("d/b")),
+        &|| fs::remove_file(top.join("d/b")),
+        &|| fs::create_dir(top.join("d/sub")).and_then(|()| fs::remove_dir(top.join("d/sub"))),
+    ];
+    for (number, step) in steps.iter().enumerate() {
+        let before = times(&top.join("d"))?;
+        step()?;
+        let after = times(&top.join("d"))?;
+        ensure!(after.0 > before.0 && after.1 > before.1, "step {number}: {before:?}, then {after:?}");
+    }
+    let before = times(&top.join("d"))?;
+    fs::set_permissions(top.join("d"), fs::Permissions::from_mode(0o700))?;
+    let after = times(&top.join("d"))?;
+    ensure!(after.0 == before.0 && after.1 > before.1, "another mode: {before:?}, then {after:?}");
+    // What a program sets is the time of its content, not of its last change.
+    let path = top.join("f");
+    write_sync(&path, b"1")?;
+    let now = std::time::SystemTime::now();
+    let later = now + Duration::from_secs(1_000_000);
+    File::options().write(true).open(&path)?.set_modified(later)?;
+    let about = fs::metadata(&path)?;
+    ensure!(about.modified()? == later && about.ctime() < about.mtime() - 999_000);
+    fs::write(&path, b"2")?;
+    ensure!(fs::metadata(&path)?.modified()? < later, "it was written to after that");
+    node.finish()
+}
+
+#[test]
+fn what_no_key_can_name_is_refused_at_once() -> Result<()> {
+    use std::os::unix::ffi::OsStringExt;
+    let mut node = started()?;
+    let mounted = workspace(&mut node, "long", &[("writeMode", "back")])?;
+    let mut path = mounted.target.clone();
+    let errno_of = |path: &Path| errno(File::create(path));
+    let refused = loop {
+        path.push("n".repeat(200));
+        if let Some(errno) = errno(fs::create_dir(&path)) {
+            break errno;
+        }
+        ensure!(path.as_os_str().len() < 4_000, "a key has at most 1,024 bytes");
+    };
+    ensure!(refused == libc::ENAMETOOLONG && errno_of(&path) == Some(libc::ENAMETOOLONG));
+    path.set_file_name("short");
+    ensure!(errno_of(&path).is_none());
+    let not_text = mounted.target.join(OsString::from_vec(b"\xff".to_vec()));
+    ensure!(errno_of(&not_text) == Some(libc::EINVAL));
+    node.finish()
+}

@@ -1,0 +1,238 @@
+//! Volumes that can be written to. The agent knows what is staged and what is in the store, so it is asked for every name,
+//! attribute and place of bytes; here its answers become the kernel's. Nothing is kept between two requests.
+//!
+//! The kernel keeps names and attributes for no time and pages for as long as the modification time stays the same
+//! (FUSE_AUTO_INVAL_DATA), so that each pod of the node sees at once what another writes.
+
+use super::read::{Reads, read_fully};
+use super::{Batch, internal};
+use crate::client::{Answer, Link};
+use crate::errno::Failure;
+use crate::reply::{Entry, Listing, Reply, Stat};
+use cache::meta::ROOT;
+use fuse_abi::open::FOPEN_KEEP_CACHE;
+use link::worker::{Ask, READ_MAX, Reply as AgentReply};
+use link::writable::{Done, Node, Operation, Owner, SetAttributes};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The handle of a file that is open for writing. That of one that is only read is 0.
+const WRITES: u64 = 1;
+/// What the kernel may believe of a name or an attribute: another pod may change it at any moment.
+const NO_TIME: Duration = Duration::ZERO;
+
+pub(super) struct Writable {
+    pub(super) link: Arc<dyn Link>,
+    /// For what is in the store and not staged.
+    pub(super) reads: Arc<Reads>,
+}
+
+impl Writable {
+    /// Asks the agent, and goes on with what was done or fails the request.
+    fn ask(
+        &self,
+        operation: Operation,
+        reply: Reply,
+        then: impl FnOnce(Done, Vec<OwnedFd>, Reply) + Send + 'static,
+    ) {
+        let answered = move |answer: Answer| match answer {
+            Ok((AgentReply::Writable(Ok(done)), fds)) => then(done, fds, reply),
+            Ok((AgentReply::Writable(Err(wrong)), _)) => reply.fail(Failure::Wrong(wrong)),
+            Ok(_) => reply.fail(internal("the agent answered an operation with something else")),
+            Err(cause) => reply.fail(cause),
+        };
+        self.link.ask(Ask::Writable(operation), Box::new(answered));
+    }
+
+    fn ask_done(&self, operation: Operation, reply: Reply) {
+        self.ask(operation, reply, |done, _, reply| match done {
+            Done::Done => reply.ok(),
+            _ => unexpected(reply),
+        });
+    }
+
+    fn ask_entry(&self, operation: Operation, reply: Reply) {
+        self.ask(operation, reply, |done, _, reply| match done {
+            Done::Node(node) => reply.entry(&entry(&node)),
+            Done::Absent => reply.absent(NO_TIME),
+            _ => unexpected(reply),
+        });
+    }
+
+    fn ask_attributes(&self, operation: Operation, reply: Reply) {
+        self.ask(operation, reply, |done, _, reply| match done {
+            Done::Node(node) => reply.attr(NO_TIME, &stat(&node)),
+            _ => unexpected(reply),
+        });
+    }
+
+    pub(super) fn lookup(&self, parent: u64, name: &[u8], reply: Reply) {
+        self.ask_entry(Operation::Lookup { parent, name: name.to_vec() }, reply);
+    }
+
+    pub(super) fn getattr(&self, ino: u64, reply: Reply) {
+        self.ask_attributes(Operation::Attributes { ino }, reply);
+    }
+
+    pub(super) fn setattr(&self, ino: u64, set: SetAttributes, reply: Reply) {
+        self.ask_attributes(Operation::SetAttributes { ino, set }, reply);
+    }
+
+    pub(super) fn create(&self, parent: u64, name: &[u8], owner: Owner, flags: i32, reply: Reply) {
+        let exclusive = flags & libc::O_EXCL != 0;
+        let operation = Operation::Create { parent, name: name.to_vec(), owner, exclusive, open: true };
+        self.ask(operation, reply, |done, _, reply| match done {
+            Done::Node(node) => reply.created(&entry(&node), WRITES, FOPEN_KEEP_CACHE),
+            _ => unexpected(reply),
+        });
+    }
+
+    /// As [`Self::create`], without opening it.
+    pub(super) fn make_file(&self, parent: u64, name: &[u8], owner: Owner, reply: Reply) {
+        let name = name.to_vec();
+        self.ask_entry(Operation::Create { parent, name, owner, exclusive: true, open: false }, reply);
+    }
+
+    pub(super) fn mkdir(&self, parent: u64, name: &[u8], owner: Owner, reply: Reply) {
+        self.ask_entry(Operation::MakeDirectory { parent, name: name.to_vec(), owner }, reply);
+    }
+
+    pub(super) fn unlink(&self, parent: u64, name: &[u8], reply: Reply) {
+        self.ask_done(Operation::Unlink { parent, name: name.to_vec() }, reply);
+    }
+
+    pub(super) fn rmdir(&self, parent: u64, name: &[u8], reply: Reply) {
+        self.ask_done(Operation::RemoveDirectory { parent, name: name.to_vec() }, reply);
+    }
+
+    /// `flags`: those of renameat2(2).
+    pub(super) fn rename(
+        &self,
+        (parent, name): (u64, &[u8]),
+        (to, to_name): (u64, &[u8]),
+        flags: u32,
+        reply: Reply,
+    ) {
+        if flags & !libc::RENAME_NOREPLACE != 0 {
+            return reply.fail(Failure::Invalid); // two names cannot be exchanged in one step in an object store
+        }
+        let keep = flags & libc::RENAME_NOREPLACE != 0;
+        let (name, to_name) = (name.to_vec(), to_name.to_vec());
+        self.ask_done(Operation::Rename { parent, name, to, to_name, keep }, reply);
+    }
+
+    pub(super) fn open(&self, ino: u64, flags: i32, reply: Reply) {
+        let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        self.ask(Operation::Open { ino, write }, reply, move |done, _, reply| match done {
+            Done::Done => drop(reply.opened(u64::from(write), FOPEN_KEEP_CACHE, 0)),
+            _ => unexpected(reply),
+        });
+    }
+
+    pub(super) fn release(&self, ino: u64, reply: Reply) {
+        self.ask_done(Operation::Close { ino }, reply);
+    }
+
+    /// A close(2), of which there may be several of one open file. Who only reads waits for no store.
+    pub(super) fn flush(&self, ino: u64, handle: u64, reply: Reply) {
+        match handle {
+            WRITES => self.sync(ino, true, reply),
+            _ => reply.ok(),
+        }
+    }
+
+    pub(super) fn sync(&self, ino: u64, closing: bool, reply: Reply) {
+        self.ask_done(Operation::Sync { ino, closing }, reply);
+    }
+
+    /// The agent takes the bytes from the connection's shared memory, where this request lies until it is answered.
+    pub(super) fn write(&self, ino: u64, reply: Reply) {
+        self.ask(Operation::Write { ino }, reply, |done, _, reply| match done {
+            Done::Written { bytes } => reply.written(bytes),
+            _ => unexpected(reply),
+        });
+    }
+
+    pub(super) fn statfs(&self, reply: Reply) {
+        self.ask(Operation::Space, reply, |done, _, reply| match done {
+            Done::Space { total_bytes, free_bytes, total_inodes } => {
+                reply.statfs(total_bytes, free_bytes, total_inodes)
+            }
+            _ => unexpected(reply),
+        });
+    }
+
+    pub(super) fn readdir(&self, batch: Batch, reply: Reply) {
+        let operation = Operation::ReadDirectory { dir: batch.dir, offset: batch.offset };
+        self.ask(operation, reply, move |done, _, reply| match done {
+            Done::Names(names) => {
+                let mut listing = Listing::new(batch.bytes_max);
+                for name in &names {
+                    let is_self = name.name == b"." || name.name == b"..";
+                    let fits = match batch.plus {
+                        // The kernel counts no look-up of these.
+                        true if is_self => {
+                            let unseen = Entry { nodeid: 0, ..entry(&name.node) };
+                            listing.add_plus(&name.name, &unseen, name.next)
+                        }
+                        true => listing.add_plus(&name.name, &entry(&name.node), name.next),
+                        false => listing.add(&name.name, name.node.ino, name.node.mode, name.next),
+                    };
+                    if !fits {
+                        break; // the kernel asks again, from the last one that did
+                    }
+                }
+                reply.data(listing.bytes());
+            }
+            _ => unexpected(reply),
+        });
+    }
+
+    pub(super) fn read(&self, ino: u64, offset: u64, len: u32, reply: Reply) {
+        if len == 0 || len > READ_MAX {
+            return reply.data(&[]);
+        }
+        let reads = self.reads.clone();
+        self.ask(Operation::Locate { ino }, reply, move |done, fds, reply| match (done, fds.first()) {
+            (Done::Stored { version }, _) => reads.read(ino, u64::from(version), offset, len, reply),
+            (Done::Staged { size }, Some(file)) => {
+                let len = u64::from(len).min(size.saturating_sub(offset)) as usize;
+                if len == 0 {
+                    return reply.data(&[]);
+                }
+                if let Err(reply) = reply.file(file.as_fd(), offset, len) {
+                    let mut buffer = reads.buffers.take(len);
+                    match read_fully(file, &mut buffer[..len], offset) {
+                        Ok(read) => reply.data(&buffer[..read]), // cut off meanwhile: what there is
+                        Err(_) => reply.fail(link::Cause::Unavailable),
+                    }
+                }
+            }
+            _ => unexpected(reply),
+        });
+    }
+}
+
+fn unexpected(reply: Reply) {
+    reply.fail(internal("the agent answered an operation with another one's outcome"));
+}
+
+fn entry(node: &Node) -> Entry {
+    Entry { nodeid: node.ino, ttl: NO_TIME, stat: stat(node) }
+}
+
+fn stat(node: &Node) -> Stat {
+    Stat {
+        ino: if node.ino == 0 { ROOT } else { node.ino },
+        size: node.size,
+        stored: node.stored,
+        atime_ns: node.atime_ns,
+        mtime_ns: node.mtime_ns,
+        ctime_ns: node.ctime_ns,
+        mode: node.mode,
+        links: node.links,
+        uid: node.uid,
+        gid: node.gid,
+    }
+}

@@ -1,0 +1,528 @@
+//! The staging area of one volume on this node: its names, and who has what open.
+
+use super::disk::{Disk, Hung};
+use super::file::{File, now_ns};
+use super::locks::{Locks, child};
+use super::names::{APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, append_entry, data_name, result_key};
+use super::record::{Append, Object, Record, Root};
+use super::times::Times;
+use super::{Executed, Outcome};
+use crate::lock::lock;
+use crate::state::StateDir;
+use crate::volumes::scope::Scope;
+use cache::meta::{self, Attributes, InodeNumbers, Kind, Lookup, ROOT};
+use journal::{Change, Journal, JournalError};
+use link::Cause;
+use link::broker::MountId;
+use link::writable::{Node, Wrong};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use std::collections::HashSet;
+use std::io::Read as _;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+use store::{Abilities, NoPlace, Sink, StoreError, WriteId};
+use tokio::sync::OnceCell;
+use volume::{Freshness, VolumeId, VolumeSpec, WriteMode};
+
+/// How long an agent that is succeeded waits for its staging disk.
+const RELEASE_LIMIT: Duration = Duration::from_secs(1);
+/// Results of requests that are kept before it is looked whether their answers have arrived.
+const RESULTS_KEPT: usize = 64;
+
+pub(crate) struct Area {
+    pub(crate) volume: VolumeId,
+    pub(super) scope: Arc<Scope>,
+    pub(super) sink: Arc<dyn Sink>,
+    pub(super) spec: VolumeSpec,
+    /// Where the staged bytes lie.
+    pub(super) files: OwnedFd,
+    pub(super) numbers: Arc<StateDir>,
+    pub(super) disk: Disk,
+    pub(super) journal: Arc<Mutex<Option<Journal>>>,
+    pub(super) released: AtomicBool,
+    pub(super) state: Arc<Mutex<State>>,
+    pub(super) locks: Locks,
+    /// Held by whoever counts an open file.
+    pub(super) counting: tokio::sync::Mutex<()>,
+    /// Mounts that are here. Others that the journal tells of have ended with their agent.
+    pub(super) mounts: Mutex<HashSet<MountId>>,
+    pub(super) able: OnceCell<Abilities>,
+    /// Bytes that may be written before the disk is asked again how much is free.
+    pub(super) room: AtomicU64,
+    /// Directories that have an object of their own in the store, or need none.
+    pub(super) kept_dirs: Mutex<HashSet<Vec<u8>>>,
+    /// Of directories.
+    pub(super) times: Times,
+    /// Results that an agent before this one has noted, for the connections that it served.
+    pub(super) recalled: Mutex<Vec<(MountId, u64, Outcome)>>,
+    pub(super) me: Weak<Area>,
+}
+
+/// What a name leads to.
+pub(super) enum Found {
+    Staged(Arc<File>),
+    Stored(Attributes),
+}
+
+/// For whom an operation is done.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller<'a> {
+    pub(crate) mount: MountId,
+    pub(crate) unique: u64,
+    /// Does the kernel still wait for an answer to this request?
+    pub(crate) waits: &'a (dyn Fn(u64) -> bool + Sync),
+    pub(crate) inflight: &'a inflight::Inflight,
+    pub(crate) read_only: bool,
+}
+
+/// A name for a write, from the kernel's generator, which never waits.
+pub(super) fn draw() -> std::io::Result<WriteId> {
+    let mut random = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
+    Ok(WriteId::new(random))
+}
+
+impl Area {
+    pub(super) fn is_through(&self) -> bool {
+        self.spec.parameters.write_mode == WriteMode::Through
+    }
+
+    pub(super) fn freshness(&self) -> Freshness {
+        self.spec.parameters.freshness
+    }
+
+    pub(super) fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    pub(super) fn by_ino(&self, ino: u64) -> Option<Arc<File>> {
+        self.state().files.get(&ino).cloned()
+    }
+
+    pub(super) fn next_ino(&self) -> Result<u64, Wrong> {
+        self.numbers.next().map_err(|error| {
+            tracing::error!(%error, "no inode number");
+            Wrong::Cause(Cause::Internal)
+        })
+    }
+
+    pub(super) fn draw(&self) -> Result<WriteId, Wrong> {
+        draw().map_err(|_| Wrong::Cause(Cause::Internal))
+    }
+
+    /// Has the journal take these changes, all or none, and then the memory. Whoever asked may be gone by then.
+    pub(super) async fn commit(
+        &self,
+        entries: Vec<Entry>,
+        apply: impl FnOnce(&mut State) + Send + 'static,
+    ) -> Result<(), Wrong> {
+        let (journal, state) = (self.journal.clone(), self.state.clone());
+        let done = self.disk.run(move || {
+            failpoint::hit("agent.staging.commit");
+            let mut journal = lock(&journal);
+            let journal = journal.as_mut().ok_or(Wrong::Cause(Cause::Unavailable))?; // left to a successor
+            let changes: Vec<Change<'_>> = entries
+                .iter()
+                .map(|(key, value)| match value {
+                    Some(value) => Change::Put { key, value },
+                    None => Change::Delete { key },
+                })
+                .collect();
+            journal.batch(&changes).map_err(|error| journal_wrong(&error))?;
+            apply(&mut lock(&state));
+            failpoint::hit("agent.staging.committed");
+            Ok(())
+        });
+        done.await.unwrap_or_else(|Hung| Err(self.hung()))
+    }
+
+    /// Writes out what the journal has been told, and the bytes of `data`.
+    pub(super) async fn sync_disk(&self, data: Option<Arc<OwnedFd>>) -> Result<(), Wrong> {
+        let journal = self.journal.clone();
+        let dir =
+            rustix::io::fcntl_dupfd_cloexec(&self.files, 0).map_err(|_| Wrong::Cause(Cause::Internal))?;
+        let done = self.disk.run(move || {
+            let failed = |error: rustix::io::Errno| {
+                tracing::error!(%error, "the staging disk did not write out");
+                disk_wrong(error)
+            };
+            if let Some(data) = data {
+                rustix::fs::fdatasync(&data).map_err(failed)?;
+                rustix::fs::fsync(&dir).map_err(failed)?;
+            }
+            let mut journal = lock(&journal);
+            let journal = journal.as_mut().ok_or(Wrong::Cause(Cause::Unavailable))?;
+            journal.sync().map_err(|error| journal_wrong(&error))
+        });
+        done.await.unwrap_or_else(|Hung| Err(self.hung()))
+    }
+
+    pub(super) fn hung(&self) -> Wrong {
+        tracing::error!(volume = %self.volume, "the disk of the staging area does not answer");
+        Wrong::Cause(Cause::Unavailable)
+    }
+
+    /// The result of a request, to stand in the journal beside what it changes.
+    pub(super) fn result_entries(&self, caller: &Caller<'_>, outcome: &Outcome) -> Result<Vec<Entry>, Wrong> {
+        let value = postcard::to_stdvec(outcome).map_err(|_| Wrong::Cause(Cause::Internal))?;
+        Ok(self.remember(caller, RESULT, value))
+    }
+
+    /// Where the bytes of this request go, at the end of a file: the same place if it is executed again.
+    pub(super) async fn append_at(&self, caller: &Caller<'_>, at_end: Append) -> Result<Append, Wrong> {
+        let request = (caller.mount, caller.unique);
+        let before = self.state().appends.get(&request).copied();
+        if let Some(append) = before {
+            return Ok(append);
+        }
+        let (_, value) = append_entry(request, &at_end)?;
+        let entries = self.remember(caller, APPEND, value.unwrap_or_default());
+        let give = move |state: &mut State| {
+            state.appends.insert(request, at_end);
+        };
+        self.commit(entries, give).await?;
+        Ok(at_end)
+    }
+
+    /// A file is cut off: what was appended before is not appended again.
+    pub(super) fn end_appends(&self, ino: u64) -> Result<Vec<Entry>, Wrong> {
+        let mut state = self.state();
+        let of_it = state.appends.iter_mut().filter(|(_, append)| append.ino == ino && !append.is_over);
+        of_it
+            .map(|(request, append)| {
+                append.is_over = true;
+                append_entry(*request, append)
+            })
+            .collect()
+    }
+
+    /// Has an agent before this one begun this request's operation at the store?
+    pub(super) fn begun(&self, caller: &Caller<'_>) -> bool {
+        self.state().begun.contains(&(caller.mount, caller.unique))
+    }
+
+    /// Notes that the store is asked for it now.
+    pub(super) async fn begin(&self, caller: &Caller<'_>) -> Result<(), Wrong> {
+        let entries = self.remember(caller, BEGUN, Vec::new());
+        self.commit(entries, |_| ()).await
+    }
+
+    fn remember(&self, caller: &Caller<'_>, kind: u8, value: Vec<u8>) -> Vec<Entry> {
+        let mut entries = vec![(result_key(kind, caller.mount, caller.unique), Some(value))];
+        let mut state = self.state();
+        let State { results, appends, .. } = &mut *state;
+        let kept = results.entry(caller.mount).or_default();
+        if kept.back() != Some(&caller.unique) {
+            kept.push_back(caller.unique);
+        }
+        if kept.len() > RESULTS_KEPT {
+            kept.retain(|unique| {
+                let keep = *unique == caller.unique || (caller.waits)(*unique);
+                if !keep {
+                    let forgotten =
+                        [RESULT, APPEND, BEGUN].map(|kind| (result_key(kind, caller.mount, *unique), None));
+                    entries.extend(forgotten);
+                    appends.remove(&(caller.mount, *unique));
+                }
+                keep
+            });
+        }
+        entries
+    }
+
+    /// A mount is here, which an agent before this one may have served.
+    pub(crate) fn join(&self, mount: MountId, executed: &Executed) {
+        lock(&self.mounts).insert(mount);
+        for (of, unique, outcome) in lock(&self.recalled).iter() {
+            if *of == mount {
+                executed.recall(*unique, outcome.clone());
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------ names
+
+    pub(super) fn path_of_dir(&self, ino: u64) -> Result<Vec<u8>, Wrong> {
+        let path = self.scope.names.path(ino).map_err(|e| self.meta_wrong(&e))?;
+        path.ok_or(Wrong::Cause(Cause::Stale))
+    }
+
+    pub(super) fn child_path(&self, dir: u64, name: &[u8]) -> Result<Vec<u8>, Wrong> {
+        if name.len() > 255 {
+            return Err(Wrong::NameTooLong);
+        }
+        if !meta::is_name(name) {
+            return Err(Wrong::Impossible);
+        }
+        Ok(child(&self.path_of_dir(dir)?, name))
+    }
+
+    /// As [`Self::child_path`], of a name that is to be made: one that the store could never take is refused now, not when it is
+    /// sent.
+    pub(super) fn new_path(&self, dir: u64, name: &[u8]) -> Result<Vec<u8>, Wrong> {
+        let path = self.child_path(dir, name)?;
+        match self.sink.takes(&path) {
+            Ok(()) => Ok(path),
+            Err(NoPlace::TooLong) => Err(Wrong::NameTooLong),
+            Err(NoPlace::NotText) => Err(Wrong::Impossible),
+        }
+    }
+
+    /// What this name leads to now, for every pod of the node.
+    pub(super) async fn find(&self, dir: u64, name: &[u8], path: &[u8]) -> Result<Option<Found>, Wrong> {
+        let staged = {
+            let state = self.state();
+            let staged = state.by_path(path);
+            if let Some(file) = staged.as_ref().filter(|file| file.speaks()) {
+                return Ok(Some(Found::Staged(file.clone())));
+            }
+            if state.gone.contains_key(path) {
+                return Ok(None);
+            }
+            staged
+        };
+        let asked = self.scope.lookup(dir, name, self.freshness());
+        self.scope.within(self.spec.parameters.store_timeout, Some(dir), asked).await?;
+        match self.scope.names.lookup(dir, name).map_err(|e| self.meta_wrong(&e))? {
+            Lookup::Found { attributes, .. } => Ok(Some(match staged {
+                Some(file) if attributes.ino == file.ino && file.is_of(&attributes.token) => {
+                    Found::Staged(file)
+                }
+                _ => Found::Stored(attributes),
+            })),
+            Lookup::Absent { .. } => Ok(None),
+            Lookup::Unknown => Err(Wrong::Cause(Cause::Internal)),
+        }
+    }
+
+    /// The file with this inode number, if its bytes here are what counts; else what the store has.
+    pub(super) async fn inode(&self, ino: u64) -> Result<Found, Wrong> {
+        let staged = self.by_ino(ino);
+        if let Some(file) = staged.as_ref().filter(|file| file.speaks()) {
+            return Ok(Found::Staged(file.clone()));
+        }
+        let asked = self.scope.attributes(ino, self.freshness(), false);
+        match (self.scope.within(self.spec.parameters.store_timeout, None, asked).await, &staged) {
+            // Removed by somebody else: whoever has it open reads on.
+            (Err(Cause::Stale), Some(file)) => return Ok(Found::Staged(file.clone())),
+            (asked, _) => asked?,
+        }
+        let known = self.scope.names.last_attributes(ino).map_err(|e| self.meta_wrong(&e))?;
+        let attributes = known.ok_or(Wrong::Cause(Cause::Stale))?;
+        Ok(match staged {
+            Some(file) if file.is_of(&attributes.token) => Found::Staged(file),
+            _ => Found::Stored(attributes),
+        })
+    }
+
+    pub(super) fn node(&self, found: &Found) -> Node {
+        match found {
+            Found::Staged(file) => file.node(),
+            Found::Stored(attributes) => self.stored_node(attributes),
+        }
+    }
+
+    pub(super) fn stored_node(&self, attributes: &Attributes) -> Node {
+        let parameters = &self.spec.parameters;
+        let told = attributes.permissions;
+        let mode = |volumes: u32| told.map_or(volumes & 0o7777, |told| u32::from(told.mode) & 0o7777);
+        let (mode, size, links) = match attributes.kind {
+            Kind::File => (libc::S_IFREG | mode(parameters.file_mode), attributes.size, 1),
+            Kind::Directory => (libc::S_IFDIR | mode(parameters.dir_mode), 4096, 2),
+            Kind::Symlink => (libc::S_IFLNK | 0o777, attributes.target.len() as u64, 1),
+        };
+        let time = attributes.mtime_ns;
+        let mut node = Node {
+            ino: attributes.ino,
+            size,
+            stored: size,
+            mode,
+            uid: told.and_then(|told| told.uid).unwrap_or(parameters.uid),
+            gid: told.and_then(|told| told.gid).unwrap_or(parameters.gid),
+            links,
+            atime_ns: time,
+            mtime_ns: time,
+            ctime_ns: time,
+        };
+        if attributes.ino == ROOT
+            && let Some(root) = self.state().root
+        {
+            (node.mode, node.uid, node.gid) = (libc::S_IFDIR | root.mode, root.uid, root.gid);
+            (node.atime_ns, node.mtime_ns, node.ctime_ns) = (root.time_ns, root.time_ns, root.time_ns);
+        }
+        if attributes.kind == Kind::Directory {
+            self.times.show(&mut node);
+        }
+        node
+    }
+
+    pub(super) async fn set_root(&self, root: Root) -> Result<(), Wrong> {
+        let value = postcard::to_stdvec(&root).map_err(|_| Wrong::Cause(Cause::Internal))?;
+        self.commit(vec![(ROOT_KEY.to_vec(), Some(value))], move |state| state.root = Some(root)).await
+    }
+
+    /// Takes a file of the store's into the area, as it is there. Nothing of it is changed by that.
+    pub(super) fn stage(&self, attributes: &Attributes) -> Result<Arc<File>, Wrong> {
+        if attributes.kind != Kind::File {
+            return Err(if attributes.kind == Kind::Directory {
+                Wrong::IsDirectory
+            } else {
+                Wrong::NotPermitted
+            });
+        }
+        let path = self.path_of_dir(attributes.ino)?;
+        let node = self.stored_node(attributes);
+        let version = attributes.token.clone();
+        let base = Object { path: path.clone(), version: version.clone(), size: attributes.size };
+        let record = Record {
+            path: Some(path),
+            local: false,
+            base: Some(base),
+            target: Some(version),
+            clean: true,
+            same: true,
+            former: Vec::new(),
+            writes: Vec::new(),
+            unsettled: false,
+            conflict: false,
+            mode: node.mode & 0o7777,
+            uid: node.uid,
+            gid: node.gid,
+            atime_ns: node.atime_ns,
+            mtime_ns: node.mtime_ns,
+            ctime_ns: node.ctime_ns,
+        };
+        let mut state = self.state();
+        if let Some(file) = state.files.get(&attributes.ino)
+            && (file.speaks() || file.is_of(&attributes.token))
+        {
+            return Ok(file.clone());
+        }
+        let file = File::new(attributes.ino, record, None, attributes.size);
+        state.insert(&file);
+        Ok(file)
+    }
+
+    /// The staged file of what was found.
+    pub(super) fn staged(&self, found: Found) -> Result<Arc<File>, Wrong> {
+        match found {
+            Found::Staged(file) => Ok(file),
+            Found::Stored(attributes) => self.stage(&attributes),
+        }
+    }
+
+    pub(super) fn new_record(path: Vec<u8>, mode: u32, uid: u32, gid: u32) -> Record {
+        let now = now_ns();
+        Record {
+            path: Some(path),
+            local: true,
+            base: None,
+            target: None,
+            clean: false,
+            same: false,
+            former: Vec::new(),
+            writes: Vec::new(),
+            unsettled: false,
+            conflict: false,
+            mode,
+            uid,
+            gid,
+            atime_ns: now,
+            mtime_ns: now,
+            ctime_ns: now,
+        }
+    }
+
+    /// An empty file for the bytes of this inode; one that was left there is emptied.
+    pub(super) async fn make_data(&self, ino: u64) -> Result<Arc<OwnedFd>, Wrong> {
+        let dir =
+            rustix::io::fcntl_dupfd_cloexec(&self.files, 0).map_err(|_| Wrong::Cause(Cause::Internal))?;
+        let made = self.disk.run(move || {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            rustix::fs::openat(&dir, data_name(ino), flags, Mode::from_raw_mode(0o600)).map_err(disk_wrong)
+        });
+        made.await.unwrap_or_else(|Hung| Err(self.hung())).map(Arc::new)
+    }
+
+    pub(super) async fn remove_data(&self, ino: u64) {
+        let Ok(dir) = rustix::io::fcntl_dupfd_cloexec(&self.files, 0) else { return };
+        // A stray is removed at the next start.
+        let _ = self.disk.run(move || rustix::fs::unlinkat(&dir, data_name(ino), AtFlags::empty())).await;
+    }
+
+    /// For a worker: its bytes, to be read alone.
+    pub(super) async fn readable(&self, ino: u64) -> Result<OwnedFd, Wrong> {
+        let dir =
+            rustix::io::fcntl_dupfd_cloexec(&self.files, 0).map_err(|_| Wrong::Cause(Cause::Internal))?;
+        let opened = self.disk.run(move || {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            rustix::fs::openat(&dir, data_name(ino), flags, Mode::empty()).map_err(disk_wrong)
+        });
+        opened.await.unwrap_or_else(|Hung| Err(self.hung()))
+    }
+
+    /// Bytes of the staging disk, all and free.
+    pub(super) async fn disk_space(&self) -> Result<(u64, u64), Wrong> {
+        let dir =
+            rustix::io::fcntl_dupfd_cloexec(&self.files, 0).map_err(|_| Wrong::Cause(Cause::Internal))?;
+        let asked = self.disk.run(move || rustix::fs::fstatvfs(&dir).map_err(disk_wrong)).await;
+        let about = asked.unwrap_or_else(|Hung| Err(self.hung()))?;
+        Ok((about.f_blocks.saturating_mul(about.f_frsize), about.f_bavail.saturating_mul(about.f_frsize)))
+    }
+
+    /// This agent leaves the area to its successor.
+    pub(crate) fn release(&self) {
+        self.released.store(true, Release);
+        let end = Instant::now() + RELEASE_LIMIT;
+        while Instant::now() < end {
+            if let Ok(mut journal) = self.journal.try_lock() {
+                *journal = None;
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1)); // a change is just being written
+        }
+        tracing::error!(volume = %self.volume, "the staging disk does not answer: its journal is let go with this process");
+    }
+
+    pub(super) fn is_released(&self) -> bool {
+        self.released.load(Acquire)
+    }
+
+    pub(super) fn meta_wrong(&self, error: &meta::MetaError) -> Wrong {
+        tracing::error!(volume = %self.volume, %error, "metadata store failed");
+        Wrong::Cause(Cause::Internal)
+    }
+
+    /// What a program learns of a store's error.
+    pub(super) fn store_wrong(&self, what: &str, path: &[u8], error: &StoreError) -> Wrong {
+        let path = String::from_utf8_lossy(path);
+        tracing::warn!(volume = %self.volume, %path, %error, "{what} failed");
+        match error {
+            StoreError::Conflict { .. } | StoreError::Stale { .. } => Wrong::Conflict,
+            StoreError::Full { .. } => Wrong::NoSpace,
+            StoreError::Unsupported { .. } => Wrong::NotPermitted,
+            StoreError::NotFound { .. } => Wrong::Cause(Cause::Unavailable), // the bucket, or what was to be copied
+            other => Wrong::Cause(other.cause()),
+        }
+    }
+}
+
+pub(super) fn disk_wrong(error: rustix::io::Errno) -> Wrong {
+    use rustix::io::Errno;
+    match error {
+        Errno::NOSPC | Errno::DQUOT => Wrong::NoSpace,
+        Errno::FBIG => Wrong::TooLarge,
+        _ => Wrong::Cause(Cause::Unavailable),
+    }
+}
+
+fn journal_wrong(error: &JournalError) -> Wrong {
+    tracing::error!(%error, "staging journal");
+    match error {
+        JournalError::Full { .. } => Wrong::NoSpace,
+        _ => Wrong::Cause(Cause::Unavailable),
+    }
+}

@@ -1,0 +1,52 @@
+//! The threads that touch the disk of a staging area. What they do not get done within the limit is an error to whoever
+//! waits for it, and is finished all the same once the disk answers: so whoever asks leaves the consequences to the job.
+
+use inflight::carry_job;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// One may be held up by a journal that is written out while another writes bytes.
+const THREADS: usize = 3;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+pub(super) struct Disk {
+    jobs: mpsc::Sender<Job>,
+    limit: Duration,
+}
+
+/// It did not answer within the limit.
+#[derive(Debug)]
+pub(super) struct Hung;
+
+impl Disk {
+    pub(super) fn start(limit: Duration) -> std::io::Result<Self> {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let queue = Arc::new(Mutex::new(queue));
+        for number in 0..THREADS {
+            let queue = queue.clone();
+            std::thread::Builder::new().name(format!("staging-{number}")).spawn(move || {
+                loop {
+                    let job = crate::lock::lock(&queue).recv();
+                    let Ok(job) = job else { return }; // the area is closed
+                    job();
+                }
+            })?;
+        }
+        Ok(Self { jobs, limit })
+    }
+
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Hung> {
+        let (done, result) = oneshot::channel();
+        let job = carry_job(job);
+        let sent = self.jobs.send(Box::new(move || drop(done.send(job())))); // nobody waits any more: done all the same
+        if sent.is_err() {
+            return Err(Hung);
+        }
+        tokio::time::timeout(self.limit, result).await.ok().and_then(Result::ok).ok_or(Hung)
+    }
+}

@@ -1,0 +1,87 @@
+//! What was done for a request of the kernel's, so that a worker that executes the request again, because the one before it
+//! has died, gets the same answer and nothing is done twice.
+
+use super::Outcome;
+use crate::lock::lock;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use tokio::sync::OnceCell;
+
+/// Of one connection. The requests that are over are forgotten when there are twice as many as at the last time.
+#[derive(Default)]
+pub(crate) struct Executed {
+    requests: Mutex<Requests>,
+}
+
+#[derive(Default)]
+struct Requests {
+    done: HashMap<u64, Arc<OnceCell<Outcome>>>,
+    forget_at: usize,
+}
+
+const FORGET_AT_LEAST: usize = 256;
+
+impl Executed {
+    /// Does it, or waits for its end, or tells what came of it. `waits`: does the kernel still wait for that request's answer?
+    pub(crate) async fn once(
+        &self,
+        unique: u64,
+        waits: impl Fn(u64) -> bool,
+        work: impl Future<Output = Outcome>,
+    ) -> Outcome {
+        let cell = {
+            let mut requests = lock(&self.requests);
+            if requests.done.len() >= requests.forget_at.max(FORGET_AT_LEAST) {
+                requests.done.retain(|unique, cell| !cell.initialized() || waits(*unique));
+                requests.forget_at = requests.done.len() * 2;
+            }
+            requests.done.entry(unique).or_default().clone()
+        };
+        cell.get_or_init(|| work).await.clone()
+    }
+
+    /// What an agent that is gone has noted.
+    pub(crate) fn recall(&self, unique: u64, outcome: Outcome) {
+        lock(&self.requests).done.insert(unique, Arc::new(OnceCell::new_with(Some(outcome))));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use link::writable::Done;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    #[tokio::test]
+    async fn a_request_is_executed_once_also_by_two_at_once() {
+        let (executed, times) = (Arc::new(Executed::default()), Arc::new(AtomicU32::new(0)));
+        let tasks: Vec<_> = (0..20)
+            .map(|_| {
+                let (executed, times) = (executed.clone(), times.clone());
+                tokio::spawn(async move {
+                    let work = async {
+                        tokio::task::yield_now().await;
+                        times.fetch_add(1, Relaxed);
+                        Ok(Done::Written { bytes: 5 })
+                    };
+                    executed.once(7, |_| true, work).await
+                })
+            })
+            .collect();
+        for task in tasks {
+            assert_eq!(task.await.unwrap(), Ok(Done::Written { bytes: 5 }));
+        }
+        assert_eq!(times.load(Relaxed), 1);
+    }
+
+    #[tokio::test]
+    async fn what_the_kernel_waits_for_is_remembered_and_little_else() {
+        let executed = Executed::default();
+        for unique in 0..10_000 {
+            let _ = executed.once(unique, |unique| unique == 3, async { Ok(Done::Done) }).await;
+        }
+        assert!(lock(&executed.requests).done.len() <= 2 * FORGET_AT_LEAST);
+        let again = executed.once(3, |_| true, async { panic!("it was done") }).await;
+        assert_eq!(again, Ok(Done::Done));
+    }
+}

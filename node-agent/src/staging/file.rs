@@ -1,0 +1,178 @@
+//! One staged file: its record, its bytes, and how far the store has it.
+
+use super::ongoing::Ongoing;
+use super::parts;
+use super::record::{Former, Record};
+use crate::lock::lock;
+use link::writable::Node;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+pub(super) struct File {
+    pub(super) ino: u64,
+    pub(super) record: Mutex<Record>,
+    /// Its file here, once it has one. Read by those who write into it; alone for whoever needs the bytes to stay as they are.
+    pub(super) content: tokio::sync::RwLock<Option<Arc<OwnedFd>>>,
+    size: AtomicU64,
+    mtime_ns: AtomicI64,
+    /// When its bytes or its length were changed last, which a program cannot set.
+    touched_ns: AtomicI64,
+    /// Rises with each change of bytes, attributes or name.
+    changes: AtomicU64,
+    /// Up to this change the store has had it under the name that it had then.
+    sent: AtomicU64,
+    pub(super) changed_at: Mutex<Instant>,
+    /// Held by whoever brings it into the store.
+    pub(super) sending: tokio::sync::Mutex<Ongoing>,
+    /// Up to here it was written in order, from its beginning.
+    in_order: AtomicU64,
+    /// Change by which a part was touched last, by its number.
+    touched: Mutex<HashMap<u32, u64>>,
+}
+
+/// Now, nanoseconds since 1970.
+pub(super) fn now_ns() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}
+
+impl File {
+    pub(super) fn new(ino: u64, record: Record, data: Option<Arc<OwnedFd>>, size: u64) -> Arc<Self> {
+        let (mtime_ns, touched_ns) = (record.mtime_ns, record.ctime_ns);
+        Arc::new(Self {
+            ino,
+            record: Mutex::new(record),
+            content: tokio::sync::RwLock::new(data),
+            size: AtomicU64::new(size),
+            mtime_ns: AtomicI64::new(mtime_ns),
+            touched_ns: AtomicI64::new(touched_ns),
+            changes: AtomicU64::new(1),
+            sent: AtomicU64::new(0),
+            changed_at: Mutex::new(Instant::now()),
+            sending: tokio::sync::Mutex::default(),
+            in_order: AtomicU64::new(0),
+            touched: Mutex::default(),
+        })
+    }
+
+    pub(super) fn record(&self) -> Record {
+        lock(&self.record).clone()
+    }
+
+    /// What is known here counts, whatever the store says.
+    pub(super) fn speaks(&self) -> bool {
+        let record = lock(&self.record);
+        !record.clean || record.path.is_none()
+    }
+
+    /// Its bytes here are those of this version of the object.
+    pub(super) fn is_of(&self, token: &str) -> bool {
+        lock(&self.record).base.as_ref().is_some_and(|base| base.version == token)
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.size.load(Acquire)
+    }
+
+    /// Bytes from the beginning that a writer has written one after the other.
+    pub(super) fn in_order(&self) -> u64 {
+        self.in_order.load(Acquire)
+    }
+
+    pub(super) fn sent(&self) -> u64 {
+        self.sent.load(Acquire)
+    }
+
+    pub(super) fn note_sent(&self, change: u64) {
+        self.sent.fetch_max(change, AcqRel);
+    }
+
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Acquire)
+    }
+
+    pub(super) fn mtime_ns(&self) -> i64 {
+        self.mtime_ns.load(Acquire)
+    }
+
+    pub(super) fn set_mtime(&self, ns: i64) {
+        self.mtime_ns.store(ns, Release);
+    }
+
+    /// Something of it changes. The time rises with each change, however fast they come: by it other pods of the node learn
+    /// that the pages that they have are old.
+    pub(super) fn change(&self) -> u64 {
+        *lock(&self.changed_at) = Instant::now();
+        self.changes.fetch_add(1, AcqRel) + 1
+    }
+
+    pub(super) fn touch(&self) {
+        let now = now_ns();
+        let after = |last: i64| now.max(last.saturating_add(1));
+        // Never fails: it always gives a value.
+        let last = self.touched_ns.fetch_update(AcqRel, Acquire, |last| Some(after(last)));
+        self.mtime_ns.store(last.map_or(now, after), Release);
+    }
+
+    /// Bytes of `offset..end` have changed.
+    pub(super) fn wrote(&self, offset: u64, end: u64) {
+        self.size.fetch_max(end, AcqRel);
+        // Whoever writes elsewhere leaves it where it is.
+        let _ = self.in_order.compare_exchange(offset, end, AcqRel, Acquire);
+        self.touch();
+        let change = self.change();
+        let mut touched = lock(&self.touched);
+        for part in parts::of(offset)..=parts::of(end.saturating_sub(1).max(offset)) {
+            touched.insert(part, change);
+        }
+    }
+
+    /// To be called with the content alone.
+    pub(super) fn resized(&self, size: u64) {
+        let before = self.size.swap(size, AcqRel);
+        self.in_order.fetch_min(size, AcqRel);
+        self.wrote(size.min(before), size.max(before));
+        self.size.store(size, Release);
+        self.in_order.fetch_min(size, AcqRel);
+    }
+
+    /// The bytes of this part have not changed since.
+    pub(super) fn is_untouched(&self, part: u32, since: u64) -> bool {
+        lock(&self.touched).get(&part).is_none_or(|change| *change <= since)
+    }
+
+    pub(super) fn node(&self) -> Node {
+        let record = lock(&self.record);
+        let (size, mtime_ns) = (self.size(), self.mtime_ns());
+        Node {
+            ino: self.ino,
+            size,
+            stored: size,
+            mode: libc::S_IFREG | record.mode,
+            uid: record.uid,
+            gid: record.gid,
+            links: u32::from(record.path.is_some()),
+            atime_ns: record.atime_ns,
+            mtime_ns,
+            ctime_ns: record.ctime_ns.max(self.touched_ns.load(Acquire)),
+        }
+    }
+
+    /// As the journal is to have it from now on.
+    pub(super) fn noted(&self, mut record: Record) -> Record {
+        record.mtime_ns = self.mtime_ns();
+        record.ctime_ns = record.ctime_ns.max(self.touched_ns.load(Acquire));
+        record
+    }
+
+    /// What the store has, or may have, under its present name.
+    pub(super) fn object(record: &Record) -> Option<Former> {
+        let is_there = record.target.is_some() || !record.writes.is_empty();
+        let path = record.path.clone().filter(|_| is_there)?;
+        Some(Former { path, version: record.target.clone(), writes: record.writes.clone() })
+    }
+}

@@ -1,0 +1,46 @@
+//! Volumes that can be written to: what was written on this node and is not in the store yet, and what the programs of this
+//! node see of it.
+//!
+//! ```text
+//!  worker ──Operation──► Area ──► journal: names, owners, what is sent      on the node's disk, in `staging_dir`
+//!                          │      one file for the bytes of each staged file
+//!                          └────► send ──► store::Sink                      when a program waits for it, or a while later
+//! ```
+//!
+//! Of a file whose store has all of it, the store's word counts (the metadata store, as fresh as the volume wants it); of one
+//! that has not, the area's. A change is in the journal before it is answered; the result of one that must not happen twice
+//! stands in the same frame, under the request's id. Nothing here is thrown away but what the store has, or what a person
+//! discards.
+
+mod area;
+mod disk;
+mod executed;
+mod file;
+mod locks;
+mod names;
+mod ongoing;
+mod operate;
+mod parts;
+mod record;
+mod registry;
+mod send;
+mod times;
+mod write;
+
+pub(crate) use area::{Area, Caller};
+pub(crate) use executed::Executed;
+pub(crate) use registry::{Staging, make_root};
+
+use link::writable::{Done, Wrong};
+
+/// What stores do not have yet.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Waiting {
+    pub(crate) files: usize,
+    pub(crate) bytes: u64,
+    /// Of them, those that somebody else has changed in the store meanwhile.
+    pub(crate) conflicts: usize,
+}
+
+/// What came of an operation.
+pub(crate) type Outcome = Result<Done, Wrong>;

@@ -1,0 +1,19 @@
+//! An upload in parts that is under way.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+use store::{Part, Upload};
+
+/// Of one file. Held by whoever brings it into the store.
+#[derive(Default)]
+pub(super) struct Ongoing {
+    pub(super) upload: Option<Begun>,
+    /// When it was sent last without anybody waiting for it, in vain.
+    pub(super) tried: Option<Instant>,
+}
+
+pub(super) struct Begun {
+    pub(super) upload: Upload,
+    /// With the change of the file up to which each has it.
+    pub(super) parts: BTreeMap<u32, (Part, u64)>,
+}

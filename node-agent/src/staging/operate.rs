@@ -1,0 +1,709 @@
+//! What the kernel asks for, one operation at a time.
+
+use super::area::{Area, Caller, Found};
+use super::file::{File, now_ns};
+use super::locks::parent;
+use super::names::{State, file_entry, open_entry};
+use super::record::Root;
+use super::{Executed, Outcome};
+use cache::meta::{Attributes, Incoming, Kind, ROOT};
+use link::Cause;
+use link::broker::MountId;
+use link::writable::{Done, Name, Operation, Owner, SetAttributes, Wrong};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use volume::Permissions;
+
+/// Where a listing goes on after "." and after ".."; after a name of the store's: at its inode number.
+const AFTER_DOT: u64 = 1;
+const AFTER_DOT_DOT: u64 = 2;
+/// Set where it goes on among the names that only the area has, which follow the others.
+const STAGED: u64 = 1 << 62;
+/// Of one answer, bytes: with what surrounds each name it stays below the largest message.
+const NAMES_BYTES: usize = 40 << 10;
+const NAME_COSTS: usize = 96;
+
+impl Area {
+    /// Does what the kernel asks for. A descriptor comes with [`Done::Staged`] alone.
+    pub(crate) async fn execute(
+        self: &Arc<Self>,
+        caller: &Caller<'_>,
+        executed: &Executed,
+        operation: Operation,
+    ) -> Result<(Done, Option<OwnedFd>), Wrong> {
+        if caller.read_only && changes(&operation) {
+            return Err(Wrong::ReadOnly);
+        }
+        let once = |work| executed.once(caller.unique, caller.waits, work);
+        let done = match operation {
+            Operation::Lookup { parent, name } => self.lookup(parent, &name).await,
+            Operation::Attributes { ino } => self.attributes(ino).await,
+            Operation::ReadDirectory { dir, offset } => self.read_directory(dir, offset).await,
+            Operation::Locate { ino } => return self.locate(ino).await,
+            Operation::Space => self.space().await,
+            Operation::Sync { ino, closing } => self.sync(ino, closing).await,
+            // Done again it would undo what others have done since.
+            Operation::SetAttributes { ino, set } => once(boxed(self.set_attributes(ino, &set))).await,
+            Operation::Write { ino } => self.write(caller, ino, executed).await,
+            // Each of these happens once, however often its request is executed.
+            Operation::Create { parent, name, owner, exclusive, open } => {
+                once(boxed(self.create(caller, parent, &name, owner, (exclusive, open)))).await
+            }
+            Operation::MakeDirectory { parent, name, owner } => {
+                once(boxed(self.make_directory(caller, parent, &name, owner))).await
+            }
+            Operation::Unlink { parent, name } => once(boxed(self.unlink(caller, parent, &name))).await,
+            Operation::RemoveDirectory { parent, name } => {
+                once(boxed(self.remove_directory(caller, parent, &name))).await
+            }
+            Operation::Rename { parent, name, to, to_name, keep } => {
+                once(boxed(self.rename(caller, (parent, &name), (to, &to_name), keep))).await
+            }
+            Operation::Open { ino, .. } => once(boxed(self.open(caller, ino))).await,
+            Operation::Close { ino } => once(boxed(self.close(caller, ino))).await,
+        };
+        done.map(|done| (done, None))
+    }
+
+    async fn lookup(&self, dir: u64, name: &[u8]) -> Outcome {
+        let path = match self.child_path(dir, name) {
+            Err(Wrong::Impossible) => return Ok(Done::Absent), // the kernel looks no such names up
+            path => path?,
+        };
+        Ok(match self.find(dir, name, &path).await? {
+            Some(found) => Done::Node(self.node(&found)),
+            None => Done::Absent,
+        })
+    }
+
+    async fn attributes(&self, ino: u64) -> Outcome {
+        self.inode(ino).await.map(|found| Done::Node(self.node(&found)))
+    }
+
+    async fn locate(&self, ino: u64) -> Result<(Done, Option<OwnedFd>), Wrong> {
+        match self.inode(ino).await? {
+            Found::Staged(file) if file.content.read().await.is_some() => {
+                let size = file.size();
+                Ok((Done::Staged { size }, Some(self.readable(ino).await?)))
+            }
+            Found::Staged(file) => {
+                // Another owner or name, and the bytes that the store knows.
+                let known = self.scope.names.last_attributes(file.ino).map_err(|e| self.meta_wrong(&e))?;
+                match known.filter(|known| file.is_of(&known.token)) {
+                    Some(known) => Ok((Done::Stored { version: known.version }, None)),
+                    None => {
+                        self.bring_here(&file, None).await?;
+                        Ok((Done::Staged { size: file.size() }, Some(self.readable(ino).await?)))
+                    }
+                }
+            }
+            Found::Stored(attributes) => Ok((Done::Stored { version: attributes.version }, None)),
+        }
+    }
+
+    async fn space(&self) -> Outcome {
+        let (_, free) = self.disk_space().await?;
+        let known = self.scope.known();
+        let (total_bytes, total_inodes) = (known.bytes.saturating_add(free), known.names);
+        Ok(Done::Space { total_bytes, free_bytes: free, total_inodes })
+    }
+
+    // ------------------------------------------------------------------ listings
+
+    async fn read_directory(&self, dir: u64, offset: u64) -> Outcome {
+        let path = self.path_of_dir(dir)?;
+        if offset <= AFTER_DOT_DOT {
+            let listed = self.scope.list(dir, self.freshness());
+            self.scope.within(self.spec.parameters.store_timeout, Some(dir), listed).await?;
+        }
+        let mut names = Names::default();
+        let own = self.dir_attributes(dir)?;
+        if offset < AFTER_DOT {
+            names.add(b".", AFTER_DOT, self.stored_node(&own));
+        }
+        if offset < AFTER_DOT_DOT {
+            let above = self.scope.names.parent(dir).map_err(|e| self.meta_wrong(&e))?.unwrap_or(ROOT);
+            let mut node = self.stored_node(&own);
+            node.ino = above;
+            names.add(b"..", AFTER_DOT_DOT, node);
+        }
+        // What the area says of this directory: names that the store does not have so, and those that it has still.
+        let (staged, gone) = {
+            let state = self.state();
+            let staged = State::in_dir(&state.paths, &path).filter_map(|(name, ino)| {
+                let file = state.files.get(ino).filter(|file| file.speaks())?;
+                Some((name.to_vec(), file.clone()))
+            });
+            let staged: BTreeMap<Vec<u8>, Arc<File>> = staged.collect();
+            let gone: BTreeSet<Vec<u8>> =
+                State::in_dir(&state.gone, &path).map(|(name, _)| name.to_vec()).collect();
+            (staged, gone)
+        };
+        if offset < STAGED {
+            let after = (offset > AFTER_DOT_DOT).then_some(offset);
+            let mut known: Vec<(Vec<u8>, Attributes)> = Vec::new();
+            let mut room = names.room();
+            let mut whole = true;
+            let read = self.scope.names.read_dir(dir, after, &mut |name, attributes| {
+                if staged.contains_key(name) || gone.contains(name) {
+                    return true;
+                }
+                whole = room.checked_sub(name.len() + NAME_COSTS).map(|left| room = left).is_some();
+                if whole {
+                    known.push((name.to_vec(), attributes.clone()));
+                }
+                whole
+            });
+            read.map_err(|e| self.meta_wrong(&e))?.ok_or(Wrong::Cause(Cause::Unavailable))?;
+            for (name, attributes) in known {
+                names.add(&name, attributes.ino, self.stored_node(&attributes));
+            }
+            if !whole {
+                return Ok(Done::Names(names.list));
+            }
+        }
+        let after = if offset & STAGED != 0 { offset & !STAGED } else { 0 };
+        let mut staged: Vec<_> = staged.into_iter().filter(|(_, file)| file.ino > after).collect();
+        staged.sort_by_key(|(_, file)| file.ino);
+        for (name, file) in staged {
+            if !names.add(&name, STAGED | file.ino, file.node()) {
+                break;
+            }
+        }
+        Ok(Done::Names(names.list))
+    }
+
+    /// Of a directory, as last known.
+    fn dir_attributes(&self, ino: u64) -> Result<Attributes, Wrong> {
+        let known = self.scope.names.last_attributes(ino).map_err(|e| self.meta_wrong(&e))?;
+        let known = known.ok_or(Wrong::Cause(Cause::Stale))?;
+        match known.kind {
+            Kind::Directory => Ok(known),
+            _ => Err(Wrong::Cause(Cause::NotADirectory)),
+        }
+    }
+
+    // ------------------------------------------------------------------ opens
+
+    async fn open(&self, caller: &Caller<'_>, ino: u64) -> Outcome {
+        match self.inode(ino).await? {
+            Found::Stored(Attributes { kind: Kind::Directory, .. }) => Err(Wrong::IsDirectory),
+            _ => self.count_open(caller, ino, Ok(Done::Done)).await,
+        }
+    }
+
+    /// Notes that it is open once more, with the outcome of the request by which it is.
+    async fn count_open(&self, caller: &Caller<'_>, ino: u64, outcome: Outcome) -> Outcome {
+        let _counting = self.counting.lock().await;
+        let (mount, times) = (caller.mount, self.state().times_open(caller.mount, ino).saturating_add(1));
+        let mut entries = self.result_entries(caller, &outcome)?;
+        entries.push(open_entry(mount, ino, times));
+        self.commit(entries, move |state| state.set_open(mount, ino, times)).await?;
+        outcome
+    }
+
+    async fn close(&self, caller: &Caller<'_>, ino: u64) -> Outcome {
+        let outcome = Ok(Done::Done);
+        {
+            let _counting = self.counting.lock().await;
+            let (mount, times) = (caller.mount, self.state().times_open(caller.mount, ino).saturating_sub(1));
+            let mut entries = self.result_entries(caller, &outcome)?;
+            entries.push(open_entry(mount, ino, times));
+            self.commit(entries, move |state| state.set_open(mount, ino, times)).await?;
+        }
+        self.forget_unlinked(ino).await;
+        outcome
+    }
+
+    /// A mount has ended: it has nothing open any more.
+    pub(crate) async fn leave(&self, mount: MountId) {
+        crate::lock::lock(&self.mounts).remove(&mount);
+        self.let_go(mount).await;
+    }
+
+    /// Mounts that the journal tells of and that no agent serves any more have nothing open.
+    pub(super) async fn forget_strangers(&self) {
+        let strangers: BTreeSet<MountId> = {
+            let here = crate::lock::lock(&self.mounts);
+            let state = self.state();
+            state
+                .opens
+                .values()
+                .flat_map(|mounts| mounts.keys())
+                .filter(|mount| !here.contains(mount))
+                .copied()
+                .collect()
+        };
+        for mount in strangers {
+            self.let_go(mount).await;
+        }
+    }
+
+    async fn let_go(&self, mount: MountId) {
+        let _counting = self.counting.lock().await;
+        let opened: Vec<u64> = {
+            let state = self.state();
+            let of_mount = state.opens.iter().filter(|(_, mounts)| mounts.contains_key(&mount));
+            of_mount.map(|(ino, _)| *ino).collect()
+        };
+        let entries = opened.iter().map(|ino| open_entry(mount, *ino, 0)).collect();
+        let closed = opened.clone();
+        let gone = self.commit(entries, move |state| {
+            closed.into_iter().for_each(|ino| state.set_open(mount, ino, 0));
+        });
+        if gone.await.is_ok() {
+            for ino in opened {
+                self.forget_unlinked(ino).await;
+            }
+        }
+    }
+
+    /// What has no name, no reader and nothing in the store is over.
+    pub(super) async fn forget_unlinked(&self, ino: u64) {
+        let is_over = {
+            let state = self.state();
+            let file = state.files.get(&ino).map(|file| file.record());
+            file.is_some_and(|record| record.path.is_none() && record.former.is_empty())
+                && !state.is_open(ino)
+        };
+        if is_over
+            && let Ok(entry) = file_entry(ino, None)
+            && self.commit(vec![entry], move |state| state.remove(ino)).await.is_ok()
+        {
+            self.remove_data(ino).await;
+        }
+    }
+
+    // ------------------------------------------------------------------ files
+
+    async fn create(
+        &self,
+        caller: &Caller<'_>,
+        dir: u64,
+        name: &[u8],
+        owner: Owner,
+        (exclusive, open): (bool, bool),
+    ) -> Outcome {
+        let path = self.child_path(dir, name)?;
+        let _held = self.locks.take(&[&path]).await;
+        if let Some(found) = self.find(dir, name, &path).await? {
+            return match found {
+                _ if exclusive => Err(Wrong::Exists),
+                Found::Stored(Attributes { kind: Kind::Directory, .. }) => Err(Wrong::IsDirectory),
+                found => {
+                    let node = self.node(&found);
+                    self.count_open(caller, node.ino, Ok(Done::Node(node))).await
+                }
+            };
+        }
+        self.is_directory(dir).await?;
+        self.new_path(dir, name)?;
+        let owner = self.inherited(dir, owner, false).await?;
+        let ino = self.next_ino()?;
+        let data = self.make_data(ino).await?;
+        let record = Self::new_record(path, owner.mode, owner.uid, owner.gid);
+        let file = File::new(ino, record.clone(), Some(data), 0);
+        let outcome = Ok(Done::Node(file.node()));
+        let mut entries = self.result_entries(caller, &outcome)?;
+        entries.push(file_entry(ino, Some(&record))?);
+        let mount = caller.mount;
+        let times = u32::from(open);
+        entries.push(open_entry(mount, ino, times));
+        let apply = move |state: &mut State| {
+            state.insert(&file);
+            state.set_open(mount, ino, times);
+        };
+        self.commit(entries, apply).await?;
+        self.times.names_changed(dir);
+        outcome
+    }
+
+    /// New names of a directory with the set-group-id bit belong to its group.
+    async fn inherited(&self, dir: u64, owner: Owner, is_dir: bool) -> Result<Owner, Wrong> {
+        let above = self.inode(dir).await?;
+        let above = self.node(&above);
+        Ok(match above.mode & libc::S_ISGID != 0 {
+            true if is_dir => Owner { gid: above.gid, mode: owner.mode | libc::S_ISGID, ..owner },
+            true => Owner { gid: above.gid, ..owner },
+            false => owner,
+        })
+    }
+
+    async fn is_directory(&self, ino: u64) -> Result<(), Wrong> {
+        if ino == ROOT {
+            return Ok(());
+        }
+        // Its name must be there: one that was removed takes no names any more.
+        let known = self.scope.names.attributes(ino).map_err(|e| self.meta_wrong(&e))?;
+        match known {
+            Some((Attributes { kind: Kind::Directory, .. }, _)) => Ok(()),
+            Some(_) => Err(Wrong::Cause(Cause::NotADirectory)),
+            None => Err(Wrong::Cause(Cause::NotFound)),
+        }
+    }
+
+    async fn set_attributes(&self, ino: u64, set: &SetAttributes) -> Outcome {
+        let found = self.inode(ino).await?;
+        if let Found::Stored(attributes) = &found
+            && attributes.kind == Kind::Directory
+        {
+            return self.set_of_directory(attributes, set).await;
+        }
+        let file = self.staged(found)?;
+        // Before its bytes are brought, of which only those are that stay.
+        self.note_dirty(&file, set.size.is_some()).await?;
+        if let Some(size) = set.size {
+            self.bring_here(&file, Some(size)).await?;
+        }
+        let content = file.content.write().await;
+        if let Some(size) = set.size
+            && size != file.size()
+        {
+            self.resize(&file, &content, size).await?;
+        } else if set.size.is_some() {
+            file.touch();
+        }
+        let mut record = file.record();
+        let now = now_ns();
+        record.mode = set.mode.unwrap_or(record.mode);
+        record.uid = set.uid.unwrap_or(record.uid);
+        record.gid = set.gid.unwrap_or(record.gid);
+        record.atime_ns = set.atime_ns.unwrap_or(record.atime_ns);
+        if let Some(mtime_ns) = set.mtime_ns {
+            file.set_mtime(mtime_ns);
+        }
+        (record.ctime_ns, record.clean) = (now, false);
+        record.same &= set.size.is_none();
+        let record = file.noted(record);
+        file.change();
+        let entries = vec![file_entry(ino, Some(&record))?];
+        let changed = file.clone();
+        self.commit(entries, move |state| state.set(&changed, record)).await?;
+        drop(content);
+        Ok(Done::Node(file.node()))
+    }
+
+    /// Owner, mode and time of a directory are known on this node alone: an object store has no place for them.
+    async fn set_of_directory(&self, attributes: &Attributes, set: &SetAttributes) -> Outcome {
+        if set.size.is_some() {
+            return Err(Wrong::IsDirectory);
+        }
+        let node = self.stored_node(attributes);
+        let mode = set.mode.unwrap_or(node.mode & 0o7777);
+        let (uid, gid) = (set.uid.unwrap_or(node.uid), set.gid.unwrap_or(node.gid));
+        // What is later than now is known to `times` alone: it would be taken for somebody else's change.
+        let mtime_ns = set.mtime_ns.unwrap_or(node.mtime_ns).min(now_ns());
+        if attributes.ino == ROOT {
+            self.set_root(Root { mode, uid, gid, time_ns: mtime_ns }).await?;
+            self.times.set(ROOT, set.atime_ns, set.mtime_ns);
+            return Ok(Done::Node(self.stored_node(attributes)));
+        }
+        let path = self.path_of_dir(attributes.ino)?;
+        let placed = self.place_dir(&path, attributes.ino, mode, uid, gid, mtime_ns).await?;
+        self.times.set(attributes.ino, set.atime_ns, set.mtime_ns);
+        Ok(Done::Node(self.stored_node(&placed)))
+    }
+
+    async fn place_dir(
+        &self,
+        path: &[u8],
+        ino: u64,
+        mode: u32,
+        uid: u32,
+        gid: u32,
+        mtime_ns: i64,
+    ) -> Result<Attributes, Wrong> {
+        let incoming = Incoming {
+            name: super::locks::name(path).to_vec(),
+            kind: Kind::Directory,
+            size: 0,
+            mtime_ns,
+            token: String::new(),
+            target: Vec::new(),
+            permissions: Some(Permissions::of(mode, Some(uid), Some(gid))),
+        };
+        self.place(path, incoming, ino).await
+    }
+
+    async fn unlink(&self, caller: &Caller<'_>, dir: u64, name: &[u8]) -> Outcome {
+        let path = self.child_path(dir, name)?;
+        let _held = self.locks.take(&[&path]).await;
+        let found = self.find(dir, name, &path).await?.ok_or(Wrong::Cause(Cause::NotFound))?;
+        if let Found::Stored(Attributes { kind: Kind::Directory, .. }) = &found {
+            return Err(Wrong::IsDirectory);
+        }
+        let file = self.staged(found)?;
+        self.keep_for_readers(&file).await?;
+        let outcome = Ok(Done::Done);
+        let content = file.content.write().await;
+        let mut record = file.record();
+        record.former.extend(File::object(&record));
+        (record.path, record.target, record.clean, record.ctime_ns) = (None, None, false, now_ns());
+        (record.writes, record.unsettled) = (Vec::new(), false);
+        file.change();
+        let mut entries = self.result_entries(caller, &outcome)?;
+        entries.push(file_entry(file.ino, Some(&record))?);
+        let removed = file.clone();
+        self.commit(entries, move |state| state.set(&removed, record)).await?;
+        drop(content);
+        self.times.names_changed(dir);
+        if self.is_through() {
+            self.send(&file).await?;
+        }
+        self.forget_unlinked(file.ino).await;
+        outcome
+    }
+
+    /// Who has it open reads on when its object is gone.
+    async fn keep_for_readers(&self, file: &Arc<File>) -> Result<(), Wrong> {
+        let is_open = self.state().is_open(file.ino);
+        if is_open { self.bring_here(file, None).await } else { Ok(()) }
+    }
+
+    async fn rename(
+        self: &Arc<Self>,
+        caller: &Caller<'_>,
+        (from_dir, from_name): (u64, &[u8]),
+        (to_dir, to_name): (u64, &[u8]),
+        keep: bool,
+    ) -> Outcome {
+        let (from, to) = (self.child_path(from_dir, from_name)?, self.child_path(to_dir, to_name)?);
+        let _held = self.locks.take(&[&from, &to]).await;
+        let found = self.find(from_dir, from_name, &from).await?.ok_or(Wrong::Cause(Cause::NotFound))?;
+        self.is_directory(to_dir).await?;
+        let there = if from == to { None } else { self.find(to_dir, to_name, &to).await? };
+        if keep && (there.is_some() || from == to) {
+            return Err(Wrong::Exists);
+        }
+        if from == to {
+            return Ok(Done::Done);
+        }
+        let is_dir = |found: &Found| matches!(found, Found::Stored(Attributes { kind: Kind::Directory, .. }));
+        if is_dir(&found) {
+            return match there {
+                Some(there) if !is_dir(&there) => Err(Wrong::Cause(Cause::NotADirectory)),
+                Some(_) if !self.is_empty(&to).await? => Err(Wrong::NotEmpty),
+                // Of an object store: each object below would have to be copied.
+                _ => Err(Wrong::Elsewhere),
+            };
+        }
+        if there.as_ref().is_some_and(is_dir) {
+            return Err(Wrong::IsDirectory);
+        }
+        self.new_path(to_dir, to_name)?;
+        let file = self.staged(found)?;
+        let replaced = there.map(|there| self.staged(there)).transpose()?;
+        if let Some(replaced) = &replaced {
+            self.keep_for_readers(replaced).await?;
+        }
+        let outcome = Ok(Done::Done);
+        self.untangle(&file, &to).await?;
+        // What is replaced is not sent there meanwhile: its object would be taken for somebody else's.
+        let silent = match &replaced {
+            Some(replaced) => Some(replaced.sending.lock().await),
+            None => None,
+        };
+        let content = file.content.write().await;
+        let replaced_content = match &replaced {
+            Some(replaced) => Some(replaced.content.write().await),
+            None => None,
+        };
+        let mut record = file.noted(file.record());
+        record.former.extend(File::object(&record));
+        // Back to a name that it had before: what the store still has there is to be replaced.
+        let back =
+            record.former.iter().position(|former| former.path == to).map(|at| record.former.remove(at));
+        (record.path, record.clean, record.conflict, record.ctime_ns) =
+            (Some(to.clone()), false, false, now_ns());
+        (record.target, record.writes) = back.map(|back| (back.version, back.writes)).unwrap_or_default();
+        record.unsettled = !record.writes.is_empty();
+        file.change();
+        let mut entries = self.result_entries(caller, &outcome)?;
+        let mut over = None;
+        if let Some(replaced) = &replaced {
+            let mut their = replaced.noted(replaced.record());
+            record.target = their.target.take().or(record.target);
+            record.writes.append(&mut their.writes);
+            record.unsettled |= their.unsettled;
+            // Its object is replaced, and not removed.
+            (their.path, their.clean, their.ctime_ns) = (None, their.former.is_empty(), now_ns());
+            replaced.change();
+            entries.push(file_entry(replaced.ino, Some(&their))?);
+            over = Some((replaced.clone(), their));
+        }
+        entries.push(file_entry(file.ino, Some(&record))?);
+        let moved = file.clone();
+        let apply = move |state: &mut State| {
+            if let Some((replaced, their)) = over {
+                state.set(&replaced, their);
+            }
+            state.set(&moved, record);
+        };
+        self.commit(entries, apply).await?;
+        drop((content, replaced_content, silent));
+        self.times.names_changed(from_dir);
+        self.times.names_changed(to_dir);
+        if let Some(replaced) = &replaced {
+            self.forget_unlinked(replaced.ino).await;
+        }
+        if self.is_through() {
+            self.send(&file).await?;
+        }
+        outcome
+    }
+
+    /// Files wait for each other's former names, and none for itself: where this name would close the circle, the file is
+    /// sent first, under the name that it has.
+    async fn untangle(&self, file: &Arc<File>, to: &[u8]) -> Result<(), Wrong> {
+        let is_circle = {
+            let state = self.state();
+            let mut next = state.gone.get(to).copied();
+            let mut steps = 0;
+            while let Some(ino) = next.filter(|ino| *ino != file.ino) {
+                let path = state.files.get(&ino).and_then(|other| other.record().path);
+                next = path.and_then(|path| state.gone.get(&path).copied()).filter(|next| *next != ino);
+                steps += 1;
+                if steps > state.files.len() {
+                    break; // none is longer
+                }
+            }
+            next == Some(file.ino)
+        };
+        if is_circle { self.send(file).await } else { Ok(()) }
+    }
+
+    // ------------------------------------------------------------------ directories
+
+    async fn make_directory(&self, caller: &Caller<'_>, dir: u64, name: &[u8], owner: Owner) -> Outcome {
+        let path = self.child_path(dir, name)?;
+        let _held = self.locks.take(&[&path]).await;
+        // An agent that died in the middle of this very request may have made it.
+        let again = self.begun(caller);
+        match self.find(dir, name, &path).await? {
+            Some(found @ Found::Stored(Attributes { kind: Kind::Directory, .. })) if again => {
+                return Ok(Done::Node(self.node(&found)));
+            }
+            Some(_) => return Err(Wrong::Exists),
+            None => {}
+        }
+        self.is_directory(dir).await?;
+        self.new_path(dir, name)?;
+        let owner = self.inherited(dir, owner, true).await?;
+        self.sent_before(&path).await?;
+        self.begin(caller).await?;
+        let attributes = store::Attributes {
+            mode: Some(owner.mode),
+            uid: Some(owner.uid),
+            gid: Some(owner.gid),
+            modified_ns: Some(now_ns()),
+        };
+        let write = store::Write { id: self.draw()?, attributes };
+        failpoint::hit("agent.staging.mkdir");
+        self.sink.make_dir(&path, &write).await.map_err(|e| self.store_wrong("mkdir", &path, &e))?;
+        failpoint::hit("agent.staging.made");
+        crate::lock::lock(&self.kept_dirs).insert(path.clone());
+        let ino = self.next_ino()?;
+        let placed = self.place_dir(&path, ino, owner.mode, owner.uid, owner.gid, now_ns()).await?;
+        self.times.names_changed(dir);
+        let outcome = Ok(Done::Node(self.stored_node(&placed)));
+        let entries = self.result_entries(caller, &outcome)?;
+        self.commit(entries, |_| ()).await?;
+        outcome
+    }
+
+    async fn remove_directory(&self, caller: &Caller<'_>, dir: u64, name: &[u8]) -> Outcome {
+        let path = self.child_path(dir, name)?;
+        let _held = self.locks.take(&[&path]).await;
+        let again = self.begun(caller);
+        let ino = match self.find(dir, name, &path).await? {
+            Some(Found::Stored(Attributes { kind: Kind::Directory, ino, .. })) => ino,
+            Some(_) => return Err(Wrong::Cause(Cause::NotADirectory)),
+            None if again => return Ok(Done::Done),
+            None => return Err(Wrong::Cause(Cause::NotFound)),
+        };
+        if !self.is_empty(&path).await? {
+            return Err(Wrong::NotEmpty);
+        }
+        self.begin(caller).await?;
+        failpoint::hit("agent.staging.rmdir");
+        self.keep_dir(parent(&path)).await?;
+        self.sink.remove_dir(&path).await.map_err(|e| self.store_wrong("rmdir", &path, &e))?;
+        failpoint::hit("agent.staging.removed");
+        crate::lock::lock(&self.kept_dirs).remove(&path);
+        self.unplace(&path).await?;
+        self.times.forget(ino);
+        self.times.names_changed(dir);
+        let outcome = Ok(Done::Done);
+        let entries = self.result_entries(caller, &outcome)?;
+        self.commit(entries, |_| ()).await?;
+        outcome
+    }
+
+    /// Of this node and at the store.
+    async fn is_empty(&self, dir: &[u8]) -> Result<bool, Wrong> {
+        if self.has_names(dir) {
+            return Ok(false);
+        }
+        self.sent_below(dir).await?;
+        match self.scope.source.list(dir, None).await {
+            Ok(page) => Ok(page.entries.is_empty() && page.unnameable.is_empty() && page.next.is_none()),
+            Err(store::StoreError::NotFound { .. }) => Ok(true), // it was there only for what was in it
+            Err(error) => Err(self.store_wrong("list", dir, &error)),
+        }
+    }
+
+    fn has_names(&self, dir: &[u8]) -> bool {
+        let state = self.state();
+        State::in_dir(&state.paths, dir)
+            .any(|(_, ino)| state.files.get(ino).is_some_and(|file| file.speaks()))
+    }
+}
+
+fn changes(operation: &Operation) -> bool {
+    match operation {
+        Operation::Lookup { .. }
+        | Operation::Attributes { .. }
+        | Operation::Open { write: false, .. }
+        | Operation::Close { .. }
+        | Operation::Sync { .. }
+        | Operation::ReadDirectory { .. }
+        | Operation::Locate { .. }
+        | Operation::Space => false,
+        Operation::SetAttributes { .. }
+        | Operation::Create { .. }
+        | Operation::MakeDirectory { .. }
+        | Operation::Unlink { .. }
+        | Operation::RemoveDirectory { .. }
+        | Operation::Rename { .. }
+        | Operation::Open { write: true, .. }
+        | Operation::Write { .. } => true,
+    }
+}
+
+fn boxed<'f>(work: impl Future<Output = Outcome> + Send + 'f) -> futures::future::BoxFuture<'f, Outcome> {
+    Box::pin(work)
+}
+
+/// An answer to READDIR on its way.
+#[derive(Default)]
+struct Names {
+    list: Vec<Name>,
+    bytes: usize,
+}
+
+impl Names {
+    fn room(&self) -> usize {
+        NAMES_BYTES.saturating_sub(self.bytes)
+    }
+
+    /// False: it does not fit.
+    fn add(&mut self, name: &[u8], next: u64, node: link::writable::Node) -> bool {
+        let fits = self.room() >= name.len() + NAME_COSTS;
+        if fits {
+            self.bytes += name.len() + NAME_COSTS;
+            self.list.push(Name { name: name.to_vec(), next, node });
+        }
+        fits
+    }
+}

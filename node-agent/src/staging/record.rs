@@ -1,0 +1,79 @@
+//! What the journal keeps of a staged file.
+
+use serde::{Deserialize, Serialize};
+use store::Version;
+
+/// What the store has of it, under which name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Object {
+    /// Below the volume's source.
+    pub(super) path: Vec<u8>,
+    pub(super) version: String,
+    pub(super) size: u64,
+}
+
+impl Object {
+    pub(super) fn version(&self) -> Version {
+        Version(self.version.clone())
+    }
+}
+
+/// What the store has, or may have, under a name that the file does not have any more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Former {
+    pub(super) path: Vec<u8>,
+    /// None: nothing, unless one of `writes` has come to pass.
+    pub(super) version: Option<String>,
+    /// Asked of the store, and not seen how they ended.
+    pub(super) writes: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// Below the volume's source; None: it was unlinked.
+    pub(super) path: Option<Vec<u8>>,
+    /// Its bytes lie in its file here. Otherwise in `base`.
+    pub(super) local: bool,
+    /// The object with its bytes, as it was before they were changed here or got another name.
+    pub(super) base: Option<Object>,
+    /// What is at `path` in the store and is to be replaced; None: nothing.
+    pub(super) target: Option<String>,
+    /// The store has all of it.
+    pub(super) clean: bool,
+    /// Its bytes are those of `base`, whatever else of it has changed.
+    pub(super) same: bool,
+    /// Objects that are to go once it is where it belongs: its former names.
+    pub(super) former: Vec<Former>,
+    /// Of the writes that the store was asked for since it was sent last: each may have come to pass.
+    pub(super) writes: Vec<String>,
+    /// The store was asked for the last of them, and what came of it is not known.
+    pub(super) unsettled: bool,
+    /// The store has something else at `path`, which nobody here has seen before.
+    pub(super) conflict: bool,
+    /// Permissions (07777).
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) atime_ns: i64,
+    pub(super) mtime_ns: i64,
+    pub(super) ctime_ns: i64,
+}
+
+/// A place that a request has at the end of a file, given before its bytes were there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Append {
+    pub(super) ino: u64,
+    pub(super) offset: u64,
+    pub(super) end: u64,
+    /// The file was cut off after it: nothing is written there again.
+    pub(super) is_over: bool,
+}
+
+/// Of the volume's own directory, which is no object.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Root {
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) time_ns: i64,
+}

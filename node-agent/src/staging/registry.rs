@@ -1,0 +1,195 @@
+//! The staging areas of a node: each is opened with the first mount of its volume, from what lies on the disk, and closed with
+//! the last.
+
+use super::area::{Area, draw};
+use super::disk::{Disk, Hung};
+use super::locks::Locks;
+use super::names::{APPEND, BEGUN, FILE, OPEN, RESULT, ROOT_KEY, State, result_of};
+use super::record::Record;
+use super::times::Times;
+use super::{Outcome, Waiting, send};
+use crate::config::Config;
+use crate::lock::lock;
+use crate::state::StateDir;
+use crate::volumes::scope::Scope;
+use journal::Journal;
+use link::broker::MountId;
+use link::{Refusal, RefusalKind};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, Weak};
+use store::{Sink, StoreError};
+use tokio::sync::OnceCell;
+use volume::{VolumeId, VolumeSpec};
+
+/// Of the journal's records.
+const FORMAT: u32 = 1;
+const JOURNAL: &str = "journal";
+const FILES: &str = "files";
+/// All areas of this node.
+pub(crate) struct Staging {
+    dir: PathBuf,
+    areas: tokio::sync::Mutex<HashMap<VolumeId, Weak<Area>>>,
+    /// The same, for who does not wait for one that is being opened.
+    open: Mutex<Vec<Weak<Area>>>,
+}
+
+impl Staging {
+    pub(crate) fn new(dir: PathBuf) -> Self {
+        Self { dir, areas: tokio::sync::Mutex::default(), open: Mutex::default() }
+    }
+
+    /// Of all volumes that are open.
+    pub(crate) fn waiting(&self) -> Waiting {
+        let open: Vec<Arc<Area>> = lock(&self.open).iter().filter_map(Weak::upgrade).collect();
+        open.iter().map(|area| area.waiting()).fold(Waiting::default(), |sum, waiting| Waiting {
+            files: sum.files + waiting.files,
+            bytes: sum.bytes.saturating_add(waiting.bytes),
+            conflicts: sum.conflicts + waiting.conflicts,
+        })
+    }
+
+    /// The area of this volume, opened if no mount has it. One that is open goes on with the scope that it has.
+    pub(crate) async fn open(
+        &self,
+        config: &Config,
+        spec: &VolumeSpec,
+        scope: &Arc<Scope>,
+        numbers: &Arc<StateDir>,
+    ) -> Result<Arc<Area>, Refusal> {
+        let mut areas = self.areas.lock().await;
+        if let Some(area) = areas.get(&spec.id).and_then(Weak::upgrade) {
+            return Ok(area);
+        }
+        areas.retain(|_, area| area.strong_count() > 0);
+        let refused = |why: String| {
+            Refusal::new(RefusalKind::Unavailable, format!("staging area of {}: {why}", spec.id))
+        };
+        let sink = scope.source.sink().ok_or_else(|| {
+            Refusal::new(
+                RefusalKind::Invalid,
+                format!("{} cannot be written to by this version", spec.source),
+            )
+        })?;
+        let (dir, limit) = (self.dir.join(spec.id.as_str()), config.cache.disk_timeout.0);
+        let disk = Disk::start(limit).map_err(|e| refused(e.to_string()))?;
+        let opened = disk
+            .run(move || open_dir(&dir))
+            .await
+            .map_err(|Hung| refused("its disk does not answer".into()))?;
+        let (files, journal, read) = opened.map_err(refused)?;
+        let area = Arc::new_cyclic(|me| Area {
+            volume: spec.id.clone(),
+            scope: scope.clone(),
+            sink,
+            spec: spec.clone(),
+            files,
+            numbers: numbers.clone(),
+            disk,
+            journal: Arc::new(Mutex::new(Some(journal))),
+            released: AtomicBool::new(false),
+            state: Arc::new(Mutex::new(read.state)),
+            locks: Locks::default(),
+            counting: tokio::sync::Mutex::new(()),
+            mounts: Mutex::default(),
+            able: OnceCell::new(),
+            room: AtomicU64::new(0),
+            kept_dirs: Mutex::default(),
+            times: Times::default(),
+            recalled: Mutex::new(read.recalled),
+            me: me.clone(),
+        });
+        areas.insert(spec.id.clone(), Arc::downgrade(&area));
+        *lock(&self.open) = areas.values().cloned().collect();
+        send::keep_sending(&area);
+        Ok(area)
+    }
+}
+
+/// The directory of a volume in a bucket, which is not there before something is in it.
+pub(crate) async fn make_root(sink: &dyn Sink) -> Result<(), StoreError> {
+    let failed = |e: std::io::Error| StoreError::Invalid { what: "/dev/urandom".into(), why: e.to_string() };
+    let write = store::Write { id: draw().map_err(failed)?, attributes: store::Attributes::default() };
+    sink.make_dir(b"", &write).await
+}
+
+/// What a journal says.
+struct Read {
+    state: State,
+    recalled: Vec<(MountId, u64, Outcome)>,
+}
+
+fn open_dir(dir: &Path) -> Result<(OwnedFd, Journal, Read), String> {
+    let text = |what: &'static str| move |e: rustix::io::Errno| format!("{what}: {e}");
+    std::fs::create_dir_all(dir.join(FILES)).map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let top = rustix::fs::open(dir, flags, Mode::empty()).map_err(text("its directory"))?;
+    let files =
+        rustix::fs::openat(&top, FILES, flags, Mode::empty()).map_err(text("its directory of files"))?;
+    let (journal, recovered) = Journal::open(top.as_fd(), JOURNAL, FORMAT).map_err(|e| e.to_string())?;
+    if recovered.cut_bytes > 0 {
+        tracing::warn!(dir = %dir.display(), bytes = recovered.cut_bytes, "the end of a staging journal was not written out: cut off");
+    }
+    let read = read(&journal, files.as_fd())?;
+    remove_strays(&files, &read.state);
+    Ok((files, journal, read))
+}
+
+fn read(journal: &Journal, files: BorrowedFd<'_>) -> Result<Read, String> {
+    let mut read = Read { state: State::default(), recalled: Vec::new() };
+    // In the order of the keys: appends before files.
+    for (key, value) in journal.iter() {
+        let unknown =
+            || format!("its journal has a record that this version does not understand ({key:02x?})");
+        match key.split_first() {
+            Some((&FILE, ino)) => {
+                let ino = u64::from_be_bytes(ino.try_into().map_err(|_| unknown())?);
+                let record: Record = postcard::from_bytes(value).map_err(|_| unknown())?;
+                read.state.recall(ino, record, files)?;
+            }
+            Some((&RESULT, rest)) => {
+                let (mount, unique) = result_of(rest).ok_or_else(unknown)?;
+                let outcome: Outcome = postcard::from_bytes(value).map_err(|_| unknown())?;
+                read.state.results.entry(mount).or_default().push_back(unique);
+                read.recalled.push((mount, unique, outcome));
+            }
+            Some((&BEGUN, rest)) => {
+                let request = result_of(rest).ok_or_else(unknown)?;
+                read.state.results.entry(request.0).or_default().push_back(request.1);
+                read.state.begun.insert(request);
+            }
+            Some((&OPEN, rest)) => {
+                let (mount, ino) = result_of(rest).ok_or_else(unknown)?;
+                let times = u32::from_be_bytes(value.try_into().map_err(|_| unknown())?);
+                read.state.set_open(mount, ino, times);
+            }
+            Some((&APPEND, rest)) => {
+                let request = result_of(rest).ok_or_else(unknown)?;
+                let append = postcard::from_bytes(value).map_err(|_| unknown())?;
+                read.state.results.entry(request.0).or_default().push_back(request.1);
+                read.state.appends.insert(request, append);
+            }
+            Some(_) if key == ROOT_KEY => {
+                read.state.root = Some(postcard::from_bytes(value).map_err(|_| unknown())?);
+            }
+            _ => return Err(unknown()),
+        }
+    }
+    Ok(read)
+}
+
+/// Files that no record names: made for a change that did not happen any more.
+fn remove_strays(files: &OwnedFd, state: &State) {
+    let Ok(entries) = rustix::fs::Dir::read_from(files) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let ino = name.to_str().ok().and_then(|name| u64::from_str_radix(name, 16).ok());
+        let is_known = ino.and_then(|ino| state.files.get(&ino)).is_some_and(|file| lock(&file.record).local);
+        if ino.is_some() && !is_known {
+            let _ = rustix::fs::unlinkat(files, name, AtFlags::empty()); // looked at again at the next start
+        }
+    }
+}

@@ -1,0 +1,844 @@
+//! Brings staged files into the store.
+//!
+//! One file is sent by one task at a time. What is sent is a copy of its bytes as they were at one moment, with their
+//! checksum, so that writers go on meanwhile; what they change is sent again. A file whose bytes come in order is sent
+//! while it is written, part by part.
+
+use super::area::Area;
+use super::disk::Hung;
+use super::file::File;
+use super::locks::{name, parent};
+use super::names::{State, file_entry};
+use super::ongoing::{Begun, Ongoing};
+use super::parts;
+use super::record::{Former, Object, Record};
+use super::write::read_all;
+use super::{Outcome, Waiting};
+use crate::lock::lock;
+use cache::meta::{Attributes, Incoming, Kind, ROOT};
+use crc_fast::CrcAlgorithm;
+use futures::StreamExt;
+use link::Cause;
+use link::writable::{Done, Wrong};
+use rustix::fs::MemfdFlags;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use store::{Abilities, Body, Condition, Part, Seen, StoreError, Version, Write, Written};
+use volume::Permissions;
+
+/// Larger files go in parts where the store has them, bytes.
+const WHOLE_MAX: u64 = 2 * parts::FIRST;
+/// Larger pieces are read from the staged file while they are sent, and not from a copy, bytes.
+const COPY_MAX: u64 = 16 << 20;
+/// Parts of one file on their way at once. Each has a copy of its bytes in memory.
+const PARTS_AT_ONCE: usize = 4;
+/// How often what is changed while it is sent is sent again before its writers wait.
+const ROUNDS: u32 = 3;
+/// How often a file is begun anew at most.
+const ATTEMPTS: u32 = 20;
+/// What nobody waits for is sent when it has not changed for so long.
+const QUIET: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(500);
+/// By then an agent that starts has been given all mounts of the one before.
+const STRANGERS: Duration = Duration::from_secs(180);
+/// Between two attempts at what a store has refused or not answered.
+const AGAIN: Duration = Duration::from_secs(15);
+/// Files of which the store has all and that are kept for readers, and their bytes.
+const CLEAN_MAX: usize = 4096;
+/// Of one file: an attempt that failed may come to pass later.
+const WRITES_KEPT: usize = 8;
+
+impl Area {
+    /// Returns when the store has the file as it was when this was called, under its present name, or was told that it is
+    /// gone.
+    pub(super) async fn send(&self, file: &Arc<File>) -> Result<(), Wrong> {
+        let wanted = file.changes();
+        let mut ongoing = file.sending.lock().await;
+        for round in 0.. {
+            let record = file.record();
+            // Whoever writes on is not waited for.
+            if record.clean || file.sent() >= wanted && record.former.is_empty() {
+                return Ok(());
+            }
+            if record.conflict {
+                return Err(Wrong::Conflict);
+            }
+            if round > ATTEMPTS {
+                return Err(Wrong::Cause(Cause::Unavailable)); // it is never as it was a moment before
+            }
+            if let Some(path) = &record.path {
+                let other = self.state().gone.get(path).copied();
+                if let Some(other) = other.filter(|other| *other != file.ino) {
+                    self.send_before(other).await?;
+                }
+            }
+            let is_there = match &record.path {
+                Some(path) => self.send_to(file, &mut ongoing, record.clone(), path, round >= ROUNDS).await?,
+                None => {
+                    self.abandon(&mut ongoing).await;
+                    self.note_sent(file, file.changes(), |_| ()).await?;
+                    true
+                }
+            };
+            // Not before: what is at a former name may be all that the store has of it.
+            if is_there {
+                self.remove_former(file).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Another file's object must be gone first.
+    fn send_before(&self, ino: u64) -> futures::future::BoxFuture<'_, Result<(), Wrong>> {
+        Box::pin(async move {
+            match self.by_ino(ino) {
+                Some(other) => self.send(&other).await,
+                None => Ok(()),
+            }
+        })
+    }
+
+    /// What is at this path, or below it, and has another name here by now or none: the store is told first.
+    pub(super) async fn sent_before(&self, path: &[u8]) -> Result<(), Wrong> {
+        let owner = self.state().gone.get(path).copied();
+        match owner {
+            Some(ino) => self.send_before(ino).await,
+            None => Ok(()),
+        }
+    }
+
+    pub(super) async fn sent_below(&self, dir: &[u8]) -> Result<(), Wrong> {
+        let owners: Vec<u64> = {
+            let state = self.state();
+            State::in_dir(&state.gone, dir).map(|(_, ino)| *ino).collect()
+        };
+        for ino in owners {
+            self.send_before(ino).await?;
+        }
+        Ok(())
+    }
+
+    /// True: the store has it there, as it was a moment ago. False: it is to be begun anew.
+    async fn send_to(
+        &self,
+        file: &Arc<File>,
+        ongoing: &mut Ongoing,
+        record: Record,
+        path: &[u8],
+        alone: bool,
+    ) -> Result<bool, Wrong> {
+        if record.unsettled {
+            return self.settle(file, path).await.map(|()| false);
+        }
+        let condition = self.condition(&record, path).await?;
+        let content = file.content.write().await;
+        if file.record() != record {
+            return Ok(false); // another name, say: begun anew
+        }
+        let (seen, size) = (file.changes(), file.size());
+        let data = match (&record.base, &*content) {
+            (Some(base), _) if record.same => {
+                let (base, is_here) = (base.clone(), content.is_some());
+                drop(content);
+                return self.send_copy(file, &base, is_here, path, &condition, seen).await;
+            }
+            (_, Some(data)) => data.clone(),
+            (_, None) => return Err(Wrong::Cause(Cause::Internal)),
+        };
+        let in_parts = size > WHOLE_MAX && self.sink.limits().parts_max > 0;
+        if in_parts {
+            // Its writers wait only if they have not let it come to an end for some time.
+            let held = if alone {
+                Some(content)
+            } else {
+                drop(content);
+                None
+            };
+            let written = self.send_parts(file, ongoing, &data, path, &condition, held.is_some()).await;
+            drop(held);
+            return match written? {
+                Some((written, seen, size)) => {
+                    self.sent(file, path, written, seen, size).await.map(|()| true)
+                }
+                None => Ok(false),
+            };
+        }
+        self.abandon(ongoing).await;
+        let write = self.begin_write(file).await?;
+        let body = self.body(&data, 0..size).await?;
+        let held = if alone || size > COPY_MAX {
+            Some(content)
+        } else {
+            drop(content);
+            None
+        };
+        failpoint::hit("agent.staging.put");
+        let put = self.sink.put(path, &body, &write, &condition).await;
+        drop(held);
+        failpoint::hit("agent.staging.put-done");
+        match put {
+            Ok(written) => self.sent(file, path, written, seen, size).await.map(|()| true),
+            Err(error) => self.refused(file, path, &error).await.map(|()| false),
+        }
+    }
+
+    /// Only its owner, time or name are other than those of the object.
+    async fn send_copy(
+        &self,
+        file: &Arc<File>,
+        base: &Object,
+        is_here: bool,
+        path: &[u8],
+        condition: &Condition,
+        seen: u64,
+    ) -> Result<bool, Wrong> {
+        let write = {
+            let _alone = file.content.write().await;
+            self.begin_write(file).await?
+        };
+        failpoint::hit("agent.staging.copy");
+        let copied = self.sink.copy(&base.path, &base.version(), base.size, path, &write, condition).await;
+        failpoint::hit("agent.staging.copied");
+        match copied {
+            Ok(written) => self.sent(file, path, written, seen, base.size).await.map(|()| true),
+            // The object is not what it was; the bytes are here.
+            Err(StoreError::NotFound { .. } | StoreError::Stale { .. } | StoreError::Unsupported { .. })
+                if is_here =>
+            {
+                self.change_record(file, |record| record.same = false).await.map(|()| false)
+            }
+            Err(error) => self.refused(file, path, &error).await.map(|()| false),
+        }
+    }
+
+    async fn send_parts(
+        &self,
+        file: &Arc<File>,
+        ongoing: &mut Ongoing,
+        data: &Arc<OwnedFd>,
+        path: &[u8],
+        condition: &Condition,
+        alone: bool,
+    ) -> Result<Option<(Written, u64, u64)>, Wrong> {
+        for _ in 0..ROUNDS {
+            let (seen, size) = (file.changes(), file.size());
+            let pieces = if alone { Pieces::AllAlone } else { Pieces::All };
+            self.send_pieces(file, ongoing, data, path, size, pieces).await?;
+            let begun = ongoing.upload.as_mut().ok_or(Wrong::Cause(Cause::Internal))?;
+            let count = parts::of(size.saturating_sub(1)) + 1;
+            begun.parts.retain(|number, _| *number < count);
+            if file.changes() != seen && !alone {
+                let current = begun.parts.iter().all(|(number, (_, at))| file.is_untouched(*number, *at));
+                if !current || file.size() != size {
+                    continue;
+                }
+            }
+            let all: Vec<Part> = begun.parts.values().map(|(part, _)| part.clone()).collect();
+            let upload = begun.upload.clone();
+            failpoint::hit("agent.staging.complete");
+            let completed = self.sink.complete(&upload, &all, condition).await;
+            failpoint::hit("agent.staging.completed");
+            match completed {
+                Ok(written) => {
+                    ongoing.upload = None;
+                    return Ok(Some((written, seen, size)));
+                }
+                // Ended by somebody, or a part that came late is in the place of ours: begun anew.
+                Err(StoreError::NotFound { .. }) => ongoing.upload = None,
+                Err(error) => {
+                    self.abandon(ongoing).await;
+                    return self.refused(file, path, &error).await.map(|()| None);
+                }
+            }
+        }
+        Err(Wrong::Cause(Cause::Unavailable))
+    }
+
+    /// Sends the parts of the first `size` bytes that the store does not have as they are.
+    async fn send_pieces(
+        &self,
+        file: &Arc<File>,
+        ongoing: &mut Ongoing,
+        data: &Arc<OwnedFd>,
+        path: &[u8],
+        size: u64,
+        pieces: Pieces,
+    ) -> Result<(), Wrong> {
+        let alone = pieces == Pieces::AllAlone;
+        if ongoing.upload.as_ref().is_some_and(|begun| begun.upload.path != path) {
+            self.abandon(ongoing).await;
+        }
+        if ongoing.upload.is_none() {
+            let write = {
+                let _alone = if alone { None } else { Some(file.content.write().await) };
+                self.begin_write(file).await?
+            };
+            let begun = self.sink.begin(path, &write).await;
+            let upload = begun.map_err(|e| self.store_wrong("upload", path, &e))?;
+            ongoing.upload = Some(Begun { upload, parts: BTreeMap::new() });
+        }
+        let begun = ongoing.upload.as_mut().ok_or(Wrong::Cause(Cause::Internal))?;
+        let upload = &begun.upload;
+        let count = if size == 0 { 0 } else { parts::of(size - 1) + 1 };
+        let is_missing = |number: &u32| {
+            let range = piece(*number, size);
+            begun.parts.get(number).is_none_or(|(part, at)| {
+                let is_other = part.bytes != range.end - range.start || !file.is_untouched(*number, *at);
+                pieces != Pieces::New && is_other
+            })
+        };
+        let missing: Vec<u32> = (0..count).filter(is_missing).collect();
+        let sending = missing.into_iter().map(|number| async move {
+            let held = if alone { None } else { Some(file.content.write().await) };
+            let (at, range) = (file.changes(), piece(number, size));
+            let body = self.body(data, range).await?;
+            drop(held);
+            let sent = self.sink.part(upload, number + 1, &body).await;
+            Ok((number, at, sent))
+        });
+        let mut sending = futures::stream::iter(sending).buffer_unordered(PARTS_AT_ONCE);
+        let (mut arrived, mut failed) = (Vec::new(), None);
+        while let Some(sent) = sending.next().await {
+            match sent {
+                Ok((number, at, Ok(part))) => arrived.push((number, (part, at))),
+                Ok((_, _, Err(StoreError::Damaged { .. }))) => {} // written to meanwhile: the next round sends it
+                Ok((_, _, Err(error))) => {
+                    failed = Some(Err(error));
+                    break;
+                }
+                Err(wrong) => {
+                    failed = Some(Ok(wrong));
+                    break;
+                }
+            }
+        }
+        drop(sending);
+        begun.parts.extend(arrived);
+        match failed {
+            None => Ok(()),
+            Some(Ok(wrong)) => Err(wrong),
+            Some(Err(StoreError::NotFound { .. })) => {
+                ongoing.upload = None; // ended by somebody
+                Err(Wrong::Cause(Cause::Unavailable))
+            }
+            Some(Err(error)) => Err(self.store_wrong("upload", path, &error)),
+        }
+    }
+
+    /// Sends what a writer has left behind it, while it goes on.
+    pub(super) fn advance(&self, file: &Arc<File>) {
+        let size = file.size();
+        if size < 2 * parts::FIRST || self.sink.limits().parts_max == 0 || file.in_order() < parts::FIRST {
+            return;
+        }
+        let Some(area) = self.me.upgrade() else { return };
+        let file = file.clone();
+        let whole = parts::range(parts::of(file.in_order())).start;
+        tokio::spawn(async move {
+            let Ok(mut ongoing) = file.sending.try_lock() else { return };
+            let record = file.record();
+            let Some(path) = record
+                .path
+                .clone()
+                .filter(|_| !record.conflict && !record.unsettled || ongoing.upload.is_some())
+            else {
+                return;
+            };
+            let is_new = |ongoing: &Ongoing| {
+                let last = parts::of(whole.saturating_sub(1));
+                whole > 0 && ongoing.upload.as_ref().is_none_or(|begun| !begun.parts.contains_key(&last))
+            };
+            if !is_new(&ongoing) || area.state().gone.contains_key(&path) {
+                return; // nothing is whole since, or it is not its turn
+            }
+            let Some(data) = file.content.read().await.clone() else { return };
+            // Whoever waits for it is told of errors; this is ahead of its time.
+            let _ = area.send_pieces(&file, &mut ongoing, &data, &path, whole, Pieces::New).await;
+        });
+    }
+
+    pub(super) async fn sync(&self, ino: u64, closing: bool) -> Outcome {
+        let Some(file) = self.by_ino(ino) else {
+            // A directory, or a file that nobody has changed.
+            if !closing {
+                self.sync_disk(None).await?;
+            }
+            return Ok(Done::Done);
+        };
+        if file.record().clean || closing && file.record().path.is_none() {
+            return Ok(Done::Done);
+        }
+        if self.is_through() {
+            self.send(&file).await?;
+        } else {
+            let data = {
+                let content = file.content.write().await;
+                self.put_record(&file, file.noted(file.record())).await?;
+                content.clone()
+            };
+            self.sync_disk(data).await?;
+        }
+        Ok(Done::Done)
+    }
+
+    // ------------------------------------------------------------------ steps
+
+    /// Keeps the id of a write before the store is asked for it. To be called with the content alone.
+    async fn begin_write(&self, file: &Arc<File>) -> Result<Write, Wrong> {
+        let id = self.draw()?;
+        let mut record = file.noted(file.record());
+        let attributes = store::Attributes {
+            mode: Some(record.mode),
+            uid: Some(record.uid),
+            gid: Some(record.gid),
+            modified_ns: Some(record.mtime_ns),
+        };
+        record.unsettled = true;
+        if record.writes.len() >= WRITES_KEPT {
+            record.writes.remove(0);
+        }
+        record.writes.push(id.to_string());
+        self.put_record(file, record).await?;
+        Ok(Write { id, attributes })
+    }
+
+    /// An agent that is gone, or an attempt that has failed, has asked for a write: has it come to pass?
+    async fn settle(&self, file: &Arc<File>, path: &[u8]) -> Result<(), Wrong> {
+        let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
+        self.change_record(file, |record| {
+            record.unsettled = false;
+            adopt(record, path, seen);
+        })
+        .await
+    }
+
+    /// What must be at `path` for it to be written. Where the store does not hold it, it is looked at before.
+    async fn condition(&self, record: &Record, path: &[u8]) -> Result<Condition, Wrong> {
+        let able = self.able().await?;
+        let wanted =
+            record.target.clone().map_or(Condition::Absent, |version| Condition::Is(Version(version)));
+        let holds = match &wanted {
+            Condition::Absent => able.absent && able.absent_in_parts,
+            _ => able.is && able.is_in_parts,
+        };
+        if holds || self.sink.limits().parts_max == 0 {
+            return Ok(wanted);
+        }
+        let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
+        let is_so = match (&wanted, &seen) {
+            (Condition::Absent, None) => true,
+            (Condition::Is(version), Some(seen)) => *version == seen.version,
+            _ => false,
+        };
+        // It is told all the same: some servers hold it for objects in one piece alone.
+        let able_at_all = match wanted {
+            Condition::Absent => able.absent,
+            _ => able.is,
+        };
+        match is_so {
+            true if able_at_all => Ok(wanted),
+            true => Ok(Condition::Any),
+            false => Ok(wanted),
+        }
+    }
+
+    /// What this store does with conditions: tried once, on a file of our own.
+    async fn able(&self) -> Result<Abilities, Wrong> {
+        let probed = self.able.get_or_try_init(|| async {
+            let path = format!(".millpond-probe-{}", self.draw()?);
+            let draw = || self.draw().unwrap_or_else(|_| store::WriteId::new([0; 16]));
+            let found = store::probe(&*self.sink, path.as_bytes(), draw).await;
+            found.map_err(|e| self.store_wrong("probe", path.as_bytes(), &e))
+        });
+        probed.await.copied()
+    }
+
+    /// The store has it, as it was at change `seen`.
+    async fn sent(
+        &self,
+        file: &Arc<File>,
+        path: &[u8],
+        written: Written,
+        seen: u64,
+        size: u64,
+    ) -> Result<(), Wrong> {
+        failpoint::hit("agent.staging.sent");
+        let object = Object { path: path.to_vec(), version: written.version.0, size };
+        // Before the store's word counts: a look-up would be told what was there before.
+        self.note_fact(file, &object).await?;
+        let sent = file.clone();
+        self.note_sent(file, seen, move |record| {
+            match record.path.as_deref() == Some(&object.path[..]) {
+                true => {
+                    sent.note_sent(seen);
+                    (record.writes, record.unsettled) = (Vec::new(), false);
+                    record.target = Some(object.version.clone());
+                    record.base = Some(object);
+                    record.same = true;
+                }
+                // Renamed or unlinked meanwhile: what was written is at a former name.
+                false => note_former(record, object.path, object.version),
+            }
+        })
+        .await
+    }
+
+    /// The metadata store learns what the source has now.
+    async fn note_fact(&self, file: &Arc<File>, object: &Object) -> Result<(), Wrong> {
+        let record = file.record();
+        if record.path.as_deref() != Some(&object.path[..]) {
+            return Ok(());
+        }
+        let incoming = Incoming {
+            name: name(&object.path).to_vec(),
+            kind: Kind::File,
+            size: object.size,
+            mtime_ns: file.mtime_ns(),
+            token: object.version.clone(),
+            target: Vec::new(),
+            permissions: Some(Permissions::of(record.mode, Some(record.uid), Some(record.gid))),
+        };
+        match self.place(&object.path, incoming, file.ino).await {
+            // Its directory is not known any more, so neither is a listing without it.
+            Err(Wrong::Cause(Cause::Stale)) => Ok(()),
+            placed => placed.map(drop),
+        }
+    }
+
+    pub(super) async fn place(&self, path: &[u8], incoming: Incoming, ino: u64) -> Result<Attributes, Wrong> {
+        let dir = parent(path);
+        let resolved = self.scope.names.resolve(dir).map_err(|e| self.meta_wrong(&e))?;
+        let above = if dir.is_empty() { ROOT } else { resolved.ok_or(Wrong::Cause(Cause::Stale))? };
+        let scope = self.scope.clone();
+        let placed = tokio::task::spawn_blocking(move || scope.place(above, &incoming, ino)).await;
+        placed.map_err(|_| Wrong::Cause(Cause::Internal))?.map_err(|e| self.meta_wrong(&e))
+    }
+
+    pub(super) async fn unplace(&self, path: &[u8]) -> Result<(), Wrong> {
+        let dir = parent(path);
+        let resolved = self.scope.names.resolve(dir).map_err(|e| self.meta_wrong(&e))?;
+        let Some(above) = (if dir.is_empty() { Some(ROOT) } else { resolved }) else { return Ok(()) };
+        let (scope, name) = (self.scope.clone(), name(path).to_vec());
+        let removed = tokio::task::spawn_blocking(move || scope.unplace(above, &name)).await;
+        removed.map_err(|_| Wrong::Cause(Cause::Internal))?.map_err(|e| self.meta_wrong(&e))
+    }
+
+    /// Changes the record as `change` says; it is clean if nothing was changed since `seen`.
+    async fn note_sent(
+        &self,
+        file: &Arc<File>,
+        seen: u64,
+        change: impl FnOnce(&mut Record) + Send,
+    ) -> Result<(), Wrong> {
+        // Alone: a writer that comes later finds it clean, and notes that it is not.
+        let _alone = file.content.write().await;
+        let mut record = file.noted(file.record());
+        change(&mut record);
+        let is_unchanged = file.changes() == seen;
+        record.same &= is_unchanged;
+        record.clean = record.former.is_empty() && is_unchanged;
+        let entries = vec![file_entry(file.ino, Some(&record))?];
+        let changed = file.clone();
+        self.commit(entries, move |state| state.set(&changed, record)).await
+    }
+
+    async fn change_record(
+        &self,
+        file: &Arc<File>,
+        change: impl FnOnce(&mut Record) + Send,
+    ) -> Result<(), Wrong> {
+        let _alone = file.content.write().await;
+        let mut record = file.noted(file.record());
+        change(&mut record);
+        self.put_record(file, record).await
+    }
+
+    /// To be called with the content alone: a record is changed by one at a time.
+    pub(super) async fn put_record(&self, file: &Arc<File>, record: Record) -> Result<(), Wrong> {
+        let entries = vec![file_entry(file.ino, Some(&record))?];
+        let changed = file.clone();
+        self.commit(entries, move |state| state.set(&changed, record)).await
+    }
+
+    /// Its former names go.
+    async fn remove_former(&self, file: &Arc<File>) -> Result<(), Wrong> {
+        while let Some(object) = superfluous(&file.record()) {
+            self.keep_dir(parent(&object.path)).await?;
+            let mut is_theirs = false;
+            failpoint::hit("agent.staging.delete");
+            let version = match object.writes.is_empty() {
+                true => object.version.clone(),
+                // Asked of the store, and not seen how it ended.
+                false => {
+                    let seen = self.sink.look(&object.path).await;
+                    let seen = seen.map_err(|e| self.store_wrong("look", &object.path, &e))?;
+                    let is_ours = |seen: &Seen| {
+                        object.version.as_ref() == Some(&seen.version.0) || is_of(seen, &object.writes)
+                    };
+                    seen.filter(is_ours).map(|seen| seen.version.0)
+                }
+            };
+            let deleted = match version {
+                Some(version) => self.sink.delete(&object.path, &Condition::Is(Version(version))).await,
+                None => Ok(()),
+            };
+            match deleted {
+                Ok(()) | Err(StoreError::NotFound { .. }) => {}
+                // Somebody else has put something else there: it is theirs, and seen again from the next look on.
+                Err(StoreError::Conflict { .. } | StoreError::Stale { .. }) => {
+                    is_theirs = true;
+                    tracing::warn!(
+                        volume = %self.volume, path = %String::from_utf8_lossy(&object.path),
+                        "what was removed or renamed here has been changed by somebody else meanwhile: theirs stays"
+                    );
+                }
+                Err(error) => return Err(self.store_wrong("removal", &object.path, &error)),
+            }
+            failpoint::hit("agent.staging.deleted");
+            self.unplace(&object.path).await?;
+            if is_theirs {
+                self.look_again(&object.path).await;
+            }
+            let seen = file.changes();
+            self.note_sent(file, seen, |record| record.former.retain(|former| *former != object)).await?;
+        }
+        Ok(())
+    }
+
+    /// Asks the store for a name of which something else is known.
+    async fn look_again(&self, path: &[u8]) {
+        let above = match parent(path) {
+            b"" => Some(ROOT),
+            dir => self.scope.names.resolve(dir).ok().flatten(),
+        };
+        if let Some(above) = above {
+            let _ = self.scope.head(above, name(path)).await; // it is asked for again when it is looked up
+        }
+    }
+
+    /// A directory that would vanish with the last object in it gets one of its own.
+    pub(super) async fn keep_dir(&self, dir: &[u8]) -> Result<(), Wrong> {
+        if dir.is_empty() || lock(&self.kept_dirs).contains(dir) {
+            return Ok(());
+        }
+        let write = Write { id: self.draw()?, attributes: store::Attributes::default() };
+        self.sink.make_dir(dir, &write).await.map_err(|e| self.store_wrong("mkdir", dir, &e))?;
+        lock(&self.kept_dirs).insert(dir.to_vec());
+        Ok(())
+    }
+
+    /// The store did not take it. Ok: it is to be tried again.
+    async fn refused(&self, file: &Arc<File>, path: &[u8], error: &StoreError) -> Result<(), Wrong> {
+        if !matches!(error, StoreError::Conflict { .. }) {
+            return Err(self.store_wrong("upload", path, error));
+        }
+        let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
+        let mut is_ours = false;
+        self.change_record(file, |record| {
+            record.unsettled = false;
+            is_ours = adopt(record, path, seen);
+            record.conflict = !is_ours;
+        })
+        .await?;
+        if is_ours {
+            return Ok(());
+        }
+        tracing::error!(
+            volume = %self.volume, path = %String::from_utf8_lossy(path), inode = file.ino,
+            "somebody else has changed it in the store since it was seen here: what was written here is kept in the staging area"
+        );
+        Err(self.store_wrong("upload", path, error))
+    }
+
+    async fn abandon(&self, ongoing: &mut Ongoing) {
+        if let Some(begun) = ongoing.upload.take()
+            && let Err(error) = self.sink.abandon(&begun.upload).await
+        {
+            tracing::warn!(volume = %self.volume, %error, "an upload could not be ended: its parts stay for now");
+        }
+    }
+
+    /// These bytes as they are now; to be called with the content alone, or where changes are found out otherwise.
+    async fn body(&self, data: &Arc<OwnedFd>, range: Range<u64>) -> Result<Body, Wrong> {
+        let (data, len) = (data.clone(), range.end - range.start);
+        let copied = self.disk.run(move || {
+            if len <= COPY_MAX {
+                let mut bytes = vec![0; len as usize];
+                read_all(&data, &mut bytes, range.start)?;
+                let failed = |_| Wrong::Cause(Cause::Internal);
+                let copy = rustix::fs::memfd_create("millpond-part", MemfdFlags::CLOEXEC).map_err(failed)?;
+                super::write::put_all(&copy, &bytes, 0)?;
+                let crc32c = checksum(&bytes);
+                return Ok(Body { file: Arc::new(copy), range: 0..len, crc32c });
+            }
+            let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi);
+            let mut bytes = vec![0; 1 << 20];
+            let mut at = range.start;
+            while at < range.end {
+                let step = (range.end - at).min(bytes.len() as u64) as usize;
+                read_all(&data, &mut bytes[..step], at)?;
+                digest.update(&bytes[..step]);
+                at += step as u64;
+            }
+            Ok(Body { file: data, range, crc32c: digest.finalize() as u32 })
+        });
+        copied.await.unwrap_or_else(|Hung| Err(self.hung()))
+    }
+
+    /// Drops what the store has and nobody has open, the least lately changed first. False: there is nothing.
+    pub(super) async fn drop_clean(&self) -> bool {
+        let mut clean: Vec<Arc<File>> = {
+            let state = self.state();
+            let idle = state.files.values().filter(|file| file.record().clean && !state.is_open(file.ino));
+            idle.cloned().collect()
+        };
+        clean.sort_by_key(|file| *lock(&file.changed_at));
+        let some = clean.len().div_ceil(4);
+        let mut dropped = false;
+        for file in clean.into_iter().take(some) {
+            dropped |= self.drop_file(&file).await;
+        }
+        dropped
+    }
+
+    async fn drop_file(&self, file: &Arc<File>) -> bool {
+        let content = file.content.write().await;
+        if !file.record().clean || file.record().path.is_none() || self.state().is_open(file.ino) {
+            return false;
+        }
+        let Ok(entry) = file_entry(file.ino, None) else { return false };
+        let ino = file.ino;
+        if self.commit(vec![entry], move |state| state.remove(ino)).await.is_err() {
+            return false;
+        }
+        self.remove_data(ino).await;
+        drop(content);
+        true
+    }
+
+    /// Sends what nobody waits for.
+    async fn look_after(&self) {
+        let files: Vec<Arc<File>> = self.state().files.values().cloned().collect();
+        let clean = files.iter().filter(|file| file.record().clean).count();
+        for file in files {
+            let record = file.record();
+            let is_quiet = lock(&file.changed_at).elapsed() >= QUIET;
+            if record.clean || record.conflict || !is_quiet {
+                continue;
+            }
+            if let Ok(mut ongoing) = file.sending.try_lock() {
+                if ongoing.tried.is_some_and(|tried| tried.elapsed() < AGAIN) {
+                    continue;
+                }
+                ongoing.tried = Some(Instant::now());
+            }
+            if self.send(&file).await.is_ok() {
+                file.sending.lock().await.tried = None;
+            }
+            self.forget_unlinked(file.ino).await;
+        }
+        if clean > CLEAN_MAX {
+            self.drop_clean().await;
+        }
+    }
+
+    pub(crate) fn waiting(&self) -> Waiting {
+        let state = self.state();
+        let records = state.files.values().map(|file| (file.record(), file.size()));
+        records.filter(|(record, _)| !record.clean).fold(Waiting::default(), |sum, (record, bytes)| Waiting {
+            files: sum.files + 1,
+            bytes: sum.bytes.saturating_add(bytes),
+            conflicts: sum.conflicts + usize::from(record.conflict),
+        })
+    }
+
+    /// Sends everything, as far as it goes within `limit`; true: nothing waits any more.
+    pub(crate) async fn send_all(&self, limit: Duration) -> bool {
+        let sending = async {
+            let files: Vec<Arc<File>> = self.state().files.values().cloned().collect();
+            for file in files {
+                // Each error has been logged; what is left is kept.
+                let _ = self.send(&file).await;
+                self.forget_unlinked(file.ino).await;
+            }
+        };
+        let _ = tokio::time::timeout(limit, sending).await;
+        self.waiting().files == 0
+    }
+}
+
+/// What of a file is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pieces {
+    /// Those that were not sent yet. What is changed behind them is sent again at the end alone.
+    New,
+    All,
+    /// By whom has the file's content alone.
+    AllAlone,
+}
+
+/// The bytes of a part of a file of `size` bytes.
+fn piece(number: u32, size: u64) -> Range<u64> {
+    let Range { start, end } = parts::range(number);
+    start.min(size)..end.min(size)
+}
+
+/// What is at `path` is what one of our writes has made, whose answer did not come: the file goes on from there. False: it
+/// is not.
+fn adopt(record: &mut Record, path: &[u8], seen: Option<Seen>) -> bool {
+    if record.path.as_deref() != Some(path) {
+        return true; // renamed or unlinked meanwhile: its former name is looked at by itself
+    }
+    match seen.filter(|seen| is_of(seen, &record.writes)) {
+        Some(seen) => {
+            record.target = Some(seen.version.0);
+            true
+        }
+        None => false,
+    }
+}
+
+/// A former name that can go: the file has no name any more, or the store has it under its present one.
+fn superfluous(record: &Record) -> Option<Former> {
+    let base = record.base.as_ref().map(|base| &base.path);
+    let is_in_place = record.path.as_ref().is_none_or(|path| base == Some(path));
+    let is_needed = |former: &&Former| record.path.is_some() && base == Some(&former.path);
+    record.former.iter().find(|former| is_in_place && !is_needed(former)).cloned()
+}
+
+/// One of these writes has made it.
+fn is_of(seen: &Seen, writes: &[String]) -> bool {
+    seen.write.is_some_and(|id| writes.contains(&id.to_string()))
+}
+
+/// What was written to a name that the file does not have any more.
+fn note_former(record: &mut Record, path: Vec<u8>, version: String) {
+    record.former.retain(|former| former.path != path);
+    record.former.push(Former { path, version: Some(version), writes: Vec::new() });
+}
+
+fn checksum(bytes: &[u8]) -> u32 {
+    crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
+}
+
+/// For as long as the area is open.
+pub(super) fn keep_sending(area: &Arc<Area>) {
+    let area: Weak<Area> = Arc::downgrade(area);
+    tokio::spawn(async move {
+        let mut strangers = Some(Instant::now() + STRANGERS);
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let Some(area) = area.upgrade() else { return };
+            if area.is_released() {
+                return;
+            }
+            if strangers.take_if(|at| Instant::now() >= *at).is_some() {
+                area.forget_strangers().await;
+            }
+            area.look_after().await;
+        }
+    });
+}

@@ -1,0 +1,283 @@
+//! The bytes of staged files.
+
+use super::area::{Area, Caller, Found, disk_wrong};
+use super::disk::Hung;
+use super::file::File;
+use super::names::file_entry;
+use super::record::{Append, Record};
+use super::{Executed, Outcome};
+use cache::data::Presence;
+use fuse_abi::{InHeader, WriteIn};
+use link::Cause;
+use link::writable::{Done, Wrong};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use tokio::sync::RwLockWriteGuard;
+
+/// Where the bytes of a WRITE begin.
+const HEAD: usize = InHeader::BYTES + WriteIn::BYTES;
+/// Largest WRITE, bytes.
+const WRITE_MAX: usize = 1 << 20;
+/// So much of an object is copied at once into its staged file, bytes.
+const COPY_STEP: u64 = 4 << 20;
+/// So much of the staging disk stays free, bytes: the journal must grow, and others live there, too.
+const FREE_MIN: u64 = 256 << 20;
+
+impl Area {
+    /// Writes what stands in the connection's shared memory.
+    pub(super) async fn write(&self, caller: &Caller<'_>, ino: u64, executed: &Executed) -> Outcome {
+        let (head, bytes) = request(caller)?;
+        executed.once(caller.unique, caller.waits, self.write_bytes(caller, ino, head, bytes)).await
+    }
+
+    async fn write_bytes(&self, caller: &Caller<'_>, ino: u64, head: WriteIn, bytes: Vec<u8>) -> Outcome {
+        let len = bytes.len() as u32;
+        if bytes.is_empty() {
+            return Ok(Done::Written { bytes: 0 });
+        }
+        let file = self.to_change(ino).await?;
+        let append = head.flags & libc::O_APPEND as u32 != 0;
+        let limit = self.sink.limits().object_bytes_max.min(volume::FILE_BYTES_MAX);
+        let end_of = |offset: u64| {
+            offset.checked_add(u64::from(len)).filter(|end| *end <= limit).ok_or(Wrong::TooLarge)
+        };
+        end_of(head.offset)?;
+        self.make_room(u64::from(len)).await?;
+        if append {
+            // Alone: the kernel's idea of the end is that of its own mount.
+            let content = loop {
+                let content = file.content.write().await;
+                if is_noted(&file.record()) {
+                    break content;
+                }
+                drop(content);
+                self.note_dirty(&file, true).await?;
+            };
+            let data = content.as_ref().ok_or(Wrong::Cause(Cause::Internal))?.clone();
+            let offset = file.size();
+            let at_end = Append { ino, offset, end: end_of(offset)?, is_over: false };
+            let append = self.append_at(caller, at_end).await?;
+            if !append.is_over {
+                self.put_bytes(data, bytes, append.offset).await?;
+                file.wrote(append.offset, append.end);
+            }
+        } else {
+            let content = loop {
+                let content = file.content.read().await;
+                if is_noted(&file.record()) {
+                    break content;
+                }
+                drop(content); // the store has got all of it in between
+                self.note_dirty(&file, true).await?;
+            };
+            let data = content.as_ref().ok_or(Wrong::Cause(Cause::Internal))?.clone();
+            self.put_bytes(data, bytes, head.offset).await?;
+            file.wrote(head.offset, end_of(head.offset)?);
+        }
+        self.advance(&file);
+        Ok(Done::Written { bytes: len })
+    }
+
+    async fn put_bytes(&self, data: Arc<OwnedFd>, bytes: Vec<u8>, offset: u64) -> Result<(), Wrong> {
+        let done = self.disk.run(move || {
+            failpoint::hit("agent.staging.write");
+            put_all(&data, &bytes, offset)
+        });
+        done.await.unwrap_or_else(|Hung| Err(self.hung()))
+    }
+
+    /// The file of this inode, with its bytes here, noted as one that the store does not have.
+    pub(super) async fn to_change(&self, ino: u64) -> Result<Arc<File>, Wrong> {
+        let found = match self.by_ino(ino) {
+            Some(file) if file.speaks() => Found::Staged(file),
+            _ => self.inode(ino).await?,
+        };
+        let file = self.staged(found)?;
+        self.bring_here(&file, None).await?;
+        self.note_dirty(&file, true).await?;
+        Ok(file)
+    }
+
+    /// From here on the store does not have all of it: not its bytes, or only not all else.
+    pub(super) async fn note_dirty(&self, file: &Arc<File>, bytes: bool) -> Result<(), Wrong> {
+        let is_known = |record: &Record| if bytes { is_noted(record) } else { !record.clean };
+        if is_known(&file.record()) {
+            return Ok(());
+        }
+        // Alone, so that nobody who brings it into the store calls it clean meanwhile.
+        let _alone = file.content.write().await;
+        let record = file.record();
+        if is_known(&record) {
+            return Ok(());
+        }
+        let mut record = file.noted(record);
+        record.clean = false;
+        record.same &= !bytes;
+        file.change();
+        let entries = vec![file_entry(file.ino, Some(&record))?];
+        let changed = file.clone();
+        self.commit(entries, move |state| state.set(&changed, record)).await
+    }
+
+    /// Copies the bytes that the store has, up to `size` if that is said, unless they are here.
+    pub(super) async fn bring_here(&self, file: &Arc<File>, size: Option<u64>) -> Result<(), Wrong> {
+        if file.content.read().await.is_some() {
+            return Ok(());
+        }
+        let mut content = file.content.write().await;
+        if content.is_some() {
+            return Ok(());
+        }
+        let record = file.record();
+        let base = record.base.clone().ok_or(Wrong::Cause(Cause::Internal))?;
+        let wanted = size.map_or(base.size, |size| size.min(base.size));
+        self.make_room(wanted).await?;
+        let data = self.make_data(file.ino).await?;
+        if wanted > 0 {
+            self.copy(file.ino, &base.version, data.clone(), wanted).await?;
+        }
+        let mut record = file.noted(record);
+        record.local = true;
+        let entries = vec![file_entry(file.ino, Some(&record))?];
+        let changed = file.clone();
+        self.commit(entries, move |state| state.set(&changed, record)).await?;
+        *content = Some(data);
+        Ok(())
+    }
+
+    async fn copy(&self, ino: u64, version: &str, data: Arc<OwnedFd>, size: u64) -> Result<(), Wrong> {
+        let known = self.scope.names.last_attributes(ino).map_err(|e| self.meta_wrong(&e))?;
+        let attributes = known.filter(|known| known.token == version).ok_or(Wrong::Conflict)?;
+        let cached = self.scope.current(&attributes, cache::data::ReadOptions::default())?;
+        let mut offset = 0;
+        while offset < size {
+            let len = COPY_STEP.min(size - offset);
+            let read = async { cached.read(offset, len as u32).await.map_err(|e| e.cause) };
+            let found = self.scope.within(self.spec.parameters.store_timeout, None, read).await?;
+            let to = data.clone();
+            match found {
+                Presence::Uncached(bytes) => {
+                    let put = self.disk.run(move || put_all(&to, &bytes, offset)).await;
+                    put.unwrap_or_else(|Hung| Err(self.hung()))?;
+                }
+                Presence::Present { .. } => {
+                    let from = cached.descriptors().await.map_err(|_| Wrong::Cause(Cause::Unavailable))?.data;
+                    let copied = self.disk.run(move || {
+                        let mut bytes = vec![0; len as usize];
+                        read_all(&from, &mut bytes, offset)?;
+                        put_all(&to, &bytes, offset)
+                    });
+                    copied.await.unwrap_or_else(|Hung| Err(self.hung()))?;
+                }
+            }
+            offset += len;
+        }
+        Ok(())
+    }
+
+    /// Cuts it off, or lets it grow by a hole. `content`: of this file.
+    pub(super) async fn resize(
+        &self,
+        file: &Arc<File>,
+        content: &RwLockWriteGuard<'_, Option<Arc<OwnedFd>>>,
+        size: u64,
+    ) -> Result<(), Wrong> {
+        if size > self.sink.limits().object_bytes_max.min(volume::FILE_BYTES_MAX) {
+            return Err(Wrong::TooLarge);
+        }
+        let data = content.as_ref().ok_or(Wrong::Cause(Cause::Internal))?.clone();
+        let over = self.end_appends(file.ino)?;
+        if !over.is_empty() {
+            self.commit(over, |_| ()).await?;
+        }
+        let cut = self.disk.run(move || rustix::fs::ftruncate(&data, size).map_err(disk_wrong)).await;
+        cut.unwrap_or_else(|Hung| Err(self.hung()))?;
+        file.resized(size);
+        Ok(())
+    }
+
+    /// Waits until the staging disk has room for so many bytes more: what the store has goes first, then what can be sent is
+    /// waited for.
+    pub(super) async fn make_room(&self, bytes: u64) -> Result<(), Wrong> {
+        let take = |left: u64| left.checked_sub(bytes);
+        if self.room.fetch_update(AcqRel, Acquire, take).is_ok() {
+            return Ok(()); // seen a short while ago
+        }
+        let mut looks = 0;
+        loop {
+            let (_, free) = self.disk_space().await?;
+            if let Some(left) = free.checked_sub(bytes.saturating_add(FREE_MIN)) {
+                self.room.store((left / 2).min(ROOM_SEEN_MAX), Release);
+                return Ok(());
+            }
+            if self.drop_clean().await {
+                continue;
+            }
+            looks += 1;
+            if looks > ROOM_LOOKS {
+                return Err(Wrong::NoSpace);
+            }
+            tokio::time::sleep(ROOM_PAUSE).await;
+        }
+    }
+}
+
+/// The journal says that the bytes are not those of the store.
+fn is_noted(record: &Record) -> bool {
+    !record.clean && !record.same
+}
+
+/// So many bytes are written before the disk is asked again how much is free.
+const ROOM_SEEN_MAX: u64 = 64 << 20;
+/// How long a writer waits for room on the staging disk while something is sent, and how often it looks.
+const ROOM_LOOKS: u32 = 100;
+const ROOM_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// A WRITE as the kernel has sent it: read here, and not told by the worker. Copied, for what lies in shared memory may be
+/// another request's by the time at which a slow disk comes to it.
+fn request(caller: &Caller<'_>) -> Result<(WriteIn, Vec<u8>), Wrong> {
+    const GONE: Wrong = Wrong::Cause(Cause::Unavailable); // its caller has been let go: nobody waits for an answer
+    let mut bytes = vec![0; HEAD + WRITE_MAX];
+    let header = caller.inflight.head(caller.unique, &mut bytes).ok_or(GONE)?;
+    let head =
+        bytes.get(InHeader::BYTES..HEAD).and_then(|head| head.try_into().ok()).map(WriteIn::from_bytes);
+    let head = head.ok_or(Wrong::Cause(Cause::Internal))?;
+    let end = HEAD + head.size as usize;
+    if header.opcode != fuse_abi::opcode::WRITE || header.len as usize != end || end > bytes.len() {
+        return Err(Wrong::Cause(Cause::Internal));
+    }
+    bytes.truncate(end);
+    bytes.drain(..HEAD);
+    Ok((head, bytes))
+}
+
+pub(super) fn put_all(file: &OwnedFd, mut bytes: &[u8], mut offset: u64) -> Result<(), Wrong> {
+    while !bytes.is_empty() {
+        match rustix::io::pwrite(file, bytes, offset) {
+            Ok(0) => return Err(Wrong::NoSpace),
+            Ok(written) => {
+                bytes = &bytes[written..];
+                offset += written as u64;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(disk_wrong(error)),
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn read_all(file: &OwnedFd, mut bytes: &mut [u8], mut offset: u64) -> Result<(), Wrong> {
+    while !bytes.is_empty() {
+        match rustix::io::pread(file, &mut *bytes, offset) {
+            Ok(0) => return Err(Wrong::Cause(Cause::Unavailable)), // shorter than it must be
+            Ok(read) => {
+                bytes = &mut bytes[read..];
+                offset += read as u64;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(disk_wrong(error)),
+        }
+    }
+    Ok(())
+}
