@@ -18,6 +18,7 @@ pub(super) const RESULT: u8 = b'r';
 pub(super) const APPEND: u8 = b'a';
 pub(super) const BEGUN: u8 = b'b';
 pub(super) const OPEN: u8 = b'o';
+pub(super) const PROBE_KEY: &[u8] = b"p";
 pub(super) const ROOT_KEY: &[u8] = b"d";
 
 #[derive(Default)]
@@ -31,6 +32,9 @@ pub(super) struct State {
     /// How often it is open, by inode number and mount.
     pub(super) opens: HashMap<u64, HashMap<MountId, u32>>,
     pub(super) root: Option<Root>,
+    /// The file on which this node tries what the store can do: the same each time, so that what a dead agent has left of it
+    /// goes.
+    pub(super) probe: Option<String>,
     /// Of requests that append, by mount and request.
     pub(super) appends: HashMap<(MountId, u64), Append>,
     /// What an agent before this one had begun at the store and not seen the end of.

@@ -4,7 +4,7 @@
 use super::area::{Area, draw};
 use super::disk::{Disk, Hung};
 use super::locks::Locks;
-use super::names::{APPEND, BEGUN, FILE, OPEN, RESULT, ROOT_KEY, State, result_of};
+use super::names::{APPEND, BEGUN, FILE, OPEN, PROBE_KEY, RESULT, ROOT_KEY, State, result_of};
 use super::record::Record;
 use super::times::Times;
 use super::{Outcome, Waiting, send};
@@ -171,6 +171,9 @@ fn read(journal: &Journal, files: BorrowedFd<'_>) -> Result<Read, String> {
                 let append = postcard::from_bytes(value).map_err(|_| unknown())?;
                 read.state.results.entry(request.0).or_default().push_back(request.1);
                 read.state.appends.insert(request, append);
+            }
+            Some(_) if key == PROBE_KEY => {
+                read.state.probe = Some(String::from_utf8(value.to_vec()).map_err(|_| unknown())?);
             }
             Some(_) if key == ROOT_KEY => {
                 read.state.root = Some(postcard::from_bytes(value).map_err(|_| unknown())?);

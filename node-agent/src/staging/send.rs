@@ -8,7 +8,7 @@ use super::area::Area;
 use super::disk::Hung;
 use super::file::File;
 use super::locks::{name, parent};
-use super::names::{State, file_entry};
+use super::names::{PROBE_KEY, State, file_entry};
 use super::ongoing::{Begun, Ongoing};
 use super::parts;
 use super::record::{Former, Object, Record};
@@ -445,10 +445,22 @@ impl Area {
         }
     }
 
+    /// Of this node alone: two that try on one file disturb each other.
+    async fn probe_path(&self) -> Result<String, Wrong> {
+        let known = self.state().probe.clone();
+        if let Some(path) = known {
+            return Ok(path);
+        }
+        let path = format!(".millpond-probe-{}", self.draw()?);
+        let (entry, noted) = ((PROBE_KEY.to_vec(), Some(path.clone().into_bytes())), path.clone());
+        self.commit(vec![entry], move |state| state.probe = Some(noted)).await?;
+        Ok(path)
+    }
+
     /// What this store does with conditions: tried once, on a file of our own.
     async fn able(&self) -> Result<Abilities, Wrong> {
         let probed = self.able.get_or_try_init(|| async {
-            let path = format!(".millpond-probe-{}", self.draw()?);
+            let path = self.probe_path().await?;
             let draw = || self.draw().unwrap_or_else(|_| store::WriteId::new([0; 16]));
             let found = store::probe(&*self.sink, path.as_bytes(), draw).await;
             found.map_err(|e| self.store_wrong("probe", path.as_bytes(), &e))
