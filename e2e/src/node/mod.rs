@@ -434,10 +434,22 @@ impl Node {
     }
 
     pub fn publish_writable(&mut self, volume: &Volume, pod: &str) -> Result<Mounted, Status> {
+        let secrets = self.options.store.secrets();
+        let secrets: Vec<_> = secrets.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        self.publish_writable_with(volume, pod, &secrets)
+    }
+
+    pub fn publish_writable_with(
+        &mut self,
+        volume: &Volume,
+        pod: &str,
+        secrets: &[(&str, &str)],
+    ) -> Result<Mounted, Status> {
         let target = self.target(volume, pod).map_err(|e| Status::internal(e.to_string()))?;
         let mut request = self.publish_request(volume, &target);
         request.readonly = false;
         request.volume_capability = Some(plugin::capability_of(AccessMode::MultiNodeMultiWriter));
+        request.secrets = secrets.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         self.plugin().publish(request)?;
         let mounted = Mounted { id: volume.id.clone(), target };
         self.published.push(mounted.clone());

@@ -166,6 +166,30 @@ fn a_secret_that_changed_is_used_without_a_remount() -> Result<()> {
 }
 
 #[test]
+fn a_second_pod_may_bring_newer_keys_to_a_volume_that_is_written_to() -> Result<()> {
+    let (mut node, _) = node_with("set")?;
+    let key = |id: &str| Key::new(id, &format!("secret-{id}"), Rights::All);
+    let mut store = Keyed::start(&node, vec![key("old"), key("new")])?;
+    let endpoint = store.endpoint();
+    let volume = node.create("v", "set", &[("endpoint", endpoint.as_str()), ("access", "readWrite")])?;
+    let keys = |id, secret| [("accessKeyId", id), ("secretAccessKey", secret)];
+    let one = node.publish_writable_with(&volume, "one", &keys("old", "secret-old"))?;
+    let refused = node.publish_writable_with(&volume, "guesses", &keys("new", "guessed"));
+    ensure!(
+        refused.is_err_and(|status| status.code() == Code::PermissionDenied),
+        "a guessed secret opens it"
+    );
+    let two = node.publish_writable_with(&volume, "two", &keys("new", "secret-new"))?;
+    std::fs::write(two.target.join("both"), b"from two")?;
+    ensure!(std::fs::read(one.target.join("both"))? == b"from two");
+    // The old one is revoked.
+    store.exchange(&node, &[key("new")])?;
+    std::fs::write(one.target.join("both"), b"from one")?;
+    ensure!(std::fs::read(two.target.join("both"))? == b"from one");
+    node.finish()
+}
+
+#[test]
 fn readers_wait_while_a_session_token_has_expired_and_go_on_with_the_next() -> Result<()> {
     let (mut node, tree) = node_with("set")?;
     let key = |token: &str| Key::new("session", "secret", Rights::All).with_token(token);

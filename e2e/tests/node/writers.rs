@@ -4,7 +4,7 @@ use crate::promises::errno;
 use crate::seed;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, Node};
+use e2e::node::{AgentOptions, Node, Volume};
 use e2e::pod::Running;
 use e2e::scenario::torture::writers::{self, LARGE, WriteMode, WritersPlan};
 use std::fs::{self, OpenOptions};
@@ -91,6 +91,50 @@ fn what_somebody_else_has_written_stays_and_what_was_written_here_can_be_read() 
     ensure!(fs::read(&path)? == b"ours!");
     drop(file);
     ensure!(fs::read(&path)? == b"ours!" && fs::read(node.server.file("conflict/a"))? == b"theirs");
+    // As docs/semantics.md has it: removed here, theirs is seen.
+    fs::remove_file(&path)?;
+    ensure!(fs::read(node.server.file("conflict/a"))? == b"theirs" && fs::read(&path)? == b"theirs");
+    node.finish()
+}
+
+/// What waits for the one source never goes to the other.
+#[test]
+fn a_volume_made_anew_does_not_get_what_was_written_to_the_one_before() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let first = node.create("first", "first", &[("access", "readWrite")])?;
+    let other = node.create("other", "other", &[("access", "readWrite")])?;
+    let anew = Volume { id: first.id.clone(), context: other.context.clone() };
+    let mounted = node.publish_writable(&first, "pod")?;
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(mounted.target.join("a"))?;
+    file.write_all_at(b"first", 0)?;
+    file.sync_all()?;
+    // Never uploaded: theirs is there.
+    fs::write(node.server.file("first/a"), b"theirs")?;
+    node.server.rescan()?;
+    file.write_all_at(b"ours!", 0)?;
+    ensure!(errno(file.sync_all()) == Some(libc::ESTALE));
+    drop(file);
+    node.unpublish(&mounted)?;
+    let refused = node.publish_writable(&anew, "anew").err().context("it was published")?;
+    ensure!(
+        refused.message().contains("first") && refused.message().contains("not in the store yet"),
+        "{refused}"
+    );
+    // The same of an agent that finds it on its disk.
+    node.kill_agent()?;
+    node.start_agent()?;
+    let refused = node.publish_writable(&anew, "anew").err().context("it was published")?;
+    ensure!(refused.message().contains("not in the store yet"), "{refused}");
+    // Given up: the volume goes on with the other source.
+    let mounted = node.publish_writable(&first, "pod")?;
+    fs::remove_file(mounted.target.join("a"))?;
+    node.unpublish(&mounted)?;
+    node.kill_agent()?;
+    node.start_agent()?;
+    let mounted = node.publish_writable(&anew, "anew")?;
+    fs::write(mounted.target.join("b"), b"other")?;
+    ensure!(fs::read(node.server.file("other/b"))? == b"other" && !node.server.file("first/b").exists());
+    ensure!(fs::read_dir(&mounted.target)?.count() == 1);
     node.finish()
 }
 

@@ -20,6 +20,7 @@ pub(super) const BEGUN: u8 = b'b';
 pub(super) const OPEN: u8 = b'o';
 pub(super) const PROBE_KEY: &[u8] = b"p";
 pub(super) const ROOT_KEY: &[u8] = b"d";
+pub(super) const SOURCE_KEY: &[u8] = b"s";
 
 #[derive(Default)]
 pub(super) struct State {
@@ -32,6 +33,8 @@ pub(super) struct State {
     /// How often it is open, by inode number and mount.
     pub(super) opens: HashMap<u64, HashMap<MountId, u32>>,
     pub(super) root: Option<Root>,
+    /// What the volume showed when its journal was begun.
+    pub(super) source: Option<String>,
     /// The file on which this node tries what the store can do: the same each time, so that what a dead agent has left of it
     /// goes.
     pub(super) probe: Option<String>,

@@ -440,7 +440,7 @@ impl Area {
         let mut record = file.record();
         record.former.extend(File::object(&record));
         (record.path, record.target, record.clean, record.ctime_ns) = (None, None, false, now_ns());
-        (record.writes, record.unsettled) = (Vec::new(), false);
+        (record.writes, record.unsettled, record.conflict) = (Vec::new(), false, false);
         file.change();
         let mut entries = self.result_entries(caller, &outcome)?;
         entries.push(file_entry(file.ino, Some(&record))?);
@@ -528,6 +528,7 @@ impl Area {
             record.unsettled |= their.unsettled;
             // Its object is replaced, and not removed.
             (their.path, their.clean, their.ctime_ns) = (None, their.former.is_empty(), now_ns());
+            their.conflict = false;
             replaced.change();
             entries.push(file_entry(replaced.ino, Some(&their))?);
             over = Some((replaced.clone(), their));

@@ -4,7 +4,7 @@
 use super::area::{Area, draw};
 use super::disk::{Disk, Hung};
 use super::locks::Locks;
-use super::names::{APPEND, BEGUN, FILE, OPEN, PROBE_KEY, RESULT, ROOT_KEY, State, result_of};
+use super::names::{APPEND, BEGUN, FILE, OPEN, PROBE_KEY, RESULT, ROOT_KEY, SOURCE_KEY, State, result_of};
 use super::record::Record;
 use super::times::Times;
 use super::{Outcome, Waiting, send};
@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::lock::lock;
 use crate::state::StateDir;
 use crate::volumes::scope::Scope;
-use journal::Journal;
+use journal::{Change, Journal};
 use link::broker::MountId;
 use link::{Refusal, RefusalKind};
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -23,12 +23,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
 use store::{Sink, StoreError};
 use tokio::sync::OnceCell;
-use volume::{VolumeId, VolumeSpec};
+use volume::{ScopeId, VolumeId, VolumeSpec};
 
 /// Of the journal's records.
 const FORMAT: u32 = 1;
 const JOURNAL: &str = "journal";
 const FILES: &str = "files";
+
 /// All areas of this node.
 pub(crate) struct Staging {
     dir: PathBuf,
@@ -52,7 +53,13 @@ impl Staging {
         })
     }
 
-    /// The area of this volume, opened if no mount has it. One that is open goes on with the scope that it has.
+    /// What the open area of this volume has its names from. Newer keys open the same scope: inode numbers are of it.
+    pub(crate) async fn scope_of(&self, spec: &VolumeSpec) -> Option<ScopeId> {
+        let area = self.areas.lock().await.get(&spec.id).and_then(Weak::upgrade)?;
+        (shown(&area.spec) == shown(spec)).then(|| area.scope.id.clone())
+    }
+
+    /// The area of this volume, opened if no mount has it.
     pub(crate) async fn open(
         &self,
         config: &Config,
@@ -61,13 +68,23 @@ impl Staging {
         numbers: &Arc<StateDir>,
     ) -> Result<Arc<Area>, Refusal> {
         let mut areas = self.areas.lock().await;
-        if let Some(area) = areas.get(&spec.id).and_then(Weak::upgrade) {
-            return Ok(area);
-        }
-        areas.retain(|_, area| area.strong_count() > 0);
         let refused = |why: String| {
             Refusal::new(RefusalKind::Unavailable, format!("staging area of {}: {why}", spec.id))
         };
+        let source = shown(spec);
+        if let Some(area) = areas.get(&spec.id).and_then(Weak::upgrade) {
+            let of_it = shown(&area.spec);
+            if of_it != source {
+                return Err(refused(still_of(&of_it, &source)));
+            }
+            if area.scope.id != scope.id {
+                return Err(refused(
+                    "another pod's publish with other credentials came first; this one is tried again".into(),
+                ));
+            }
+            return Ok(area);
+        }
+        areas.retain(|_, area| area.strong_count() > 0);
         let sink = scope.source.sink().ok_or_else(|| {
             Refusal::new(
                 RefusalKind::Invalid,
@@ -77,7 +94,7 @@ impl Staging {
         let (dir, limit) = (self.dir.join(spec.id.as_str()), config.cache.disk_timeout.0);
         let disk = Disk::start(limit).map_err(|e| refused(e.to_string()))?;
         let opened = disk
-            .run(move || open_dir(&dir))
+            .run(move || open_dir(&dir, &source))
             .await
             .map_err(|Hung| refused("its disk does not answer".into()))?;
         let (files, journal, read) = opened.map_err(refused)?;
@@ -116,24 +133,55 @@ pub(crate) async fn make_root(sink: &dyn Sink) -> Result<(), StoreError> {
     sink.make_dir(b"", &write).await
 }
 
+/// What a volume shows, and where.
+fn shown(spec: &VolumeSpec) -> String {
+    let endpoint = spec.endpoint().map(|endpoint| format!(" at {endpoint}")).unwrap_or_default();
+    format!("{}{endpoint}", spec.source)
+}
+
+fn still_of(before: &str, now: &str) -> String {
+    format!(
+        "it holds what was written to {before} and is not in the store yet, and this volume is {now}: publish the volume \
+         of {before} on this node again until it is uploaded, or give this volume a handle of its own"
+    )
+}
+
 /// What a journal says.
 struct Read {
     state: State,
     recalled: Vec<(MountId, u64, Outcome)>,
 }
 
-fn open_dir(dir: &Path) -> Result<(OwnedFd, Journal, Read), String> {
+/// `source`: what the volume shows now.
+fn open_dir(dir: &Path, source: &str) -> Result<(OwnedFd, Journal, Read), String> {
     let text = |what: &'static str| move |e: rustix::io::Errno| format!("{what}: {e}");
     std::fs::create_dir_all(dir.join(FILES)).map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let top = rustix::fs::open(dir, flags, Mode::empty()).map_err(text("its directory"))?;
     let files =
         rustix::fs::openat(&top, FILES, flags, Mode::empty()).map_err(text("its directory of files"))?;
-    let (journal, recovered) = Journal::open(top.as_fd(), JOURNAL, FORMAT).map_err(|e| e.to_string())?;
+    let (mut journal, recovered) = Journal::open(top.as_fd(), JOURNAL, FORMAT).map_err(|e| e.to_string())?;
     if recovered.cut_bytes > 0 {
         tracing::warn!(dir = %dir.display(), bytes = recovered.cut_bytes, "the end of a staging journal was not written out: cut off");
     }
-    let read = read(&journal, files.as_fd())?;
+    let mut read = read(&journal, files.as_fd())?;
+    if let Some(before) = read.state.source.take_if(|before| before != source) {
+        // The volume was made anew under the handle that it had: these names and numbers are another source's.
+        let is_wanted =
+            |record: &Record| !record.clean && (record.path.is_some() || !record.former.is_empty());
+        if read.state.files.values().any(|file| is_wanted(&file.record())) {
+            return Err(still_of(&before, source));
+        }
+        let keys: Vec<Vec<u8>> = journal.iter().map(|(key, _)| key.to_vec()).collect();
+        let all: Vec<Change<'_>> = keys.iter().map(|key| Change::Delete { key }).collect();
+        journal.batch(&all).map_err(|e| e.to_string())?;
+        read = Read { state: State::default(), recalled: Vec::new() };
+    }
+    if read.state.source.is_none() {
+        let known = Change::Put { key: SOURCE_KEY, value: source.as_bytes() };
+        journal.batch(&[known]).map_err(|e| e.to_string())?;
+        read.state.source = Some(source.into());
+    }
     remove_strays(&files, &read.state);
     Ok((files, journal, read))
 }
@@ -174,6 +222,9 @@ fn read(journal: &Journal, files: BorrowedFd<'_>) -> Result<Read, String> {
             }
             Some(_) if key == PROBE_KEY => {
                 read.state.probe = Some(String::from_utf8(value.to_vec()).map_err(|_| unknown())?);
+            }
+            Some(_) if key == SOURCE_KEY => {
+                read.state.source = Some(String::from_utf8(value.to_vec()).map_err(|_| unknown())?);
             }
             Some(_) if key == ROOT_KEY => {
                 read.state.root = Some(postcard::from_bytes(value).map_err(|_| unknown())?);

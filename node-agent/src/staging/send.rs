@@ -579,45 +579,45 @@ impl Area {
     async fn remove_former(&self, file: &Arc<File>) -> Result<(), Wrong> {
         while let Some(object) = superfluous(&file.record()) {
             self.keep_dir(parent(&object.path)).await?;
-            let mut is_theirs = false;
             failpoint::hit("agent.staging.delete");
-            let version = match object.writes.is_empty() {
-                true => object.version.clone(),
-                // Asked of the store, and not seen how it ended.
-                false => {
-                    let seen = self.sink.look(&object.path).await;
-                    let seen = seen.map_err(|e| self.store_wrong("look", &object.path, &e))?;
-                    let is_ours = |seen: &Seen| {
-                        object.version.as_ref() == Some(&seen.version.0) || is_of(seen, &object.writes)
-                    };
-                    seen.filter(is_ours).map(|seen| seen.version.0)
-                }
-            };
-            let deleted = match version {
-                Some(version) => self.sink.delete(&object.path, &Condition::Is(Version(version))).await,
-                None => Ok(()),
-            };
-            match deleted {
-                Ok(()) | Err(StoreError::NotFound { .. }) => {}
-                // Somebody else has put something else there: it is theirs, and seen again from the next look on.
-                Err(StoreError::Conflict { .. } | StoreError::Stale { .. }) => {
-                    is_theirs = true;
-                    tracing::warn!(
-                        volume = %self.volume, path = %String::from_utf8_lossy(&object.path),
-                        "what was removed or renamed here has been changed by somebody else meanwhile: theirs stays"
-                    );
-                }
-                Err(error) => return Err(self.store_wrong("removal", &object.path, &error)),
-            }
+            let is_theirs = self.remove_object(&object).await?;
             failpoint::hit("agent.staging.deleted");
             self.unplace(&object.path).await?;
             if is_theirs {
+                tracing::warn!(
+                    volume = %self.volume, path = %String::from_utf8_lossy(&object.path),
+                    "what was removed or renamed here has been changed by somebody else meanwhile: theirs stays"
+                );
                 self.look_again(&object.path).await;
             }
             let seen = file.changes();
             self.note_sent(file, seen, |record| record.former.retain(|former| *former != object)).await?;
         }
         Ok(())
+    }
+
+    /// True: somebody else has put something else there. It is theirs, and seen again from the next look on.
+    async fn remove_object(&self, object: &Former) -> Result<bool, Wrong> {
+        let version = match object.writes.is_empty() {
+            true => object.version.clone(),
+            // Asked of the store, and not seen how it ended.
+            false => {
+                let seen = self.sink.look(&object.path).await;
+                let seen = seen.map_err(|e| self.store_wrong("look", &object.path, &e))?;
+                match seen {
+                    Some(seen) if is_of(&seen, &object.writes) => Some(seen.version.0),
+                    Some(seen) if object.version.as_ref() == Some(&seen.version.0) => Some(seen.version.0),
+                    Some(_) => return Ok(true),
+                    None => None,
+                }
+            }
+        };
+        let Some(version) = version else { return Ok(false) };
+        match self.sink.delete(&object.path, &Condition::Is(Version(version))).await {
+            Ok(()) | Err(StoreError::NotFound { .. }) => Ok(false),
+            Err(StoreError::Conflict { .. } | StoreError::Stale { .. }) => Ok(true),
+            Err(error) => Err(self.store_wrong("removal", &object.path, &error)),
+        }
     }
 
     /// Asks the store for a name of which something else is known.

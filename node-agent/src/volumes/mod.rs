@@ -145,7 +145,12 @@ impl Volumes {
             tracing::warn!(volume = %spec.id, "{limited}");
         }
         let credentials = self.opener.credentials(&spec, &request.secrets, request.spec.environment)?;
-        let (id, scope) = (request.mount, spec.scope(&credentials, self.opener.numbers.scope_key()));
+        let id = request.mount;
+        let scope = match spec.parameters.access {
+            volume::Access::ReadWrite => self.staging.scope_of(&spec).await,
+            volume::Access::ReadOnly => None,
+        };
+        let scope = scope.unwrap_or_else(|| spec.scope(&credentials, self.opener.numbers.scope_key()));
         let arrival = match self.arrive(id, &scope, request.spec.namespace())? {
             Some(arrival) => arrival,
             None => {

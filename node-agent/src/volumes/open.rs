@@ -155,16 +155,17 @@ impl ScopeOpener {
     async fn ask_for(&self, spec: &VolumeSpec, source: &dyn Source) -> Result<(), Refusal> {
         let wait = self.config.agent.source_wait.0;
         let checked = async {
-            match (source.check(wait).await, source.sink()) {
+            let checked = source.check(wait).await;
+            let is_missing = matches!(checked, Err(StoreError::NotFound { .. }));
+            if is_missing
+                && spec.parameters.access == volume::Access::ReadWrite
+                && let Some(sink) = source.sink()
+            {
                 // The first publish of a volume that will be written to makes its directory in a bucket.
-                (Err(StoreError::NotFound { .. }), Some(sink))
-                    if spec.parameters.access == volume::Access::ReadWrite =>
-                {
-                    staging::make_root(&*sink).await?;
-                    source.check(wait).await
-                }
-                (checked, _) => checked,
+                staging::make_root(&*sink).await?;
+                return source.check(wait).await;
             }
+            checked
         };
         match tokio::time::timeout(wait, checked).await {
             Ok(checked) => checked.map_err(|e| source_refusal(&e)),
