@@ -5,7 +5,6 @@ use crate::sink::{Attributes, Body, Condition, Part, Sink, Upload, Write, WriteI
 use crate::{StoreError, Version};
 use crc_fast::CrcAlgorithm;
 use rustix::fs::MemfdFlags;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Where one is false, a writer elsewhere can be overwritten unseen: what is left is to look before.
@@ -122,9 +121,9 @@ fn body(sink: &dyn Sink, path: &[u8]) -> Result<Body, StoreError> {
         what: format!("{sink:?} {}", String::from_utf8_lossy(path)),
         why: e.to_string(),
     };
-    let file: OwnedFd = rustix::fs::memfd_create("probe", MemfdFlags::CLOEXEC).map_err(failed)?;
+    let file = rustix::fs::memfd_create("probe", MemfdFlags::CLOEXEC).map_err(failed)?;
     let written = rustix::io::pwrite(&file, BYTES, 0).map_err(failed)?;
     let crc32c = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, &BYTES[..written]);
     let crc32c = u32::try_from(crc32c).unwrap_or_default();
-    Ok(Body { file: Arc::new(file), range: 0..written as u64, crc32c })
+    Ok(Body { file: Arc::new(file.into()), range: 0..written as u64, crc32c })
 }

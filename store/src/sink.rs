@@ -7,8 +7,8 @@ use crate::{StoreError, Version};
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::fs::File;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// What must be there for a write to take place.
@@ -71,7 +71,7 @@ pub struct Write {
 /// Bytes of a file of ours. They must not change while they are sent: a retry reads them again.
 #[derive(Clone, Debug)]
 pub struct Body {
-    pub file: Arc<OwnedFd>,
+    pub file: Arc<File>,
     pub range: Range<u64>,
     /// Of these bytes as they were written (CRC-32C): what the file gives back must add up to it, and so must what arrives.
     pub crc32c: u32,

@@ -8,9 +8,11 @@ use e2e::node::{AgentOptions, Node, Volume};
 use e2e::pod::Running;
 use e2e::scenario::torture::writers::{self, LARGE, WriteMode, WritersPlan};
 use std::fs::{self, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use testkit::faults::{Fault, Rule, Script};
 
@@ -94,6 +96,46 @@ fn what_somebody_else_has_written_stays_and_what_was_written_here_can_be_read() 
     // As docs/semantics.md has it: removed here, theirs is seen.
     fs::remove_file(&path)?;
     ensure!(fs::read(node.server.file("conflict/a"))? == b"theirs" && fs::read(&path)? == b"theirs");
+    node.finish()
+}
+
+/// More than the staging area keeps of files that the store has, with programs that change them just then.
+#[test]
+fn staged_files_go_when_the_store_has_them_also_beside_programs_that_use_them() -> Result<()> {
+    const FILES: usize = 6000;
+    let mut node = Node::start(AgentOptions::default())?;
+    let mounted = node.workspace("many", "many", &[("writeMode", "back")])?;
+    let path = |number: usize| mounted.target.join(format!("f{number}"));
+    for number in 0..FILES {
+        fs::write(path(number), number.to_string())?;
+    }
+    let staged = node.places().state("agent").join("staging").join(&mounted.id).join("files");
+    let is_smaller = || fs::read_dir(&staged).is_ok_and(|files| files.count() < FILES - 500);
+    let (done, mut changes) = (AtomicBool::new(false), vec![0; FILES]);
+    std::thread::scope(|threads| {
+        let changing = threads.spawn(|| -> Result<()> {
+            let mut first = 0;
+            while !done.load(Ordering::Acquire) {
+                for number in (first..FILES).step_by(7) {
+                    // By its name alone: it is not open.
+                    fs::set_permissions(path(number), fs::Permissions::from_mode(0o600 | first as u32))?;
+                    OpenOptions::new().append(true).open(path(number))?.write_all(b".")?;
+                    changes[number] += 1;
+                }
+                first = (first + 1) % 7;
+            }
+            Ok(())
+        });
+        let gone = wait_until(2 * PATIENCE, is_smaller);
+        done.store(true, Ordering::Release);
+        changing.join().map_err(|_| anyhow::anyhow!("a writer has panicked"))??;
+        ensure!(gone, "all files are kept");
+        Ok(())
+    })?;
+    for (number, changes) in changes.iter().enumerate() {
+        let found = fs::read_to_string(path(number))?;
+        ensure!(found == format!("{number}{}", ".".repeat(*changes)), "file {number}: {found}");
+    }
     node.finish()
 }
 

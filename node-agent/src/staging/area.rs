@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use store::{Abilities, NoPlace, Sink, StoreError, WriteId};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 use volume::{Freshness, VolumeId, VolumeSpec, WriteMode};
 
 /// How long an agent that is succeeded waits for its staging disk.
@@ -38,13 +38,17 @@ pub(crate) struct Area {
     pub(super) sink: Arc<dyn Sink>,
     pub(super) spec: VolumeSpec,
     /// Where the staged bytes lie.
-    pub(super) files: OwnedFd,
+    pub(super) files: Arc<OwnedFd>,
     pub(super) numbers: Arc<StateDir>,
     pub(super) disk: Disk,
     pub(super) journal: Arc<Mutex<Option<Journal>>>,
     pub(super) released: AtomicBool,
     pub(super) state: Arc<Mutex<State>>,
     pub(super) locks: Locks,
+    /// Held by a rename that lets a file wait for another one.
+    pub(super) ordering: tokio::sync::Mutex<()>,
+    /// Inode numbers whose staged files are just being removed.
+    pub(super) dropping: Arc<watch::Sender<HashSet<u64>>>,
     /// Held by whoever counts an open file.
     pub(super) counting: tokio::sync::Mutex<()>,
     /// Mounts that are here. Others that the journal tells of have ended with their agent.
@@ -120,7 +124,7 @@ impl Area {
         apply: impl FnOnce(&mut State) + Send + 'static,
     ) -> Result<(), Wrong> {
         let (journal, state) = (self.journal.clone(), self.state.clone());
-        let done = self.disk.run(move || {
+        let done = self.on_disk(move || {
             failpoint::hit("agent.staging.commit");
             let mut journal = lock(&journal);
             let journal = journal.as_mut().ok_or(Wrong::Cause(Cause::Unavailable))?; // left to a successor
@@ -136,15 +140,14 @@ impl Area {
             failpoint::hit("agent.staging.committed");
             Ok(())
         });
-        done.await.unwrap_or_else(|Hung| Err(self.hung()))
+        done.await
     }
 
     /// Writes out what the journal has been told, and the bytes of `data`.
-    pub(super) async fn sync_disk(&self, data: Option<Arc<OwnedFd>>) -> Result<(), Wrong> {
+    pub(super) async fn sync_disk(&self, data: Option<Arc<std::fs::File>>) -> Result<(), Wrong> {
         let journal = self.journal.clone();
-        let dir =
-            rustix::io::fcntl_dupfd_cloexec(&self.files, 0).map_err(|_| Wrong::Cause(Cause::Internal))?;
-        let done = self.disk.run(move || {
+        let dir = self.files.clone();
+        let done = self.on_disk(move || {
             let failed = |error: rustix::io::Errno| {
                 tracing::error!(%error, "the staging disk did not write out");
                 disk_wrong(error)
@@ -157,10 +160,18 @@ impl Area {
             let journal = journal.as_mut().ok_or(Wrong::Cause(Cause::Unavailable))?;
             journal.sync().map_err(|error| journal_wrong(&error))
         });
-        done.await.unwrap_or_else(|Hung| Err(self.hung()))
+        done.await
     }
 
-    pub(super) fn hung(&self) -> Wrong {
+    /// On a thread of the staging disk.
+    pub(super) async fn on_disk<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> Result<T, Wrong> + Send + 'static,
+    ) -> Result<T, Wrong> {
+        self.disk.run(job).await.unwrap_or_else(|Hung| Err(self.hung()))
+    }
+
+    fn hung(&self) -> Wrong {
         tracing::error!(volume = %self.volume, "the disk of the staging area does not answer");
         Wrong::Cause(Cause::Unavailable)
     }
@@ -365,7 +376,7 @@ impl Area {
     }
 
     /// Takes a file of the store's into the area, as it is there. Nothing of it is changed by that.
-    pub(super) fn stage(&self, attributes: &Attributes) -> Result<Arc<File>, Wrong> {
+    pub(super) async fn stage(&self, attributes: &Attributes) -> Result<Arc<File>, Wrong> {
         if attributes.kind != Kind::File {
             return Err(if attributes.kind == Kind::Directory {
                 Wrong::IsDirectory
@@ -395,6 +406,11 @@ impl Area {
             mtime_ns: node.mtime_ns,
             ctime_ns: node.ctime_ns,
         };
+        let mut dropping = self.dropping.subscribe();
+        let is_over = dropping.wait_for(|dropping| !dropping.contains(&attributes.ino));
+        if tokio::time::timeout(self.disk.limit(), is_over).await.is_err() {
+            return Err(self.hung());
+        }
         let mut state = self.state();
         if let Some(file) = state.files.get(&attributes.ino)
             && (file.speaks() || file.is_of(&attributes.token))
@@ -407,10 +423,10 @@ impl Area {
     }
 
     /// The staged file of what was found.
-    pub(super) fn staged(&self, found: Found) -> Result<Arc<File>, Wrong> {
+    pub(super) async fn staged(&self, found: Found) -> Result<Arc<File>, Wrong> {
         match found {
             Found::Staged(file) => Ok(file),
-            Found::Stored(attributes) => self.stage(&attributes),
+            Found::Stored(attributes) => self.stage(&attributes).await,
         }
     }
 
@@ -437,39 +453,35 @@ impl Area {
     }
 
     /// An empty file for the bytes of this inode; one that was left there is emptied.
-    pub(super) async fn make_data(&self, ino: u64) -> Result<Arc<OwnedFd>, Wrong> {
-        let dir =
-            rustix::io::fcntl_dupfd_cloexec(&self.files, 0).map_err(|_| Wrong::Cause(Cause::Internal))?;
-        let made = self.disk.run(move || {
+    pub(super) async fn make_data(&self, ino: u64) -> Result<Arc<std::fs::File>, Wrong> {
+        let dir = self.files.clone();
+        let made = self.on_disk(move || {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             rustix::fs::openat(&dir, data_name(ino), flags, Mode::from_raw_mode(0o600)).map_err(disk_wrong)
         });
-        made.await.unwrap_or_else(|Hung| Err(self.hung())).map(Arc::new)
+        made.await.map(|data| Arc::new(data.into()))
     }
 
     pub(super) async fn remove_data(&self, ino: u64) {
-        let Ok(dir) = rustix::io::fcntl_dupfd_cloexec(&self.files, 0) else { return };
+        let dir = self.files.clone();
         // A stray is removed at the next start.
         let _ = self.disk.run(move || rustix::fs::unlinkat(&dir, data_name(ino), AtFlags::empty())).await;
     }
 
     /// For a worker: its bytes, to be read alone.
     pub(super) async fn readable(&self, ino: u64) -> Result<OwnedFd, Wrong> {
-        let dir =
-            rustix::io::fcntl_dupfd_cloexec(&self.files, 0).map_err(|_| Wrong::Cause(Cause::Internal))?;
-        let opened = self.disk.run(move || {
+        let dir = self.files.clone();
+        let opened = self.on_disk(move || {
             let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             rustix::fs::openat(&dir, data_name(ino), flags, Mode::empty()).map_err(disk_wrong)
         });
-        opened.await.unwrap_or_else(|Hung| Err(self.hung()))
+        opened.await
     }
 
     /// Bytes of the staging disk, all and free.
     pub(super) async fn disk_space(&self) -> Result<(u64, u64), Wrong> {
-        let dir =
-            rustix::io::fcntl_dupfd_cloexec(&self.files, 0).map_err(|_| Wrong::Cause(Cause::Internal))?;
-        let asked = self.disk.run(move || rustix::fs::fstatvfs(&dir).map_err(disk_wrong)).await;
-        let about = asked.unwrap_or_else(|Hung| Err(self.hung()))?;
+        let dir = self.files.clone();
+        let about = self.on_disk(move || rustix::fs::fstatvfs(&dir).map_err(disk_wrong)).await?;
         Ok((about.f_blocks.saturating_mul(about.f_frsize), about.f_bavail.saturating_mul(about.f_frsize)))
     }
 
@@ -517,6 +529,10 @@ pub(super) fn disk_wrong(error: rustix::io::Errno) -> Wrong {
         Errno::FBIG => Wrong::TooLarge,
         _ => Wrong::Cause(Cause::Unavailable),
     }
+}
+
+pub(super) fn file_wrong(error: std::io::Error) -> Wrong {
+    disk_wrong(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
 }
 
 fn journal_wrong(error: &JournalError) -> Wrong {

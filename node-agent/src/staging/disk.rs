@@ -37,6 +37,10 @@ impl Disk {
         Ok(Self { jobs, limit })
     }
 
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
+    }
+
     pub(super) async fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,

@@ -6,7 +6,6 @@ use super::record::{Former, Record};
 use crate::lock::lock;
 use link::writable::Node;
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -16,7 +15,7 @@ pub(super) struct File {
     pub(super) ino: u64,
     pub(super) record: Mutex<Record>,
     /// Its file here, once it has one. Read by those who write into it; alone for whoever needs the bytes to stay as they are.
-    pub(super) content: tokio::sync::RwLock<Option<Arc<OwnedFd>>>,
+    pub(super) content: tokio::sync::RwLock<Option<Arc<std::fs::File>>>,
     size: AtomicU64,
     mtime_ns: AtomicI64,
     /// When its bytes or its length were changed last, which a program cannot set.
@@ -41,7 +40,7 @@ pub(super) fn now_ns() -> i64 {
 }
 
 impl File {
-    pub(super) fn new(ino: u64, record: Record, data: Option<Arc<OwnedFd>>, size: u64) -> Arc<Self> {
+    pub(super) fn new(ino: u64, record: Record, data: Option<Arc<std::fs::File>>, size: u64) -> Arc<Self> {
         let (mtime_ns, touched_ns) = (record.mtime_ns, record.ctime_ns);
         Arc::new(Self {
             ino,

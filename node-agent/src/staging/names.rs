@@ -114,7 +114,7 @@ impl State {
                     .map_err(|e| format!("the bytes of {:?}: {e}", record.path))?;
                 size = end;
             }
-            data = Some(Arc::new(opened));
+            data = Some(Arc::new(opened.into()));
         }
         let file = File::new(ino, record, data, size);
         self.insert(&file);

@@ -350,7 +350,7 @@ impl Area {
         {
             return self.set_of_directory(attributes, set).await;
         }
-        let file = self.staged(found)?;
+        let file = self.staged(found).await?;
         // Before its bytes are brought, of which only those are that stay.
         self.note_dirty(&file, set.size.is_some()).await?;
         if let Some(size) = set.size {
@@ -377,9 +377,7 @@ impl Area {
         record.same &= set.size.is_none();
         let record = file.noted(record);
         file.change();
-        let entries = vec![file_entry(ino, Some(&record))?];
-        let changed = file.clone();
-        self.commit(entries, move |state| state.set(&changed, record)).await?;
+        self.put_record(&file, record).await?;
         drop(content);
         Ok(Done::Node(file.node()))
     }
@@ -433,7 +431,7 @@ impl Area {
         if let Found::Stored(Attributes { kind: Kind::Directory, .. }) = &found {
             return Err(Wrong::IsDirectory);
         }
-        let file = self.staged(found)?;
+        let file = self.staged(found).await?;
         self.keep_for_readers(&file).await?;
         let outcome = Ok(Done::Done);
         let content = file.content.write().await;
@@ -492,12 +490,18 @@ impl Area {
             return Err(Wrong::IsDirectory);
         }
         self.new_path(to_dir, to_name)?;
-        let file = self.staged(found)?;
-        let replaced = there.map(|there| self.staged(there)).transpose()?;
+        let file = self.staged(found).await?;
+        let replaced = match there {
+            Some(there) => Some(self.staged(there).await?),
+            None => None,
+        };
         if let Some(replaced) = &replaced {
             self.keep_for_readers(replaced).await?;
         }
         let outcome = Ok(Done::Done);
+        // Two at once could each close the circle that the other one begins.
+        let must_wait = self.state().gone.contains_key(&to);
+        let ordered = if must_wait { Some(self.ordering.lock().await) } else { None };
         self.untangle(&file, &to).await?;
         // What is replaced is not sent there meanwhile: its object would be taken for somebody else's.
         let silent = match &replaced {
@@ -542,7 +546,7 @@ impl Area {
             state.set(&moved, record);
         };
         self.commit(entries, apply).await?;
-        drop((content, replaced_content, silent));
+        drop((content, replaced_content, silent, ordered));
         self.times.names_changed(from_dir);
         self.times.names_changed(to_dir);
         if let Some(replaced) = &replaced {
@@ -591,7 +595,7 @@ impl Area {
         self.is_directory(dir).await?;
         self.new_path(dir, name)?;
         let owner = self.inherited(dir, owner, true).await?;
-        self.sent_before(&path).await?;
+        self.sent_before(&path, None).await?;
         self.begin(caller).await?;
         let attributes = store::Attributes {
             mode: Some(owner.mode),

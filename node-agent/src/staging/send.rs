@@ -4,15 +4,13 @@
 //! checksum, so that writers go on meanwhile; what they change is sent again. A file whose bytes come in order is sent
 //! while it is written, part by part.
 
-use super::area::Area;
-use super::disk::Hung;
+use super::area::{Area, file_wrong};
 use super::file::File;
 use super::locks::{name, parent};
-use super::names::{PROBE_KEY, State, file_entry};
+use super::names::{PROBE_KEY, State, data_name, file_entry};
 use super::ongoing::{Begun, Ongoing};
 use super::parts;
 use super::record::{Former, Object, Record};
-use super::write::read_all;
 use super::{Outcome, Waiting};
 use crate::lock::lock;
 use cache::meta::{Attributes, Incoming, Kind, ROOT};
@@ -20,10 +18,10 @@ use crc_fast::CrcAlgorithm;
 use futures::StreamExt;
 use link::Cause;
 use link::writable::{Done, Wrong};
-use rustix::fs::MemfdFlags;
+use rustix::fs::{AtFlags, MemfdFlags};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use store::{Abilities, Body, Condition, Part, Seen, StoreError, Version, Write, Written};
@@ -35,6 +33,8 @@ const WHOLE_MAX: u64 = 2 * parts::FIRST;
 const COPY_MAX: u64 = 16 << 20;
 /// Parts of one file on their way at once. Each has a copy of its bytes in memory.
 const PARTS_AT_ONCE: usize = 4;
+/// Files that are sent at once without anybody who waits for them: one that the store does not take holds up no other.
+const FILES_AT_ONCE: usize = 4;
 /// How often what is changed while it is sent is sent again before its writers wait.
 const ROUNDS: u32 = 3;
 /// How often a file is begun anew at most.
@@ -70,10 +70,7 @@ impl Area {
                 return Err(Wrong::Cause(Cause::Unavailable)); // it is never as it was a moment before
             }
             if let Some(path) = &record.path {
-                let other = self.state().gone.get(path).copied();
-                if let Some(other) = other.filter(|other| *other != file.ino) {
-                    self.send_before(other).await?;
-                }
+                self.sent_before(path, Some(file.ino)).await?;
             }
             let is_there = match &record.path {
                 Some(path) => self.send_to(file, &mut ongoing, record.clone(), path, round >= ROUNDS).await?,
@@ -102,9 +99,10 @@ impl Area {
     }
 
     /// What is at this path, or below it, and has another name here by now or none: the store is told first.
-    pub(super) async fn sent_before(&self, path: &[u8]) -> Result<(), Wrong> {
+    /// `own`: the file that is to come there itself.
+    pub(super) async fn sent_before(&self, path: &[u8], own: Option<u64>) -> Result<(), Wrong> {
         let owner = self.state().gone.get(path).copied();
-        match owner {
+        match owner.filter(|owner| Some(*owner) != own) {
             Some(ino) => self.send_before(ino).await,
             None => Ok(()),
         }
@@ -218,7 +216,7 @@ impl Area {
         &self,
         file: &Arc<File>,
         ongoing: &mut Ongoing,
-        data: &Arc<OwnedFd>,
+        data: &Arc<std::fs::File>,
         path: &[u8],
         condition: &Condition,
         alone: bool,
@@ -262,7 +260,7 @@ impl Area {
         &self,
         file: &Arc<File>,
         ongoing: &mut Ongoing,
-        data: &Arc<OwnedFd>,
+        data: &Arc<std::fs::File>,
         path: &[u8],
         size: u64,
         pieces: Pieces,
@@ -520,19 +518,23 @@ impl Area {
         }
     }
 
+    /// The directory of this path, if it is known.
+    fn above(&self, path: &[u8]) -> Result<Option<u64>, Wrong> {
+        match parent(path) {
+            b"" => Ok(Some(ROOT)),
+            dir => self.scope.names.resolve(dir).map_err(|e| self.meta_wrong(&e)),
+        }
+    }
+
     pub(super) async fn place(&self, path: &[u8], incoming: Incoming, ino: u64) -> Result<Attributes, Wrong> {
-        let dir = parent(path);
-        let resolved = self.scope.names.resolve(dir).map_err(|e| self.meta_wrong(&e))?;
-        let above = if dir.is_empty() { ROOT } else { resolved.ok_or(Wrong::Cause(Cause::Stale))? };
+        let above = self.above(path)?.ok_or(Wrong::Cause(Cause::Stale))?;
         let scope = self.scope.clone();
         let placed = tokio::task::spawn_blocking(move || scope.place(above, &incoming, ino)).await;
         placed.map_err(|_| Wrong::Cause(Cause::Internal))?.map_err(|e| self.meta_wrong(&e))
     }
 
     pub(super) async fn unplace(&self, path: &[u8]) -> Result<(), Wrong> {
-        let dir = parent(path);
-        let resolved = self.scope.names.resolve(dir).map_err(|e| self.meta_wrong(&e))?;
-        let Some(above) = (if dir.is_empty() { Some(ROOT) } else { resolved }) else { return Ok(()) };
+        let Some(above) = self.above(path)? else { return Ok(()) };
         let (scope, name) = (self.scope.clone(), name(path).to_vec());
         let removed = tokio::task::spawn_blocking(move || scope.unplace(above, &name)).await;
         removed.map_err(|_| Wrong::Cause(Cause::Internal))?.map_err(|e| self.meta_wrong(&e))
@@ -552,9 +554,7 @@ impl Area {
         let is_unchanged = file.changes() == seen;
         record.same &= is_unchanged;
         record.clean = record.former.is_empty() && is_unchanged;
-        let entries = vec![file_entry(file.ino, Some(&record))?];
-        let changed = file.clone();
-        self.commit(entries, move |state| state.set(&changed, record)).await
+        self.put_record(file, record).await
     }
 
     async fn change_record(
@@ -622,11 +622,7 @@ impl Area {
 
     /// Asks the store for a name of which something else is known.
     async fn look_again(&self, path: &[u8]) {
-        let above = match parent(path) {
-            b"" => Some(ROOT),
-            dir => self.scope.names.resolve(dir).ok().flatten(),
-        };
-        if let Some(above) = above {
+        if let Ok(Some(above)) = self.above(path) {
             let _ = self.scope.head(above, name(path)).await; // it is asked for again when it is looked up
         }
     }
@@ -674,15 +670,16 @@ impl Area {
     }
 
     /// These bytes as they are now; to be called with the content alone, or where changes are found out otherwise.
-    async fn body(&self, data: &Arc<OwnedFd>, range: Range<u64>) -> Result<Body, Wrong> {
+    async fn body(&self, data: &Arc<std::fs::File>, range: Range<u64>) -> Result<Body, Wrong> {
         let (data, len) = (data.clone(), range.end - range.start);
-        let copied = self.disk.run(move || {
+        let copied = self.on_disk(move || {
             if len <= COPY_MAX {
                 let mut bytes = vec![0; len as usize];
-                read_all(&data, &mut bytes, range.start)?;
+                data.read_exact_at(&mut bytes, range.start).map_err(file_wrong)?;
                 let failed = |_| Wrong::Cause(Cause::Internal);
                 let copy = rustix::fs::memfd_create("millpond-part", MemfdFlags::CLOEXEC).map_err(failed)?;
-                super::write::put_all(&copy, &bytes, 0)?;
+                let copy = std::fs::File::from(copy);
+                copy.write_all_at(&bytes, 0).map_err(file_wrong)?;
                 let crc32c = checksum(&bytes);
                 return Ok(Body { file: Arc::new(copy), range: 0..len, crc32c });
             }
@@ -691,13 +688,13 @@ impl Area {
             let mut at = range.start;
             while at < range.end {
                 let step = (range.end - at).min(bytes.len() as u64) as usize;
-                read_all(&data, &mut bytes[..step], at)?;
+                data.read_exact_at(&mut bytes[..step], at).map_err(file_wrong)?;
                 digest.update(&bytes[..step]);
                 at += step as u64;
             }
             Ok(Body { file: data, range, crc32c: digest.finalize() as u32 })
         });
-        copied.await.unwrap_or_else(|Hung| Err(self.hung()))
+        copied.await
     }
 
     /// Drops what the store has and nobody has open, the least lately changed first. False: there is nothing.
@@ -711,39 +708,56 @@ impl Area {
         let some = clean.len().div_ceil(4);
         let mut dropped = false;
         for file in clean.into_iter().take(some) {
-            dropped |= self.drop_file(&file).await;
+            dropped |= self.drop_file(file).await;
         }
         dropped
     }
 
-    async fn drop_file(&self, file: &Arc<File>) -> bool {
-        let content = file.content.write().await;
-        if !file.record().clean || file.record().path.is_none() || self.state().is_open(file.ino) {
-            return false;
-        }
-        let Ok(entry) = file_entry(file.ino, None) else { return false };
+    /// False: somebody is about to use it. What has to go is removed from memory first, so that nobody finds it any more, and
+    /// taken in anew once it is off the disk.
+    async fn drop_file(&self, file: Arc<File>) -> bool {
         let ino = file.ino;
-        if self.commit(vec![entry], move |state| state.remove(ino)).await.is_err() {
-            return false;
+        {
+            let mut state = self.state();
+            let record = file.record();
+            // Ours, and the area's.
+            let is_held = Arc::strong_count(&file) > 2 || state.is_open(ino);
+            if is_held || !record.clean || record.path.is_none() {
+                return false;
+            }
+            self.dropping.send_modify(|dropping| _ = dropping.insert(ino));
+            state.remove(ino);
         }
-        self.remove_data(ino).await;
-        drop(content);
-        true
+        let (state, journal, files, dropping) =
+            (self.state.clone(), self.journal.clone(), self.files.clone(), self.dropping.clone());
+        let dropped = self.on_disk(move || {
+            let forgotten = lock(&journal).as_mut().is_some_and(|journal| {
+                let entry = file_entry(ino, None);
+                entry.is_ok_and(|(key, _)| journal.delete(&key).is_ok())
+            });
+            match forgotten {
+                // A stray is removed at the next start.
+                true => drop(rustix::fs::unlinkat(&*files, data_name(ino), AtFlags::empty())),
+                false => lock(&state).insert(&file),
+            }
+            dropping.send_modify(|dropping| _ = dropping.remove(&ino));
+            Ok(forgotten)
+        });
+        dropped.await.unwrap_or(false)
     }
 
     /// Sends what nobody waits for.
     async fn look_after(&self) {
-        let files: Vec<Arc<File>> = self.state().files.values().cloned().collect();
-        let clean = files.iter().filter(|file| file.record().clean).count();
-        for file in files {
+        let is_due = |file: &&Arc<File>| {
             let record = file.record();
-            let is_quiet = lock(&file.changed_at).elapsed() >= QUIET;
-            if record.clean || record.conflict || !is_quiet {
-                continue;
-            }
+            !record.clean && !record.conflict && lock(&file.changed_at).elapsed() >= QUIET
+        };
+        // No more than are sent: who holds one keeps it from being dropped.
+        let due: Vec<Arc<File>> = self.state().files.values().filter(is_due).cloned().collect();
+        let sent = futures::stream::iter(due).for_each_concurrent(FILES_AT_ONCE, async |file| {
             if let Ok(mut ongoing) = file.sending.try_lock() {
                 if ongoing.tried.is_some_and(|tried| tried.elapsed() < AGAIN) {
-                    continue;
+                    return;
                 }
                 ongoing.tried = Some(Instant::now());
             }
@@ -751,7 +765,9 @@ impl Area {
                 file.sending.lock().await.tried = None;
             }
             self.forget_unlinked(file.ino).await;
-        }
+        });
+        sent.await;
+        let clean = self.state().files.values().filter(|file| file.record().clean).count();
         if clean > CLEAN_MAX {
             self.drop_clean().await;
         }
@@ -770,12 +786,14 @@ impl Area {
     /// Sends everything, as far as it goes within `limit`; true: nothing waits any more.
     pub(crate) async fn send_all(&self, limit: Duration) -> bool {
         let sending = async {
-            let files: Vec<Arc<File>> = self.state().files.values().cloned().collect();
-            for file in files {
+            let is_wanted = |file: &&Arc<File>| !file.record().clean;
+            let files: Vec<Arc<File>> = self.state().files.values().filter(is_wanted).cloned().collect();
+            let sent = futures::stream::iter(files).for_each_concurrent(FILES_AT_ONCE, async |file| {
                 // Each error has been logged; what is left is kept.
                 let _ = self.send(&file).await;
                 self.forget_unlinked(file.ino).await;
-            }
+            });
+            sent.await;
         };
         let _ = tokio::time::timeout(limit, sending).await;
         self.waiting().files == 0

@@ -1,16 +1,14 @@
 //! The bytes of staged files.
 
-use super::area::{Area, Caller, Found, disk_wrong};
-use super::disk::Hung;
+use super::area::{Area, Caller, Found, file_wrong};
 use super::file::File;
-use super::names::file_entry;
 use super::record::{Append, Record};
 use super::{Executed, Outcome};
 use cache::data::Presence;
 use fuse_abi::{InHeader, WriteIn};
 use link::Cause;
 use link::writable::{Done, Wrong};
-use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use tokio::sync::RwLockWriteGuard;
@@ -23,6 +21,11 @@ const WRITE_MAX: usize = 1 << 20;
 const COPY_STEP: u64 = 4 << 20;
 /// So much of the staging disk stays free, bytes: the journal must grow, and others live there, too.
 const FREE_MIN: u64 = 256 << 20;
+/// So many bytes are written before the disk is asked again how much is free.
+const ROOM_SEEN_MAX: u64 = 64 << 20;
+/// How long a writer waits for room on the staging disk while something is sent, and how often it looks.
+const ROOM_LOOKS: u32 = 100;
+const ROOM_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
 impl Area {
     /// Writes what stands in the connection's shared memory.
@@ -79,12 +82,12 @@ impl Area {
         Ok(Done::Written { bytes: len })
     }
 
-    async fn put_bytes(&self, data: Arc<OwnedFd>, bytes: Vec<u8>, offset: u64) -> Result<(), Wrong> {
-        let done = self.disk.run(move || {
+    async fn put_bytes(&self, data: Arc<std::fs::File>, bytes: Vec<u8>, offset: u64) -> Result<(), Wrong> {
+        let done = self.on_disk(move || {
             failpoint::hit("agent.staging.write");
-            put_all(&data, &bytes, offset)
+            data.write_all_at(&bytes, offset).map_err(file_wrong)
         });
-        done.await.unwrap_or_else(|Hung| Err(self.hung()))
+        done.await
     }
 
     /// The file of this inode, with its bytes here, noted as one that the store does not have.
@@ -93,7 +96,7 @@ impl Area {
             Some(file) if file.speaks() => Found::Staged(file),
             _ => self.inode(ino).await?,
         };
-        let file = self.staged(found)?;
+        let file = self.staged(found).await?;
         self.bring_here(&file, None).await?;
         self.note_dirty(&file, true).await?;
         Ok(file)
@@ -115,9 +118,7 @@ impl Area {
         record.clean = false;
         record.same &= !bytes;
         file.change();
-        let entries = vec![file_entry(file.ino, Some(&record))?];
-        let changed = file.clone();
-        self.commit(entries, move |state| state.set(&changed, record)).await
+        self.put_record(file, record).await
     }
 
     /// Copies the bytes that the store has, up to `size` if that is said, unless they are here.
@@ -139,14 +140,12 @@ impl Area {
         }
         let mut record = file.noted(record);
         record.local = true;
-        let entries = vec![file_entry(file.ino, Some(&record))?];
-        let changed = file.clone();
-        self.commit(entries, move |state| state.set(&changed, record)).await?;
+        self.put_record(file, record).await?;
         *content = Some(data);
         Ok(())
     }
 
-    async fn copy(&self, ino: u64, version: &str, data: Arc<OwnedFd>, size: u64) -> Result<(), Wrong> {
+    async fn copy(&self, ino: u64, version: &str, data: Arc<std::fs::File>, size: u64) -> Result<(), Wrong> {
         let known = self.scope.names.last_attributes(ino).map_err(|e| self.meta_wrong(&e))?;
         let attributes = known.filter(|known| known.token == version).ok_or(Wrong::Conflict)?;
         let cached = self.scope.current(&attributes, cache::data::ReadOptions::default())?;
@@ -158,17 +157,16 @@ impl Area {
             let to = data.clone();
             match found {
                 Presence::Uncached(bytes) => {
-                    let put = self.disk.run(move || put_all(&to, &bytes, offset)).await;
-                    put.unwrap_or_else(|Hung| Err(self.hung()))?;
+                    self.on_disk(move || to.write_all_at(&bytes, offset).map_err(file_wrong)).await?;
                 }
                 Presence::Present { .. } => {
                     let from = cached.descriptors().await.map_err(|_| Wrong::Cause(Cause::Unavailable))?.data;
-                    let copied = self.disk.run(move || {
+                    let copied = self.on_disk(move || {
                         let mut bytes = vec![0; len as usize];
-                        read_all(&from, &mut bytes, offset)?;
-                        put_all(&to, &bytes, offset)
+                        let read = std::fs::File::from(from).read_exact_at(&mut bytes, offset);
+                        read.and_then(|()| to.write_all_at(&bytes, offset)).map_err(file_wrong)
                     });
-                    copied.await.unwrap_or_else(|Hung| Err(self.hung()))?;
+                    copied.await?;
                 }
             }
             offset += len;
@@ -180,7 +178,7 @@ impl Area {
     pub(super) async fn resize(
         &self,
         file: &Arc<File>,
-        content: &RwLockWriteGuard<'_, Option<Arc<OwnedFd>>>,
+        content: &RwLockWriteGuard<'_, Option<Arc<std::fs::File>>>,
         size: u64,
     ) -> Result<(), Wrong> {
         if size > self.sink.limits().object_bytes_max.min(volume::FILE_BYTES_MAX) {
@@ -191,8 +189,7 @@ impl Area {
         if !over.is_empty() {
             self.commit(over, |_| ()).await?;
         }
-        let cut = self.disk.run(move || rustix::fs::ftruncate(&data, size).map_err(disk_wrong)).await;
-        cut.unwrap_or_else(|Hung| Err(self.hung()))?;
+        self.on_disk(move || data.set_len(size).map_err(file_wrong)).await?;
         file.resized(size);
         Ok(())
     }
@@ -228,56 +225,23 @@ fn is_noted(record: &Record) -> bool {
     !record.clean && !record.same
 }
 
-/// So many bytes are written before the disk is asked again how much is free.
-const ROOM_SEEN_MAX: u64 = 64 << 20;
-/// How long a writer waits for room on the staging disk while something is sent, and how often it looks.
-const ROOM_LOOKS: u32 = 100;
-const ROOM_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
-
 /// A WRITE as the kernel has sent it: read here, and not told by the worker. Copied, for what lies in shared memory may be
 /// another request's by the time at which a slow disk comes to it.
 fn request(caller: &Caller<'_>) -> Result<(WriteIn, Vec<u8>), Wrong> {
     const GONE: Wrong = Wrong::Cause(Cause::Unavailable); // its caller has been let go: nobody waits for an answer
-    let mut bytes = vec![0; HEAD + WRITE_MAX];
-    let header = caller.inflight.head(caller.unique, &mut bytes).ok_or(GONE)?;
-    let head =
-        bytes.get(InHeader::BYTES..HEAD).and_then(|head| head.try_into().ok()).map(WriteIn::from_bytes);
-    let head = head.ok_or(Wrong::Cause(Cause::Internal))?;
+    let mut front = [0; HEAD];
+    let header = caller.inflight.head(caller.unique, &mut front).ok_or(GONE)?;
+    let head = front[InHeader::BYTES..].try_into().map(WriteIn::from_bytes);
+    let head = head.map_err(|_| Wrong::Cause(Cause::Internal))?;
     let end = HEAD + head.size as usize;
-    if header.opcode != fuse_abi::opcode::WRITE || header.len as usize != end || end > bytes.len() {
+    if header.opcode != fuse_abi::opcode::WRITE || header.len as usize != end || end > HEAD + WRITE_MAX {
         return Err(Wrong::Cause(Cause::Internal));
     }
-    bytes.truncate(end);
+    let mut bytes = vec![0; end];
+    caller.inflight.head(caller.unique, &mut bytes).ok_or(GONE)?;
+    if bytes[..HEAD] != front {
+        return Err(Wrong::Cause(Cause::Internal)); // a worker that changes what the kernel has said
+    }
     bytes.drain(..HEAD);
     Ok((head, bytes))
-}
-
-pub(super) fn put_all(file: &OwnedFd, mut bytes: &[u8], mut offset: u64) -> Result<(), Wrong> {
-    while !bytes.is_empty() {
-        match rustix::io::pwrite(file, bytes, offset) {
-            Ok(0) => return Err(Wrong::NoSpace),
-            Ok(written) => {
-                bytes = &bytes[written..];
-                offset += written as u64;
-            }
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(disk_wrong(error)),
-        }
-    }
-    Ok(())
-}
-
-pub(super) fn read_all(file: &OwnedFd, mut bytes: &mut [u8], mut offset: u64) -> Result<(), Wrong> {
-    while !bytes.is_empty() {
-        match rustix::io::pread(file, &mut *bytes, offset) {
-            Ok(0) => return Err(Wrong::Cause(Cause::Unavailable)), // shorter than it must be
-            Ok(read) => {
-                bytes = &mut bytes[read..];
-                offset += read as u64;
-            }
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(disk_wrong(error)),
-        }
-    }
-    Ok(())
 }

@@ -7,8 +7,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use http_body::{Frame, SizeHint};
 use md5::{Digest as _, Md5};
+use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -54,7 +54,7 @@ impl Progress {
 
 /// Sent once; a retry makes another one.
 pub(super) struct Sending {
-    file: Arc<OwnedFd>,
+    file: Arc<File>,
     at: u64,
     end: u64,
     crc: Digest,
@@ -108,7 +108,7 @@ impl Sending {
     }
 }
 
-async fn piece(file: Arc<OwnedFd>, at: u64, length: usize) -> io::Result<Bytes> {
+async fn piece(file: Arc<File>, at: u64, length: usize) -> io::Result<Bytes> {
     let work = tokio::task::spawn_blocking(move || {
         let mut buffer = Vec::with_capacity(length);
         let mut read = || rustix::io::pread(&*file, rustix::buffer::spare_capacity(&mut buffer), at);
@@ -171,7 +171,7 @@ mod tests {
         file.write_all(bytes).unwrap();
         let wanted = bytes.get(range.start as usize..range.end as usize).unwrap_or_default();
         let crc32c = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, wanted) as u32;
-        Body { file: Arc::new(file.into()), range, crc32c }
+        Body { file: Arc::new(file), range, crc32c }
     }
 
     async fn sent(body: &Body, progress: &Arc<Progress>) -> io::Result<Vec<u8>> {

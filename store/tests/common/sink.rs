@@ -39,7 +39,7 @@ pub fn body(bytes: &[u8]) -> Body {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();
     let crc32c = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32;
-    Body { file: Arc::new(file.into()), range: 0..bytes.len() as u64, crc32c }
+    Body { file: Arc::new(file), range: 0..bytes.len() as u64, crc32c }
 }
 
 pub fn of(name: &str, bytes: u64) -> Vec<u8> {
@@ -244,11 +244,8 @@ async fn directories(source: &dyn Source, sink: &dyn Sink) {
 async fn parts(source: &dyn Source, sink: &dyn Sink, able: Abilities, kept: &Kept<'_>) {
     let part_bytes = sink.limits().part_bytes_min;
     let bytes = of("parts", 2 * part_bytes + 1_000_001);
-    let file = Arc::new(std::os::fd::OwnedFd::from({
-        let file = tempfile::tempfile().unwrap();
-        file.write_all_at(&bytes, 0).unwrap();
-        file
-    }));
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    file.write_all_at(&bytes, 0).unwrap();
     let part = |number: u64| {
         let range = (number - 1) * part_bytes..(number * part_bytes).min(bytes.len() as u64);
         let wanted = &bytes[range.start as usize..range.end as usize];
