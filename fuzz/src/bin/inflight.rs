@@ -137,7 +137,7 @@ fn run(input: &[u8], peer: &Peer, inflight: &Inflight) {
                 inflight.set_effect(unique);
                 inflight.mark_interrupted(unique);
                 assert!(inflight.interrupted().len() <= SLOTS && inflight.in_flight() <= SLOTS);
-                bytes(inflight, unique, &mut numbers.borrow_mut());
+                bytes(inflight, unique, &mut numbers.borrow_mut(), &mut buffer);
                 inflight.suspend(unique);
             }
             10 => {
@@ -191,12 +191,12 @@ fn orphans(inflight: &Inflight, buffer: &mut [u8]) {
 }
 
 /// As an agent reads a request, and has its bytes written.
-fn bytes(inflight: &Inflight, unique: u64, numbers: &mut Numbers<'_>) {
+fn bytes(inflight: &Inflight, unique: u64, numbers: &mut Numbers<'_>, buffer: &mut [u8]) {
     let mut head = [0; 80];
     let Some(header) = inflight.head(unique, &mut head) else { return };
     assert!(header.unique == unique && (40..=inflight.stage_bytes_max()).contains(&(header.len as usize)));
-    let mut some = vec![0; numbers.u16() as usize * (1 + numbers.u8() as usize % 32)];
-    let again = inflight.head(unique, &mut some);
+    let len = usize::from(numbers.u16()).min(buffer.len());
+    let again = inflight.head(unique, &mut buffer[..len]);
     assert!(again.is_none_or(|again| again.unique == unique));
 }
 
