@@ -9,8 +9,10 @@
 //! threads gets to (`startup::begin`); an agent's workers do so, too. docs/development.md says where the steps are
 //! listed.
 
+use std::cell::RefCell;
 use std::io::Write;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Once, OnceLock};
 use std::time::Duration;
@@ -28,6 +30,19 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Steps until one panics; not above 0: none does.
 static STEPS_LEFT: AtomicI64 = AtomicI64::new(0);
 
+/// What a thread does at each step that it gets to.
+type Observer = Rc<dyn Fn(&str)>;
+
+thread_local! {
+    static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
+}
+
+/// From now on this thread tells `observer` of each step. For a history that has its process, disk and store on one thread: it
+/// unwinds where its process is to die.
+pub fn observe(observer: Rc<dyn Fn(&str)>) {
+    OBSERVER.set(Some(observer));
+}
+
 /// Is there any step at which this process aborts? For steps whose names take some work.
 pub fn is_set() -> bool {
     named().is_some()
@@ -36,6 +51,11 @@ pub fn is_set() -> bool {
 /// Aborts the process if `step` is the one that it shall not survive, or stays here.
 pub fn hit(step: &str) {
     pass(step);
+    // Copied out of its place: it may unwind.
+    let observer = OBSERVER.try_with(|observer| observer.borrow().clone()).ok().flatten();
+    if let Some(observer) = observer {
+        observer(step);
+    }
     match named().and_then(|named| named.strip_prefix(step)) {
         Some("") => {
             // Several threads may get here: it is said once.

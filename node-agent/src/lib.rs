@@ -42,3 +42,4 @@ pub mod volumes;
 pub use app::App;
 pub use config::Config;
 pub use run::run;
+pub use staging::STEPS as STAGING_STEPS;

@@ -7,6 +7,7 @@ use cache::data::{Engine, Tier, TierKind};
 use cache::meta::{InodeNumbers, MetaError, Store};
 use futures::StreamExt;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -126,44 +127,12 @@ impl Scripted {
     }
 
     pub(crate) fn scope_and_changes(self: &Arc<Self>) -> (Arc<Scope>, mpsc::UnboundedReceiver<Change>) {
-        let dir = self.dir.path();
-        let id = ScopeId::parse(&format!("{:032x}", Arc::as_ptr(self) as usize)).unwrap();
-        let (sender, receiver) = mpsc::unbounded_channel();
-        let health = Arc::new(Health::new(id.clone(), sender));
-        let patience = Duration::from_secs(60);
         let open = |access| -> Result<Arc<dyn Source>, StoreError> {
             let _ = self.access.set(access); // of its first scope
             Ok(self.clone())
         };
-        let (shown, anonymous) = ("scripted".to_owned(), Credentials::anonymous());
-        let asked = CredentialedSource::new(open, anonymous, patience, shown, health.clone()).unwrap();
-        let metadata = dir.join("meta");
-        let names = Store::open(&metadata, Arc::new(Numbers(AtomicU64::new(1 << 20))));
-        let tier = Tier {
-            name: "ssd".into(),
-            kind: TierKind::Ssd,
-            paths: vec![dir.join("cache")],
-            quota_bytes: 1 << 30,
-            quota_inodes: 1000,
-            high_percent: 90,
-            low_percent: 70,
-            min_free_bytes_percent: 0,
-            min_free_inodes_percent: 0,
-        };
-        let reading = cache::data::Reading { readahead_bytes: 0, part_bytes: 1 << 20, parallel_parts: 1 };
-        let config = cache::data::Config {
-            tiers: vec![tier],
-            block_bytes: 4096,
-            scope_limit_bytes: None,
-            reading,
-            reading_max: reading,
-            memory_bytes: 8 << 20,
-            disk_timeout: Duration::from_secs(60),
-        };
-        let (engine, _) = Engine::open(config, Arc::new(()), tokio::runtime::Handle::current()).unwrap();
-        let shown = "scripted".to_owned();
-        let names = Arc::new(names.unwrap());
-        (Scope::new(id, shown, names, metadata, engine, asked, health, 1, 48), receiver)
+        let id = ScopeId::parse(&format!("{:032x}", Arc::as_ptr(self) as usize)).unwrap();
+        scope_over(self.dir.path(), id, Arc::new(Numbers(AtomicU64::new(1 << 20))), open)
     }
 
     /// Does what it is to do instead of an answer. As every source does, it waits for a renewed token.
@@ -284,6 +253,46 @@ impl Source for Scripted {
         self.looked_at.fetch_add(1, Ordering::SeqCst);
         *self.does.borrow() == Does::Queues
     }
+}
+
+/// A scope with what lies in `dir`.
+pub(crate) fn scope_over(
+    dir: &Path,
+    id: ScopeId,
+    numbers: Arc<dyn InodeNumbers>,
+    open: impl FnOnce(Arc<Access>) -> Result<Arc<dyn Source>, StoreError>,
+) -> (Arc<Scope>, mpsc::UnboundedReceiver<Change>) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let health = Arc::new(Health::new(id.clone(), sender));
+    let patience = Duration::from_secs(60);
+    let (shown, anonymous) = ("scripted".to_owned(), Credentials::anonymous());
+    let asked = CredentialedSource::new(open, anonymous, patience, shown.clone(), health.clone()).unwrap();
+    let metadata = dir.join("meta");
+    let names = Store::open(&metadata, numbers);
+    let tier = Tier {
+        name: "ssd".into(),
+        kind: TierKind::Ssd,
+        paths: vec![dir.join("cache")],
+        quota_bytes: 1 << 30,
+        quota_inodes: 1000,
+        high_percent: 90,
+        low_percent: 70,
+        min_free_bytes_percent: 0,
+        min_free_inodes_percent: 0,
+    };
+    let reading = cache::data::Reading { readahead_bytes: 0, part_bytes: 1 << 20, parallel_parts: 1 };
+    let config = cache::data::Config {
+        tiers: vec![tier],
+        block_bytes: 4096,
+        scope_limit_bytes: None,
+        reading,
+        reading_max: reading,
+        memory_bytes: 8 << 20,
+        disk_timeout: Duration::from_secs(60),
+    };
+    let (engine, _) = Engine::open(config, Arc::new(()), tokio::runtime::Handle::current()).unwrap();
+    let names = Arc::new(names.unwrap());
+    (Scope::new(id, shown, names, metadata, engine, asked, health, 1, 48), receiver)
 }
 
 struct Numbers(AtomicU64);

@@ -1,6 +1,6 @@
 //! The staging area of one volume on this node: its names, and who has what open.
 
-use super::disk::{Disk, Hung};
+use super::disk::{Disk, Hung, write_out};
 use super::file::{File, now_ns};
 use super::locks::{Locks, child};
 use super::names::{APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, append_entry, data_name, result_key};
@@ -153,12 +153,14 @@ impl Area {
                 disk_wrong(error)
             };
             if let Some(data) = data {
-                rustix::fs::fdatasync(&data).map_err(failed)?;
-                rustix::fs::fsync(&dir).map_err(failed)?;
+                write_out(&data, &dir).map_err(failed)?;
             }
             let mut journal = lock(&journal);
             let journal = journal.as_mut().ok_or(Wrong::Cause(Cause::Unavailable))?;
-            journal.sync().map_err(|error| journal_wrong(&error))
+            journal.sync().map_err(|error| journal_wrong(&error))?;
+            #[cfg(test)]
+            super::histories::disk::journal_written_out();
+            Ok(())
         });
         done.await
     }

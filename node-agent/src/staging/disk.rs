@@ -2,6 +2,7 @@
 //! waits for it, and is finished all the same once the disk answers: so whoever asks leaves the consequences to the job.
 
 use inflight::carry_job;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -9,11 +10,17 @@ use tokio::sync::oneshot;
 /// One may be held up by a journal that is written out while another writes bytes.
 const THREADS: usize = 3;
 
-type Job = Box<dyn FnOnce() + Send>;
+pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 pub(super) struct Disk {
-    jobs: mpsc::Sender<Job>,
+    jobs: Jobs,
     limit: Duration,
+}
+
+enum Jobs {
+    Threads(mpsc::Sender<Job>),
+    #[cfg(test)]
+    Simulated(Arc<super::histories::disk::Disk>),
 }
 
 /// It did not answer within the limit.
@@ -22,6 +29,10 @@ pub(super) struct Hung;
 
 impl Disk {
     pub(super) fn start(limit: Duration) -> std::io::Result<Self> {
+        #[cfg(test)]
+        if let Some(simulated) = super::histories::disk::of_this_thread() {
+            return Ok(Self { jobs: Jobs::Simulated(simulated), limit });
+        }
         let (jobs, queue) = mpsc::channel::<Job>();
         let queue = Arc::new(Mutex::new(queue));
         for number in 0..THREADS {
@@ -34,7 +45,7 @@ impl Disk {
                 }
             })?;
         }
-        Ok(Self { jobs, limit })
+        Ok(Self { jobs: Jobs::Threads(jobs), limit })
     }
 
     pub(super) fn limit(&self) -> Duration {
@@ -47,10 +58,21 @@ impl Disk {
     ) -> Result<T, Hung> {
         let (done, result) = oneshot::channel();
         let job = carry_job(job);
-        let sent = self.jobs.send(Box::new(move || drop(done.send(job())))); // nobody waits any more: done all the same
-        if sent.is_err() {
-            return Err(Hung);
+        let job: Job = Box::new(move || drop(done.send(job()))); // nobody waits any more: done all the same
+        match &self.jobs {
+            Jobs::Threads(jobs) => jobs.send(job).map_err(|_| Hung)?,
+            #[cfg(test)]
+            Jobs::Simulated(disk) => disk.clone().take(job),
         }
         tokio::time::timeout(self.limit, result).await.ok().and_then(Result::ok).ok_or(Hung)
     }
+}
+
+/// Makes the bytes of a staged file durable, with its name.
+pub(super) fn write_out(data: &std::fs::File, dir: &OwnedFd) -> rustix::io::Result<()> {
+    rustix::fs::fdatasync(data)?;
+    rustix::fs::fsync(dir)?;
+    #[cfg(test)]
+    super::histories::disk::written_out(data);
+    Ok(())
 }

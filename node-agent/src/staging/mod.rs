@@ -16,6 +16,9 @@ mod area;
 mod disk;
 mod executed;
 mod file;
+#[cfg(test)]
+mod histories;
+mod late;
 mod locks;
 mod names;
 mod ongoing;
@@ -32,6 +35,26 @@ pub(crate) use executed::Executed;
 pub(crate) use registry::{Staging, make_root};
 
 use link::writable::{Done, Wrong};
+
+/// The steps at which an agent can die here; each is one of a history.
+pub const STEPS: &[&str] = &[
+    "agent.staging.commit",
+    "agent.staging.committed",
+    "agent.staging.complete",
+    "agent.staging.completed",
+    "agent.staging.copied",
+    "agent.staging.copy",
+    "agent.staging.delete",
+    "agent.staging.deleted",
+    "agent.staging.made",
+    "agent.staging.mkdir",
+    "agent.staging.put",
+    "agent.staging.put-done",
+    "agent.staging.removed",
+    "agent.staging.rmdir",
+    "agent.staging.sent",
+    "agent.staging.write",
+];
 
 /// What stores do not have yet.
 #[derive(Clone, Copy, Debug, Default)]

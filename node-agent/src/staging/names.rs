@@ -1,6 +1,7 @@
 //! What an area knows: its files by inode number and by name, who has what open, and how that stands in the journal.
 
 use super::file::File;
+use super::late::Late;
 use super::locks::{name, parent};
 use super::record::{Append, Record, Root};
 use crate::lock::lock;
@@ -18,6 +19,7 @@ pub(super) const RESULT: u8 = b'r';
 pub(super) const APPEND: u8 = b'a';
 pub(super) const BEGUN: u8 = b'b';
 pub(super) const OPEN: u8 = b'o';
+pub(super) const LATE: u8 = b'l';
 pub(super) const PROBE_KEY: &[u8] = b"p";
 pub(super) const ROOT_KEY: &[u8] = b"d";
 pub(super) const SOURCE_KEY: &[u8] = b"s";
@@ -42,6 +44,8 @@ pub(super) struct State {
     pub(super) appends: HashMap<(MountId, u64), Append>,
     /// What an agent before this one had begun at the store and not seen the end of.
     pub(super) begun: HashSet<(MountId, u64)>,
+    /// Writes that were given up, by id.
+    pub(super) late: BTreeMap<String, Late>,
     /// Whose results stand in the journal.
     pub(super) results: HashMap<MountId, VecDeque<u64>>,
 }

@@ -1,8 +1,8 @@
 //! An upload in parts that is under way.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 use store::{Part, Upload};
+use tokio::time::Instant;
 
 /// Of one file. Held by whoever brings it into the store.
 #[derive(Default)]

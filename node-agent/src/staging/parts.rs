@@ -1,8 +1,10 @@
 //! Where the parts of an upload begin and end, whatever the size that the file will have: the first thousand have 8 MiB, each
 //! following thousand twice as much, so that ten thousand of them hold more than the largest object.
 
-/// Bytes of each of the first.
-pub(super) const FIRST: u64 = 8 << 20;
+/// Bytes of each of the first. (Histories are to have files of many parts.)
+pub(super) const FIRST: u64 = if cfg!(test) { PRODUCT / SMALLER } else { PRODUCT };
+const PRODUCT: u64 = 8 << 20;
+const SMALLER: u64 = 1 << 10;
 /// So many have the same size.
 const STEP: u32 = 1000;
 
@@ -33,7 +35,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_byte_lies_in_its_part(offset in 0..5_u64 << 40) {
+        fn each_byte_lies_in_its_part(offset in 0..(5_u64 << 40) / SMALLER) {
             prop_assert!(range(of(offset)).contains(&offset));
         }
 
@@ -46,8 +48,8 @@ mod tests {
 
     #[test]
     fn ten_thousand_parts_hold_the_largest_object_and_none_is_too_large() {
-        assert!(range(9_999).end > 5 << 40);
-        assert!(range(9_999).end - range(9_999).start <= 5 << 30);
+        assert!(range(9_999).end * SMALLER > 5 << 40);
+        assert!((range(9_999).end - range(9_999).start) * SMALLER <= 5 << 30);
         assert_eq!(range(0), 0..FIRST);
     }
 }

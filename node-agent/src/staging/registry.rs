@@ -4,11 +4,10 @@
 use super::area::{Area, draw};
 use super::disk::{Disk, Hung};
 use super::locks::Locks;
-use super::names::{APPEND, BEGUN, FILE, OPEN, PROBE_KEY, RESULT, ROOT_KEY, SOURCE_KEY, State, result_of};
+use super::names::{APPEND, BEGUN, FILE, LATE, OPEN, PROBE_KEY, RESULT, ROOT_KEY, SOURCE_KEY, State, result_of};
 use super::record::Record;
 use super::times::Times;
 use super::{Outcome, Waiting, send};
-use crate::config::Config;
 use crate::lock::lock;
 use crate::state::StateDir;
 use crate::volumes::scope::Scope;
@@ -21,6 +20,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 use store::{Sink, StoreError};
 use tokio::sync::OnceCell;
 use volume::{ScopeId, VolumeId, VolumeSpec};
@@ -33,14 +33,16 @@ const FILES: &str = "files";
 /// All areas of this node.
 pub(crate) struct Staging {
     dir: PathBuf,
+    /// How long its disk may take.
+    limit: Duration,
     areas: tokio::sync::Mutex<HashMap<VolumeId, Weak<Area>>>,
     /// The same, for who does not wait for one that is being opened.
     open: Mutex<Vec<Weak<Area>>>,
 }
 
 impl Staging {
-    pub(crate) fn new(dir: PathBuf) -> Self {
-        Self { dir, areas: tokio::sync::Mutex::default(), open: Mutex::default() }
+    pub(crate) fn new(dir: PathBuf, limit: Duration) -> Self {
+        Self { dir, limit, areas: tokio::sync::Mutex::default(), open: Mutex::default() }
     }
 
     /// Of all volumes that are open.
@@ -62,7 +64,6 @@ impl Staging {
     /// The area of this volume, opened if no mount has it.
     pub(crate) async fn open(
         &self,
-        config: &Config,
         spec: &VolumeSpec,
         scope: &Arc<Scope>,
         numbers: &Arc<StateDir>,
@@ -91,8 +92,8 @@ impl Staging {
                 format!("{} cannot be written to by this version", spec.source),
             )
         })?;
-        let (dir, limit) = (self.dir.join(spec.id.as_str()), config.cache.disk_timeout.0);
-        let disk = Disk::start(limit).map_err(|e| refused(e.to_string()))?;
+        let dir = self.dir.join(spec.id.as_str());
+        let disk = Disk::start(self.limit).map_err(|e| refused(e.to_string()))?;
         let opened = disk
             .run(move || open_dir(&dir, &source))
             .await
@@ -221,6 +222,10 @@ fn read(journal: &Journal, files: BorrowedFd<'_>) -> Result<Read, String> {
                 let append = postcard::from_bytes(value).map_err(|_| unknown())?;
                 read.state.results.entry(request.0).or_default().push_back(request.1);
                 read.state.appends.insert(request, append);
+            }
+            Some((&LATE, id)) => {
+                let id = String::from_utf8(id.to_vec()).map_err(|_| unknown())?;
+                read.state.late.insert(id, postcard::from_bytes(value).map_err(|_| unknown())?);
             }
             Some(_) if key == PROBE_KEY => {
                 read.state.probe = Some(String::from_utf8(value.to_vec()).map_err(|_| unknown())?);

@@ -6,6 +6,7 @@
 
 use super::area::{Area, file_wrong};
 use super::file::File;
+use super::late::{self, GivenUp};
 use super::locks::{name, parent};
 use super::names::{PROBE_KEY, State, data_name, file_entry};
 use super::ongoing::{Begun, Ongoing};
@@ -23,8 +24,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
-use store::{Abilities, Body, Condition, Part, Seen, StoreError, Version, Write, Written};
+use std::time::Duration;
+use store::{Abilities, Body, Condition, Part, Seen, StoreError, Version, Write, WriteId, Written};
+use tokio::time::Instant;
 use volume::Permissions;
 
 /// Larger files go in parts where the store has them, bytes.
@@ -76,7 +78,7 @@ impl Area {
                 Some(path) => self.send_to(file, &mut ongoing, record.clone(), path, round >= ROUNDS).await?,
                 None => {
                     self.abandon(&mut ongoing).await;
-                    self.note_sent(file, file.changes(), |_| ()).await?;
+                    self.note_sent(file, file.changes(), |_| GivenUp::default()).await?;
                     true
                 }
             };
@@ -158,8 +160,8 @@ impl Area {
             let written = self.send_parts(file, ongoing, &data, path, &condition, held.is_some()).await;
             drop(held);
             return match written? {
-                Some((written, seen, size)) => {
-                    self.sent(file, path, written, seen, size).await.map(|()| true)
+                Some((written, id, seen, size)) => {
+                    self.sent(file, path, written, id, seen, size).await.map(|()| true)
                 }
                 None => Ok(false),
             };
@@ -178,7 +180,7 @@ impl Area {
         drop(held);
         failpoint::hit("agent.staging.put-done");
         match put {
-            Ok(written) => self.sent(file, path, written, seen, size).await.map(|()| true),
+            Ok(written) => self.sent(file, path, written, write.id, seen, size).await.map(|()| true),
             Err(error) => self.refused(file, path, &error).await.map(|()| false),
         }
     }
@@ -201,7 +203,7 @@ impl Area {
         let copied = self.sink.copy(&base.path, &base.version(), base.size, path, &write, condition).await;
         failpoint::hit("agent.staging.copied");
         match copied {
-            Ok(written) => self.sent(file, path, written, seen, base.size).await.map(|()| true),
+            Ok(written) => self.sent(file, path, written, write.id, seen, base.size).await.map(|()| true),
             // The object is not what it was; the bytes are here.
             Err(StoreError::NotFound { .. } | StoreError::Stale { .. } | StoreError::Unsupported { .. })
                 if is_here =>
@@ -220,7 +222,7 @@ impl Area {
         path: &[u8],
         condition: &Condition,
         alone: bool,
-    ) -> Result<Option<(Written, u64, u64)>, Wrong> {
+    ) -> Result<Option<(Written, WriteId, u64, u64)>, Wrong> {
         for _ in 0..ROUNDS {
             let (seen, size) = (file.changes(), file.size());
             let pieces = if alone { Pieces::AllAlone } else { Pieces::All };
@@ -242,7 +244,7 @@ impl Area {
             match completed {
                 Ok(written) => {
                     ongoing.upload = None;
-                    return Ok(Some((written, seen, size)));
+                    return Ok(Some((written, upload.write, seen, size)));
                 }
                 // Ended by somebody, or a part that came late is in the place of ours: begun anew.
                 Err(StoreError::NotFound { .. }) => ongoing.upload = None,
@@ -395,20 +397,22 @@ impl Area {
             modified_ns: Some(record.mtime_ns),
         };
         record.unsettled = true;
+        let mut given_up = GivenUp { path: record.path.clone().unwrap_or_default(), ..GivenUp::default() };
         if record.writes.len() >= WRITES_KEPT {
-            record.writes.remove(0);
+            given_up.writes.push(record.writes.remove(0));
         }
         record.writes.push(id.to_string());
-        self.put_record(file, record).await?;
+        self.put_record_giving_up(file, record, &given_up).await?;
         Ok(Write { id, attributes })
     }
 
     /// An agent that is gone, or an attempt that has failed, has asked for a write: has it come to pass?
     async fn settle(&self, file: &Arc<File>, path: &[u8]) -> Result<(), Wrong> {
         let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
+        let is_late = seen.as_ref().is_some_and(|seen| self.is_late(path, seen));
         self.change_record(file, |record| {
             record.unsettled = false;
-            adopt(record, path, seen);
+            adopt(record, path, seen, is_late);
         })
         .await
     }
@@ -461,7 +465,11 @@ impl Area {
             let path = self.probe_path().await?;
             let draw = || self.draw().unwrap_or_else(|_| store::WriteId::new([0; 16]));
             let found = store::probe(&*self.sink, path.as_bytes(), draw).await;
-            found.map_err(|e| self.store_wrong("probe", path.as_bytes(), &e))
+            found.map_err(|e| match self.store_wrong("probe", path.as_bytes(), &e) {
+                // A request of the probe before has come late: it is tried again.
+                Wrong::Conflict => Wrong::Cause(Cause::Unavailable),
+                wrong => wrong,
+            })
         });
         probed.await.copied()
     }
@@ -472,6 +480,7 @@ impl Area {
         file: &Arc<File>,
         path: &[u8],
         written: Written,
+        id: WriteId,
         seen: u64,
         size: u64,
     ) -> Result<(), Wrong> {
@@ -481,17 +490,23 @@ impl Area {
         self.note_fact(file, &object).await?;
         let sent = file.clone();
         self.note_sent(file, seen, move |record| {
+            let path = object.path.clone();
+            let mut writes = Vec::new();
             match record.path.as_deref() == Some(&object.path[..]) {
                 true => {
                     sent.note_sent(seen);
-                    (record.writes, record.unsettled) = (Vec::new(), false);
+                    std::mem::swap(&mut writes, &mut record.writes);
+                    record.unsettled = false;
                     record.target = Some(object.version.clone());
                     record.base = Some(object);
                     record.same = true;
                 }
                 // Renamed or unlinked meanwhile: what was written is at a former name.
-                false => note_former(record, object.path, object.version),
+                false => writes = note_former(record, object.path, object.version),
             }
+            let id = id.to_string();
+            writes.retain(|write| *write != id);
+            GivenUp { path, writes, is_removed: Some(false) }
         })
         .await
     }
@@ -545,16 +560,16 @@ impl Area {
         &self,
         file: &Arc<File>,
         seen: u64,
-        change: impl FnOnce(&mut Record) + Send,
+        change: impl FnOnce(&mut Record) -> GivenUp + Send,
     ) -> Result<(), Wrong> {
         // Alone: a writer that comes later finds it clean, and notes that it is not.
         let _alone = file.content.write().await;
         let mut record = file.noted(file.record());
-        change(&mut record);
+        let given_up = change(&mut record);
         let is_unchanged = file.changes() == seen;
         record.same &= is_unchanged;
         record.clean = record.former.is_empty() && is_unchanged;
-        self.put_record(file, record).await
+        self.put_record_giving_up(file, record, &given_up).await
     }
 
     async fn change_record(
@@ -570,9 +585,23 @@ impl Area {
 
     /// To be called with the content alone: a record is changed by one at a time.
     pub(super) async fn put_record(&self, file: &Arc<File>, record: Record) -> Result<(), Wrong> {
-        let entries = vec![file_entry(file.ino, Some(&record))?];
+        self.put_record_giving_up(file, record, &GivenUp::default()).await
+    }
+
+    async fn put_record_giving_up(
+        &self,
+        file: &Arc<File>,
+        record: Record,
+        given_up: &GivenUp,
+    ) -> Result<(), Wrong> {
+        let (mut entries, late) = self.give_up(given_up)?;
+        entries.push(file_entry(file.ino, Some(&record))?);
         let changed = file.clone();
-        self.commit(entries, move |state| state.set(&changed, record)).await
+        let apply = move |state: &mut State| {
+            state.set(&changed, record);
+            state.remember_late(late);
+        };
+        self.commit(entries, apply).await
     }
 
     /// Its former names go.
@@ -590,8 +619,13 @@ impl Area {
                 );
                 self.look_again(&object.path).await;
             }
-            let seen = file.changes();
-            self.note_sent(file, seen, |record| record.former.retain(|former| *former != object)).await?;
+            // What was changed since it was sent is not in the store because a former name is gone.
+            let seen = if file.record().path.is_some() { file.sent() } else { file.changes() };
+            let gone = |record: &mut Record| {
+                record.former.retain(|former| *former != object);
+                GivenUp { path: object.path, writes: object.writes, is_removed: Some(!is_theirs) }
+            };
+            self.note_sent(file, seen, gone).await?;
         }
         Ok(())
     }
@@ -607,6 +641,7 @@ impl Area {
                 match seen {
                     Some(seen) if is_of(&seen, &object.writes) => Some(seen.version.0),
                     Some(seen) if object.version.as_ref() == Some(&seen.version.0) => Some(seen.version.0),
+                    Some(seen) if self.is_late(&object.path, &seen) => Some(seen.version.0),
                     Some(_) => return Ok(true),
                     None => None,
                 }
@@ -644,10 +679,11 @@ impl Area {
             return Err(self.store_wrong("upload", path, error));
         }
         let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
+        let is_late = seen.as_ref().is_some_and(|seen| self.is_late(path, seen));
         let mut is_ours = false;
         self.change_record(file, |record| {
             record.unsettled = false;
-            is_ours = adopt(record, path, seen);
+            is_ours = adopt(record, path, seen, is_late);
             record.conflict = !is_ours;
         })
         .await?;
@@ -816,13 +852,13 @@ fn piece(number: u32, size: u64) -> Range<u64> {
     start.min(size)..end.min(size)
 }
 
-/// What is at `path` is what one of our writes has made, whose answer did not come: the file goes on from there. False: it
-/// is not.
-fn adopt(record: &mut Record, path: &[u8], seen: Option<Seen>) -> bool {
+/// What is at `path` is what one of our writes has made, whose answer did not come (`is_late`: one that was given up): the file
+/// goes on from there. False: it is not.
+fn adopt(record: &mut Record, path: &[u8], seen: Option<Seen>, is_late: bool) -> bool {
     if record.path.as_deref() != Some(path) {
         return true; // renamed or unlinked meanwhile: its former name is looked at by itself
     }
-    match seen.filter(|seen| is_of(seen, &record.writes)) {
+    match seen.filter(|seen| is_late || is_of(seen, &record.writes)) {
         Some(seen) => {
             record.target = Some(seen.version.0);
             true
@@ -845,9 +881,12 @@ fn is_of(seen: &Seen, writes: &[String]) -> bool {
 }
 
 /// What was written to a name that the file does not have any more.
-fn note_former(record: &mut Record, path: Vec<u8>, version: String) {
-    record.former.retain(|former| former.path != path);
+/// Returns the writes to it.
+fn note_former(record: &mut Record, path: Vec<u8>, version: String) -> Vec<String> {
+    let before = record.former.extract_if(.., |former| former.path == path);
+    let writes = before.flat_map(|former| former.writes).collect();
     record.former.push(Former { path, version: Some(version), writes: Vec::new() });
+    writes
 }
 
 fn checksum(bytes: &[u8]) -> u32 {
@@ -859,6 +898,7 @@ pub(super) fn keep_sending(area: &Arc<Area>) {
     let area: Weak<Area> = Arc::downgrade(area);
     tokio::spawn(async move {
         let mut strangers = Some(Instant::now() + STRANGERS);
+        let mut late = Instant::now() + late::LOOK;
         loop {
             tokio::time::sleep(LOOK).await;
             let Some(area) = area.upgrade() else { return };
@@ -869,6 +909,10 @@ pub(super) fn keep_sending(area: &Arc<Area>) {
                 area.forget_strangers().await;
             }
             area.look_after().await;
+            if Instant::now() >= late {
+                area.remove_late().await;
+                late = Instant::now() + late::LOOK;
+            }
         }
     });
 }

@@ -82,7 +82,8 @@ impl Volumes {
         context: Arc<MountContext>,
         orders: mpsc::UnboundedSender<Order>,
     ) -> Arc<Self> {
-        let staging = Staging::new(opener.config.agent.state_dir.join("staging"));
+        let config = &opener.config;
+        let staging = Staging::new(config.agent.state_dir.join("staging"), config.cache.disk_timeout.0);
         Arc::new(Self {
             staging,
             opener,
@@ -401,7 +402,7 @@ impl Volumes {
         match mode {
             Mode::Writable => {
                 let spec = self.config().workers.in_time(spec);
-                self.staging.open(self.config(), &spec, scope, &self.opener.numbers).await.map(Some)
+                self.staging.open(&spec, scope, &self.opener.numbers).await.map(Some)
             }
             Mode::Passthrough | Mode::NoOpen | Mode::Kept => Ok(None),
         }

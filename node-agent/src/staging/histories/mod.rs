@@ -1,0 +1,314 @@
+//! Histories of a staging area, each from a seed: MILLPOND_SEED=n MILLPOND_HISTORIES=1 repeats the one that failed.
+//!
+//! ```text
+//!  clients ──Operation──► Area (the product's) ──jobs──► the disk: they overtake each other; power is lost
+//!     │ each knows what it     │
+//!     │ should find            └──► the store: it refuses, loses answers, does things late
+//! ```
+//!
+//! Agents die at any step and at any time, are succeeded, and lose their node's power; what they were asked and had not answered
+//! is asked of the next one. All is on one thread, under a time of its own.
+
+mod client;
+pub(super) mod disk;
+mod fate;
+mod store;
+
+use super::{Executed, STEPS, Staging};
+use crate::lock::lock;
+use crate::state::StateDir;
+use crate::testing::scope_over;
+use client::Client;
+use disk::Disk;
+use fate::Fate;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use store::SimulatedStore;
+use volume::{Access, Parameters, ScopeId, SourceUrl, VolumeId, VolumeSpec, WriteMode};
+
+const VOLUME: &str = "simulated";
+/// How long a staging disk may take; here it never takes so long.
+const DISK_LIMIT: Duration = Duration::from_secs(60);
+/// What is left to upload is uploaded by then, once nothing fails any more.
+const UPLOADS: Duration = Duration::from_secs(3600);
+const LIVES: usize = 6;
+
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    mode: WriteMode,
+    clients: usize,
+    /// Of a thousand calls of the store.
+    faults: u32,
+    holds_conditions: bool,
+    versions_of_bytes: bool,
+    loses_power: bool,
+}
+
+impl Plan {
+    fn of(seed: u64) -> Self {
+        let bit = |n: u32| seed >> n & 1 == 1;
+        Self {
+            mode: if bit(0) { WriteMode::Back } else { WriteMode::Through },
+            clients: 1 + (seed >> 1) as usize % 3,
+            faults: [0, 50, 200][(seed / 7) as usize % 3],
+            holds_conditions: seed % 5 != 0,
+            versions_of_bytes: bit(3),
+            loses_power: seed % 3 == 0,
+        }
+    }
+}
+
+/// What is known of the agent that lives.
+struct Life {
+    area: Arc<super::Area>,
+    fate: Arc<Fate>,
+    store: Arc<SimulatedStore>,
+    plan: Plan,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Its clients have done what they wanted.
+    Quiet,
+    Killed,
+    Succeeded,
+    PowerLost,
+}
+
+#[derive(Default)]
+struct Summary {
+    operations: usize,
+    ends: BTreeMap<String, usize>,
+    deaths: BTreeMap<&'static str, u32>,
+}
+
+struct World {
+    seed: u64,
+    plan: Plan,
+    rng: SmallRng,
+    dir: tempfile::TempDir,
+    fate: Arc<Fate>,
+    disk: Arc<Disk>,
+    store: Arc<SimulatedStore>,
+    clients: Vec<Arc<tokio::sync::Mutex<Client>>>,
+    summary: Summary,
+}
+
+/// In memory where there is room: it is written out often.
+fn directory() -> tempfile::TempDir {
+    let shared = std::path::Path::new("/dev/shm");
+    let free = rustix::fs::statvfs(shared).map_or(0, |about| about.f_bavail.saturating_mul(about.f_frsize));
+    if free > 2 << 30 { tempfile::tempdir_in(shared).unwrap() } else { tempfile::tempdir().unwrap() }
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let plan = Plan::of(seed);
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let (dir, fate) = (directory(), Arc::new(Fate::default()));
+        let disk = Disk::new(dir.path().join("staging").join(VOLUME), fate.clone(), rng.random());
+        let store =
+            SimulatedStore::new(fate.clone(), rng.random(), plan.holds_conditions, plan.versions_of_bytes);
+        let observed = fate.clone();
+        failpoint::observe(Rc::new(move |step| observed.step(step)));
+        let clients = (0..plan.clients)
+            .map(|number| Arc::new(tokio::sync::Mutex::new(Client::new(number, rng.random()))))
+            .collect();
+        Self { seed, plan, rng, dir, fate, disk, store, clients, summary: Summary::default() }
+    }
+
+    fn spec(&self) -> VolumeSpec {
+        let parameters =
+            Parameters { access: Access::ReadWrite, write_mode: self.plan.mode, ..Parameters::default() };
+        let (id, source) = (VolumeId::parse(VOLUME).unwrap(), SourceUrl::parse("s3://bucket/a").unwrap());
+        VolumeSpec { id, source, parameters }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn history(mut self) -> Summary {
+        for life in 0..LIVES {
+            self.store.set_faults(self.plan.faults);
+            let step = STEPS[self.rng.random_range(0..STEPS.len())];
+            let armed = self.rng.random_bool(0.7).then(|| (step, self.rng.random_range(0..4)));
+            self.fate.begins(armed);
+            let end = self.life(life, false);
+            *self.summary.ends.entry(format!("{end:?}")).or_default() += 1;
+            self.store.is_left();
+            if end == End::PowerLost {
+                self.disk.loses_power();
+                for client in &self.clients {
+                    client.try_lock().unwrap().loses_power();
+                }
+            }
+        }
+        // Nothing fails any more.
+        self.store.settles();
+        self.store.set_faults(0);
+        self.fate.begins(None);
+        assert_eq!(self.life(LIVES, true), End::Quiet);
+        self.summary.operations = self.clients.iter().map(|client| client.try_lock().unwrap().operations).sum();
+        self.summary.deaths = lock(&self.fate.deaths).clone();
+        self.summary
+    }
+
+    fn life(&mut self, number: usize, is_last: bool) -> End {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().start_paused(true).max_blocking_threads(2).build().unwrap();
+        let numbers = Arc::new(StateDir::open(&self.path("state")).unwrap());
+        let scope = runtime.block_on(async {
+            let id = ScopeId::parse(&format!("{:032x}", self.seed)).unwrap();
+            let store = self.store.clone();
+            scope_over(self.dir.path(), id, numbers.clone(), |_| Ok(store)).0
+        });
+        let end = runtime.block_on(async {
+            tokio::spawn(clock());
+            let spec = self.spec();
+            let staging = Staging::new(self.path("staging"), DISK_LIMIT);
+            let opened = staging.open(&spec, &scope, &numbers).await;
+            let area = opened.unwrap_or_else(|refusal| panic!("seed {}: {}", self.seed, refusal.message));
+            self.disk.opened();
+            let life = Arc::new(Life {
+                area: area.clone(),
+                fate: self.fate.clone(),
+                store: self.store.clone(),
+                plan: self.plan,
+            });
+            let (seed, step_count) = (self.seed, self.rng.random_range(5..80));
+            let mut tasks = tokio::task::JoinSet::new();
+            for client in &self.clients {
+                let (client, life) = (client.clone(), life.clone());
+                tasks.spawn(async move {
+                    let mut client = client.lock().await;
+                    let executed = Executed::default();
+                    life.area.join(client.mount, &executed);
+                    let worked = client.work(&life, &executed, step_count, is_last).await;
+                    worked.unwrap_or_else(|error| panic!("client {} of seed {seed}: {error:#}", client.number));
+                });
+            }
+            let all = async {
+                while let Some(done) = tasks.join_next().await {
+                    match done {
+                        Ok(()) => {}
+                        Err(error) if self.fate.is_dead() => drop(error), // it was unwound
+                        Err(error) => std::panic::resume_unwind(error.into_panic()),
+                    }
+                }
+            };
+            let at = Duration::from_millis(self.rng.random_range(5..1500));
+            let is_timed = !is_last && self.rng.random_bool(0.4);
+            let timed = async {
+                match is_timed {
+                    true => tokio::time::sleep(at).await,
+                    false => std::future::pending().await,
+                }
+            };
+            let end = tokio::select! {
+                biased;
+                () = self.fate.death() => End::Killed,
+                () = all => End::Quiet,
+                () = timed => End::Killed,
+            };
+            if is_last {
+                self.judge(&area).await;
+            }
+            match end {
+                End::Killed if self.plan.loses_power && self.rng.random() => End::PowerLost,
+                End::Quiet if !is_last && self.rng.random() => {
+                    area.release();
+                    End::Succeeded
+                }
+                end => end,
+            }
+        });
+        self.fate.ends();
+        drop(runtime);
+        drop(scope); // outside of it: on this thread, before the next life opens the same files
+        trace(|| format!("life {number} of seed {}: {end:?}", self.seed));
+        end
+    }
+
+    /// At the end the store has what the clients know, and nothing else.
+    async fn judge(&self, area: &Arc<super::Area>) {
+        let seed = self.seed;
+        assert!(area.send_all(UPLOADS).await, "seed {seed}: {:?} is not sent", area.waiting());
+        // What came late is looked for.
+        tokio::time::advance(2 * super::late::LOOK).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let mut expected = BTreeMap::new();
+        for client in &self.clients {
+            let client = client.try_lock().unwrap();
+            expected.extend(client.objects());
+        }
+        let mut found = self.store.objects();
+        found.retain(|path, _| !path.starts_with(".millpond-probe-"));
+        if let Some(shared) = found.remove("shared") {
+            let all: Vec<_> = self.clients.iter().map(|client| client.try_lock().unwrap()).collect();
+            client::judge_shared(&shared.bytes, &all, self.plan.loses_power)
+                .unwrap_or_else(|e| panic!("seed {seed}: {e:#}"));
+        }
+        let names = |all: &BTreeMap<String, _>| all.keys().cloned().collect::<Vec<String>>();
+        assert_eq!(
+            found.keys().cloned().collect::<Vec<_>>(),
+            names(&expected),
+            "seed {seed}: names in the store"
+        );
+        for (path, (bytes, mode)) in expected {
+            let object = &found[&path];
+            assert!(*object.bytes == bytes, "seed {seed}: the bytes of {path} in the store");
+            assert_eq!(object.attributes.mode, Some(mode), "seed {seed}: the mode of {path} in the store");
+        }
+    }
+}
+
+/// Time goes on by itself, a little faster than threads of the cache work.
+async fn clock() {
+    loop {
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::advance(Duration::from_millis(1)).await;
+    }
+}
+
+/// With MILLPOND_TRACE all that happens is told.
+fn trace(what: impl FnOnce() -> String) {
+    if std::env::var_os("MILLPOND_TRACE").is_some() {
+        eprintln!("{}", what());
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn whatever_dies_what_was_written_is_found_and_gets_to_the_store_once() {
+    let first = number("MILLPOND_SEED").unwrap_or_else(rand::random);
+    let count = number("MILLPOND_HISTORIES").unwrap_or(120);
+    let mut all = Summary::default();
+    for seed in (0..count).map(|n| first.wrapping_add(n)) {
+        println!("MILLPOND_SEED={seed} MILLPOND_HISTORIES=1");
+        let summary = World::new(seed).history();
+        all.operations += summary.operations;
+        for (end, times) in summary.ends {
+            *all.ends.entry(end).or_default() += times;
+        }
+        for (step, times) in summary.deaths {
+            *all.deaths.entry(step).or_default() += times;
+        }
+    }
+    println!(
+        "{count} histories from seed {first}: {} operations, {:?}, deaths at {:?}",
+        all.operations, all.ends, all.deaths
+    );
+    let survived: Vec<_> = STEPS.iter().filter(|step| !all.deaths.contains_key(*step)).collect();
+    assert!(count < 100 || survived.is_empty(), "no agent died at {survived:?}");
+}

@@ -1,0 +1,514 @@
+//! The store of a history: it takes its time, refuses, loses its answers, and does what it was asked for when nobody expects
+//! it any more.
+
+use super::fate::Fate;
+use crate::lock::lock;
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::StreamExt;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+use store::{
+    Attributes, Body, ByteStream, Condition, Entry, Kind, Leftover, Page, Part, Seen, Sink, SinkLimits, Source,
+    StoreError, Upload, Version, Write, WriteId, Written,
+};
+
+pub(super) struct SimulatedStore {
+    me: Weak<Self>,
+    fate: Arc<Fate>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Clone)]
+pub(super) struct Object {
+    pub(super) bytes: Arc<Vec<u8>>,
+    pub(super) version: String,
+    pub(super) attributes: Attributes,
+    write: Option<WriteId>,
+}
+
+/// Something that it was asked for and has not done yet.
+type Late = Box<dyn FnOnce(&mut Inner) + Send>;
+
+struct Inner {
+    rng: SmallRng,
+    /// Of a thousand calls of its writing half.
+    faults: u32,
+    holds_conditions: bool,
+    /// Versions are of the bytes, as ETags are; else each write has its own.
+    versions_of_bytes: bool,
+    objects: BTreeMap<Vec<u8>, Object>,
+    dirs: BTreeSet<Vec<u8>>,
+    uploads: BTreeMap<String, (Vec<u8>, Write, BTreeMap<u32, (Vec<u8>, String)>)>,
+    /// Of all times.
+    versions: HashMap<String, Arc<Vec<u8>>>,
+    late: Vec<Late>,
+    /// Calls that have not got there yet, by number.
+    under_way: BTreeMap<u64, Late>,
+    count: u64,
+}
+
+enum Does {
+    AsAsked,
+    Refuses,
+    LosesTheAnswer,
+    Later,
+}
+
+impl fmt::Debug for SimulatedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SimulatedStore")
+    }
+}
+
+fn unavailable(what: &[u8]) -> StoreError {
+    StoreError::Unavailable {
+        what: String::from_utf8_lossy(what).into_owned(),
+        waited: Duration::ZERO,
+        queued: Duration::ZERO,
+        attempts: 1,
+        cause: "the history wants it so".into(),
+    }
+}
+
+fn absent(what: &[u8]) -> StoreError {
+    StoreError::NotFound { what: String::from_utf8_lossy(what).into_owned(), advice: "" }
+}
+
+fn conflict(what: &[u8], found: Option<String>) -> StoreError {
+    StoreError::Conflict { what: String::from_utf8_lossy(what).into_owned(), found: found.map(Version) }
+}
+
+fn bytes_of(body: &Body) -> Vec<u8> {
+    let mut bytes = vec![0; body.len() as usize];
+    body.file.read_exact_at(&mut bytes, body.range.start).unwrap();
+    let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &bytes) as u32;
+    assert_eq!(sum, body.crc32c, "what is sent is what was read");
+    bytes
+}
+
+impl Inner {
+    fn version(&mut self, bytes: &[u8], kind: &str) -> String {
+        self.count += 1;
+        let mut hasher = DefaultHasher::new();
+        bytes.hash(&mut hasher);
+        kind.hash(&mut hasher);
+        match self.versions_of_bytes {
+            true => format!("{:016x}", hasher.finish()),
+            false => format!("v{}", self.count),
+        }
+    }
+
+    fn check(&self, path: &[u8], condition: &Condition) -> Result<(), StoreError> {
+        let now = self.objects.get(path).map(|object| object.version.clone());
+        let holds = match condition {
+            Condition::Any => true,
+            Condition::Absent => now.is_none(),
+            Condition::Is(version) => now.as_ref() == Some(&version.0),
+        };
+        if holds || !self.holds_conditions { Ok(()) } else { Err(conflict(path, now)) }
+    }
+
+    fn make(
+        &mut self,
+        path: &[u8],
+        bytes: Vec<u8>,
+        write: &Write,
+        kind: &str,
+    ) -> Result<Written, StoreError> {
+        let version = self.version(&bytes, kind);
+        let bytes = Arc::new(bytes);
+        self.versions.insert(version.clone(), bytes.clone());
+        let (attributes, write) = (write.attributes, Some(write.id));
+        self.objects.insert(path.to_vec(), Object { bytes, version: version.clone(), attributes, write });
+        Ok(Written { version: Version(version), confirmed: true })
+    }
+
+    fn do_late(&mut self, all: bool) {
+        let mut k = 0;
+        while k < self.late.len() {
+            if all || self.rng.random_range(0..6) == 0 {
+                let late = self.late.remove(k);
+                late(self);
+            } else {
+                k += 1;
+            }
+        }
+    }
+}
+
+impl SimulatedStore {
+    pub(super) fn new(
+        fate: Arc<Fate>,
+        seed: u64,
+        holds_conditions: bool,
+        versions_of_bytes: bool,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            fate,
+            inner: Mutex::new(Inner {
+                rng: SmallRng::seed_from_u64(seed),
+                faults: 0,
+                holds_conditions,
+                versions_of_bytes,
+                objects: BTreeMap::new(),
+                dirs: BTreeSet::new(),
+                uploads: BTreeMap::new(),
+                versions: HashMap::new(),
+                late: Vec::new(),
+                under_way: BTreeMap::new(),
+                count: 0,
+            }),
+        })
+    }
+
+    pub(super) fn set_faults(&self, faults: u32) {
+        lock(&self.inner).faults = faults;
+    }
+
+    /// What it was asked for and has not done: it does it now.
+    pub(super) fn settles(&self) {
+        lock(&self.inner).do_late(true);
+    }
+
+    /// Its client is gone: what is on its way may still arrive.
+    pub(super) fn is_left(&self) {
+        let mut inner = lock(&self.inner);
+        let under_way = std::mem::take(&mut inner.under_way);
+        // Where it holds no conditions, whatever comes late overwrites what is newer: no client can help that.
+        for late in under_way.into_values() {
+            if inner.holds_conditions && inner.rng.random() {
+                inner.late.push(late);
+            }
+        }
+    }
+
+    pub(super) fn object(&self, path: &str) -> Option<Object> {
+        lock(&self.inner).objects.get(path.as_bytes()).cloned()
+    }
+
+    pub(super) fn objects(&self) -> BTreeMap<String, Object> {
+        let text = |path: &Vec<u8>| String::from_utf8(path.clone()).unwrap();
+        lock(&self.inner).objects.iter().map(|(path, object)| (text(path), object.clone())).collect()
+    }
+
+    pub(super) fn of_version(&self, version: &str) -> Option<Arc<Vec<u8>>> {
+        lock(&self.inner).versions.get(version).cloned()
+    }
+
+    async fn pause(&self) {
+        let micros = lock(&self.inner).rng.random_range(0..20_000);
+        tokio::time::sleep(Duration::from_micros(micros)).await;
+        self.fate.is_alive().await;
+    }
+
+    /// One call of the writing half.
+    async fn call<T: Send + fmt::Debug + 'static>(
+        &self,
+        call: &'static str,
+        what: &[u8],
+        work: impl FnOnce(&mut Inner) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let does = {
+            let mut inner = lock(&self.inner);
+            inner.do_late(false);
+            let is_fault = inner.faults > 0 && inner.rng.random_range(0..1000) < inner.faults;
+            match if is_fault { inner.rng.random_range(0..3) } else { 3 } {
+                0 => Does::Refuses,
+                1 => Does::LosesTheAnswer,
+                2 if inner.holds_conditions => Does::Later,
+                _ => Does::AsAsked,
+            }
+        };
+        let (answer, result) = std::sync::mpsc::channel();
+        let of = String::from_utf8_lossy(what).into_owned();
+        let late: Late = Box::new(move |inner| {
+            let done = work(inner);
+            super::trace(|| format!("    store: {call} {of}: {done:?}"));
+            drop(answer.send(done)); // nobody may wait for it
+        });
+        let number = {
+            let mut inner = lock(&self.inner);
+            inner.count += 1;
+            let number = inner.count;
+            inner.under_way.insert(number, late);
+            number
+        };
+        self.pause().await;
+        {
+            let mut inner = lock(&self.inner);
+            let late = inner.under_way.remove(&number).expect("nobody else takes it while its client lives");
+            match does {
+                Does::Refuses => {}
+                Does::Later => inner.late.push(late),
+                Does::AsAsked | Does::LosesTheAnswer => late(&mut inner),
+            }
+        }
+        self.pause().await;
+        match does {
+            Does::AsAsked => result.try_recv().expect("it was done"),
+            _ => {
+                super::trace(|| format!("    store: {call} {}: no answer", String::from_utf8_lossy(what)));
+                Err(unavailable(what))
+            }
+        }
+    }
+}
+
+fn child<'p>(dir: &[u8], path: &'p [u8]) -> Option<&'p [u8]> {
+    let rest = if dir.is_empty() { path } else { path.strip_prefix(dir)?.strip_prefix(b"/")? };
+    (!rest.is_empty()).then_some(rest)
+}
+
+fn file(name: &[u8], object: &Object) -> Entry {
+    let version = Version(object.version.clone());
+    let Attributes { mode, uid, gid, modified_ns } = object.attributes;
+    Entry {
+        name: name.to_vec(),
+        kind: Kind::File { size: object.bytes.len() as u64, version },
+        modified_ns: modified_ns.unwrap_or_default(),
+        permissions: mode.map(|mode| volume::Permissions::of(mode, uid, gid)),
+    }
+}
+
+fn directory(name: &[u8]) -> Entry {
+    Entry { name: name.to_vec(), kind: Kind::Directory, modified_ns: 0, permissions: None }
+}
+
+#[async_trait]
+impl Source for SimulatedStore {
+    async fn list(&self, dir: &[u8], _: Option<&str>) -> Result<Page, StoreError> {
+        self.pause().await;
+        let mut page = Page::default();
+        {
+            let inner = lock(&self.inner);
+            let mut dirs = BTreeSet::new();
+            for (path, object) in &inner.objects {
+                let Some(rest) = child(dir, path) else { continue };
+                match rest.iter().position(|byte| *byte == b'/') {
+                    Some(slash) => drop(dirs.insert(rest[..slash].to_vec())),
+                    None => page.entries.push(file(rest, object)),
+                }
+            }
+            for path in &inner.dirs {
+                let Some(rest) = child(dir, path) else { continue };
+                let end = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
+                dirs.insert(rest[..end].to_vec());
+            }
+            page.entries.extend(dirs.iter().map(|name| directory(name)));
+            if page.entries.is_empty() && !dir.is_empty() && !inner.dirs.contains(dir) {
+                return Err(absent(dir));
+            }
+        }
+        self.pause().await;
+        Ok(page)
+    }
+
+    async fn head(&self, path: &[u8]) -> Result<Option<Entry>, StoreError> {
+        self.pause().await;
+        let found = {
+            let inner = lock(&self.inner);
+            let name = path.rsplit(|byte| *byte == b'/').next().unwrap();
+            let is_dir = inner.dirs.contains(path)
+                || inner.objects.keys().chain(&inner.dirs).any(|other| child(path, other).is_some());
+            match is_dir {
+                true => Some(directory(name)),
+                false => inner.objects.get(path).map(|object| file(name, object)),
+            }
+        };
+        self.pause().await;
+        Ok(found)
+    }
+
+    async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError> {
+        self.pause().await;
+        let object = lock(&self.inner).objects.get(path).cloned().ok_or_else(|| absent(path))?;
+        if object.version != version.0 {
+            return Err(StoreError::Stale { what: String::from_utf8_lossy(path).into_owned() });
+        }
+        let bytes = Bytes::copy_from_slice(&object.bytes[range.start as usize..range.end as usize]);
+        Ok(futures::stream::iter([Ok(bytes)]).boxed())
+    }
+
+    async fn check(&self, _: Duration) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn sink(&self) -> Option<Arc<dyn Sink>> {
+        Some(self.me.upgrade()?)
+    }
+}
+
+#[async_trait]
+impl Sink for SimulatedStore {
+    fn limits(&self) -> SinkLimits {
+        SinkLimits {
+            put_bytes_max: 5 << 30,
+            part_bytes_min: 1,
+            part_bytes_max: 5 << 30,
+            parts_max: 10_000,
+            object_bytes_max: 5 << 40,
+        }
+    }
+
+    async fn put(
+        &self,
+        path: &[u8],
+        body: &Body,
+        write: &Write,
+        condition: &Condition,
+    ) -> Result<Written, StoreError> {
+        let (to, bytes, write, condition) = (path.to_vec(), bytes_of(body), *write, condition.clone());
+        self.call("put", path, move |inner| {
+            inner.check(&to, &condition)?;
+            inner.make(&to, bytes, &write, "whole")
+        })
+        .await
+    }
+
+    async fn begin(&self, path: &[u8], write: &Write) -> Result<Upload, StoreError> {
+        let (to, write) = (path.to_vec(), *write);
+        self.call("begin", path, move |inner| {
+            inner.count += 1;
+            let id = format!("u{}", inner.count);
+            inner.uploads.insert(id.clone(), (to.clone(), write, BTreeMap::new()));
+            Ok(Upload { path: to, id, write: write.id })
+        })
+        .await
+    }
+
+    async fn part(&self, upload: &Upload, number: u32, body: &Body) -> Result<Part, StoreError> {
+        let (id, bytes, crc32c) = (upload.id.clone(), bytes_of(body), body.crc32c);
+        let path = upload.path.clone();
+        self.call("part", &upload.path, move |inner| {
+            inner.count += 1;
+            let (len, tag) = (bytes.len() as u64, format!("t{}", inner.count));
+            let (_, _, parts) = inner.uploads.get_mut(&id).ok_or_else(|| absent(&path))?;
+            parts.insert(number, (bytes, tag.clone()));
+            Ok(Part { number, bytes: len, crc32c, tag, confirmed: true })
+        })
+        .await
+    }
+
+    async fn complete(
+        &self,
+        upload: &Upload,
+        parts: &[Part],
+        condition: &Condition,
+    ) -> Result<Written, StoreError> {
+        let (upload, parts, condition) = (upload.clone(), parts.to_vec(), condition.clone());
+        self.call("complete", &upload.path.clone(), move |inner| {
+            // As the product's: what is there already was made by this write.
+            if let Some(object) = inner.objects.get(&upload.path)
+                && object.write == Some(upload.write)
+                && !inner.uploads.contains_key(&upload.id)
+            {
+                return Ok(Written { version: Version(object.version.clone()), confirmed: true });
+            }
+            let (path, write, arrived) =
+                inner.uploads.get(&upload.id).cloned().ok_or_else(|| absent(&upload.path))?;
+            let mut bytes = Vec::new();
+            for part in &parts {
+                match arrived.get(&part.number).filter(|(_, tag)| *tag == part.tag) {
+                    Some((some, _)) => bytes.extend(some),
+                    None => return Err(absent(&upload.path)), // another has come in its place
+                }
+            }
+            inner.check(&path, &condition)?;
+            inner.uploads.remove(&upload.id);
+            inner.make(&path, bytes, &write, &format!("{} parts", parts.len()))
+        })
+        .await
+    }
+
+    async fn abandon(&self, upload: &Upload) -> Result<(), StoreError> {
+        let id = upload.id.clone();
+        self.call("abandon", &upload.path, move |inner| {
+            inner.uploads.remove(&id);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn leftovers(&self, path: &[u8]) -> Result<Vec<Leftover>, StoreError> {
+        let of = path.to_vec();
+        self.call("leftovers", path, move |inner| {
+            let of_it = inner.uploads.iter().filter(|(_, (path, ..))| *path == of);
+            Ok(of_it.map(|(id, _)| Leftover { id: id.clone(), begun_ns: 0 }).collect())
+        })
+        .await
+    }
+
+    async fn look(&self, path: &[u8]) -> Result<Option<Seen>, StoreError> {
+        let at = path.to_vec();
+        self.call("look", path, move |inner| {
+            Ok(inner.objects.get(&at).map(|object| Seen {
+                version: Version(object.version.clone()),
+                size: object.bytes.len() as u64,
+                attributes: object.attributes,
+                write: object.write,
+            }))
+        })
+        .await
+    }
+
+    async fn delete(&self, path: &[u8], condition: &Condition) -> Result<(), StoreError> {
+        let (at, condition) = (path.to_vec(), condition.clone());
+        self.call("delete", path, move |inner| {
+            if inner.objects.contains_key(&at) {
+                inner.check(&at, &condition)?;
+                inner.objects.remove(&at);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn copy(
+        &self,
+        from: &[u8],
+        version: &Version,
+        _: u64,
+        to: &[u8],
+        write: &Write,
+        condition: &Condition,
+    ) -> Result<Written, StoreError> {
+        let (from, to, version) = (from.to_vec(), to.to_vec(), version.clone());
+        let (write, condition) = (*write, condition.clone());
+        self.call("copy", &from.clone(), move |inner| {
+            let object = inner.objects.get(&from).cloned().ok_or_else(|| absent(&from))?;
+            if object.version != version.0 {
+                return Err(StoreError::Stale { what: String::from_utf8_lossy(&from).into_owned() });
+            }
+            inner.check(&to, &condition)?;
+            inner.make(&to, object.bytes.to_vec(), &write, "whole")
+        })
+        .await
+    }
+
+    async fn make_dir(&self, path: &[u8], _: &Write) -> Result<(), StoreError> {
+        let at = path.to_vec();
+        self.call("make_dir", path, move |inner| {
+            inner.dirs.insert(at);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn remove_dir(&self, path: &[u8]) -> Result<(), StoreError> {
+        let at = path.to_vec();
+        self.call("remove_dir", path, move |inner| {
+            inner.dirs.remove(&at);
+            Ok(())
+        })
+        .await
+    }
+}

@@ -1,0 +1,132 @@
+//! Writes that were given up and may come to pass all the same: the store carries a request out when nobody waits for its
+//! answer any more. What such a write leaves is ours, not somebody else's, and goes if nothing of ours is there any more.
+
+use super::area::Area;
+use super::names::{Entry, LATE, State};
+use futures::StreamExt;
+use link::Cause;
+use link::writable::Wrong;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use store::{Condition, Seen};
+
+/// A signed request is refused after a quarter of an hour at the latest; by then it is known what came of it, nanoseconds.
+const KEPT_NS: i64 = 20 * 60 * 1_000_000_000;
+/// More are not remembered.
+const MOST: usize = 1024;
+/// How often it is looked what they have left.
+pub(super) const LOOK: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Late {
+    /// Where it writes.
+    pub(super) path: Vec<u8>,
+    /// Since 1970.
+    given_up_ns: i64,
+    /// The store was told since that nothing is to be at `path`.
+    is_removed: bool,
+}
+
+/// Ids of writes to `path` that nobody asks about any more.
+#[derive(Default)]
+pub(super) struct GivenUp {
+    pub(super) path: Vec<u8>,
+    pub(super) writes: Vec<String>,
+    /// What is at `path` now: nothing (true), or something new of ours (false). None: as before.
+    pub(super) is_removed: Option<bool>,
+}
+
+pub(super) fn late_entry(id: &str, late: Option<&Late>) -> Result<Entry, Wrong> {
+    let value = late.map(postcard::to_stdvec).transpose().map_err(|_| Wrong::Cause(Cause::Internal))?;
+    Ok(([&[LATE][..], id.as_bytes()].concat(), value))
+}
+
+impl Area {
+    /// What changes by that of what is remembered: in the journal, and (by [`State::remember_late`]) in memory.
+    pub(super) fn give_up(&self, given_up: &GivenUp) -> Result<(Vec<Entry>, BTreeMap<String, Option<Late>>), Wrong> {
+        let now = super::file::now_ns();
+        let mut changed = BTreeMap::new();
+        {
+            let state = self.state();
+            for (id, late) in &state.late {
+                let mut late = late.clone();
+                if late.path == given_up.path
+                    && let Some(is_removed) = given_up.is_removed
+                    && late.is_removed != is_removed
+                {
+                    late.is_removed = is_removed;
+                    changed.insert(id.clone(), Some(late));
+                }
+            }
+            let is_removed = given_up.is_removed.unwrap_or(false);
+            for id in &given_up.writes {
+                let late = Late { path: given_up.path.clone(), given_up_ns: now, is_removed };
+                changed.insert(id.clone(), Some(late));
+            }
+            if !given_up.writes.is_empty() {
+                let mut oldest: Vec<_> = state.late.iter().map(|(id, late)| (late.given_up_ns, id)).collect();
+                oldest.sort_unstable();
+                let surplus = (oldest.len() + given_up.writes.len()).saturating_sub(MOST);
+                let is_over = |given_up_ns: i64| now.saturating_sub(given_up_ns) > KEPT_NS;
+                for (k, (given_up_ns, id)) in oldest.into_iter().enumerate() {
+                    if k < surplus || is_over(given_up_ns) {
+                        changed.insert(id.clone(), None);
+                    }
+                }
+            }
+        }
+        let entries = changed.iter().map(|(id, late)| late_entry(id, late.as_ref())).collect::<Result<_, _>>()?;
+        Ok((entries, changed))
+    }
+
+    /// What is seen at this path is of a write of ours that was given up.
+    pub(super) fn is_late(&self, path: &[u8], seen: &Seen) -> bool {
+        let Some(id) = seen.write else { return false };
+        self.state().late.get(&id.to_string()).is_some_and(|late| late.path == path)
+    }
+
+    /// What came late to where nothing is to be goes.
+    pub(super) async fn remove_late(&self) {
+        let paths: Vec<Vec<u8>> = {
+            let state = self.state();
+            let is_free = |late: &&Late| {
+                late.is_removed && !state.paths.contains_key(&late.path) && !state.gone.contains_key(&late.path)
+            };
+            let mut paths: Vec<_> = state.late.values().filter(is_free).map(|late| late.path.clone()).collect();
+            paths.dedup();
+            paths
+        };
+        let looks = futures::stream::iter(paths).for_each_concurrent(4, async |path| {
+            // Nobody makes it meanwhile.
+            let _held = self.locks.take(&[&path]).await;
+            let is_free = {
+                let state = self.state();
+                !state.paths.contains_key(&path) && !state.gone.contains_key(&path)
+            };
+            if is_free
+                && let Ok(Some(seen)) = self.sink.look(&path).await
+                && self.is_late(&path, &seen)
+            {
+                let shown = String::from_utf8_lossy(&path);
+                tracing::warn!(volume = %self.volume, path = %shown, "a write that was given up has come to pass: it is removed");
+                // Tried again at the next look.
+                if self.sink.delete(&path, &Condition::Is(seen.version)).await.is_ok() {
+                    let _ = self.unplace(&path).await; // a listing tells it, too
+                }
+            }
+        });
+        looks.await;
+    }
+}
+
+impl State {
+    pub(super) fn remember_late(&mut self, changed: BTreeMap<String, Option<Late>>) {
+        for (id, late) in changed {
+            match late {
+                Some(late) => drop(self.late.insert(id, late)),
+                None => drop(self.late.remove(&id)),
+            }
+        }
+    }
+}
