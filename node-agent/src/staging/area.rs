@@ -3,7 +3,7 @@
 use super::disk::{Disk, Hung, write_out};
 use super::file::{File, now_ns};
 use super::locks::{Locks, child};
-use super::names::{APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, append_entry, data_name, result_key};
+use super::names::{APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, Tag, append_entry, data_name, result_key};
 use super::record::{Append, Object, Record, Root};
 use super::times::Times;
 use super::{Executed, Outcome};
@@ -53,6 +53,10 @@ pub(crate) struct Area {
     pub(super) counting: tokio::sync::Mutex<()>,
     /// Mounts that are here. Others that the journal tells of have ended with their agent.
     pub(super) mounts: Mutex<HashSet<MountId>>,
+    /// With what the names of its writes begin.
+    pub(super) tag: Tag,
+    /// The same of before a loss of power: its journal may not tell of all of them.
+    pub(super) lost_tags: Vec<Tag>,
     pub(super) able: OnceCell<Abilities>,
     /// Bytes that may be written before the disk is asked again how much is free.
     pub(super) room: AtomicU64,
@@ -82,11 +86,11 @@ pub(crate) struct Caller<'a> {
     pub(crate) read_only: bool,
 }
 
-/// A name for a write, from the kernel's generator, which never waits.
-pub(super) fn draw() -> std::io::Result<WriteId> {
-    let mut random = [0; 16];
+/// From the kernel's generator, which never waits.
+pub(super) fn random<const N: usize>() -> std::io::Result<[u8; N]> {
+    let mut random = [0; N];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
-    Ok(WriteId::new(random))
+    Ok(random)
 }
 
 impl Area {
@@ -113,8 +117,13 @@ impl Area {
         })
     }
 
+    /// A name for a write.
     pub(super) fn draw(&self) -> Result<WriteId, Wrong> {
-        draw().map_err(|_| Wrong::Cause(Cause::Internal))
+        let own: [u8; 8] = random().map_err(|_| Wrong::Cause(Cause::Internal))?;
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&self.tag);
+        id[8..].copy_from_slice(&own);
+        Ok(WriteId::new(id))
     }
 
     /// Has the journal take these changes, all or none, and then the memory. Whoever asked may be gone by then.
@@ -143,24 +152,28 @@ impl Area {
         done.await
     }
 
-    /// Writes out what the journal has been told, and the bytes of `data`.
-    pub(super) async fn sync_disk(&self, data: Option<Arc<std::fs::File>>) -> Result<(), Wrong> {
+    /// Writes out what the journal has been told.
+    pub(super) async fn sync_disk(&self) -> Result<(), Wrong> {
         let journal = self.journal.clone();
-        let dir = self.files.clone();
         let done = self.on_disk(move || {
-            let failed = |error: rustix::io::Errno| {
-                tracing::error!(%error, "the staging disk did not write out");
-                disk_wrong(error)
-            };
-            if let Some(data) = data {
-                write_out(&data, &dir).map_err(failed)?;
-            }
             let mut journal = lock(&journal);
             let journal = journal.as_mut().ok_or(Wrong::Cause(Cause::Unavailable))?;
             journal.sync().map_err(|error| journal_wrong(&error))?;
             #[cfg(test)]
             super::histories::disk::journal_written_out();
             Ok(())
+        });
+        done.await
+    }
+
+    /// Writes out the bytes of a staged file.
+    pub(super) async fn write_out_data(&self, data: Arc<std::fs::File>) -> Result<(), Wrong> {
+        let dir = self.files.clone();
+        let done = self.on_disk(move || {
+            write_out(&data, &dir).map_err(|error| {
+                tracing::error!(%error, "the staging disk did not write out");
+                disk_wrong(error)
+            })
         });
         done.await
     }
@@ -393,6 +406,7 @@ impl Area {
         let record = Record {
             path: Some(path),
             local: false,
+            durable: false,
             base: Some(base),
             target: Some(version),
             clean: true,
@@ -437,6 +451,7 @@ impl Area {
         Record {
             path: Some(path),
             local: true,
+            durable: false,
             base: None,
             target: None,
             clean: false,

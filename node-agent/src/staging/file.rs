@@ -25,6 +25,8 @@ pub(super) struct File {
     changes: AtomicU64,
     /// Up to this change the store has had it under the name that it had then.
     sent: AtomicU64,
+    /// Up to this change its bytes were written out.
+    written_out: AtomicU64,
     pub(super) changed_at: Mutex<Instant>,
     /// Held by whoever brings it into the store.
     pub(super) sending: tokio::sync::Mutex<Ongoing>,
@@ -52,6 +54,7 @@ impl File {
             touched_ns: AtomicI64::new(touched_ns),
             changes: AtomicU64::new(1),
             sent: AtomicU64::new(0),
+            written_out: AtomicU64::new(0),
             changed_at: Mutex::new(Instant::now()),
             sending: tokio::sync::Mutex::default(),
             in_order: AtomicU64::new(0),
@@ -78,6 +81,11 @@ impl File {
         self.size.load(Acquire)
     }
 
+    /// To be called with the content alone.
+    pub(super) fn set_size(&self, size: u64) {
+        self.size.store(size, Release);
+    }
+
     /// Bytes from the beginning that a writer has written one after the other.
     pub(super) fn in_order(&self) -> u64 {
         self.in_order.load(Acquire)
@@ -89,6 +97,15 @@ impl File {
 
     pub(super) fn note_sent(&self, change: u64) {
         self.sent.fetch_max(change, AcqRel);
+    }
+
+    pub(super) fn note_written_out(&self, change: u64) {
+        self.written_out.fetch_max(change, AcqRel);
+    }
+
+    /// Its bytes as they were at this change, and later ones, are on the disk.
+    pub(super) fn is_written_out(&self, change: u64) -> bool {
+        self.written_out.load(Acquire) >= change.max(1)
     }
 
     pub(super) fn changes(&self) -> u64 {

@@ -28,6 +28,9 @@ pub(super) struct Late {
     is_removed: bool,
 }
 
+/// What is remembered anew of each id; None: nothing any more.
+pub(super) type Changed = BTreeMap<String, Option<Late>>;
+
 /// Ids of writes to `path` that nobody asks about any more.
 #[derive(Default)]
 pub(super) struct GivenUp {
@@ -44,7 +47,7 @@ pub(super) fn late_entry(id: &str, late: Option<&Late>) -> Result<Entry, Wrong> 
 
 impl Area {
     /// What changes by that of what is remembered: in the journal, and (by [`State::remember_late`]) in memory.
-    pub(super) fn give_up(&self, given_up: &GivenUp) -> Result<(Vec<Entry>, BTreeMap<String, Option<Late>>), Wrong> {
+    pub(super) fn give_up(&self, given_up: &GivenUp) -> Result<(Vec<Entry>, Changed), Wrong> {
         let now = super::file::now_ns();
         let mut changed = BTreeMap::new();
         {
@@ -76,14 +79,20 @@ impl Area {
                 }
             }
         }
-        let entries = changed.iter().map(|(id, late)| late_entry(id, late.as_ref())).collect::<Result<_, _>>()?;
+        let entries =
+            changed.iter().map(|(id, late)| late_entry(id, late.as_ref())).collect::<Result<_, _>>()?;
         Ok((entries, changed))
     }
 
     /// What is seen at this path is of a write of ours that was given up.
-    pub(super) fn is_late(&self, path: &[u8], seen: &Seen) -> bool {
+    fn is_late(&self, path: &[u8], seen: &Seen) -> bool {
         let Some(id) = seen.write else { return false };
         self.state().late.get(&id.to_string()).is_some_and(|late| late.path == path)
+    }
+
+    /// As [`Self::is_late`], or of one that a loss of power has taken out of the journal.
+    pub(super) fn is_unasked(&self, path: &[u8], seen: &Seen) -> bool {
+        self.is_late(path, seen) || self.is_lost(seen, usize::MAX)
     }
 
     /// What came late to where nothing is to be goes.
@@ -91,9 +100,12 @@ impl Area {
         let paths: Vec<Vec<u8>> = {
             let state = self.state();
             let is_free = |late: &&Late| {
-                late.is_removed && !state.paths.contains_key(&late.path) && !state.gone.contains_key(&late.path)
+                late.is_removed
+                    && !state.paths.contains_key(&late.path)
+                    && !state.gone.contains_key(&late.path)
             };
-            let mut paths: Vec<_> = state.late.values().filter(is_free).map(|late| late.path.clone()).collect();
+            let mut paths: Vec<_> =
+                state.late.values().filter(is_free).map(|late| late.path.clone()).collect();
             paths.dedup();
             paths
         };
@@ -121,7 +133,7 @@ impl Area {
 }
 
 impl State {
-    pub(super) fn remember_late(&mut self, changed: BTreeMap<String, Option<Late>>) {
+    pub(super) fn remember_late(&mut self, changed: Changed) {
         for (id, late) in changed {
             match late {
                 Some(late) => drop(self.late.insert(id, late)),

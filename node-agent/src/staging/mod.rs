@@ -25,6 +25,7 @@ mod ongoing;
 mod operate;
 mod parts;
 mod record;
+mod recover;
 mod registry;
 mod send;
 mod times;

@@ -23,6 +23,8 @@ pub(super) const LATE: u8 = b'l';
 pub(super) const PROBE_KEY: &[u8] = b"p";
 pub(super) const ROOT_KEY: &[u8] = b"d";
 pub(super) const SOURCE_KEY: &[u8] = b"s";
+pub(super) const BOOT_KEY: &[u8] = b"k";
+pub(super) const TAG_KEY: &[u8] = b"t";
 
 #[derive(Default)]
 pub(super) struct State {
@@ -37,6 +39,10 @@ pub(super) struct State {
     pub(super) root: Option<Root>,
     /// What the volume showed when its journal was begun.
     pub(super) source: Option<String>,
+    /// The run of the kernel in which it was opened last.
+    pub(super) boot: Option<String>,
+    /// With what the names of this area's writes begin, and (after it) those before a loss of power began.
+    pub(super) tags: Vec<Tag>,
     /// The file on which this node tries what the store can do: the same each time, so that what a dead agent has left of it
     /// goes.
     pub(super) probe: Option<String>,
@@ -49,6 +55,9 @@ pub(super) struct State {
     /// Whose results stand in the journal.
     pub(super) results: HashMap<MountId, VecDeque<u64>>,
 }
+
+/// Random, of the writes of one area between two losses of power.
+pub(super) type Tag = [u8; 8];
 
 /// One change of the journal: a key, and its value if it is to have one.
 pub(super) type Entry = (Vec<u8>, Option<Vec<u8>>);

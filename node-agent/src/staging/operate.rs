@@ -4,7 +4,7 @@ use super::area::{Area, Caller, Found};
 use super::file::{File, now_ns};
 use super::locks::parent;
 use super::names::{State, file_entry, open_entry};
-use super::record::Root;
+use super::record::{Record, Root};
 use super::{Executed, Outcome};
 use cache::meta::{Attributes, Incoming, Kind, ROOT};
 use link::Cause;
@@ -498,6 +498,12 @@ impl Area {
         if let Some(replaced) = &replaced {
             self.keep_for_readers(replaced).await?;
         }
+        // As file systems do it for programs that write, close and rename over: a loss of power leaves the old file or the new one.
+        let is_new = |record: &Record| record.local && record.base.is_none() && !record.durable;
+        let made_durable = replaced.is_some() && is_new(&file.record());
+        if made_durable {
+            self.write_out(&file).await?;
+        }
         let outcome = Ok(Done::Done);
         // Two at once could each close the circle that the other one begins.
         let must_wait = self.state().gone.contains_key(&to);
@@ -514,6 +520,7 @@ impl Area {
             None => None,
         };
         let mut record = file.noted(file.record());
+        record.durable |= made_durable && record.base.is_none();
         record.former.extend(File::object(&record));
         // Back to a name that it had before: what the store still has there is to be replaced.
         let back =

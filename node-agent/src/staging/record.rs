@@ -34,6 +34,8 @@ pub(super) struct Record {
     pub(super) path: Option<Vec<u8>>,
     /// Its bytes lie in its file here. Otherwise in `base`.
     pub(super) local: bool,
+    /// Of its file here all that `base` has (or, without one, what was written first) is on the disk, and no loss of power takes it.
+    pub(super) durable: bool,
     /// The object with its bytes, as it was before they were changed here or got another name.
     pub(super) base: Option<Object>,
     /// What is at `path` in the store and is to be replaced; None: nothing.

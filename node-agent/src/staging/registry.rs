@@ -1,13 +1,16 @@
 //! The staging areas of a node: each is opened with the first mount of its volume, from what lies on the disk, and closed with
 //! the last.
 
-use super::area::{Area, draw};
+use super::area::{Area, random};
 use super::disk::{Disk, Hung};
 use super::locks::Locks;
-use super::names::{APPEND, BEGUN, FILE, LATE, OPEN, PROBE_KEY, RESULT, ROOT_KEY, SOURCE_KEY, State, result_of};
+use super::names::{
+    APPEND, BEGUN, BOOT_KEY, Entry, FILE, LATE, OPEN, PROBE_KEY, RESULT, ROOT_KEY, SOURCE_KEY, State,
+    TAG_KEY, Tag, result_of,
+};
 use super::record::Record;
 use super::times::Times;
-use super::{Outcome, Waiting, send};
+use super::{Outcome, Waiting, recover, send};
 use crate::lock::lock;
 use crate::state::StateDir;
 use crate::volumes::scope::Scope;
@@ -29,6 +32,8 @@ use volume::{ScopeId, VolumeId, VolumeSpec};
 const FORMAT: u32 = 1;
 const JOURNAL: &str = "journal";
 const FILES: &str = "files";
+/// Losses of power of which the writes before them are known as ours.
+const TAGS_KEPT: usize = 16;
 
 /// All areas of this node.
 pub(crate) struct Staging {
@@ -115,6 +120,8 @@ impl Staging {
             dropping: Arc::default(),
             counting: tokio::sync::Mutex::new(()),
             mounts: Mutex::default(),
+            tag: read.tag,
+            lost_tags: read.lost_tags,
             able: OnceCell::new(),
             room: AtomicU64::new(0),
             kept_dirs: Mutex::default(),
@@ -122,6 +129,12 @@ impl Staging {
             recalled: Mutex::new(read.recalled),
             me: me.clone(),
         });
+        if let Some(entries) = read.recovering {
+            let failed = |wrong| refused(format!("after a loss of power it waits for the store: {wrong:?}"));
+            area.clone().recover().await.map_err(failed)?;
+            area.commit(entries, |_| ()).await.map_err(failed)?;
+            area.sync_disk().await.map_err(failed)?;
+        }
         areas.insert(spec.id.clone(), Arc::downgrade(&area));
         *lock(&self.open) = areas.values().cloned().collect();
         send::keep_sending(&area);
@@ -132,7 +145,8 @@ impl Staging {
 /// The directory of a volume in a bucket, which is not there before something is in it.
 pub(crate) async fn make_root(sink: &dyn Sink) -> Result<(), StoreError> {
     let failed = |e: std::io::Error| StoreError::Invalid { what: "/dev/urandom".into(), why: e.to_string() };
-    let write = store::Write { id: draw().map_err(failed)?, attributes: store::Attributes::default() };
+    let id = store::WriteId::new(random().map_err(failed)?);
+    let write = store::Write { id, attributes: store::Attributes::default() };
     sink.make_dir(b"", &write).await
 }
 
@@ -153,6 +167,19 @@ fn still_of(before: &str, now: &str) -> String {
 struct Read {
     state: State,
     recalled: Vec<(MountId, u64, Outcome)>,
+    tag: Tag,
+    lost_tags: Vec<Tag>,
+    /// The node has lost its power meanwhile: this is to be noted once the store was asked what it has.
+    recovering: Option<Vec<Entry>>,
+}
+
+/// Which run of the kernel this is.
+fn boot() -> String {
+    #[cfg(test)]
+    if let Some(boot) = super::histories::disk::boot() {
+        return boot;
+    }
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 /// `source`: what the volume shows now.
@@ -164,10 +191,18 @@ fn open_dir(dir: &Path, source: &str) -> Result<(OwnedFd, Journal, Read), String
     let files =
         rustix::fs::openat(&top, FILES, flags, Mode::empty()).map_err(text("its directory of files"))?;
     let (mut journal, recovered) = Journal::open(top.as_fd(), JOURNAL, FORMAT).map_err(|e| e.to_string())?;
+    #[cfg(test)]
+    super::histories::disk::journal_written_out();
     if recovered.cut_bytes > 0 {
         tracing::warn!(dir = %dir.display(), bytes = recovered.cut_bytes, "the end of a staging journal was not written out: cut off");
     }
-    let mut read = read(&journal, files.as_fd())?;
+    // Their names, too, are to outlast a loss of power.
+    for made in [&files, &top] {
+        rustix::fs::fsync(made).map_err(text("its directory cannot be written out"))?;
+    }
+    sync_above(dir)?;
+    let boot = boot();
+    let mut read = read(&journal, files.as_fd(), &boot)?;
     if let Some(before) = read.state.source.take_if(|before| before != source) {
         // The volume was made anew under the handle that it had: these names and numbers are another source's.
         let is_wanted =
@@ -175,31 +210,109 @@ fn open_dir(dir: &Path, source: &str) -> Result<(OwnedFd, Journal, Read), String
         if read.state.files.values().any(|file| is_wanted(&file.record())) {
             return Err(still_of(&before, source));
         }
-        let keys: Vec<Vec<u8>> = journal.iter().map(|(key, _)| key.to_vec()).collect();
-        let all: Vec<Change<'_>> = keys.iter().map(|key| Change::Delete { key }).collect();
-        journal.batch(&all).map_err(|e| e.to_string())?;
-        read = Read { state: State::default(), recalled: Vec::new() };
+        let keys = journal.iter().map(|(key, _)| (key.to_vec(), None)).collect();
+        change(&mut journal, keys)?;
+        read = Found::default();
     }
+    let mut tags = read.state.tags.clone();
+    if tags.is_empty() || read.is_recovered {
+        tags.insert(0, random().map_err(|e| format!("/dev/urandom: {e}"))?);
+        tags.truncate(TAGS_KEPT);
+    }
+    let tags_written = postcard::to_stdvec(&tags).map_err(|e| e.to_string())?;
+    let mut known = Vec::new();
     if read.state.source.is_none() {
-        let known = Change::Put { key: SOURCE_KEY, value: source.as_bytes() };
-        journal.batch(&[known]).map_err(|e| e.to_string())?;
-        read.state.source = Some(source.into());
+        known.push((SOURCE_KEY.to_vec(), Some(source.as_bytes().to_vec())));
     }
+    if tags != read.state.tags {
+        known.push((TAG_KEY.to_vec(), Some(tags_written)));
+    }
+    if read.state.boot.as_ref() != Some(&boot) {
+        known.push((BOOT_KEY.to_vec(), Some(boot.as_bytes().to_vec())));
+    }
+    let mut recovering = None;
+    if read.is_recovered {
+        tracing::warn!(
+            dir = %dir.display(),
+            "this node has started anew since the volume was mounted here last: what was not written out is taken from the store"
+        );
+        change(&mut journal, std::mem::take(&mut read.changes))?;
+        recovering = Some(known);
+    } else if !known.is_empty() {
+        change(&mut journal, known)?;
+        journal.sync().map_err(|e| e.to_string())?;
+        #[cfg(test)]
+        super::histories::disk::journal_written_out();
+    }
+    (read.state.source, read.state.boot) = (Some(source.into()), Some(boot));
     remove_strays(&files, &read.state);
-    Ok((files, journal, read))
+    let Found { state, recalled, .. } = read;
+    let tag = tags.remove(0);
+    Ok((files, journal, Read { state, recalled, tag, lost_tags: tags, recovering }))
 }
 
-fn read(journal: &Journal, files: BorrowedFd<'_>) -> Result<Read, String> {
-    let mut read = Read { state: State::default(), recalled: Vec::new() };
+/// So many changes at once: a frame of the journal holds no more bytes than it does.
+const CHANGES_AT_ONCE: usize = 256;
+
+fn change(journal: &mut Journal, entries: Vec<Entry>) -> Result<(), String> {
+    for some in entries.chunks(CHANGES_AT_ONCE) {
+        let changes: Vec<Change<'_>> = some
+            .iter()
+            .map(|(key, value)| match value {
+                Some(value) => Change::Put { key, value },
+                None => Change::Delete { key },
+            })
+            .collect();
+        journal.batch(&changes).map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}
+
+/// Of the volume's directory, and of the one of all volumes.
+fn sync_above(dir: &Path) -> Result<(), String> {
+    for above in dir.ancestors().skip(1).take(2) {
+        let failed = |e: std::io::Error| format!("{} cannot be written out: {e}", above.display());
+        std::fs::File::open(above).and_then(|above| above.sync_all()).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// What is read of a journal.
+#[derive(Default)]
+struct Found {
+    state: State,
+    recalled: Vec<(MountId, u64, Outcome)>,
+    is_recovered: bool,
+    /// Of the journal, to be made.
+    changes: Vec<Entry>,
+}
+
+fn read(journal: &Journal, files: BorrowedFd<'_>, boot: &str) -> Result<Found, String> {
+    let mut read = Found::default();
+    let before = journal.iter().find(|(key, _)| *key == BOOT_KEY);
+    read.is_recovered = before.is_some_and(|(_, before)| before != boot.as_bytes());
     // In the order of the keys: appends before files.
     for (key, value) in journal.iter() {
         let unknown =
             || format!("its journal has a record that this version does not understand ({key:02x?})");
+        if read.is_recovered && recover::is_over(key) {
+            read.changes.push((key.to_vec(), None));
+            continue;
+        }
         match key.split_first() {
             Some((&FILE, ino)) => {
                 let ino = u64::from_be_bytes(ino.try_into().map_err(|_| unknown())?);
-                let record: Record = postcard::from_bytes(value).map_err(|_| unknown())?;
-                read.state.recall(ino, record, files)?;
+                let mut record: Option<Record> = Some(postcard::from_bytes(value).map_err(|_| unknown())?);
+                if read.is_recovered
+                    && let Some(before) = record.take()
+                {
+                    let entry;
+                    (record, entry) = recover::recovered(ino, before).map_err(|_| unknown())?;
+                    read.changes.extend(entry);
+                }
+                if let Some(record) = record {
+                    read.state.recall(ino, record, files)?;
+                }
             }
             Some((&RESULT, rest)) => {
                 let (mount, unique) = result_of(rest).ok_or_else(unknown)?;
@@ -232,6 +345,12 @@ fn read(journal: &Journal, files: BorrowedFd<'_>) -> Result<Read, String> {
             }
             Some(_) if key == SOURCE_KEY => {
                 read.state.source = Some(String::from_utf8(value.to_vec()).map_err(|_| unknown())?);
+            }
+            Some(_) if key == BOOT_KEY => {
+                read.state.boot = Some(String::from_utf8(value.to_vec()).map_err(|_| unknown())?);
+            }
+            Some(_) if key == TAG_KEY => {
+                read.state.tags = postcard::from_bytes(value).map_err(|_| unknown())?;
             }
             Some(_) if key == ROOT_KEY => {
                 read.state.root = Some(postcard::from_bytes(value).map_err(|_| unknown())?);

@@ -364,7 +364,7 @@ impl Area {
         let Some(file) = self.by_ino(ino) else {
             // A directory, or a file that nobody has changed.
             if !closing {
-                self.sync_disk(None).await?;
+                self.sync_disk().await?;
             }
             return Ok(Done::Done);
         };
@@ -374,14 +374,28 @@ impl Area {
         if self.is_through() {
             self.send(&file).await?;
         } else {
-            let data = {
-                let content = file.content.write().await;
-                self.put_record(&file, file.noted(file.record())).await?;
-                content.clone()
-            };
-            self.sync_disk(data).await?;
+            self.write_out(&file).await?;
+            let content = file.content.write().await;
+            let mut record = file.noted(file.record());
+            record.durable = record.local && file.is_written_out(file.sent());
+            self.put_record(&file, record).await?;
+            drop(content);
+            self.sync_disk().await?;
         }
         Ok(Done::Done)
+    }
+
+    /// Its bytes, so that no loss of power takes them.
+    pub(super) async fn write_out(&self, file: &Arc<File>) -> Result<(), Wrong> {
+        let (at, data) = {
+            let content = file.content.write().await;
+            (file.changes(), content.clone())
+        };
+        if let Some(data) = data {
+            self.write_out_data(data).await?;
+            file.note_written_out(at);
+        }
+        Ok(())
     }
 
     // ------------------------------------------------------------------ steps
@@ -409,7 +423,7 @@ impl Area {
     /// An agent that is gone, or an attempt that has failed, has asked for a write: has it come to pass?
     async fn settle(&self, file: &Arc<File>, path: &[u8]) -> Result<(), Wrong> {
         let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
-        let is_late = seen.as_ref().is_some_and(|seen| self.is_late(path, seen));
+        let is_late = seen.as_ref().is_some_and(|seen| self.is_unasked(path, seen));
         self.change_record(file, |record| {
             record.unsettled = false;
             adopt(record, path, seen, is_late);
@@ -463,7 +477,7 @@ impl Area {
     async fn able(&self) -> Result<Abilities, Wrong> {
         let probed = self.able.get_or_try_init(|| async {
             let path = self.probe_path().await?;
-            let draw = || self.draw().unwrap_or_else(|_| store::WriteId::new([0; 16]));
+            let draw = || self.draw().unwrap_or_else(|_| WriteId::new([0; 16]));
             let found = store::probe(&*self.sink, path.as_bytes(), draw).await;
             found.map_err(|e| match self.store_wrong("probe", path.as_bytes(), &e) {
                 // A request of the probe before has come late: it is tried again.
@@ -500,6 +514,7 @@ impl Area {
                     record.target = Some(object.version.clone());
                     record.base = Some(object);
                     record.same = true;
+                    record.durable = record.local && sent.is_written_out(seen);
                 }
                 // Renamed or unlinked meanwhile: what was written is at a former name.
                 false => writes = note_former(record, object.path, object.version),
@@ -517,16 +532,27 @@ impl Area {
         if record.path.as_deref() != Some(&object.path[..]) {
             return Ok(());
         }
+        let permissions = Permissions::of(record.mode, Some(record.uid), Some(record.gid));
+        self.note_object(file.ino, object, permissions, file.mtime_ns()).await
+    }
+
+    pub(super) async fn note_object(
+        &self,
+        ino: u64,
+        object: &Object,
+        permissions: Permissions,
+        mtime_ns: i64,
+    ) -> Result<(), Wrong> {
         let incoming = Incoming {
             name: name(&object.path).to_vec(),
             kind: Kind::File,
             size: object.size,
-            mtime_ns: file.mtime_ns(),
+            mtime_ns,
             token: object.version.clone(),
             target: Vec::new(),
-            permissions: Some(Permissions::of(record.mode, Some(record.uid), Some(record.gid))),
+            permissions: Some(permissions),
         };
-        match self.place(&object.path, incoming, file.ino).await {
+        match self.place(&object.path, incoming, ino).await {
             // Its directory is not known any more, so neither is a listing without it.
             Err(Wrong::Cause(Cause::Stale)) => Ok(()),
             placed => placed.map(drop),
@@ -572,7 +598,7 @@ impl Area {
         self.put_record_giving_up(file, record, &given_up).await
     }
 
-    async fn change_record(
+    pub(super) async fn change_record(
         &self,
         file: &Arc<File>,
         change: impl FnOnce(&mut Record) + Send,
@@ -641,7 +667,7 @@ impl Area {
                 match seen {
                     Some(seen) if is_of(&seen, &object.writes) => Some(seen.version.0),
                     Some(seen) if object.version.as_ref() == Some(&seen.version.0) => Some(seen.version.0),
-                    Some(seen) if self.is_late(&object.path, &seen) => Some(seen.version.0),
+                    Some(seen) if self.is_unasked(&object.path, &seen) => Some(seen.version.0),
                     Some(_) => return Ok(true),
                     None => None,
                 }
@@ -679,7 +705,7 @@ impl Area {
             return Err(self.store_wrong("upload", path, error));
         }
         let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
-        let is_late = seen.as_ref().is_some_and(|seen| self.is_late(path, seen));
+        let is_late = seen.as_ref().is_some_and(|seen| self.is_unasked(path, seen));
         let mut is_ours = false;
         self.change_record(file, |record| {
             record.unsettled = false;

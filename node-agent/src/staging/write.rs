@@ -2,7 +2,7 @@
 
 use super::area::{Area, Caller, Found, file_wrong};
 use super::file::File;
-use super::record::{Append, Record};
+use super::record::{Append, Object, Record};
 use super::{Executed, Outcome};
 use cache::data::Presence;
 use fuse_abi::{InHeader, WriteIn};
@@ -126,6 +126,8 @@ impl Area {
         if file.content.read().await.is_some() {
             return Ok(());
         }
+        // While the store makes a copy of it under another name or with other attributes, its version is neither.
+        let _silent = file.sending.lock().await;
         let mut content = file.content.write().await;
         if content.is_some() {
             return Ok(());
@@ -136,18 +138,25 @@ impl Area {
         self.make_room(wanted).await?;
         let data = self.make_data(file.ino).await?;
         if wanted > 0 {
-            self.copy(file.ino, &base.version, data.clone(), wanted).await?;
+            self.copy(file.ino, &base, data.clone(), wanted).await?;
         }
         let mut record = file.noted(record);
-        record.local = true;
+        (record.local, record.durable) = (true, false);
         self.put_record(file, record).await?;
         *content = Some(data);
         Ok(())
     }
 
-    async fn copy(&self, ino: u64, version: &str, data: Arc<std::fs::File>, size: u64) -> Result<(), Wrong> {
-        let known = self.scope.names.last_attributes(ino).map_err(|e| self.meta_wrong(&e))?;
-        let attributes = known.filter(|known| known.token == version).ok_or(Wrong::Conflict)?;
+    async fn copy(&self, ino: u64, base: &Object, data: Arc<std::fs::File>, size: u64) -> Result<(), Wrong> {
+        let known = || {
+            let known = self.scope.names.last_attributes(ino).map_err(|e| self.meta_wrong(&e))?;
+            Ok::<_, Wrong>(known.filter(|known| known.token == base.version))
+        };
+        let attributes = match known()? {
+            None if self.know_base(ino, base).await? => known()?,
+            known => known,
+        };
+        let attributes = attributes.ok_or(Wrong::Conflict)?;
         let cached = self.scope.current(&attributes, cache::data::ReadOptions::default())?;
         let mut offset = 0;
         while offset < size {

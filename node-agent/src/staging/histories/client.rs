@@ -49,8 +49,7 @@ impl Safe {
     fn allows(&self, found: &[u8]) -> bool {
         let is_touched = |at: usize| self.touched.iter().any(|(from, to)| (*from..*to).contains(&at));
         (self.shortest..=self.longest).contains(&found.len())
-            && (0..found.len().min(self.bytes.len()))
-                .all(|at| found[at] == self.bytes[at] || is_touched(at))
+            && (0..found.len().min(self.bytes.len())).all(|at| found[at] == self.bytes[at] || is_touched(at))
     }
 }
 
@@ -217,7 +216,7 @@ impl Client {
                     known.goes(None);
                 }
             }
-            Act::MakeEmpty { name } | Act::RemoveEmpty { name } => drop(self.empty.insert(name.clone(), None)),
+            Act::MakeEmpty { name } | Act::RemoveEmpty { name } => _ = self.empty.insert(name.clone(), None),
             Act::AppendShared => drop(self.doubtful.insert(self.next_record - 1)),
             _ => {}
         }
@@ -317,8 +316,7 @@ impl Client {
             total_extlen: 0,
             padding: 0,
         };
-        let write =
-            WriteIn { offset: offset as u64, size: bytes.len() as u32, flags, ..WriteIn::default() };
+        let write = WriteIn { offset: offset as u64, size: bytes.len() as u32, flags, ..WriteIn::default() };
         let all = [&header.to_bytes()[..], &write.to_bytes()[..], bytes].concat();
         let stage = self.inflight.acquire_stage().expect("each has one request at a time");
         // SAFETY: the buffer is no shorter than the longest request.
@@ -341,13 +339,8 @@ impl Client {
         operation: Operation,
     ) -> Result<(Done, Option<OwnedFd>), Wrong> {
         let waits = |other: u64| other == unique;
-        let caller = Caller {
-            mount: self.mount,
-            unique,
-            waits: &waits,
-            inflight: &self.inflight,
-            read_only: false,
-        };
+        let caller =
+            Caller { mount: self.mount, unique, waits: &waits, inflight: &self.inflight, read_only: false };
         let outcome = life.area.execute(&caller, executed, operation).await;
         life.fate.is_alive().await;
         outcome
@@ -361,13 +354,9 @@ impl Client {
             Act::MakeDirectory => {
                 Operation::MakeDirectory { parent: ROOT, name: name(&self.directory()), owner: OWNER }
             }
-            Act::Create { name: new } => Operation::Create {
-                parent: dir,
-                name: name(new),
-                owner: OWNER,
-                exclusive: true,
-                open: true,
-            },
+            Act::Create { name: new } => {
+                Operation::Create { parent: dir, name: name(new), owner: OWNER, exclusive: true, open: true }
+            }
             Act::Open { name } => Operation::Open { ino: self.files[name].ino, write: true },
             Act::Write { ino, .. } | Act::Append { ino, .. } => Operation::Write { ino: *ino },
             Act::Cut { ino, size } => {
@@ -378,13 +367,9 @@ impl Client {
                 let set = SetAttributes { mode: Some(*mode), ..SetAttributes::default() };
                 Operation::SetAttributes { ino: *ino, set }
             }
-            Act::Rename { from, to } => Operation::Rename {
-                parent: dir,
-                name: name(from),
-                to: dir,
-                to_name: name(to),
-                keep: false,
-            },
+            Act::Rename { from, to } => {
+                Operation::Rename { parent: dir, name: name(from), to: dir, to_name: name(to), keep: false }
+            }
             Act::Unlink { name: of } => Operation::Unlink { parent: dir, name: name(of) },
             Act::Sync { ino, closing } => Operation::Sync { ino: *ino, closing: *closing },
             Act::Close { ino } => Operation::Close { ino: *ino },
@@ -437,12 +422,10 @@ impl Client {
             Err(wrong @ (Wrong::Exists | Wrong::Cause(Cause::NotFound))) => match act {
                 Act::MakeEmpty { name } if self.empty.get(&name) == Some(&None) => {
                     ensure!(wrong == Wrong::Exists);
-                    self.empty.insert(name, Some(true));
-                    Ok(())
+                    Ok(()) // as it was known a while ago
                 }
                 Act::RemoveEmpty { name } if self.empty.get(&name) == Some(&None) => {
                     ensure!(wrong != Wrong::Exists);
-                    self.empty.insert(name, Some(false));
                     Ok(())
                 }
                 act => bail!("{act:?}: {wrong:?}"),
@@ -554,8 +537,8 @@ impl Client {
                 }
                 self.safe_records = self.appended.clone();
             }
-            (Act::MakeEmpty { name }, Done::Node(_)) => drop(self.empty.insert(name, Some(true))),
-            (Act::RemoveEmpty { name }, Done::Done) => drop(self.empty.insert(name, Some(false))),
+            (Act::MakeEmpty { name }, Done::Node(_)) => _ = self.empty.insert(name, Some(true)),
+            (Act::RemoveEmpty { name }, Done::Done) => _ = self.empty.insert(name, Some(false)),
             (act, done) => bail!("{act:?}: {done:?}"),
         }
         Ok(())
@@ -600,12 +583,12 @@ impl Client {
         let Some(ino) = ino else {
             return Act::Open { name };
         };
-        if what < 34 && !is_open {
-            return Act::Open { name };
+        if what < 34 {
+            return if is_open { Act::Sync { ino, closing: false } } else { Act::Open { name } };
         }
         let size = self.known(ino).expect("it is open").bytes.len();
         match what {
-            ..72 => {
+            34..72 => {
                 let len = match self.rng.random_range(0..3) {
                     0 => self.rng.random_range(1..600),
                     _ => self.rng.random_range(1..12_000),
@@ -623,10 +606,10 @@ impl Client {
                     false => Act::Write { ino, offset, bytes },
                 }
             }
-            ..78 => Act::Cut { ino, size: self.rng.random_range(0..size + 3000) },
-            ..80 => Act::Mode { ino, mode: self.rng.random_range(0..0o1000) | 0o600 },
-            ..90 => Act::Sync { ino, closing: false },
-            ..95 => Act::Sync { ino, closing: true },
+            72..78 => Act::Cut { ino, size: self.rng.random_range(0..size + 3000) },
+            78..80 => Act::Mode { ino, mode: self.rng.random_range(0..0o1000) | 0o600 },
+            80..90 => Act::Sync { ino, closing: false },
+            90..95 => Act::Sync { ino, closing: true },
             _ => Act::Close { ino },
         }
     }
@@ -634,10 +617,21 @@ impl Client {
     // ------------------------------------------------------------------ looks
 
     /// A question that changes nothing.
-    async fn see(&mut self, life: &Life, executed: &Executed, operation: Operation) -> Result<(Done, Option<OwnedFd>)> {
-        self.next += 2;
-        let answer = self.ask(life, executed, self.next, operation.clone()).await;
-        answer.map_err(|wrong| anyhow::anyhow!("{operation:?}: {wrong:?}"))
+    async fn see(
+        &mut self,
+        life: &Life,
+        executed: &Executed,
+        operation: Operation,
+    ) -> Result<(Done, Option<OwnedFd>)> {
+        loop {
+            self.next += 2;
+            match self.ask(life, executed, self.next, operation.clone()).await {
+                Ok(done) => return Ok(done),
+                // Where bytes are is asked of the store after a loss of power.
+                Err(Wrong::Cause(Cause::Unavailable)) if life.plan.faults > 0 => {}
+                Err(wrong) => bail!("{operation:?}: {wrong:?}"),
+            }
+        }
     }
 
     async fn lookup(&mut self, life: &Life, executed: &Executed, name: &str) -> Result<Option<Node>> {
@@ -710,7 +704,8 @@ impl Client {
 
     async fn find_directory(&mut self, life: &Life, executed: &Executed) -> Result<()> {
         let name = self.directory().into_bytes();
-        if let Done::Node(node) = self.see(life, executed, Operation::Lookup { parent: ROOT, name }).await?.0 {
+        if let Done::Node(node) = self.see(life, executed, Operation::Lookup { parent: ROOT, name }).await?.0
+        {
             self.dir = Some(node.ino);
         }
         Ok(())

@@ -24,6 +24,11 @@ pub(in crate::staging) fn of_this_thread() -> Option<Arc<Disk>> {
     DISK.with(|disk| disk.borrow().clone())
 }
 
+/// In the place of the kernel's.
+pub(in crate::staging) fn boot() -> Option<String> {
+    of_this_thread().map(|disk| format!("boot {}", lock(&disk.boots)))
+}
+
 pub(in crate::staging) fn written_out(data: &fs::File) {
     if let Some(disk) = of_this_thread() {
         disk.written_out(data);
@@ -42,6 +47,7 @@ pub(in crate::staging) struct Disk {
     fate: Arc<Fate>,
     rng: Mutex<SmallRng>,
     durable: Mutex<Durable>,
+    boots: Mutex<u32>,
 }
 
 /// What no loss of power takes.
@@ -59,7 +65,7 @@ impl Disk {
     /// As this thread's.
     pub(super) fn new(dir: PathBuf, fate: Arc<Fate>, seed: u64) -> Arc<Self> {
         let rng = Mutex::new(SmallRng::seed_from_u64(seed));
-        let disk = Arc::new(Self { dir, fate, rng, durable: Mutex::default() });
+        let disk = Arc::new(Self { dir, fate, rng, durable: Mutex::default(), boots: Mutex::new(1) });
         DISK.set(Some(disk.clone()));
         disk
     }
@@ -103,13 +109,9 @@ impl Disk {
         (fs::metadata(&path).unwrap().ino(), fs::read(path).unwrap())
     }
 
-    /// When the area is open: what was found is durable.
-    pub(super) fn opened(&self) {
-        self.journal_written_out();
-    }
-
     /// The node loses its power: of what was not written out some is there, and some is not.
     pub(super) fn loses_power(&self) {
+        *lock(&self.boots) += 1;
         if !self.dir.join("journal").exists() {
             return; // before it was made
         }

@@ -56,9 +56,9 @@ impl Plan {
             mode: if bit(0) { WriteMode::Back } else { WriteMode::Through },
             clients: 1 + (seed >> 1) as usize % 3,
             faults: [0, 50, 200][(seed / 7) as usize % 3],
-            holds_conditions: seed % 5 != 0,
+            holds_conditions: !seed.is_multiple_of(5),
             versions_of_bytes: bit(3),
-            loses_power: seed % 3 == 0,
+            loses_power: seed.is_multiple_of(3),
         }
     }
 }
@@ -136,14 +136,17 @@ impl World {
     fn history(mut self) -> Summary {
         for life in 0..LIVES {
             self.store.set_faults(self.plan.faults);
-            let step = STEPS[self.rng.random_range(0..STEPS.len())];
-            let armed = self.rng.random_bool(0.7).then(|| (step, self.rng.random_range(0..4)));
+            // Each in its turn: some come seldom.
+            let step = STEPS[(self.seed as usize % STEPS.len() * 5 + life) % STEPS.len()];
+            let armed = self.rng.random_bool(0.8).then(|| (step, self.rng.random_range(0..3)));
             self.fate.begins(armed);
             let end = self.life(life, false);
             *self.summary.ends.entry(format!("{end:?}")).or_default() += 1;
             self.store.is_left();
             if end == End::PowerLost {
                 self.disk.loses_power();
+                // As its store of names does when it is opened after another run of the kernel.
+                std::fs::remove_dir_all(self.path("meta")).unwrap();
                 for client in &self.clients {
                     client.try_lock().unwrap().loses_power();
                 }
@@ -154,7 +157,8 @@ impl World {
         self.store.set_faults(0);
         self.fate.begins(None);
         assert_eq!(self.life(LIVES, true), End::Quiet);
-        self.summary.operations = self.clients.iter().map(|client| client.try_lock().unwrap().operations).sum();
+        self.summary.operations =
+            self.clients.iter().map(|client| client.try_lock().unwrap().operations).sum();
         self.summary.deaths = lock(&self.fate.deaths).clone();
         self.summary
     }
@@ -170,11 +174,24 @@ impl World {
         });
         let end = runtime.block_on(async {
             tokio::spawn(clock());
-            let spec = self.spec();
+            let (spec, faults) = (self.spec(), self.plan.faults);
             let staging = Staging::new(self.path("staging"), DISK_LIMIT);
-            let opened = staging.open(&spec, &scope, &numbers).await;
-            let area = opened.unwrap_or_else(|refusal| panic!("seed {}: {}", self.seed, refusal.message));
-            self.disk.opened();
+            let (of, numbers) = (scope.clone(), numbers.clone());
+            let opening = tokio::spawn(async move {
+                loop {
+                    match staging.open(&spec, &of, &numbers).await {
+                        Ok(area) => return area,
+                        // It is published again.
+                        Err(refusal) => assert!(faults > 0, "{}", refusal.message),
+                    }
+                }
+            });
+            let opened = tokio::select! {
+                biased;
+                () = self.fate.death() => None,
+                opened = opening => Some(opened.unwrap_or_else(|error| panic!("seed {}: {error}", self.seed))),
+            };
+            let Some(area) = opened else { return self.killed() };
             let life = Arc::new(Life {
                 area: area.clone(),
                 fate: self.fate.clone(),
@@ -220,7 +237,7 @@ impl World {
                 self.judge(&area).await;
             }
             match end {
-                End::Killed if self.plan.loses_power && self.rng.random() => End::PowerLost,
+                End::Killed => self.killed(),
                 End::Quiet if !is_last && self.rng.random() => {
                     area.release();
                     End::Succeeded
@@ -233,6 +250,10 @@ impl World {
         drop(scope); // outside of it: on this thread, before the next life opens the same files
         trace(|| format!("life {number} of seed {}: {end:?}", self.seed));
         end
+    }
+
+    fn killed(&mut self) -> End {
+        if self.plan.loses_power && self.rng.random() { End::PowerLost } else { End::Killed }
     }
 
     /// At the end the store has what the clients know, and nothing else.

@@ -1,0 +1,190 @@
+//! What an area does when its node has lost its power (or was reset) since it was open last.
+//!
+//! The journal has a prefix of what it was told, with at least all that was written out; of staged bytes only those are certain
+//! that were written out. The store has what it was sent, also what the journal does not tell of any more: such a write was
+//! asked for later than all that the journal tells, so it has the newer bytes. (What a program was told to be safe is in the
+//! journal, or in the store.) So, before anything is served:
+//!
+//! ```text
+//!  mounts, and what they had open and asked for    are gone
+//!  bytes that the store has in an older version    the store's count, unless later ones were written out
+//!  bytes of a file that the store never had        are gone, unless they were written out
+//!  a name where the store has a lost write of ours is the store's
+//! ```
+
+use super::area::Area;
+use super::file::File;
+use super::locks::parent;
+use super::names::{APPEND, BEGUN, Entry, OPEN, RESULT, file_entry};
+use super::record::{Former, Object, Record};
+use cache::meta::{Lookup, ROOT};
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt};
+use link::writable::Wrong;
+use std::sync::Arc;
+use store::{Attributes, Seen};
+use volume::Permissions;
+
+/// Files that the store is asked about at once.
+const AT_ONCE: usize = 16;
+
+/// Of another run of the kernel: requests of mounts that are gone.
+pub(super) fn is_over(key: &[u8]) -> bool {
+    matches!(key.first(), Some(&(RESULT | BEGUN | OPEN | APPEND)))
+}
+
+/// The record as it counts from now on; None: the file is gone. With what the journal is to be told of that.
+pub(super) fn recovered(ino: u64, mut record: Record) -> Result<(Option<Record>, Option<Entry>), Wrong> {
+    let is_unsafe = record.local && !record.durable;
+    // What the store has has other inode numbers from now on: those were of a metadata store that did not survive either.
+    let is_gone = match &record.path {
+        Some(_) => is_unsafe && record.base.is_none(),
+        None => record.former.is_empty(),
+    };
+    if is_gone || record.clean {
+        return Ok((None, Some(file_entry(ino, None)?)));
+    }
+    let Some(base) = record.base.as_ref().filter(|_| is_unsafe) else { return Ok((Some(record), None)) };
+    let is_all = record.path.as_ref() == Some(&base.path)
+        && record.target.as_ref() == Some(&base.version)
+        && record.writes.is_empty()
+        && record.former.is_empty();
+    if is_all {
+        return Ok((None, Some(file_entry(ino, None)?)));
+    }
+    (record.local, record.same) = (false, true);
+    let entry = file_entry(ino, Some(&record))?;
+    Ok((Some(record), Some(entry)))
+}
+
+impl Area {
+    /// Asks the store about each file that it does not have as it is here.
+    pub(super) fn recover(self: Arc<Self>) -> BoxFuture<'static, Result<(), Wrong>> {
+        let files: Vec<Arc<File>> =
+            self.state().files.values().filter(|file| !file.record().clean).cloned().collect();
+        let asked = files.into_iter().map(move |file| {
+            let me = self.clone();
+            async move { me.recover_file(file).await }.boxed()
+        });
+        let asked = futures::stream::iter(asked).buffer_unordered(AT_ONCE);
+        asked.try_for_each(|()| std::future::ready(Ok(()))).boxed()
+    }
+
+    async fn recover_file(&self, file: Arc<File>) -> Result<(), Wrong> {
+        let file = &file;
+        self.recover_former(file).await?;
+        let record = file.record();
+        let Some(path) = &record.path else { return Ok(()) };
+        let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
+        let Some(seen) = seen else {
+            if !record.local && record.base.as_ref().is_some_and(|base| base.path == *path) {
+                // It was removed, or got another name, and the journal does not tell it any more.
+                return self.forget(file.ino).await;
+            }
+            return self.change_record(file, |record| record.target = None).await;
+        };
+        if record.target.as_ref() == Some(&seen.version.0) || self.is_former(path, &seen.version.0) {
+            return Ok(()); // as the journal has it
+        }
+        let is_asked = seen.write.is_some_and(|id| record.writes.contains(&id.to_string()));
+        if !is_asked && !self.is_lost(&seen, 1) {
+            return Ok(());
+        }
+        let object = Object { path: path.clone(), version: seen.version.0, size: seen.size };
+        // The bytes of one that the journal tells of are the file's, or older ones.
+        let is_stores = !is_asked || !record.local;
+        if is_stores && record.former.is_empty() {
+            return self.forget(file.ino).await;
+        }
+        let mut content = file.content.write().await;
+        let mut record = file.record();
+        record.unsettled = false;
+        record.target = Some(object.version.clone());
+        if is_stores {
+            (record.local, record.durable, record.same) = (false, false, true);
+            record.writes = Vec::new();
+            *content = None;
+            file.set_size(object.size);
+            let told = seen.attributes;
+            record.mode = told.mode.unwrap_or(record.mode);
+            (record.uid, record.gid) = (told.uid.unwrap_or(record.uid), told.gid.unwrap_or(record.gid));
+            file.set_mtime(told.modified_ns.unwrap_or(record.mtime_ns));
+            record = file.noted(record);
+            record.base = Some(object);
+        }
+        self.put_record(file, record).await
+    }
+
+    /// What is at a former name may be the object of a newer file there, of which the journal does not tell any more.
+    async fn recover_former(&self, file: &File) -> Result<(), Wrong> {
+        let mut former = file.record().former;
+        for object in std::mem::take(&mut former) {
+            let Former { path, version, writes } = &object;
+            let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
+            let found = seen.as_ref().map(|seen| &seen.version.0);
+            let is_asked =
+                seen.as_ref().and_then(|seen| seen.write).is_some_and(|id| writes.contains(&id.to_string()));
+            let is_newer = seen.as_ref().is_some_and(|seen| self.is_lost(seen, 1));
+            if found.is_some() && found == version.as_ref() || is_asked {
+                former.push(Former { path: path.clone(), version: found.cloned(), writes: Vec::new() });
+            } else if !is_newer && found.is_some() {
+                former.push(object); // somebody else's
+            }
+        }
+        if former != file.record().former {
+            let mut record = file.noted(file.record());
+            record.former = former;
+            let entry = file_entry(file.ino, Some(&record))?;
+            let changed = self.by_ino(file.ino);
+            self.commit(vec![entry], move |state| {
+                if let Some(file) = changed {
+                    state.set(&file, record);
+                }
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// The journal has it as what another file was there.
+    fn is_former(&self, path: &[u8], version: &str) -> bool {
+        let state = self.state();
+        let owner = state.gone.get(path).and_then(|ino| state.files.get(ino));
+        owner.is_some_and(|owner| {
+            let former = owner.record().former;
+            former.iter().any(|former| former.path == path && former.version.as_deref() == Some(version))
+        })
+    }
+
+    /// The store's word counts.
+    async fn forget(&self, ino: u64) -> Result<(), Wrong> {
+        self.commit(vec![file_entry(ino, None)?], move |state| state.remove(ino)).await
+    }
+
+    /// Has the metadata store know what the bytes of a file here are, if it does not any more: after a loss of power it is a new one.
+    /// False: the store has something else by now.
+    pub(super) async fn know_base(&self, ino: u64, base: &Object) -> Result<bool, Wrong> {
+        let mut dir = ROOT;
+        for name in parent(&base.path).split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+            let asked = self.scope.lookup(dir, name, self.freshness());
+            self.scope.within(self.spec.parameters.store_timeout, Some(dir), asked).await?;
+            match self.scope.names.lookup(dir, name).map_err(|e| self.meta_wrong(&e))? {
+                Lookup::Found { attributes, .. } => dir = attributes.ino,
+                _ => return Ok(false),
+            }
+        }
+        let seen = self.sink.look(&base.path).await.map_err(|e| self.store_wrong("look", &base.path, &e))?;
+        let Some(seen) = seen.filter(|seen| seen.version == base.version()) else { return Ok(false) };
+        let Attributes { mode, uid, gid, modified_ns } = seen.attributes;
+        let parameters = &self.spec.parameters;
+        let permissions = Permissions::of(mode.unwrap_or(parameters.file_mode), uid, gid);
+        self.note_object(ino, base, permissions, modified_ns.unwrap_or_default()).await?;
+        Ok(true)
+    }
+
+    /// A write of this area's has made it, from before one of the last `losses` losses of power: its journal may not tell of it.
+    pub(super) fn is_lost(&self, seen: &Seen, losses: usize) -> bool {
+        let Some(id) = seen.write.map(|id| id.to_string()) else { return false };
+        self.lost_tags.iter().take(losses).any(|tag| id.starts_with(&hex::encode(tag)))
+    }
+}
