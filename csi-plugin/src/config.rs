@@ -1,11 +1,12 @@
 //! The command line, parsed and checked as a whole before anything is bound or mounted.
 
-use crate::controller::unclaimed;
+use crate::controller::{erasures, unclaimed};
 use clap::{Parser, ValueEnum};
 use link::budget;
 use mounts::MemoryTier;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use store::{Direct, EgressConfig, LimitsConfig, Network, Proxy, ProxyUrl, TlsVersion};
 use volume::AllowList;
 
 /// Twice what the agent's signs of life are apart.
@@ -79,7 +80,8 @@ pub struct Arguments {
     /// A node agent that has given no sign of life for so long is killed: its successor takes its mounts over.
     #[arg(long, env = "MILLPOND_AGENT_HANG_LIMIT", default_value = "15s", value_parser = duration)]
     pub agent_hang_limit: Duration,
-    /// TOML file whose table [allow] limits the sources that CreateVolume accepts; without it the node decides.
+    /// TOML file, such as the agent's: its table [allow] limits the sources that CreateVolume accepts, without it the node
+    /// decides; and how stores are reached, in [store], holds for volumes that are deleted with their directories.
     #[arg(long, env = "MILLPOND_ALLOW_CONFIG")]
     pub allow_config: Option<PathBuf>,
     /// Where the controller keeps volume records.
@@ -127,6 +129,10 @@ pub struct Config {
 pub struct ControllerConfig {
     pub records: RecordsPlace,
     pub allow: Option<AllowList>,
+    /// How stores are asked, where a volume's directory is deleted with it.
+    pub stores: LimitsConfig,
+    /// Of that.
+    pub deletion: erasures::Pace,
     /// Of the search for records without a volume.
     pub unclaimed: unclaimed::Pace,
 }
@@ -205,10 +211,39 @@ pub enum ConfigError {
     Allow { path: PathBuf, why: String },
 }
 
-/// Only the table that matters here, so that the agent's own configuration file can be given.
+/// Only what matters here, so that the agent's own configuration file can be given.
 #[derive(serde::Deserialize)]
 struct AllowFile {
     allow: AllowList,
+    #[serde(default)]
+    store: StoreTable,
+}
+
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct StoreTable {
+    tls_min: TlsVersion,
+    proxy: Option<ProxyUrl>,
+    no_proxy: Vec<Direct>,
+    forbidden_networks: Vec<Network>,
+}
+
+/// Requests at once, of all directories that are being deleted.
+const STORE_REQUESTS: usize = 32;
+
+impl StoreTable {
+    fn limits(self, allow: Option<&AllowList>) -> LimitsConfig {
+        // A name there would be an odd cluster's; it is not resolved here.
+        let api_server =
+            std::env::var("KUBERNETES_SERVICE_HOST").ok().and_then(|address| address.parse().ok());
+        let Self { tls_min, proxy, no_proxy, forbidden_networks } = self;
+        let egress = EgressConfig {
+            named: allow.map(|allow| allow.endpoints.clone()).unwrap_or_default(),
+            forbidden: forbidden_networks.into_iter().chain(api_server).collect(),
+            proxy: proxy.map(|url| Proxy { url, except: no_proxy }),
+        };
+        LimitsConfig { requests: STORE_REQUESTS, tls_min, egress, ..LimitsConfig::default() }
+    }
 }
 
 impl Arguments {
@@ -232,12 +267,13 @@ impl Arguments {
         if let Some(tier) = &self.memory_tier {
             absolute("memory-tier", &tier.path)?;
         }
-        let allow = match &self.allow_config {
-            None => None,
+        let (allow, stores) = match &self.allow_config {
+            None => (None, StoreTable::default()),
             Some(path) => {
                 let wrap = |why: String| ConfigError::Allow { path: path.clone(), why };
                 let text = std::fs::read_to_string(path).map_err(|e| wrap(e.to_string()))?;
-                Some(toml::from_str::<AllowFile>(&text).map_err(|e| wrap(e.message().to_owned()))?.allow)
+                let file = toml::from_str::<AllowFile>(&text).map_err(|e| wrap(e.message().to_owned()))?;
+                (Some(file.allow), file.store)
             }
         };
         let controller = matches!(self.mode, Mode::Controller | Mode::All).then(|| ControllerConfig {
@@ -245,6 +281,8 @@ impl Arguments {
                 RecordsIn::Directory => RecordsPlace::Directory(self.state_dir.join("volumes")),
                 RecordsIn::Kubernetes => RecordsPlace::Kubernetes,
             },
+            stores: stores.limits(allow.as_ref()),
+            deletion: erasures::Pace::default(),
             allow,
             unclaimed: unclaimed::Pace::default(),
         });

@@ -1,7 +1,7 @@
 //! The CSI driver: what Kubernetes calls (identity, controller, node) and the mount broker, the only privileged code.
 //!
-//! Nothing here reads a source or touches the inside of a mount. The controller asks the Kubernetes API; the node only
-//! posts Events to it and never waits for it.
+//! Nothing here reads a source or touches the inside of a mount. The controller asks the Kubernetes API, and a store only to
+//! delete a volume's directory with it; the node only posts Events to the API and never waits for it.
 
 pub mod broker;
 pub mod busy;

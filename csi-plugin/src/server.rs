@@ -182,7 +182,7 @@ async fn controller_service(
             (Box::new(Kubernetes::new(cluster)), Some(claims), Some(search))
         }
     };
-    Ok((ControllerService::new(records, claims, controller.allow.clone()), search))
+    Ok((ControllerService::new(records, claims, controller), search))
 }
 
 /// The search for records without a volume; it ends with the server.

@@ -25,6 +25,9 @@ pub enum Failure {
     /// Another call works on the same volume: repeat it later.
     #[error("an operation on {0} is still under way: repeat the call")]
     Busy(String),
+    /// The work goes on without the call; the text says how far it is.
+    #[error("{0}")]
+    UnderWay(String),
     #[error("starting_token {0:?} was not given out by this driver: list from the beginning")]
     BadToken(String),
     /// Repeat later; the text says what is missing.
@@ -55,7 +58,7 @@ impl From<Failure> for Status {
             Failure::Precondition(_) => Self::failed_precondition(text),
             Failure::OutOfRange(_) => Self::out_of_range(text),
             Failure::Denied(_) => Self::permission_denied(text),
-            Failure::Busy(_) | Failure::BadToken(_) => Self::aborted(text),
+            Failure::Busy(_) | Failure::UnderWay(_) | Failure::BadToken(_) => Self::aborted(text),
             Failure::Unavailable(_) => Self::unavailable(text),
             Failure::Unsupported(_) => Self::unimplemented(text),
             Failure::Internal(_) => Self::internal(text),
@@ -104,6 +107,27 @@ impl From<volume::CredentialsError> for Failure {
 impl From<volume::BadVolumeId> for Failure {
     fn from(error: volume::BadVolumeId) -> Self {
         Self::Invalid(error.to_string())
+    }
+}
+
+/// Of a directory that is to be deleted.
+impl From<store::StoreError> for Failure {
+    fn from(error: store::StoreError) -> Self {
+        use store::StoreError;
+        let text = error.to_string();
+        match error {
+            StoreError::Denied { .. } | StoreError::Expired { .. } => Self::Denied(text),
+            StoreError::Unavailable { .. }
+            | StoreError::Busy { .. }
+            | StoreError::Stale { .. }
+            | StoreError::Conflict { .. } => Self::Unavailable(text),
+            StoreError::NotFound { .. } | StoreError::Invalid { .. } | StoreError::Unsupported { .. } => {
+                Self::Precondition(text)
+            }
+            StoreError::Full { .. } | StoreError::Damaged { .. } | StoreError::Malformed { .. } => {
+                Self::Internal(text)
+            }
+        }
     }
 }
 

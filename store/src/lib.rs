@@ -35,6 +35,7 @@ pub use access::{Access, ExpiryObserver, Question};
 pub use dialect::fuzz;
 pub use egress::EgressConfig;
 pub use error::StoreError;
+pub use exchange::{Erased, Eraser, MayGoOn, PAGE_LIMIT as ERASE_PAGE_LIMIT};
 pub use hdfs::{HadoopConfig, HadoopIds, HdfsNode, Helper, Helpers};
 pub use limits::{Limits, LimitsConfig, TlsVersion};
 pub use network::{BadNetwork, Network};
@@ -235,7 +236,26 @@ pub fn open(
     Ok(Arc::new(exchange::Bucket::open(store, prefix, extra, access, readers.as_str(), limits, observer)?))
 }
 
-/// The same on a node that can start HDFS helpers.
+/// What removes all that is in a volume. Makes no contact. `Unsupported`: this store's volumes are not removed, or the volume
+/// is a whole bucket, which is nobody's.
+pub fn open_eraser(
+    spec: &VolumeSpec,
+    access: Arc<Access>,
+    limits: Arc<Limits>,
+    observer: Arc<dyn Observer>,
+) -> Result<Eraser, StoreError> {
+    let unsupported = |why: &str| StoreError::Unsupported { what: spec.source.to_string(), why: why.into() };
+    let SourceUrl::S3 { bucket, prefix } = &spec.source else {
+        return Err(unsupported("only directories in buckets of s3:// are deleted with their volumes"));
+    };
+    let readers = limits.readers(spec, &access.credentials());
+    let store = Arc::new(S3::new(bucket, &spec.parameters)?);
+    let extra = extra_headers(spec)?;
+    let bucket = exchange::Bucket::open(store, prefix, extra, access, readers.as_str(), limits, observer)?;
+    Eraser::of(bucket).ok_or_else(|| unsupported("a whole bucket is not deleted with a volume"))
+}
+
+/// As [`open`], on a node that can start HDFS helpers.
 pub fn open_on(
     spec: &VolumeSpec,
     access: Arc<Access>,

@@ -19,6 +19,7 @@ mod later;
 #[cfg(feature = "next-version")]
 #[path = "next_version.rs"]
 mod later;
+mod on_delete;
 mod parameters;
 mod permissions;
 mod request_timeout;
@@ -35,6 +36,7 @@ pub use credentials::{
 pub use endpoint::{BadPattern, EndpointPattern};
 pub use id::{BadVolumeId, VolumeId};
 pub use later::Later;
+pub use on_delete::OnDelete;
 pub use parameters::{
     Access, Addressing, AttributesFrom, Freshness, ParameterError, Parameters, Profile, TEMPLATED_PARAMETERS,
     WriteMode,

@@ -3,8 +3,9 @@
 use crate::allowed::AllowedSources;
 use crate::headers::{self, HeaderError, Headers};
 use crate::later::{self, Later};
+use crate::on_delete::OnDelete;
 use crate::source::{is_account, name_node};
-use crate::template::{TemplateError, TemplateValues, claim_chooses, expand, expand_path};
+use crate::template::{TemplateError, TemplateValues, claim_chooses, expand, expand_path, is_private};
 use crate::{SourceError, SourceUrl, parse_bytes, parse_duration};
 use std::time::Duration;
 use url::Url;
@@ -198,6 +199,7 @@ const KNOWN_PARAMETERS: &[&str] = &[
     "path",
     "access",
     "writeMode",
+    "onDelete",
     "freshness",
     "metadataTtl",
     "staleIfError",
@@ -302,6 +304,22 @@ pub enum ParameterError {
         "parameter \"writeMode\" has no meaning with access \"readOnly\": leave it out or set access to \"readWrite\""
     )]
     WriteModeWithoutWrites,
+    #[error(
+        "parameter \"onDelete\" is \"delete\", and the volume can only be read: leave it out or set access to \"readWrite\""
+    )]
+    DeleteWithoutWrites,
+    #[error(
+        "parameter \"onDelete\" is \"delete\", but a {scheme}:// source lies on nodes, where the controller does not reach: use an s3:// source, or \"retain\""
+    )]
+    NotDeletable { scheme: &'static str },
+    #[error(
+        "parameter \"onDelete\" is \"delete\", and the directory may be another volume's, too: write a path with a segment for each volume, such as ${{pv.name}}, or with two such as ${{pvc.namespace}}/${{pvc.name}}"
+    )]
+    NotPrivate,
+    #[error(
+        "parameter \"onDelete\" is \"delete\", and source {0} is a whole bucket: give volumes a directory each, by \"path\""
+    )]
+    WholeBucket(SourceUrl),
     #[error("parameter {name:?} takes no template: write the value itself (templates: {})", TEMPLATED_PARAMETERS.join(", "))]
     NotTemplated { name: &'static str },
     #[error(
@@ -328,6 +346,7 @@ impl Parameters {
         let (mut write_mode, mut file_mode, mut dir_mode) = (None, None, None);
         let mut special = Vec::new();
         let (mut allowed, mut source_template) = (None, None);
+        let mut on_delete = OnDelete::default();
         for (name, value) in pairs {
             let (name, value) = (name.as_ref(), value.as_ref());
             if name.starts_with("csi.storage.k8s.io/") {
@@ -481,6 +500,10 @@ impl Parameters {
                         "back" => Some(WriteMode::Back),
                         _ => return Err(bad("writeMode", "use \"through\" or \"back\"")),
                     };
+                }
+                "onDelete" => {
+                    on_delete =
+                        OnDelete::of(value).ok_or_else(|| bad("onDelete", "use \"retain\" or \"delete\""))?;
                 }
                 "freshness" => freshness = Some(value.to_owned()),
                 "metadataTtl" => {
@@ -638,6 +661,20 @@ impl Parameters {
             let name = if p.endpoint.is_some() { "endpoint" } else { "source" };
             return Err(ParameterError::PlainHttp { name, endpoint: endpoint.to_string() });
         }
+        if on_delete == OnDelete::Delete {
+            if p.access != Access::ReadWrite {
+                return Err(ParameterError::DeleteWithoutWrites);
+            }
+            if !matches!(source, SourceUrl::S3 { .. }) {
+                return Err(ParameterError::NotDeletable { scheme: source.scheme() });
+            }
+            if !is_private(
+                source_template.as_deref().unwrap_or_default(),
+                path.as_deref().unwrap_or_default(),
+            )? {
+                return Err(ParameterError::NotPrivate);
+            }
+        }
         if allowed.is_none() && claim_chooses(source_template.as_deref(), path.as_deref())? {
             return Err(ParameterError::NoAllowedSources);
         }
@@ -649,6 +686,9 @@ impl Parameters {
             && !allowed.covers(&source)
         {
             return Err(ParameterError::NotAllowed { source_url: source, allowed: allowed.to_string() });
+        }
+        if on_delete == OnDelete::Delete && !source.is_directory_of_a_bucket() {
+            return Err(ParameterError::WholeBucket(source));
         }
         Ok((source, p))
     }
@@ -825,6 +865,7 @@ mod tests {
             ("access", "rw"),
             ("access", "readonly"),
             ("writeMode", "async"),
+            ("onDelete", "wipe"),
             ("freshness", "fresh"),
             ("metadataTtl", "60"),
             ("staleIfError", "60"),
@@ -955,6 +996,61 @@ mod tests {
     }
 
     #[test]
+    fn only_a_directory_of_ones_own_in_a_bucket_is_deleted_with_its_volume() {
+        let values = TemplateValues {
+            pvc_name: Some("claim".into()),
+            pvc_namespace: Some("team".into()),
+            pv_name: Some("pvc-1".into()),
+            pvc_annotations: [("a".to_owned(), "x/y".to_owned())].into(),
+        };
+        let class = |source, path, access, on_delete| {
+            let pairs = [("source", source), ("path", path), ("access", access), ("onDelete", on_delete)];
+            let allowed = ("allowedSources", "s3://*");
+            Parameters::parse(pairs.into_iter().chain([allowed]), &values)
+        };
+        let s3 = "s3://bucket/work";
+        for path in [
+            "${pv.name}",
+            "${pvc.namespace}/${pvc.name}",
+            "x-${pvc.name}/in/${pvc.namespace}-y",
+            "${pvc.annotations['a']}/${pv.name}",
+        ] {
+            let (_, p) = class(s3, path, "readWrite", "delete").unwrap();
+            // Nodes need not know of it.
+            assert_eq!(p.chosen(), [("access", "readWrite".to_owned())], "{path}");
+        }
+        assert!(class("s3://bucket/${pvc.namespace}", "${pvc.name}", "readWrite", "delete").is_ok());
+        for path in [
+            "",
+            "all",
+            "${pvc.name}",
+            "${pvc.namespace}",
+            // team-a and b, or team and a-b.
+            "${pvc.namespace}-${pvc.name}",
+            "${pvc.namespace}${pv.name}",
+            "${pvc.annotations['a']}",
+            "${pvc.annotations['a']}/${pvc.name}",
+        ] {
+            let error = class(s3, path, "readWrite", "delete").unwrap_err();
+            assert_eq!(error, ParameterError::NotPrivate, "{path}");
+            assert!(error.to_string().contains("${pvc.namespace}/${pvc.name}"), "{error}");
+            assert!(class(s3, path, "readWrite", "retain").is_ok(), "{path}");
+        }
+        let whole = class("s3://bucket-${pv.name}", "", "readWrite", "delete").unwrap_err();
+        assert!(matches!(whole, ParameterError::WholeBucket(_)), "{whole}");
+        let path = "${pv.name}";
+        assert_eq!(class(s3, path, "readOnly", "delete"), Err(ParameterError::DeleteWithoutWrites));
+        assert!(class(s3, path, "readOnly", "retain").is_ok());
+        let pairs =
+            [("source", "file:///data"), ("path", path), ("access", "readWrite"), ("onDelete", "delete")];
+        let error = Parameters::parse(pairs, &values).unwrap_err();
+        assert_eq!(error, ParameterError::NotDeletable { scheme: "file" });
+        for value in ["Delete", "", "yes", "${pvc.annotations['a']}"] {
+            assert!(class(s3, path, "readWrite", value).is_err(), "{value}");
+        }
+    }
+
+    #[test]
     fn modes_that_are_not_said_let_the_owner_write_where_a_volume_can_be_written_to() {
         let s3 = ("source", "s3://bucket");
         for (pairs, modes) in [
@@ -1026,6 +1122,7 @@ mod tests {
             "extraHeaders",
             "access",
             "writeMode",
+            "onDelete",
             "part",
             "parallelParts",
             "cacheLimit",

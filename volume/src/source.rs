@@ -332,6 +332,32 @@ impl SourceUrl {
         }
     }
 
+    /// Is it a part of a bucket, and not all of it?
+    pub(crate) fn is_directory_of_a_bucket(&self) -> bool {
+        self.bucket().is_some_and(|(_, prefix)| !prefix.is_empty())
+    }
+
+    fn bucket(&self) -> Option<(&str, &str)> {
+        match self {
+            Self::S3 { bucket, prefix } | Self::Oss { bucket, prefix, .. } | Self::Gcs { bucket, prefix } => {
+                Some((bucket, prefix))
+            }
+            Self::Azure { container, prefix, .. } => Some((container, prefix)),
+            Self::Web { .. } | Self::Hdfs { .. } | Self::Dir { .. } => None,
+        }
+    }
+
+    /// Might there be an object in both? In doubt, yes: a bucket has many names (other endpoints, protocols, styles of its
+    /// address), so that of buckets their own names alone are compared.
+    pub fn may_share(&self, other: &Self) -> bool {
+        match (self.bucket(), other.bucket()) {
+            (Some((bucket, prefix)), Some((other, theirs))) => {
+                bucket == other && (prefix.starts_with(theirs) || theirs.starts_with(prefix))
+            }
+            _ => self.lies_in(other) || other.lies_in(self),
+        }
+    }
+
     /// The source one directory deeper; `relative` was checked by `template::expand_path`.
     pub fn join(&self, relative: &str) -> Result<Self, SourceError> {
         if relative.is_empty() {
@@ -470,6 +496,35 @@ impl std::fmt::Display for SourceUrl {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn directories_of_one_bucket_share_objects_where_one_lies_in_the_other() {
+        let share = |one: &str, other: &str| {
+            let (one, other) = (SourceUrl::parse(one).unwrap(), SourceUrl::parse(other).unwrap());
+            assert_eq!(one.may_share(&other), other.may_share(&one));
+            one.may_share(&other)
+        };
+        for other in [
+            "s3://bucket/a/b",
+            "s3://bucket/a/b/c",
+            "s3://bucket/a",
+            "s3a://bucket",
+            "gs://bucket/a",
+            "oss://bucket/a/b",
+        ] {
+            assert!(share("s3://bucket/a/b", other), "{other}");
+        }
+        for other in [
+            "s3://bucket/a/bb",
+            "s3://bucket/b",
+            "s3://bucket-a/a/b",
+            "file:///bucket/a/b",
+            "https://bucket/a/b",
+        ] {
+            assert!(!share("s3://bucket/a/b", other), "{other}");
+        }
+        assert!(share("file:///data", "file:///data/x") && !share("file:///data", "file:///database"));
+    }
 
     #[test]
     fn sources_round_trip_and_normalise() {

@@ -184,6 +184,33 @@ pub fn claim_chooses(source: Option<&str>, path: Option<&str>) -> Result<bool, T
     Ok(has(source.unwrap_or_default(), by_source)? || has(path.unwrap_or_default(), by_path)?)
 }
 
+/// Has each volume a directory that no other one has? Of one cluster, a claim's namespace and name together name it, and so
+/// does a PersistentVolume's name alone; each in a segment without another variable, for two values may be put together
+/// to the same text in two ways.
+pub(crate) fn is_private(source: &str, path: &str) -> Result<bool, TemplateError> {
+    let (mut by_volume, mut by_namespace, mut by_name) = (false, false, false);
+    let mut close = |segment: &mut Vec<Variable<'_>>| {
+        match segment[..] {
+            [Variable::PvName] => by_volume = true,
+            [Variable::PvcNamespace] => by_namespace = true,
+            [Variable::PvcName] => by_name = true,
+            _ => {}
+        }
+        segment.clear();
+    };
+    for template in [source, path] {
+        let mut segment = Vec::new();
+        for piece in pieces(template)? {
+            match piece {
+                Piece::Text(text) => text.matches('/').for_each(|_| close(&mut segment)),
+                Piece::Variable(variable) => segment.push(variable),
+            }
+        }
+        close(&mut segment);
+    }
+    Ok(by_volume || by_namespace && by_name)
+}
+
 fn has(template: &str, what: impl Fn(Variable<'_>) -> bool) -> Result<bool, TemplateError> {
     Ok(pieces(template)?.iter().any(|piece| matches!(piece, Piece::Variable(v) if what(*v))))
 }
@@ -253,7 +280,50 @@ mod tests {
         assert!(!chooses("s3://b/${pvc.namespace}", Some("${pvc.name}")));
     }
 
+    #[test]
+    fn a_directory_of_ones_own_is_known_by_its_template() {
+        for path in [
+            "${pv.name}",
+            "a/x-${pv.name}/b",
+            "${pvc.annotations['a/b']}/${pv.name}",
+            "${pvc.name}/a/${pvc.namespace}",
+        ] {
+            assert!(is_private("s3://b/a", path).unwrap(), "{path}");
+        }
+        assert!(is_private("s3://${pvc.namespace}", "${pvc.name}").unwrap());
+        for path in [
+            "",
+            "pv.name",
+            "${pvc.namespace}/${pvc.namespace}",
+            "${pvc.annotations['a/b']}${pv.name}",
+            "${pvc.annotations['${pv.name}']}",
+            "${pvc.namespace}-${pvc.name}",
+            "${pvc.namespace}/${pvc.name}-${pvc.namespace}",
+        ] {
+            assert!(!matches!(is_private("s3://b/a", path), Ok(true)), "{path}");
+        }
+    }
+
     proptest! {
+        /// Two claims never have one directory, nor one that lies in the other's.
+        #[test]
+        fn private_directories_are_apart(
+            template in "(\\$\\{pvc\\.name\\}|\\$\\{pvc\\.namespace\\}|\\$\\{pv\\.name\\}|[a/-]){1,6}",
+            names in ("[a-b-]{1,3}", "[a-b-]{1,3}"), others in ("[a-b-]{1,3}", "[a-b-]{1,3}"),
+        ) {
+            let of = |(namespace, name): &(String, String), volume: &str| TemplateValues {
+                pvc_name: Some(name.clone()), pvc_namespace: Some(namespace.clone()),
+                pv_name: Some(volume.into()), pvc_annotations: BTreeMap::new(),
+            };
+            let expand = |values: &TemplateValues| expand_path(&template, values).map(|path| format!("{path}/"));
+            if names != others
+                && is_private("s3://b", &template).unwrap()
+                && let (Ok(one), Ok(other)) = (expand(&of(&names, "pvc-1")), expand(&of(&others, "pvc-2")))
+            {
+                prop_assert!(!one.starts_with(&other) && !other.starts_with(&one), "{one} {other}");
+            }
+        }
+
         #[test]
         fn no_value_escapes_the_source(
             template in "[a./$-]{0,12}(\\$\\{pvc.name\\}|\\$\\{pvc.annotations\\['k'\\]\\})?[a./]{0,6}",

@@ -36,8 +36,9 @@ pub(crate) const HINTS: &[&str] = &[
     "parallelParts",
 ];
 
-/// They have done their work when a volume is described: its source is the whole one, and allowed.
-const NOT_ON_THE_WIRE: [&str; 3] = ["source", "path", "allowedSources"];
+/// They have done their work when a volume is described: its source is the whole one, and allowed. What becomes of it in the
+/// end is the controller's to know.
+const NOT_ON_THE_WIRE: [&str; 4] = ["source", "path", "allowedSources", "onDelete"];
 
 /// A volume, in words that a build passes on whether it knows them or not. Carries no secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

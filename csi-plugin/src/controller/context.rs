@@ -2,12 +2,14 @@
 
 use super::Inner;
 use super::claim::Claims;
-use super::records::Record;
+use super::records::{Deletion, Record};
 use crate::request::{CREDENTIALS, OWN_CREDENTIALS, PVC_NAME, PVC_NAMESPACE, PVC_UID, own_keys};
 use crate::status::Failure;
 use proto::csi::v1::CreateVolumeRequest;
 use std::collections::BTreeMap;
-use volume::{Parameters, TEMPLATED_PARAMETERS, TemplateValues, claim_chooses, expand, uses_annotations};
+use volume::{
+    OnDelete, Parameters, TEMPLATED_PARAMETERS, TemplateValues, claim_chooses, expand, uses_annotations,
+};
 
 /// Why a request becomes no context.
 #[derive(Debug)]
@@ -26,11 +28,12 @@ impl<E: Into<Failure>> From<E> for Unfilled {
 }
 
 impl Inner {
-    /// Checked parameters, templates filled in; keys of Kubernetes left out, keys of ours added.
+    /// Checked parameters, templates filled in; keys of Kubernetes left out, keys of ours added. And what shall become of the
+    /// volume's directory, which no node has to know.
     pub(super) fn context(
         &self,
         request: &CreateVolumeRequest,
-    ) -> Result<BTreeMap<String, String>, Unfilled> {
+    ) -> Result<(BTreeMap<String, String>, Option<Deletion>), Unfilled> {
         let parameters = &request.parameters;
         let known = |key: &str| {
             parameters.get(&format!("csi.storage.k8s.io/{key}")).cloned().filter(|value| !value.is_empty())
@@ -42,6 +45,8 @@ impl Inner {
             pvc_annotations: BTreeMap::new(),
         };
         let own = own_keys(parameters);
+        let on_delete = own.get("onDelete").and_then(|value| OnDelete::of(value)).unwrap_or_default();
+        let deletion = (on_delete == OnDelete::Delete).then_some(Deletion::Planned);
         let chooses = claim_chooses(own.get("source").copied(), own.get("path").copied())?;
         let mut pvc_uid = known("pvc/uid").or_else(|| uid_in(&request.name));
         if chooses || uses_annotations(own.values().copied())? {
@@ -63,7 +68,8 @@ impl Inner {
             pvc_uid = claim.uid.or(pvc_uid);
             values.pvc_annotations = claim.annotations;
         }
-        self.fill(own, values, chooses, pvc_uid).map_err(Unfilled::Claim)
+        let context = self.fill(own, values, chooses, pvc_uid).map_err(Unfilled::Claim)?;
+        Ok((context, deletion))
     }
 
     fn fill(
@@ -78,7 +84,7 @@ impl Inner {
             allow.check(&source, &parsed).map_err(|e| Failure::Denied(e.to_string()))?;
         }
         let mut context = BTreeMap::new();
-        for (name, value) in own.into_iter().filter(|(name, _)| *name != "path") {
+        for (name, value) in own.into_iter().filter(|(name, _)| !matches!(*name, "path" | "onDelete")) {
             let filled = match TEMPLATED_PARAMETERS.contains(&name) {
                 true => expand(value, &values)?,
                 false => value.to_owned(),

@@ -1,19 +1,24 @@
-//! The controller service: which name has which id, source and parameters. It looks at no source.
+//! The controller service: which name has which id, source and parameters. It looks at no source, and connects to a store
+//! only to delete a volume's directory.
 
 pub mod capacity;
 pub mod claim;
 mod context;
+mod deletion;
+pub mod erasures;
 pub mod records;
 mod secrets;
 pub mod unclaimed;
 
 use crate::busy::{Busy, PATIENCE};
 use crate::calls;
+use crate::config::ControllerConfig;
 use crate::request::{access, not_offered};
 use crate::status::Failure;
 use capacity::Range;
 use claim::Claims;
 use context::Unfilled;
+use erasures::Erasures;
 use proto::csi::v1::controller_server::Controller;
 use proto::csi::v1::controller_service_capability::{Rpc, Type, rpc};
 use proto::csi::v1::*;
@@ -33,9 +38,10 @@ impl From<RecordError> for Failure {
     fn from(error: RecordError) -> Self {
         match error {
             RecordError::Cluster(error) => error.into(),
-            error @ (RecordError::Io { .. } | RecordError::Malformed { .. } | RecordError::Format { .. }) => {
-                Self::Internal(error.to_string())
-            }
+            error @ (RecordError::Io { .. }
+            | RecordError::Malformed { .. }
+            | RecordError::Format { .. }
+            | RecordError::Pruned { .. }) => Self::Internal(error.to_string()),
         }
     }
 }
@@ -47,16 +53,20 @@ pub struct ControllerService {
 
 #[derive(Debug)]
 struct Inner {
-    records: Box<dyn Records>,
+    records: Arc<dyn Records>,
     /// None: no API server, so no class may look at its claims.
     claims: Option<Claims>,
     allow: Option<AllowList>,
     busy: Arc<Busy>,
+    erasures: Erasures,
 }
 
 impl ControllerService {
-    pub fn new(records: Box<dyn Records>, claims: Option<Claims>, allow: Option<AllowList>) -> Self {
-        Self { inner: Arc::new(Inner { records, claims, allow, busy: Arc::default() }) }
+    pub fn new(records: Box<dyn Records>, claims: Option<Claims>, config: &ControllerConfig) -> Self {
+        let records: Arc<dyn Records> = records.into();
+        let erasures = Erasures::new(records.clone(), config.stores.clone(), config.deletion);
+        let allow = config.allow.clone();
+        Self { inner: Arc::new(Inner { records, claims, allow, busy: Arc::default(), erasures }) }
     }
 }
 
@@ -85,9 +95,16 @@ impl Inner {
         let _turn = self.busy.enter(&[format!("volume {id}")], PATIENCE)?;
         let digest = context::digest(request);
         let made = match context {
-            Ok(context) => {
-                let record = Record::new(&request.name, range.chosen(), context, digest.clone());
+            Ok((context, deletion)) => {
+                let mut record = Record::new(&request.name, range.chosen(), context, digest.clone());
+                record.deletion = deletion;
+                self.check_new(&record, &request.secrets)?;
                 if self.records.insert(&record)? {
+                    // Another one may have come, or gone, since it was looked.
+                    if let Err(failure) = self.check_place(&record) {
+                        self.records.remove(&id)?;
+                        return Err(failure);
+                    }
                     tracing::info!(volume = %id, source = ?record.context.get("source"), "volume created");
                     return Ok(record);
                 }
@@ -98,7 +115,14 @@ impl Inner {
         };
         // Of an answer that was lost: the same question has the same answer, whatever became of the claim meanwhile.
         let existing = match (self.records.get(&id), made) {
-            (Ok(Some(existing)), Ok(record)) if existing.context == record.context => existing,
+            (Ok(Some(existing)), _) if existing.is_going() => {
+                return Err(Failure::Busy(format!("volume {}, which is being deleted,", existing.id)));
+            }
+            (Ok(Some(existing)), Ok(record))
+                if existing.context == record.context && existing.deletion == record.deletion =>
+            {
+                existing
+            }
             (Ok(Some(existing)), _) if context::asks_again(&existing, request, &digest) => existing,
             (Ok(Some(_)), Ok(_)) => return Err(exists(&id, "parameters")),
             (Ok(None), Ok(_)) => return Err(Failure::Busy(id.to_string())),
@@ -111,6 +135,7 @@ impl Inner {
         if !range.accepts(existing.capacity_bytes) {
             return Err(exists(&id, "capacity"));
         }
+        self.check_again(&existing)?;
         match self.records.hand_out_again(&existing)? {
             true => Ok(existing),
             false => Err(Failure::Busy(id.to_string())),
@@ -216,17 +241,9 @@ impl Controller for ControllerService {
         &self,
         request: Request<DeleteVolumeRequest>,
     ) -> Result<Response<DeleteVolumeResponse>, Status> {
-        let id = request.into_inner().volume_id;
+        let request = request.into_inner();
         calls::blocking(&self.inner, "DeleteVolume", move |inner| {
-            if id.is_empty() {
-                return Err(Failure::missing("volume_id"));
-            }
-            // An id that cannot be ours names no volume, which is what the caller wants.
-            if let Ok(id) = VolumeId::parse(&id) {
-                let _turn = inner.busy.enter(&[format!("volume {id}")], PATIENCE)?;
-                inner.records.remove(&id)?;
-            }
-            Ok(DeleteVolumeResponse {})
+            inner.delete(&request).map(|()| DeleteVolumeResponse {})
         })
         .await
     }

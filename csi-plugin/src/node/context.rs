@@ -41,6 +41,12 @@ impl<'r> Context<'r> {
             }
             parameters.remove(key);
         }
+        // It would be a promise that nobody keeps.
+        if parameters.remove("onDelete").is_some_and(|value| value != "retain") {
+            return Err(Failure::Invalid(
+                "volume attribute \"onDelete\" is for StorageClasses: the directory of an inline or static volume always stays; leave it out".into(),
+            ));
+        }
         Ok(Self {
             parameters,
             subjects: subjects(inline, context),
@@ -112,6 +118,16 @@ mod tests {
             assert!(!Context::parse("v", &marked).unwrap().environment);
         }
         assert!(Context::parse("v", &context(&[("internal.millpond.io/new", "x")])).is_err());
+    }
+
+    #[test]
+    fn nobody_is_promised_that_the_directory_of_a_volume_goes_that_no_claim_made() {
+        for (value, good) in [("retain", true), ("delete", false), ("", false)] {
+            let pairs = context(&[("source", "s3://b"), ("onDelete", value)]);
+            let parsed = Context::parse("v", &pairs);
+            assert_eq!(parsed.is_ok(), good, "{value}");
+            assert!(parsed.is_err() || !parsed.unwrap().parameters.contains_key("onDelete"));
+        }
     }
 
     #[test]

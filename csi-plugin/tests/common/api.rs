@@ -19,6 +19,8 @@ pub struct State {
     pub fail: Option<u16>,
     /// The next continuation token has expired.
     pub expire: bool,
+    /// Its CRD is that of an older release: what it does not know of a volume is left out.
+    pub prunes: bool,
     /// Before the next DELETE another client writes the object.
     pub touch_before_delete: bool,
     /// Versions of objects given out.
@@ -29,6 +31,11 @@ impl State {
     /// As the API server does with whatever is written.
     fn stamp(&mut self, mut object: Value) -> Value {
         self.version += 1;
+        if self.prunes
+            && let Some(spec) = object["spec"].as_object_mut()
+        {
+            spec.remove("deletion");
+        }
         let metadata = &mut object["metadata"];
         metadata["resourceVersion"] = self.version.to_string().into();
         if metadata["uid"].is_null() {

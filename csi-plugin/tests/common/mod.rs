@@ -3,7 +3,7 @@
 pub mod api;
 
 use csi_plugin::config::{Config, ControllerConfig, LogFormat, NodeConfig, Pace, RecordsPlace};
-use csi_plugin::controller::unclaimed;
+use csi_plugin::controller::{erasures, unclaimed};
 use link::broker::{
     AgentAnswer, AgentRequest, Away, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello,
     Resume, Usage,
@@ -50,6 +50,8 @@ pub struct Setup {
     pub pace: Option<Pace>,
     /// None: records without a volume are not looked for.
     pub unclaimed: Option<unclaimed::Pace>,
+    /// None: a DeleteVolume waits for its directory's end.
+    pub deletion: Option<erasures::Pace>,
     /// How long the agent may wait for a source; None: 1 s.
     pub source_wait: Option<Duration>,
 }
@@ -139,6 +141,13 @@ impl Driver {
     }
 }
 
+/// The stores of tests are on this machine, which an operator must name.
+fn stores() -> store::LimitsConfig {
+    let named = vec![volume::EndpointPattern::parse("http://127.0.0.1:*").unwrap()];
+    let egress = store::EgressConfig { named, ..store::EgressConfig::default() };
+    store::LimitsConfig { egress, ..store::LimitsConfig::default() }
+}
+
 /// Starts the server and waits until it can be reached.
 async fn serve(
     dir: &Path,
@@ -155,6 +164,8 @@ async fn serve(
                 None => RecordsPlace::Directory(dir.join("volumes")),
             },
             allow: None,
+            stores: stores(),
+            deletion: setup.deletion.unwrap_or(erasures::Pace { wait: LIMIT, settle: Duration::ZERO }),
             unclaimed: setup.unclaimed.unwrap_or(unclaimed::Pace { every: NEVER, grace: NEVER }),
         }),
         node: Some(NodeConfig {

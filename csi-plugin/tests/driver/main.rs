@@ -8,6 +8,7 @@ mod access;
 #[path = "../common/mod.rs"]
 mod common;
 mod controller;
+mod deletion;
 mod ended;
 mod frozen;
 mod kubernetes;

@@ -55,7 +55,7 @@ fn the_manifests_start_a_controller_and_nodes() {
 
 /// As docs/configuration.md and docs/operations.md say.
 #[test]
-fn prometheus_alone_is_let_in_and_the_agent_reaches_no_metadata_service() {
+fn prometheus_alone_is_let_in_and_nobody_who_asks_stores_reaches_a_metadata_service() {
     use serde_json::{Value, json};
     let text = std::fs::read_to_string(repository("deploy/manifests/base/networkpolicies.yaml")).unwrap();
     let policies: Vec<Value> = text
@@ -63,7 +63,7 @@ fn prometheus_alone_is_let_in_and_the_agent_reaches_no_metadata_service() {
         .filter(|document| document.contains("kind: NetworkPolicy"))
         .map(|document| serde_saphyr::from_str(document).unwrap())
         .collect();
-    let [ingress, egress] = &policies[..] else { panic!("{policies:?}") };
+    let [ingress, egress, of_controller] = &policies[..] else { panic!("{policies:?}") };
     let prometheus = json!([{
         "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": "monitoring" } },
         "podSelector": { "matchLabels": { "app.kubernetes.io/name": "prometheus" } },
@@ -82,6 +82,13 @@ fn prometheus_alone_is_let_in_and_the_agent_reaches_no_metadata_service() {
         std::fs::read_to_string(repository("deploy/chart/millpond/templates/networkpolicies.yaml")).unwrap();
     assert!(chart.contains("{{- with .Values.networkPolicies.prometheus }}\n  ingress:\n    - from:"));
 
+    assert_eq!(egress["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"], "agent");
+    // As restricted as the agent.
+    assert_eq!(
+        of_controller["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"],
+        "controller"
+    );
+    assert_eq!(of_controller["spec"]["egress"], egress["spec"]["egress"]);
     let blocks = egress["spec"]["egress"][0]["to"].as_array().unwrap();
     let except = |cidr: &str| {
         let block = blocks.iter().map(|to| &to["ipBlock"]).find(|block| block["cidr"] == cidr).unwrap();
@@ -107,6 +114,6 @@ fn prometheus_alone_is_let_in_and_the_agent_reaches_no_metadata_service() {
     ];
     assert_eq!(except("::/0"), metadata_v6);
     for address in metadata.iter().chain(&metadata_v6) {
-        assert!(chart.contains(address), "{address}");
+        assert_eq!(chart.matches(address).count(), 2, "{address}");
     }
 }

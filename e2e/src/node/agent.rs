@@ -53,6 +53,8 @@ pub struct AgentOptions {
     pub allow: &'static str,
     /// The endpoints that may be asked. Those of tests are on this machine, so they must be named.
     pub endpoints: &'static [&'static str],
+    /// They are said to csi-plugin's controller, too, as in a cluster.
+    pub limits_controller: bool,
     pub version: Version,
     /// Of csi-plugin.
     pub plugin: Version,
@@ -146,6 +148,7 @@ impl Default for AgentOptions {
             helper: None,
             allow: "s3://*",
             endpoints: &["http://127.0.0.1:*", "http://localhost:*"],
+            limits_controller: false,
             version: Version::This,
             plugin: Version::This,
             descriptors: None,

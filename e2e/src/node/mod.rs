@@ -100,6 +100,7 @@ impl Node {
             finished: false,
             _lock: lock,
         };
+        node.write_allow_config()?;
         node.start_plugin()?;
         node.start_agent()?;
         Ok(node)
@@ -149,6 +150,13 @@ impl Node {
         self.plugin = Some(Plugin::spawn(&self.places, &options, self.runtime.handle())?);
         Ok(())
     }
+    /// What the controller is told that the agent is told, too.
+    fn write_allow_config(&self) -> Result<()> {
+        let AgentOptions { allow, endpoints, .. } = &self.options;
+        let text = format!("[allow]\nsources = [{allow:?}]\nendpoints = {endpoints:?}\n");
+        Ok(std::fs::write(self.places.root().join("allow.toml"), text)?)
+    }
+
     fn plugin_options(&self) -> PluginOptions {
         PluginOptions {
             agent_uid: self.options.uid,
@@ -158,6 +166,7 @@ impl Node {
             version: self.options.plugin,
             log: self.options.log,
             descriptors: self.options.plugin_descriptors,
+            allow_config: self.options.limits_controller.then(|| self.places.root().join("allow.toml")),
         }
     }
     /// `kill -9`, or the burial of one that has died; its workers go with it.
@@ -337,6 +346,27 @@ impl Node {
         let volume = self.plugin().create(name, parameters)?;
         self.volumes.push(volume.volume_id.clone());
         Ok(Volume { id: volume.volume_id, context: volume.volume_context.into_iter().collect() })
+    }
+
+    /// With the provisioner's secret, as of a class that names one.
+    pub fn create_with_secret(
+        &mut self,
+        name: &str,
+        parameters: &HashMap<String, String>,
+    ) -> Result<Volume, Status> {
+        let volume = self.plugin().create_with_secret(name, parameters, self.provisioner_secret())?;
+        self.volumes.push(volume.volume_id.clone());
+        Ok(Volume { id: volume.volume_id, context: volume.volume_context.into_iter().collect() })
+    }
+
+    fn provisioner_secret(&self) -> HashMap<String, String> {
+        self.options.store.secrets().into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+
+    pub fn delete_with_secret(&mut self, volume: &Volume) -> Result<(), Status> {
+        self.plugin().delete_with_secret(&volume.id, self.provisioner_secret())?;
+        self.volumes.retain(|id| *id != volume.id);
+        Ok(())
     }
 
     pub fn delete(&mut self, volume: &Volume) -> Result<(), Status> {

@@ -35,6 +35,7 @@ pub(super) struct PluginOptions {
     pub(super) version: Version,
     pub(super) log: LogTo,
     pub(super) descriptors: Option<u64>,
+    pub(super) allow_config: Option<PathBuf>,
 }
 
 impl Plugin {
@@ -49,6 +50,9 @@ impl Plugin {
         command.arg("--agent-uid").arg(options.agent_uid.to_string());
         for root in &options.cache_roots {
             command.arg("--cache-root").arg(root);
+        }
+        if let Some(config) = &options.allow_config {
+            command.arg("--allow-config").arg(config);
         }
         if let Some(limit) = options.hang_limit {
             command.arg("--agent-hang-limit").arg(format!("{}ms", limit.as_millis()));
@@ -101,10 +105,21 @@ impl Plugin {
     }
 
     pub fn create(&self, name: &str, parameters: &HashMap<String, String>) -> Result<csi::Volume, Status> {
+        self.create_with_secret(name, parameters, HashMap::new())
+    }
+
+    /// The same with the provisioner's secret.
+    pub(super) fn create_with_secret(
+        &self,
+        name: &str,
+        parameters: &HashMap<String, String>,
+        secrets: HashMap<String, String>,
+    ) -> Result<csi::Volume, Status> {
         let request = csi::CreateVolumeRequest {
             name: name.to_owned(),
             volume_capabilities: vec![capability()],
             parameters: parameters.clone(),
+            secrets,
             ..Default::default()
         };
         let answer = self.wait(ControllerClient::new(self.channel.clone()).create_volume(request))?;
@@ -112,7 +127,16 @@ impl Plugin {
     }
 
     pub fn delete(&self, id: &str) -> Result<(), Status> {
-        let request = csi::DeleteVolumeRequest { volume_id: id.to_owned(), ..Default::default() };
+        self.delete_with_secret(id, HashMap::new())
+    }
+
+    /// The same with the provisioner's secret.
+    pub(super) fn delete_with_secret(
+        &self,
+        id: &str,
+        secrets: HashMap<String, String>,
+    ) -> Result<(), Status> {
+        let request = csi::DeleteVolumeRequest { volume_id: id.to_owned(), secrets };
         self.wait(ControllerClient::new(self.channel.clone()).delete_volume(request)).map(drop)
     }
 

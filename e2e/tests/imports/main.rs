@@ -17,7 +17,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("millpond-cgroups", &["mounts"]),
     (
         "millpond-csi-plugin",
-        &["cgroups", "failpoint", "link", "mounts", "proto", "startup", "version", "volume"],
+        &["cgroups", "failpoint", "link", "mounts", "proto", "startup", "store", "version", "volume"],
     ),
     ("millpond-e2e", &["proto", "testkit", "volume"]),
     ("millpond-failpoint", &[]),

@@ -5,6 +5,7 @@ mod bench;
 mod changes;
 mod claims;
 mod deaths;
+mod deletion;
 mod disks;
 mod ended;
 mod endings;

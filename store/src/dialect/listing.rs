@@ -39,6 +39,14 @@ impl Answer {
         self.objects.first().map(|object| object.key.as_slice())
     }
 
+    /// Of a listing without a delimiter: all keys of the page, whether they can be shown or not, and where the next one starts.
+    pub(crate) fn into_keys(self) -> Result<(Vec<Vec<u8>>, Option<String>), &'static str> {
+        match self.prefixes.is_empty() {
+            true => Ok((self.objects.into_iter().map(|object| object.key).collect(), self.next)),
+            false => Err("a listing with common prefixes, which it was not asked for"),
+        }
+    }
+
     /// Names relative to `dir` (the listing's prefix: "" or ends in "/").
     pub(crate) fn into_page(self, dir: &[u8]) -> Page {
         let mut page = Page { next: self.next, ..Page::default() };

@@ -3,7 +3,7 @@
 //! ```text
 //! s3.rs      S3 and what speaks it             listing.rs          a page of keys: entries, unnameable keys
 //! oss.rs     Alibaba Cloud OSS                 list_objects_v2.rs  S3's and OSS's page of them
-//! writes.rs  what S3 is told to write
+//! writes.rs  what S3 is told to write     batch.rs            what it is told to delete, many at once
 //! gcs.rs     Google Cloud Storage, by JSON     xml.rs              a listing in XML, tag by tag
 //! azure.rs   Azure's blobs                     answer.rs           an error document in XML: what to do
 //! web.rs     a web server                      index.rs            its directories, in the forms that they have
@@ -17,6 +17,7 @@
 
 mod answer;
 mod azure;
+pub(crate) mod batch;
 pub(crate) mod checksum;
 mod date;
 pub(crate) mod encryption;

@@ -181,10 +181,17 @@ pub(crate) fn upload(object: &Url, upload: &str) -> Url {
 
 /// Uploads of keys that begin with `key`, of which the first are those of `key` itself.
 pub(crate) fn uploads(base: &Url, key: &[u8], after: Option<&str>) -> Url {
-    let mut query = format!("uploads=&encoding-type=url&prefix={}", encode_query(key));
-    if let Some(after) = after {
-        let key = encode_query(key);
-        query.push_str(&format!("&key-marker={key}&upload-id-marker={}", encode_query(after.as_bytes())));
+    uploads_after(base, key, after.map(|after| (key, after)))
+}
+
+/// Uploads of keys that begin with `prefix`, after this one: its key and its name.
+pub(crate) fn uploads_after(base: &Url, prefix: &[u8], after: Option<(&[u8], &str)>) -> Url {
+    let mut query = format!("uploads=&encoding-type=url&prefix={}", encode_query(prefix));
+    if let Some((key, upload)) = after {
+        query.push_str(&format!("&key-marker={}", encode_query(key)));
+        if !upload.is_empty() {
+            query.push_str(&format!("&upload-id-marker={}", encode_query(upload.as_bytes())));
+        }
     }
     asking(base, &query)
 }
@@ -241,6 +248,21 @@ pub(crate) fn is_made(body: &[u8]) -> Result<(), String> {
 
 /// A page of uploads under way: those of `key`, and where the next one begins.
 pub(crate) fn leftovers(body: &[u8], key: &[u8]) -> Result<(Vec<Leftover>, Option<String>), String> {
+    let UploadsPage { uploads, next } = uploads_page(body)?;
+    let ours = uploads.into_iter().filter(|(name, _)| name == key).map(|(_, leftover)| leftover).collect();
+    let next = next.filter(|(name, marker)| name == key && !marker.is_empty());
+    Ok((ours, next.map(|(_, marker)| marker)))
+}
+
+/// A page of uploads under way.
+pub(crate) struct UploadsPage {
+    /// Their keys, and what is known of each.
+    pub(crate) uploads: Vec<(Vec<u8>, Leftover)>,
+    /// The last one of the page, its key and its name, where there are more.
+    pub(crate) next: Option<(Vec<u8>, String)>,
+}
+
+pub(crate) fn uploads_page(body: &[u8]) -> Result<UploadsPage, String> {
     let (mut found, mut truncated, mut marker) = (Vec::new(), false, String::new());
     let (mut name, mut id, mut begun_ns, mut next_key) = (Vec::new(), String::new(), 0, Vec::new());
     let mut encoded = false;
@@ -254,20 +276,21 @@ pub(crate) fn leftovers(body: &[u8], key: &[u8]) -> Result<(Vec<Leftover>, Optio
             (3, "Key") => name = text.as_bytes().to_vec(),
             (3, "UploadId") => id = std::mem::take(text),
             (3, "Initiated") => begun_ns = super::date::parse_iso(text).unwrap_or(0),
-            (2, "Upload") => found.push((std::mem::take(&mut name), std::mem::take(&mut id), begun_ns)),
+            (2, "Upload") => {
+                let leftover = Leftover { id: std::mem::take(&mut id), begun_ns };
+                found.push((std::mem::take(&mut name), leftover));
+            }
             _ => {}
         }
         Ok(())
     })?;
+    // (Some stores say the encoding behind the uploads.)
     let plain = |name: Vec<u8>| match encoded {
         true => crate::keys::decode_form(&String::from_utf8_lossy(&name)),
         false => name,
     };
-    // (Some stores say the encoding behind the uploads.)
-    let ours = found.into_iter().filter(|(name, ..)| plain(name.clone()) == key);
-    let ours = ours.map(|(_, id, begun_ns)| Leftover { id, begun_ns }).collect();
-    let more = truncated && plain(next_key) == key && !marker.is_empty();
-    Ok((ours, more.then_some(marker)))
+    let uploads = found.into_iter().map(|(name, leftover)| (plain(name), leftover)).collect();
+    Ok(UploadsPage { uploads, next: truncated.then(|| (plain(next_key), marker)) })
 }
 
 /// Does an answer of success bring an error instead? Stores send the status first where the work takes long.

@@ -10,6 +10,7 @@
 //! tree.rs     the same about a tree of files on a web server
 //! client.rs   one attempt: sign, send, wait for the headers, judge the status
 //! body.rs     a body that survives resets: the only request that resumes
+//! erase.rs    all that is below a prefix, removed
 //! write.rs    the same bucket as a sink, and what becomes of writes whose answer was lost
 //! sending.rs  the body of a write, from a file
 //! told.rs     what stores told meanwhile of whole objects
@@ -17,11 +18,13 @@
 
 mod body;
 mod client;
+mod erase;
 mod sending;
 mod told;
 mod tree;
 mod write;
 
+pub use erase::{Erased, Eraser, MayGoOn, PAGE_LIMIT};
 pub(crate) use tree::Tree;
 
 use crate::access::{Access, Question};

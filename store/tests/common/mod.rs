@@ -132,7 +132,7 @@ pub async fn listed(source: &dyn Source, dir: &str) -> BTreeMap<Vec<u8>, Kind> {
     }
 }
 
-/// Answers each request with what `answer` makes of it: all of its head.
+/// Answers each request with what `answer` makes of it.
 pub async fn answering(answer: impl Fn(&str) -> String + Send + 'static) -> String {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -141,6 +141,17 @@ pub async fn answering(answer: impl Fn(&str) -> String + Send + 'static) -> Stri
         while let Ok((mut stream, _)) = listener.accept().await {
             let (mut head, mut piece) = (Vec::new(), [0; 4096]);
             while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+                match stream.read(&mut piece).await {
+                    Ok(0) | Err(_) => break,
+                    Ok(read) => head.extend_from_slice(&piece[..read]),
+                }
+            }
+            // A body that is not read makes a reset of the answer.
+            let end = head.windows(4).position(|end| end == b"\r\n\r\n").map_or(head.len(), |end| end + 4);
+            let lower = String::from_utf8_lossy(&head[..end]).to_ascii_lowercase();
+            let length =
+                lower.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
+            while head.len() < end + length.unwrap_or(0_usize) {
                 match stream.read(&mut piece).await {
                     Ok(0) | Err(_) => break,
                     Ok(read) => head.extend_from_slice(&piece[..read]),

@@ -143,7 +143,7 @@ fn what_must_be_understood_and_is_not_is_refused_by_name_and_concerns_one_volume
     let twice = refused(r#"{"id":"v","source":"s3://bucket","parameters":{"uid":"1"},"hints":{"uid":"2"}}"#);
     assert!(twice.contains("twice"), "{twice}");
     // A peer cannot bring in by another name what the source decides, nor a template.
-    for name in ["source", "path", "allowedSources", "csi.storage.k8s.io/ephemeral", "", "a\0b"] {
+    for name in ["source", "path", "allowedSources", "onDelete", "csi.storage.k8s.io/ephemeral", "", "a\0b"] {
         let spec = WireSpec {
             parameters: [(name.to_owned(), "x".to_owned())].into(),
             ..described("s3://bucket", &[])

@@ -1,6 +1,6 @@
 //! Records as files of one directory: for a node without Kubernetes, and for tests.
 
-use super::{FORMAT, Record, RecordError, Records};
+use super::{Deletion, FORMAT, Record, RecordError, Records};
 use rustix::fs::{CWD, RenameFlags};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -23,6 +23,27 @@ impl Directory {
 
     fn file(&self, id: &VolumeId) -> PathBuf {
         self.path.join(format!("{id}{SUFFIX}"))
+    }
+
+    /// False: there is one, and it is not to be replaced.
+    fn write(&self, record: &Record, how: RenameFlags) -> Result<bool, RecordError> {
+        let path = self.file(&record.id);
+        let wrap = |source| RecordError::Io { path: path.clone(), source };
+        // A leading dot is no id, so a torn file of an earlier run is never taken for a record.
+        let draft = self.path.join(format!(".{}.{}", record.id, std::process::id()));
+        let mut file = File::create(&draft).map_err(wrap)?;
+        let text = serde_json::to_vec_pretty(record).map_err(|e| wrap(e.into()))?;
+        file.write_all(&text).and_then(|()| file.sync_all()).map_err(wrap)?;
+        match rustix::fs::renameat_with(CWD, &draft, CWD, &path, how) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::EXIST) => {
+                fs::remove_file(&draft).map_err(wrap)?;
+                return Ok(false);
+            }
+            Err(e) => return Err(wrap(e.into())),
+        }
+        self.sync()?;
+        Ok(true)
     }
 
     fn sync(&self) -> Result<(), RecordError> {
@@ -51,28 +72,21 @@ impl Records for Directory {
     }
 
     fn insert(&self, record: &Record) -> Result<bool, RecordError> {
-        let path = self.file(&record.id);
-        let wrap = |source| RecordError::Io { path: path.clone(), source };
-        // A leading dot is no id, so a torn file of an earlier run is never taken for a record.
-        let draft = self.path.join(format!(".{}.{}", record.id, std::process::id()));
-        let mut file = File::create(&draft).map_err(wrap)?;
-        let text = serde_json::to_vec_pretty(record).map_err(|e| wrap(e.into()))?;
-        file.write_all(&text).and_then(|()| file.sync_all()).map_err(wrap)?;
-        match rustix::fs::renameat_with(CWD, &draft, CWD, &path, RenameFlags::NOREPLACE) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::EXIST) => {
-                fs::remove_file(&draft).map_err(wrap)?;
-                return Ok(false);
-            }
-            Err(e) => return Err(wrap(e.into())),
-        }
-        self.sync()?;
-        Ok(true)
+        self.write(record, RenameFlags::NOREPLACE)
     }
 
     /// Nothing removes records of a directory but a DeleteVolume, which has its turn.
     fn hand_out_again(&self, _: &Record) -> Result<bool, RecordError> {
         Ok(true)
+    }
+
+    /// Its DeleteVolume has its turn, so that it cannot go meanwhile.
+    fn advance_deletion(&self, record: &Record, to: Deletion) -> Result<bool, RecordError> {
+        self.write(&Record { deletion: Some(to), ..record.clone() }, RenameFlags::empty())
+    }
+
+    fn are_shared(&self) -> bool {
+        false
     }
 
     fn remove(&self, id: &VolumeId) -> Result<(), RecordError> {
@@ -131,6 +145,14 @@ mod tests {
         same(&Record { request: None, ..record.clone() }, "volume-record-1.json");
         records.remove(&record.id).unwrap();
         let text = same(&record, "volume-record-1-request.json");
+        records.remove(&record.id).unwrap();
+        let planned = Record { deletion: Some(Deletion::Planned), ..record.clone() };
+        same(&planned, "volume-record-1-deletion.json");
+        assert!(records.advance_deletion(&planned, Deletion::Begun).unwrap());
+        let begun = records.get(&record.id).unwrap().unwrap();
+        assert_eq!(begun, Record { deletion: Some(Deletion::Begun), ..record.clone() });
+        let golden = fs::read_to_string(&file).unwrap() + "\n";
+        crate::golden::same(crate::GOLDEN, "volume-record-1-deletion-begun.json", &golden);
         // What a later version adds is ignored, and a later format is refused by name.
         fs::write(&file, text.replacen('{', "{\"later\":1,", 1)).unwrap();
         assert_eq!(records.get(&record.id).unwrap(), Some(record.clone()));

@@ -1,6 +1,6 @@
 //! Records as objects of the Kubernetes API: both replicas of the controller see the same ones.
 
-use super::{FORMAT, MillpondVolume, Record, RecordError, Records, digest};
+use super::{Deletion, FORMAT, MillpondVolume, Record, RecordError, Records, digest};
 use crate::cluster::{Cluster, ClusterError};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
@@ -66,6 +66,10 @@ fn object_name(id: &VolumeId) -> String {
     }
 }
 
+fn pruned(object: MillpondVolume) -> RecordError {
+    RecordError::Pruned { name: object.metadata.name.unwrap_or_default() }
+}
+
 fn record(object: MillpondVolume) -> Result<Record, RecordError> {
     match object.spec.format {
         FORMAT => Ok(object.spec),
@@ -84,6 +88,11 @@ impl Records for Kubernetes {
         let object = MillpondVolume::new(&object_name(&record.id), record.clone());
         let api = self.api();
         match self.cluster.wait("create a MillpondVolume", api.create(&PostParams::default(), &object)) {
+            // An API server leaves out what its CRD does not know.
+            Ok(kept) if kept.spec.deletion != record.deletion => {
+                self.remove(&record.id)?;
+                Err(pruned(kept))
+            }
             Ok(_) => Ok(true),
             Err(ClusterError::Exists) => Ok(false),
             Err(error) => Err(error.into()),
@@ -96,7 +105,22 @@ impl Records for Kubernetes {
         let now = Timestamp::now().to_string();
         let patch = Patch::Merge(serde_json::json!({ "metadata": { "annotations": { HANDED_OUT: now } } }));
         match self.cluster.wait("patch a MillpondVolume", api.patch(&name, &PatchParams::default(), &patch)) {
-            Ok(_) => Ok(true),
+            Ok(object) => Ok(!object.spec.is_going()),
+            Err(ClusterError::Absent) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn are_shared(&self) -> bool {
+        true
+    }
+
+    fn advance_deletion(&self, record: &Record, to: Deletion) -> Result<bool, RecordError> {
+        let (api, name) = (self.api(), object_name(&record.id));
+        let patch = Patch::Merge(serde_json::json!({ "spec": { "deletion": to } }));
+        match self.cluster.wait("patch a MillpondVolume", api.patch(&name, &PatchParams::default(), &patch)) {
+            Ok(object) if object.spec.deletion == Some(to) => Ok(true),
+            Ok(object) => Err(pruned(object)),
             Err(ClusterError::Absent) => Ok(false),
             Err(error) => Err(error.into()),
         }

@@ -30,6 +30,7 @@ const FORMAT: u32 = 1;
     category = "millpond",
     doc = "A volume that Millpond's controller has created. Written and deleted by the controller only.",
     printcolumn = r#"{"name":"Source","type":"string","description":"Where the bytes come from","jsonPath":".spec.context.source"}"#,
+    printcolumn = r#"{"name":"Deletion","type":"string","description":"Of the directory, with the volume","jsonPath":".spec.deletion"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 pub struct Record {
@@ -48,12 +49,32 @@ pub struct Record {
     /// Digest of the parameters before templates were filled in. Missing: written by an older controller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<String>,
+    /// Of the volume's directory in its bucket, when the volume is deleted. Missing: it stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deletion: Option<Deletion>,
+}
+
+/// How far a directory is that goes with its volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Deletion {
+    /// When its volume is deleted.
+    Planned,
+    /// Part of it may be gone: nobody gets it any more.
+    Begun,
+    /// All of it is gone, and nothing more is deleted: what another replica has under way ends.
+    Ended,
 }
 
 impl Record {
     pub fn new(name: &str, capacity_bytes: i64, context: BTreeMap<String, String>, request: String) -> Self {
         let (id, request) = (id_of(name), Some(request));
-        Self { format: FORMAT, id, name: name.to_owned(), capacity_bytes, context, request }
+        Self { format: FORMAT, id, name: name.to_owned(), capacity_bytes, context, request, deletion: None }
+    }
+
+    /// Its directory is being deleted, or has been.
+    pub(crate) fn is_going(&self) -> bool {
+        matches!(self.deletion, Some(Deletion::Begun | Deletion::Ended))
     }
 }
 
@@ -78,6 +99,10 @@ pub enum RecordError {
         "MillpondVolume {name} has format {found} instead of {FORMAT}: it was written by a newer controller"
     )]
     Format { name: String, found: u32 },
+    #[error(
+        "MillpondVolume {name} was not kept as it was written: the CRD of an older release is installed; apply this one's (deploy/manifests/base/crd.yaml)"
+    )]
+    Pruned { name: String },
     #[error(transparent)]
     Cluster(#[from] ClusterError),
 }
@@ -88,8 +113,12 @@ pub trait Records: Send + Sync + std::fmt::Debug + 'static {
     /// Records a new volume; false if its id is taken, and then nothing changes. Durable when it returns.
     fn insert(&self, record: &Record) -> Result<bool, RecordError>;
     /// The record is handed out once more: a replica that wants to remove it as unclaimed finds that it has changed. False:
-    /// it is gone already.
+    /// it is gone already, or begins to go.
     fn hand_out_again(&self, record: &Record) -> Result<bool, RecordError>;
+    /// [`Deletion::Begun`], then [`Deletion::Ended`]: from now on nobody is handed out this record. False: it is gone already.
+    fn advance_deletion(&self, record: &Record, to: Deletion) -> Result<bool, RecordError>;
+    /// Is there another controller with the same records?
+    fn are_shared(&self) -> bool;
     /// A missing record is a success.
     fn remove(&self, id: &VolumeId) -> Result<(), RecordError>;
     /// Up to `max` records in the order of their ids, after the given one; and whether there are more.
