@@ -26,7 +26,10 @@ where
     match result {
         Ok(answer) => Ok(Response::new(answer)),
         Err(failure) => {
-            tracing::warn!(%failure, "{what} failed");
+            match &failure {
+                Failure::UnderWay(how_far) => tracing::info!(how_far, "{what} goes on"),
+                failure => tracing::warn!(%failure, "{what} failed"),
+            }
             Err(failure.into())
         }
     }

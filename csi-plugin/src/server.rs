@@ -182,7 +182,8 @@ async fn controller_service(
             (Box::new(Kubernetes::new(cluster)), Some(claims), Some(search))
         }
     };
-    Ok((ControllerService::new(records, claims, controller), search))
+    let (allow, stores) = (controller.allow.clone(), controller.stores.clone());
+    Ok((ControllerService::new(records, claims, allow, stores, controller.deletion), search))
 }
 
 /// The search for records without a volume; it ends with the server.

@@ -35,7 +35,7 @@ pub use access::{Access, ExpiryObserver, Question};
 pub use dialect::fuzz;
 pub use egress::EgressConfig;
 pub use error::StoreError;
-pub use exchange::{Erased, Eraser, MayGoOn, PAGE_LIMIT as ERASE_PAGE_LIMIT};
+pub use exchange::{ERASE_PAGE_LIMIT, Erased, Eraser, MayGoOn};
 pub use hdfs::{HadoopConfig, HadoopIds, HdfsNode, Helper, Helpers};
 pub use limits::{Limits, LimitsConfig, TlsVersion};
 pub use network::{BadNetwork, Network};

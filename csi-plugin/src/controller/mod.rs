@@ -12,7 +12,6 @@ pub mod unclaimed;
 
 use crate::busy::{Busy, PATIENCE};
 use crate::calls;
-use crate::config::ControllerConfig;
 use crate::request::{access, not_offered};
 use crate::status::Failure;
 use capacity::Range;
@@ -24,6 +23,7 @@ use proto::csi::v1::controller_service_capability::{Rpc, Type, rpc};
 use proto::csi::v1::*;
 use records::{Record, RecordError, Records};
 use std::sync::Arc;
+use store::LimitsConfig;
 use tonic::{Request, Response, Status};
 use volume::{AllowList, Credentials, VolumeId};
 
@@ -62,10 +62,16 @@ struct Inner {
 }
 
 impl ControllerService {
-    pub fn new(records: Box<dyn Records>, claims: Option<Claims>, config: &ControllerConfig) -> Self {
+    /// `stores` and `pace`: for volumes whose directories are deleted with them.
+    pub fn new(
+        records: Box<dyn Records>,
+        claims: Option<Claims>,
+        allow: Option<AllowList>,
+        stores: LimitsConfig,
+        pace: erasures::Pace,
+    ) -> Self {
         let records: Arc<dyn Records> = records.into();
-        let erasures = Erasures::new(records.clone(), config.stores.clone(), config.deletion);
-        let allow = config.allow.clone();
+        let erasures = Erasures::new(records.clone(), stores, pace);
         Self { inner: Arc::new(Inner { records, claims, allow, busy: Arc::default(), erasures }) }
     }
 }

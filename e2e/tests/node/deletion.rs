@@ -24,6 +24,8 @@ fn claim(node: &mut Node, name: &str, on_delete: &str) -> Result<Volume> {
             ("path", "${pvc.namespace}/${pvc.name}"),
             ("access", "readWrite"),
             ("onDelete", on_delete),
+            // What this node knows of the directory of a claim before is soon forgotten.
+            ("metadataTtl", "1s"),
             ("csi.storage.k8s.io/pvc/namespace", "team"),
             ("csi.storage.k8s.io/pvc/name", name),
         ],

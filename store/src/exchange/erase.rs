@@ -33,13 +33,15 @@ use tokio::time::timeout;
 /// Of a page; as many are sent at once as a page has.
 const BATCH_KEYS: usize = 250;
 const REQUESTS_AT_ONCE: usize = 4;
-/// Twice what a page of 1,000 keys takes, or an answer about a batch.
-const ANSWER_BYTES_MAX: usize = 8 << 20;
+/// Twice what an answer about a batch takes, of keys of 1,024 bytes with every byte encoded.
+const BATCH_ANSWER_BYTES_MAX: usize = 2 << 20;
+/// A page of 1,000 uploads, whose names may be as long as their keys.
+const UPLOADS_BYTES_MAX: usize = 8 << 20;
 /// Something was there in each: somebody writes, or the store deletes nothing.
 const PASSES_MAX: u32 = 5;
 /// Once it is allowed, a page of names has gone after so long, or is left for the next time: whoever forbids it knows when nothing
 /// of it is under way any more.
-pub const PAGE_LIMIT: Duration = Duration::from_secs(30);
+pub const ERASE_PAGE_LIMIT: Duration = Duration::from_secs(30);
 const MD5: HeaderName = HeaderName::from_static("content-md5");
 
 /// How far it is. Counts what the store has acknowledged.
@@ -116,7 +118,7 @@ impl Eraser {
 
     /// Returns when nothing is left. May be ended at any moment, and begun anew; two at once are no harm.
     ///
-    /// `may_go_on` is asked before each page; what it allows is done within [`PAGE_LIMIT`], or given up. False: it has said no.
+    /// `may_go_on` is asked before each page; what it allows is done within [`ERASE_PAGE_LIMIT`], or given up. False: it has said no.
     pub async fn erase(&self, erased: &Erased, may_go_on: &MayGoOn) -> Result<bool, StoreError> {
         for _ in 0..PASSES_MAX {
             let objects = self.objects(erased, may_go_on).await.map_err(with_rights)?;
@@ -147,12 +149,12 @@ impl Eraser {
     async fn in_time(&self, work: impl Future<Output = Result<(), StoreError>>) -> Result<(), StoreError> {
         let late = |_| StoreError::Unavailable {
             what: self.client().what(self.prefix()),
-            waited: PAGE_LIMIT,
+            waited: ERASE_PAGE_LIMIT,
             queued: Duration::ZERO,
             attempts: 1,
             cause: "one page of its names takes longer than that".into(),
         };
-        timeout(PAGE_LIMIT, work).await.map_err(late)?
+        timeout(ERASE_PAGE_LIMIT, work).await.map_err(late)?
     }
 
     /// How many were there. None: it may not go on.
@@ -211,7 +213,7 @@ impl Eraser {
             let headers = headers.clone();
             let ask = Ask { method: Method::POST, url: &url, headers, takes: content, opens: Opens::Nothing };
             let response = self.client().send_with(ask, Sends::Text(&text), &what, patience).await?;
-            let body = read_all(response, ANSWER_BYTES_MAX, patience).await?;
+            let body = read_all(response, BATCH_ANSWER_BYTES_MAX, patience).await?;
             let said = batch::answer(&body).map_err(|why| Fault::retry(RetryCause::Malformed, why))?;
             if let Some(refused) = said.refused {
                 return Err(refused.fault(&what));
@@ -267,7 +269,7 @@ impl Eraser {
                 let ask =
                     Ask { method: Method::GET, url: &url, headers, takes: content, opens: Opens::Nothing };
                 let response = self.client().send(ask, &what, patience).await?;
-                let body = read_all(response, ANSWER_BYTES_MAX, patience).await?;
+                let body = read_all(response, UPLOADS_BYTES_MAX, patience).await?;
                 let page = writes::uploads_page(&body);
                 Ok((page.map_err(|why| Fault::retry(RetryCause::Malformed, why))?, body.len() as u64))
             };

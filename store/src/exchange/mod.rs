@@ -24,7 +24,7 @@ mod told;
 mod tree;
 mod write;
 
-pub use erase::{Erased, Eraser, MayGoOn, PAGE_LIMIT};
+pub use erase::{ERASE_PAGE_LIMIT, Erased, Eraser, MayGoOn};
 pub(crate) use tree::Tree;
 
 use crate::access::{Access, Question};

@@ -5,6 +5,7 @@
 mod ceph;
 #[path = "../common/mod.rs"]
 mod common;
+mod erase;
 mod oss_sdk;
 mod servers;
 mod web;
@@ -32,6 +33,17 @@ fn open_in(
     bucket: &str,
     secrets: &[(&'static str, String)],
 ) -> Result<Arc<dyn Source>, StoreError> {
+    let (spec, access, limits) = asking(region, real, bucket, secrets);
+    store::open(&spec, access, limits, Arc::new(NoObserver))
+}
+
+/// What is asked, and with what.
+fn asking(
+    region: &str,
+    real: &Real,
+    bucket: &str,
+    secrets: &[(&'static str, String)],
+) -> (VolumeSpec, Arc<Access>, Arc<Limits>) {
     // A web server's source has its address in it.
     let (source, endpoint) = match real.scheme {
         "http" => (format!("{}/{bucket}", real.endpoint()), None),
@@ -50,7 +62,7 @@ fn open_in(
     let credentials = Credentials::from_secrets(secrets.iter().map(|(k, v)| (*k, v.as_str()))).unwrap();
     let limits = LimitsConfig { egress: named(), ..LimitsConfig::default() };
     let access = Access::fixed(&spec, credentials);
-    store::open(&spec, access, Arc::new(Limits::new(limits)), Arc::new(NoObserver))
+    (spec, access, Arc::new(Limits::new(limits)))
 }
 
 fn of(path: &str, range: std::ops::Range<u64>) -> Vec<u8> {

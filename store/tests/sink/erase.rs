@@ -252,6 +252,48 @@ async fn a_listing_that_goes_round_in_circles_ends() {
     is_malformed(&error, "empty pages");
 }
 
+/// As [`told`], of a store that lists no object and these uploads.
+async fn told_uploads(page: impl Fn(u64) -> String + Send + Sync + 'static) -> (StoreError, u64) {
+    let (aborted, number) = (Arc::new(AtomicU64::new(0)), AtomicU64::new(0));
+    let counted = aborted.clone();
+    let endpoint = answering(move |request| {
+        if request.starts_with("DELETE") {
+            counted.fetch_add(1, Ordering::Relaxed);
+            return reply("204 No Content", "");
+        }
+        match request.lines().next().is_some_and(|line| line.contains("uploads=")) {
+            true => reply("200 OK", &page(number.fetch_add(1, Ordering::Relaxed))),
+            false => listing(&[], None),
+        }
+    })
+    .await;
+    let honest = Server::memory(BUCKET).await.unwrap();
+    let mut spec = spec(&honest, "s3://bucket/team/claim");
+    spec.parameters.endpoint = Some(endpoint.parse().unwrap());
+    let error = erase(eraser(&spec), &Erased::default()).await.unwrap_err();
+    (error, aborted.load(Ordering::Relaxed))
+}
+
+fn upload(key: &str) -> String {
+    format!("<Upload><Key>{key}</Key><UploadId>u</UploadId></Upload>")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uploads_outside_the_prefix_are_left_alone_and_their_listing_ends() {
+    let stray = || [upload("team/claim/x"), upload("team/claim-2/x")].concat();
+    let page = move |_| format!("<ListMultipartUploadsResult>{}</ListMultipartUploadsResult>", stray());
+    let (error, aborted) = told_uploads(page).await;
+    is_malformed(&error, "not below it");
+    assert_eq!(aborted, 0);
+    let circle = |_| {
+        let more = "<IsTruncated>true</IsTruncated><NextKeyMarker>team/claim/x</NextKeyMarker>\
+                    <NextUploadIdMarker>u</NextUploadIdMarker>";
+        let upload = upload("team/claim/x");
+        format!("<ListMultipartUploadsResult>{more}{upload}</ListMultipartUploadsResult>")
+    };
+    is_malformed(&told_uploads(circle).await.0, "in circles");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_deletes_nothing_is_not_asked_for_ever() {
     let (error, asked) = told(|_, _| listing(&["team/claim/x".to_owned()], None)).await;

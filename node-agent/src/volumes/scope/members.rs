@@ -8,7 +8,7 @@
 //! | `readahead`, `part`, `parallelParts` | each reader's, read by read; never above the operator's limits |
 //! | `freshness`, `metadataTtl` | each question's; what one volume learns is known to all |
 //! | `profile`, `healTimeout`, `attributes`, `uid`, `gid`, `fileMode`, `dirMode` | the mount's own: no other mount sees them |
-//! | `allowHttp`, `allowedSources` | checked before a volume is here |
+//! | `allowHttp`, `allowedSources`, `onDelete` | checked, and done with, before a volume is here |
 //! | `sessionToken` | the last one that was seen to open the source |
 
 use super::Scope;
