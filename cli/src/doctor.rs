@@ -1,14 +1,15 @@
 //! `millpond doctor`: looks for what is wrong on this node and says what to do about it.
 
 use crate::client::{Client, connect};
-use crate::output::{Format, bytes, print, print_json, table};
+use crate::output::{Format, ago, bytes, print, print_json, table};
+use crate::staging;
 use anyhow::Result;
 use proto::agent::v1 as pb;
 use serde_json::json;
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 #[derive(clap::Args)]
@@ -81,6 +82,7 @@ pub(crate) async fn run(api: &Path, options: Options) -> Result<ExitCode> {
                 caches.extend(tier.paths.iter().map(PathBuf::from));
             }
             findings.extend(sources(&mut agent).await?);
+            findings.extend(staged(&mut agent).await?);
             let volumes = agent.list_volumes(pb::ListVolumesRequest {}).await?.into_inner().volumes;
             for v in volumes {
                 let state = v.worker.map(|w| w.state).unwrap_or_default();
@@ -257,6 +259,65 @@ fn todo(step: &str) -> &'static str {
     }
 }
 
+/// What waits longer than this is said: attempts are made every 15 s.
+const LAGS: Duration = Duration::from_secs(300);
+
+/// What was written on this node and does not reach its store by itself.
+async fn staged(agent: &mut Client) -> Result<Vec<Finding>> {
+    // None of an agent of the version before.
+    let Some(all) = staging::areas(agent, "", false).await? else { return Ok(Vec::new()) };
+    let mut findings: Vec<Finding> = all.iter().flat_map(|listed| judged(&listed.area)).collect();
+    if findings.is_empty() {
+        findings.push(Finding::fine("staged files", "nothing lags, and there is no conflict"));
+    }
+    Ok(findings)
+}
+
+fn judged(area: &pb::StagingArea) -> Vec<Finding> {
+    let volume = &area.volume_id;
+    let what = format!("staged files of {volume}");
+    let broken = |saw: String, todo: String| Finding::new(&what, Grade::Broken, saw, todo);
+    if !area.problem.is_empty() {
+        let todo = format!("nothing of it is lost by that: look at the disk, and keep {}", area.directory);
+        return vec![broken(area.problem.clone(), todo)];
+    }
+    let mut findings = Vec::new();
+    if area.conflicts > 0 {
+        let saw =
+            format!("somebody else has changed {} files in the store that were changed here", area.conflicts);
+        let todo = format!(
+            "`millpond staging list {volume} --files` names them; copy them with `millpond staging export {volume} --to DIR`, then \
+             `millpond staging discard {volume} PATH`: theirs is seen again"
+        );
+        findings.push(broken(saw, todo));
+    }
+    let others = area.files.saturating_sub(area.conflicts);
+    if others > 0 && !area.sending {
+        let saw = format!("{others} files, {} are left of a pod that is gone", bytes(area.bytes));
+        let how = match area.described {
+            true => format!(", or run `millpond staging upload {volume} --secret-file FILE`"),
+            false => format!(", or copy them with `millpond staging export {volume} --to DIR`"),
+        };
+        findings.push(broken(saw, format!("publish the volume on this node again{how}")));
+    } else if others > 0 && lags(area.oldest_ms) {
+        let why = match area.failure.as_str() {
+            "" => "no attempt has failed so far".to_owned(),
+            failure => staging::shown(failure.as_bytes()),
+        };
+        let saw = format!("{others} files wait, the oldest since {} ({why})", ago(area.oldest_ms));
+        let todo = format!(
+            "mend what the store says; it is tried every 15 s, and now by `millpond staging upload {volume}`"
+        );
+        findings.push(broken(saw, todo));
+    }
+    findings
+}
+
+fn lags(since_ms: i64) -> bool {
+    let since = UNIX_EPOCH + Duration::from_millis(since_ms.max(0) as u64);
+    since_ms > 0 && SystemTime::now().duration_since(since).unwrap_or_default() >= LAGS
+}
+
 fn cache_directory(path: &Path) -> Finding {
     let what = format!("cache {}", path.display());
     let Ok(s) = rustix::fs::statvfs(path) else {
@@ -303,4 +364,41 @@ fn endpoint(url: &url::Url) -> Finding {
     }
     let todo = "check routes, firewall and NetworkPolicy between this node and the endpoint";
     Finding::new(&what, Grade::Broken, format!("{addresses:?}: no connection within 3 s"), todo)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn area(change: impl FnOnce(&mut pb::StagingArea)) -> pb::StagingArea {
+        let mut area = pb::StagingArea {
+            volume_id: "v".into(),
+            files: 2,
+            mounts: 1,
+            sending: true,
+            described: true,
+            oldest_ms: SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as i64,
+            ..pb::StagingArea::default()
+        };
+        change(&mut area);
+        area
+    }
+
+    #[test]
+    fn what_does_not_reach_its_store_is_named_with_the_command_that_helps() {
+        let of = |change: fn(&mut pb::StagingArea)| {
+            let all: Vec<_> = judged(&area(change)).into_iter().map(|finding| finding.todo).collect();
+            all.join("; ")
+        };
+        assert_eq!(of(|_| ()), "", "it was written a moment ago");
+        assert!(of(|a| a.oldest_ms -= 301_000).contains("millpond staging upload v"));
+        assert!(of(|a| a.conflicts = 1).contains("millpond staging discard v PATH"));
+        let left = |a: &mut pb::StagingArea| (a.mounts, a.sending) = (0, false);
+        assert!(of(left).contains("upload v --secret-file"));
+        let undescribed = |a: &mut pb::StagingArea| (a.sending, a.described) = (false, false);
+        assert!(of(undescribed).contains("export v --to") && !of(undescribed).contains("upload"));
+        assert!(of(|a| (a.sending, a.conflicts) = (false, 2)).contains("discard"));
+        assert!(!of(|a| (a.sending, a.conflicts) = (false, 2)).contains("upload"));
+        assert!(of(|a| a.problem = "its journal: damaged".into()).contains("keep"));
+    }
 }

@@ -7,6 +7,7 @@ mod doctor;
 mod evict;
 mod laptop;
 mod output;
+mod staging;
 mod status;
 mod warm;
 
@@ -38,6 +39,8 @@ enum Command {
     Warm(warm::Options),
     /// Drop files from the cache.
     Evict(evict::Options),
+    /// What was written on this node and is not in its store yet.
+    Staging(staging::Options),
     /// Look for what is wrong on this node and say what to do.
     Doctor(doctor::Options),
 }
@@ -70,6 +73,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
             Command::Status(options) => status::run(&api, options).await,
             Command::Warm(options) => warm::run(&api, options).await,
             Command::Evict(options) => evict::run(&api, options).await,
+            Command::Staging(options) => staging::run(&api, options).await,
             Command::Doctor(options) => doctor::run(&api, options).await,
         }
     });

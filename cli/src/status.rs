@@ -2,6 +2,7 @@
 
 use crate::client::connect;
 use crate::output::{Format, ago, bytes, print, print_json, table};
+use crate::staging::{self, Listed};
 use anyhow::Result;
 use proto::agent::v1 as pb;
 use serde_json::json;
@@ -22,9 +23,11 @@ pub(crate) async fn run(api: &Path, options: Options) -> Result<ExitCode> {
     let volumes = agent.list_volumes(pb::ListVolumesRequest {}).await?.into_inner().volumes;
     let cache = agent.get_cache(pb::GetCacheRequest {}).await?.into_inner();
     let heals = agent.list_heals(pb::ListHealsRequest {}).await?.into_inner().heals;
+    // None of an agent of the version before.
+    let staged = staging::areas(&mut agent, "", false).await?.unwrap_or_default();
     match options.output {
-        Format::Json => print_json(&as_json(&status, &volumes, &cache, &heals))?,
-        Format::Table => as_tables(&status, &volumes, &cache, &heals)?,
+        Format::Json => print_json(&as_json(&status, &volumes, &staged, &cache, &heals))?,
+        Format::Table => as_tables(&status, &volumes, &staged, &cache, &heals)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -32,6 +35,7 @@ pub(crate) async fn run(api: &Path, options: Options) -> Result<ExitCode> {
 fn as_tables(
     status: &pb::GetStatusResponse,
     volumes: &[pb::Volume],
+    staged: &[Listed],
     cache: &pb::GetCacheResponse,
     heals: &[pb::Heal],
 ) -> Result<()> {
@@ -45,7 +49,8 @@ fn as_tables(
         status.standby_workers,
     ))?;
     print("\nVolumes")?;
-    let mut t = table(&["volume", "source", "pod", "mode", "worker", "state", "since", "heals", "hits"]);
+    let mut t =
+        table(&["volume", "source", "pod", "mode", "worker", "state", "since", "heals", "hits", "staged"]);
     for v in volumes {
         let worker = v.worker.clone().unwrap_or_default();
         t.add_row([
@@ -58,9 +63,15 @@ fn as_tables(
             ago(worker.since_ms),
             v.heals.to_string(),
             percent(v.reads_hit, v.reads_miss),
+            waiting(v),
         ]);
     }
     print(&t)?;
+    let left: Vec<&Listed> = staged.iter().filter(|listed| listed.is_noteworthy()).collect();
+    if !left.is_empty() {
+        print("\nNot in the store yet (see `millpond staging`)")?;
+        print(staging::as_table(left))?;
+    }
     print("\nCache")?;
     let mut t = table(&["tier", "kind", "used", "quota", "files", "free on disk", "state"]);
     for c in &cache.tiers {
@@ -107,6 +118,17 @@ fn cause(heal: &pb::Heal) -> String {
     if tells { heal.ended.clone() } else { heal.cause.clone() }
 }
 
+/// What was written and is not in the store yet.
+fn waiting(volume: &pb::Volume) -> String {
+    match (volume.staged_files, volume.staged_conflicts) {
+        (0, _) => "-".into(),
+        (files, 0) => format!("{files} files, {}", bytes(volume.staged_bytes)),
+        (files, conflicts) => {
+            format!("{files} files, {}, {conflicts} CONFLICTS", bytes(volume.staged_bytes))
+        }
+    }
+}
+
 fn percent(hit: u64, miss: u64) -> String {
     match hit + miss {
         0 => "-".into(),
@@ -117,6 +139,7 @@ fn percent(hit: u64, miss: u64) -> String {
 fn as_json(
     status: &pb::GetStatusResponse,
     volumes: &[pb::Volume],
+    staged: &[Listed],
     cache: &pb::GetCacheResponse,
     heals: &[pb::Heal],
 ) -> serde_json::Value {
@@ -133,12 +156,16 @@ fn as_json(
                 "target": v.target, "pod": v.pod, "mode": v.mode, "heals": v.heals,
                 "publishedMs": v.published_ms, "readsHit": v.reads_hit, "readsMiss": v.reads_miss,
                 "staleSinceMs": v.stale_since_ms,
+                "staged": {
+                    "files": v.staged_files, "bytes": v.staged_bytes, "conflicts": v.staged_conflicts,
+                },
                 "worker": {
                     "pid": worker.pid, "state": worker.state, "sinceMs": worker.since_ms,
                     "anonymousBytes": worker.anonymous_bytes,
                 },
             })
         }).collect::<Vec<_>>(),
+        "staging": staged.iter().map(|listed| staging::as_json(listed, false)).collect::<Vec<_>>(),
         "cache": {
             "tiers": cache.tiers.iter().map(|t| json!({
                 "name": t.name, "kind": t.kind, "paths": t.paths, "bytes": t.bytes,

@@ -37,6 +37,47 @@ pub(crate) enum Does {
     Denies,
 }
 
+/// A scope over any source, whose names and cache lie in `dir`.
+pub(crate) fn scope_over(
+    dir: &Path,
+    id: ScopeId,
+    numbers: Arc<dyn InodeNumbers>,
+    open: impl FnOnce(Arc<Access>) -> Result<Arc<dyn Source>, StoreError>,
+) -> (Arc<Scope>, mpsc::UnboundedReceiver<Change>) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let health = Arc::new(Health::new(id.clone(), sender));
+    let patience = Duration::from_secs(60);
+    let (shown, anonymous) = ("scripted".to_owned(), Credentials::anonymous());
+    let asked = CredentialedSource::new(open, anonymous, patience, shown, health.clone()).unwrap();
+    let metadata = dir.join("meta");
+    let names = Store::open(&metadata, numbers);
+    let tier = Tier {
+        name: "ssd".into(),
+        kind: TierKind::Ssd,
+        paths: vec![dir.join("cache")],
+        quota_bytes: 1 << 30,
+        quota_inodes: 1000,
+        high_percent: 90,
+        low_percent: 70,
+        min_free_bytes_percent: 0,
+        min_free_inodes_percent: 0,
+    };
+    let reading = cache::data::Reading { readahead_bytes: 0, part_bytes: 1 << 20, parallel_parts: 1 };
+    let config = cache::data::Config {
+        tiers: vec![tier],
+        block_bytes: 4096,
+        scope_limit_bytes: None,
+        reading,
+        reading_max: reading,
+        memory_bytes: 8 << 20,
+        disk_timeout: Duration::from_secs(60),
+    };
+    let (engine, _) = Engine::open(config, Arc::new(()), tokio::runtime::Handle::current()).unwrap();
+    let shown = "scripted".to_owned();
+    let names = Arc::new(names.unwrap());
+    (Scope::new(id, shown, names, metadata, engine, asked, health, 1, 48), receiver)
+}
+
 /// Of each small file.
 pub(crate) const SMALL_BYTES: u64 = 1000;
 
@@ -253,46 +294,6 @@ impl Source for Scripted {
         self.looked_at.fetch_add(1, Ordering::SeqCst);
         *self.does.borrow() == Does::Queues
     }
-}
-
-/// A scope with what lies in `dir`.
-pub(crate) fn scope_over(
-    dir: &Path,
-    id: ScopeId,
-    numbers: Arc<dyn InodeNumbers>,
-    open: impl FnOnce(Arc<Access>) -> Result<Arc<dyn Source>, StoreError>,
-) -> (Arc<Scope>, mpsc::UnboundedReceiver<Change>) {
-    let (sender, receiver) = mpsc::unbounded_channel();
-    let health = Arc::new(Health::new(id.clone(), sender));
-    let patience = Duration::from_secs(60);
-    let (shown, anonymous) = ("scripted".to_owned(), Credentials::anonymous());
-    let asked = CredentialedSource::new(open, anonymous, patience, shown.clone(), health.clone()).unwrap();
-    let metadata = dir.join("meta");
-    let names = Store::open(&metadata, numbers);
-    let tier = Tier {
-        name: "ssd".into(),
-        kind: TierKind::Ssd,
-        paths: vec![dir.join("cache")],
-        quota_bytes: 1 << 30,
-        quota_inodes: 1000,
-        high_percent: 90,
-        low_percent: 70,
-        min_free_bytes_percent: 0,
-        min_free_inodes_percent: 0,
-    };
-    let reading = cache::data::Reading { readahead_bytes: 0, part_bytes: 1 << 20, parallel_parts: 1 };
-    let config = cache::data::Config {
-        tiers: vec![tier],
-        block_bytes: 4096,
-        scope_limit_bytes: None,
-        reading,
-        reading_max: reading,
-        memory_bytes: 8 << 20,
-        disk_timeout: Duration::from_secs(60),
-    };
-    let (engine, _) = Engine::open(config, Arc::new(()), tokio::runtime::Handle::current()).unwrap();
-    let names = Arc::new(names.unwrap());
-    (Scope::new(id, shown, names, metadata, engine, asked, health, 1, 48), receiver)
 }
 
 struct Numbers(AtomicU64);

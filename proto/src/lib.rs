@@ -17,8 +17,8 @@ pub mod csi {
 /// Prost derives a `Debug` that prints every field. For requests with secrets it is left out (see `proto/generate`), and
 /// this one shows what may be logged.
 macro_rules! debug_without_secrets {
-    ($($message:ident { $($field:ident),* }),* $(,)?) => { $(
-        impl std::fmt::Debug for csi::v1::$message {
+    ($package:ident: $($message:ident { $($field:ident),* }),* $(,)?) => { $(
+        impl std::fmt::Debug for $package::v1::$message {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.debug_struct(stringify!($message))$(.field(stringify!($field), &self.$field))*.finish_non_exhaustive()
             }
@@ -27,6 +27,7 @@ macro_rules! debug_without_secrets {
 }
 
 debug_without_secrets! {
+    csi:
     CreateVolumeRequest { name, parameters },
     DeleteVolumeRequest { volume_id },
     ControllerPublishVolumeRequest { volume_id, node_id },
@@ -43,6 +44,11 @@ debug_without_secrets! {
     NodeExpandVolumeRequest { volume_id, volume_path },
 }
 
+debug_without_secrets! {
+    agent:
+    UploadStagingRequest { volume_id },
+}
+
 #[cfg(test)]
 mod tests {
     use crate::csi::v1::*;
@@ -51,8 +57,9 @@ mod tests {
     fn requests_do_not_print_their_secrets() {
         let secrets = [("secretAccessKey".to_owned(), "hunter2".to_owned())];
         let publish = NodePublishVolumeRequest { secrets: secrets.clone().into(), ..Default::default() };
-        let create = CreateVolumeRequest { secrets: secrets.into(), ..Default::default() };
-        let text = format!("{publish:?} {create:?}");
+        let create = CreateVolumeRequest { secrets: secrets.clone().into(), ..Default::default() };
+        let upload = crate::agent::v1::UploadStagingRequest { secrets: secrets.into(), ..Default::default() };
+        let text = format!("{publish:?} {create:?} {upload:?}");
         assert!(!text.contains("hunter2"), "{text}");
     }
 }

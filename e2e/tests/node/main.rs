@@ -34,6 +34,7 @@ mod sanity;
 mod scale;
 mod scopes;
 mod settings;
+mod staged;
 mod stale;
 mod stores;
 mod successors;

@@ -1,6 +1,7 @@
-//! The operator's API, which `millpond status`, `warm`, `evict` and `doctor` ask.
+//! The operator's API, which `millpond status`, `warm`, `evict`, `staging` and `doctor` ask.
 
 pub(crate) mod http;
+mod staging;
 
 use crate::memory;
 use crate::metrics::Metrics;
@@ -117,6 +118,7 @@ impl Agent for Api {
             .iter()
             .map(|m| {
                 let MountState { phase, since, mode, heals, worker, counts } = m.state();
+                let staged = m.area.as_ref().map(|area| area.waiting()).unwrap_or_default();
                 pb::Volume {
                     mount: m.id.to_string(),
                     volume_id: m.spec.id.to_string(),
@@ -142,6 +144,9 @@ impl Agent for Api {
                     reads_hit: counts.reads_hit,
                     reads_miss: counts.reads_miss,
                     stale_since_ms: m.stale_since().map_or(0, ms),
+                    staged_files: staged.files as u64,
+                    staged_bytes: staged.bytes,
+                    staged_conflicts: staged.conflicts as u64,
                 }
             })
             .collect();
@@ -261,5 +266,39 @@ impl Agent for Api {
         let volumes = self.volumes.clone();
         tokio::spawn(async move { crate::prefetch::warm::warm(&volumes, &paths, sender).await });
         Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    type ListStagingStream = ReceiverStream<Result<pb::StagingPage, Status>>;
+
+    async fn list_staging(
+        &self,
+        request: Request<pb::ListStagingRequest>,
+    ) -> Result<Response<Self::ListStagingStream>, Status> {
+        staging::list(&self.volumes, request.into_inner()).await
+    }
+
+    type ReadStagingStream = ReceiverStream<Result<pb::StagedPiece, Status>>;
+
+    async fn read_staging(
+        &self,
+        request: Request<pb::ReadStagingRequest>,
+    ) -> Result<Response<Self::ReadStagingStream>, Status> {
+        staging::read(&self.volumes, request.into_inner()).await
+    }
+
+    async fn discard_staging(
+        &self,
+        request: Request<pb::DiscardStagingRequest>,
+    ) -> Result<Response<pb::DiscardStagingResponse>, Status> {
+        staging::discard(&self.volumes, request.into_inner()).await
+    }
+
+    type UploadStagingStream = ReceiverStream<Result<pb::UploadProgress, Status>>;
+
+    async fn upload_staging(
+        &self,
+        request: Request<pb::UploadStagingRequest>,
+    ) -> Result<Response<Self::UploadStagingStream>, Status> {
+        staging::upload(&self.volumes, request.into_inner()).await
     }
 }

@@ -87,6 +87,9 @@ impl Volumes {
         })?;
         if let Some(area) = &mount.area {
             area.join(id, &mount.executed);
+            // The application waits for the mount, and not for this.
+            let (area, described) = (area.clone(), mount.described.clone());
+            tokio::spawn(async move { area.describe(&described).await });
         }
         failpoint::hit("agent.memory-mapped");
         self.run(arrival, &mount)?;

@@ -1,6 +1,8 @@
 //! The staging area of one volume on this node: its names, and who has what open.
 
+use super::discard::Discards;
 use super::disk::{Disk, Hung, write_out};
+use super::failures::Failures;
 use super::file::{File, now_ns};
 use super::locks::{Locks, child};
 use super::names::{APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, Tag, append_entry, data_name, result_key};
@@ -66,6 +68,12 @@ pub(crate) struct Area {
     pub(super) times: Times,
     /// Results that an agent before this one has noted, for the connections that it served.
     pub(super) recalled: Mutex<Vec<(MountId, u64, Outcome)>>,
+    /// The last attempts to send something that came to nothing.
+    pub(super) failures: Failures,
+    /// Files that somebody is about to discard.
+    pub(super) discards: Discards,
+    /// What lies beside the journal of what it takes to open the area.
+    pub(super) described: tokio::sync::Mutex<Vec<u8>>,
     pub(super) me: Weak<Area>,
 }
 
@@ -96,6 +104,10 @@ pub(super) fn random<const N: usize>() -> std::io::Result<[u8; N]> {
 impl Area {
     pub(super) fn is_through(&self) -> bool {
         self.spec.parameters.write_mode == WriteMode::Through
+    }
+
+    pub(crate) fn scope(&self) -> Arc<Scope> {
+        self.scope.clone()
     }
 
     pub(super) fn freshness(&self) -> Freshness {
@@ -526,7 +538,8 @@ impl Area {
     }
 
     /// What a program learns of a store's error.
-    pub(super) fn store_wrong(&self, what: &str, path: &[u8], error: &StoreError) -> Wrong {
+    pub(super) fn store_wrong(&self, what: &'static str, path: &[u8], error: &StoreError) -> Wrong {
+        self.failures.note(what, path, error);
         let path = String::from_utf8_lossy(path);
         tracing::warn!(volume = %self.volume, %path, %error, "{what} failed");
         match error {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::sync::{Arc, Mutex};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 pub(super) struct File {
@@ -28,6 +28,8 @@ pub(super) struct File {
     /// Up to this change its bytes were written out.
     written_out: AtomicU64,
     pub(super) changed_at: Mutex<Instant>,
+    /// Since when something of it waits that the store does not have.
+    waits_since: Mutex<Option<Instant>>,
     /// Held by whoever brings it into the store.
     pub(super) sending: tokio::sync::Mutex<Ongoing>,
     /// Up to here it was written in order, from its beginning.
@@ -42,9 +44,16 @@ pub(super) fn now_ns() -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
+/// When the clock on the wall showed this; now, if that is not yet.
+fn instant_of(ns: i64) -> Instant {
+    let age = Duration::from_nanos(now_ns().saturating_sub(ns).try_into().unwrap_or(0));
+    Instant::now().checked_sub(age).unwrap_or_else(Instant::now)
+}
+
 impl File {
     pub(super) fn new(ino: u64, record: Record, data: Option<Arc<std::fs::File>>, size: u64) -> Arc<Self> {
         let (mtime_ns, touched_ns) = (record.mtime_ns, record.ctime_ns);
+        let waits_since = record.waits().then(|| instant_of(record.ctime_ns));
         Arc::new(Self {
             ino,
             record: Mutex::new(record),
@@ -56,6 +65,7 @@ impl File {
             sent: AtomicU64::new(0),
             written_out: AtomicU64::new(0),
             changed_at: Mutex::new(Instant::now()),
+            waits_since: Mutex::new(waits_since),
             sending: tokio::sync::Mutex::default(),
             in_order: AtomicU64::new(0),
             touched: Mutex::default(),
@@ -97,6 +107,18 @@ impl File {
 
     pub(super) fn note_sent(&self, change: u64) {
         self.sent.fetch_max(change, AcqRel);
+        // What waits still has come since.
+        lock(&self.waits_since).iter_mut().for_each(|since| *since = Instant::now());
+    }
+
+    pub(super) fn waits_since(&self) -> Option<Instant> {
+        *lock(&self.waits_since)
+    }
+
+    /// To be told of each record that it gets.
+    pub(super) fn note_waits(&self, waits: bool) {
+        let mut since = lock(&self.waits_since);
+        *since = waits.then(|| since.unwrap_or_else(Instant::now));
     }
 
     pub(super) fn note_written_out(&self, change: u64) {

@@ -13,17 +13,23 @@
 //! discards.
 
 mod area;
+mod closed;
+mod description;
+mod discard;
 mod disk;
 mod executed;
+mod failures;
 mod file;
 #[cfg(test)]
 mod histories;
+mod inspect;
 mod late;
 mod locks;
 mod names;
 mod ongoing;
 mod operate;
 mod parts;
+mod reading;
 mod record;
 mod recover;
 mod registry;
@@ -33,6 +39,8 @@ mod write;
 
 pub(crate) use area::{Area, Caller};
 pub(crate) use executed::Executed;
+pub(crate) use inspect::{Inspected, Looked, StagedFile, StagedState, lies_at_or_below};
+pub(crate) use reading::Readable;
 pub(crate) use registry::{Staging, make_root};
 
 use link::writable::{Done, Wrong};
@@ -64,6 +72,22 @@ pub(crate) struct Waiting {
     pub(crate) bytes: u64,
     /// Of them, those that somebody else has changed in the store meanwhile.
     pub(crate) conflicts: usize,
+}
+
+impl Waiting {
+    /// With this file of `size` bytes, if anything of it waits.
+    fn and(self, record: &record::Record, size: u64) -> Self {
+        if !record.waits() {
+            return self;
+        }
+        // Of one that was removed no bytes go anywhere.
+        let bytes = if record.path.is_some() { size } else { 0 };
+        Self {
+            files: self.files + 1,
+            bytes: self.bytes.saturating_add(bytes),
+            conflicts: self.conflicts + usize::from(record.conflict),
+        }
+    }
 }
 
 /// What came of an operation.

@@ -144,6 +144,7 @@ impl State {
     /// Its record is this from now on.
     pub(super) fn set(&mut self, file: &File, record: Record) {
         let before = std::mem::replace(&mut *lock(&file.record), record.clone());
+        file.note_waits(record.waits());
         self.unname(file.ino, &before);
         self.name(file.ino, &record);
     }

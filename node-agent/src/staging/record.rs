@@ -61,6 +61,13 @@ pub(super) struct Record {
     pub(super) ctime_ns: i64,
 }
 
+impl Record {
+    /// There is something that the store is to be told: bytes, a name, an owner, a time or that it is gone.
+    pub(super) fn waits(&self) -> bool {
+        !self.clean && (self.path.is_some() || !self.former.is_empty())
+    }
+}
+
 /// A place that a request has at the end of a file, given before its bytes were there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Append {

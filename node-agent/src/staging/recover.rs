@@ -79,7 +79,7 @@ impl Area {
         let Some(seen) = seen else {
             if !record.local && record.base.as_ref().is_some_and(|base| base.path == *path) {
                 // It was removed, or got another name, and the journal does not tell it any more.
-                return self.forget(file.ino).await;
+                return self.leave_to_store(file.ino).await;
             }
             return self.change_record(file, |record| record.target = None).await;
         };
@@ -94,7 +94,7 @@ impl Area {
         // The bytes of one that the journal tells of are the file's, or older ones.
         let is_stores = !is_asked || !record.local;
         if is_stores && record.former.is_empty() {
-            return self.forget(file.ino).await;
+            return self.leave_to_store(file.ino).await;
         }
         let mut content = file.content.write().await;
         let mut record = file.record();
@@ -157,7 +157,7 @@ impl Area {
     }
 
     /// The store's word counts.
-    async fn forget(&self, ino: u64) -> Result<(), Wrong> {
+    async fn leave_to_store(&self, ino: u64) -> Result<(), Wrong> {
         self.commit(vec![file_entry(ino, None)?], move |state| state.remove(ino)).await
     }
 

@@ -2,7 +2,9 @@
 //! the last.
 
 use super::area::{Area, random};
+use super::discard::Discards;
 use super::disk::{Disk, Hung};
+use super::failures::Failures;
 use super::locks::Locks;
 use super::names::{
     APPEND, BEGUN, BOOT_KEY, Entry, FILE, LATE, OPEN, PROBE_KEY, RESULT, ROOT_KEY, SOURCE_KEY, State,
@@ -26,34 +28,51 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use store::{Sink, StoreError};
 use tokio::sync::OnceCell;
+use tokio::time::Instant;
 use volume::{ScopeId, VolumeId, VolumeSpec};
 
 /// Of the journal's records.
-const FORMAT: u32 = 1;
-const JOURNAL: &str = "journal";
-const FILES: &str = "files";
+pub(super) const FORMAT: u32 = 1;
+pub(super) const JOURNAL: &str = "journal";
+pub(super) const FILES: &str = "files";
 /// Losses of power of which the writes before them are known as ours.
 const TAGS_KEPT: usize = 16;
 
 /// All areas of this node.
 pub(crate) struct Staging {
-    dir: PathBuf,
+    pub(super) dir: PathBuf,
     /// How long its disk may take.
-    limit: Duration,
-    areas: tokio::sync::Mutex<HashMap<VolumeId, Weak<Area>>>,
+    pub(super) limit: Duration,
+    /// Held while one is opened, or looked into without being opened.
+    pub(super) areas: tokio::sync::Mutex<HashMap<VolumeId, Weak<Area>>>,
     /// The same, for who does not wait for one that is being opened.
     open: Mutex<Vec<Weak<Area>>>,
+    /// Areas in which nothing waits and that were not opened since: source, and whether they are described.
+    pub(super) idle: Mutex<HashMap<VolumeId, (Option<String>, bool)>>,
+    /// When this agent began to take mounts.
+    pub(super) started: Instant,
 }
 
 impl Staging {
     pub(crate) fn new(dir: PathBuf, limit: Duration) -> Self {
-        Self { dir, limit, areas: tokio::sync::Mutex::default(), open: Mutex::default() }
+        Self {
+            dir,
+            limit,
+            areas: tokio::sync::Mutex::default(),
+            open: Mutex::default(),
+            idle: Mutex::default(),
+            started: Instant::now(),
+        }
+    }
+
+    /// Those that are open, whether a mount has them or not.
+    pub(crate) fn open_areas(&self) -> Vec<Arc<Area>> {
+        lock(&self.open).iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Of all volumes that are open.
     pub(crate) fn waiting(&self) -> Waiting {
-        let open: Vec<Arc<Area>> = lock(&self.open).iter().filter_map(Weak::upgrade).collect();
-        open.iter().map(|area| area.waiting()).fold(Waiting::default(), |sum, waiting| Waiting {
+        self.open_areas().iter().map(|area| area.waiting()).fold(Waiting::default(), |sum, waiting| Waiting {
             files: sum.files + waiting.files,
             bytes: sum.bytes.saturating_add(waiting.bytes),
             conflicts: sum.conflicts + waiting.conflicts,
@@ -91,6 +110,7 @@ impl Staging {
             return Ok(area);
         }
         areas.retain(|_, area| area.strong_count() > 0);
+        lock(&self.idle).remove(&spec.id);
         let sink = scope.source.sink().ok_or_else(|| {
             Refusal::new(
                 RefusalKind::Invalid,
@@ -127,6 +147,9 @@ impl Staging {
             kept_dirs: Mutex::default(),
             times: Times::default(),
             recalled: Mutex::new(read.recalled),
+            failures: Failures::default(),
+            discards: Discards::default(),
+            described: tokio::sync::Mutex::default(),
             me: me.clone(),
         });
         if let Some(entries) = read.recovering {
@@ -205,9 +228,7 @@ fn open_dir(dir: &Path, source: &str) -> Result<(OwnedFd, Journal, Read), String
     let mut read = read(&journal, files.as_fd(), &boot)?;
     if let Some(before) = read.state.source.take_if(|before| before != source) {
         // The volume was made anew under the handle that it had: these names and numbers are another source's.
-        let is_wanted =
-            |record: &Record| !record.clean && (record.path.is_some() || !record.former.is_empty());
-        if read.state.files.values().any(|file| is_wanted(&file.record())) {
+        if read.state.files.values().any(|file| file.record().waits()) {
             return Err(still_of(&before, source));
         }
         let keys = journal.iter().map(|(key, _)| (key.to_vec(), None)).collect();

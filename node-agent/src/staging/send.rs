@@ -45,7 +45,7 @@ const ATTEMPTS: u32 = 20;
 const QUIET: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(500);
 /// By then an agent that starts has been given all mounts of the one before.
-const STRANGERS: Duration = Duration::from_secs(180);
+pub(super) const STRANGERS: Duration = Duration::from_secs(180);
 /// Between two attempts at what a store has refused or not answered.
 const AGAIN: Duration = Duration::from_secs(15);
 /// Files of which the store has all and that are kept for readers, and their bytes.
@@ -500,6 +500,7 @@ impl Area {
     ) -> Result<(), Wrong> {
         failpoint::hit("agent.staging.sent");
         let object = Object { path: path.to_vec(), version: written.version.0, size };
+        self.failures.over(path);
         // Before the store's word counts: a look-up would be told what was there before.
         self.note_fact(file, &object).await?;
         let sent = file.clone();
@@ -560,7 +561,7 @@ impl Area {
     }
 
     /// The directory of this path, if it is known.
-    fn above(&self, path: &[u8]) -> Result<Option<u64>, Wrong> {
+    pub(super) fn above(&self, path: &[u8]) -> Result<Option<u64>, Wrong> {
         match parent(path) {
             b"" => Ok(Some(ROOT)),
             dir => self.scope.names.resolve(dir).map_err(|e| self.meta_wrong(&e)),
@@ -637,6 +638,7 @@ impl Area {
             failpoint::hit("agent.staging.delete");
             let is_theirs = self.remove_object(&object).await?;
             failpoint::hit("agent.staging.deleted");
+            self.failures.over(&object.path);
             self.unplace(&object.path).await?;
             if is_theirs {
                 tracing::warn!(
@@ -682,7 +684,7 @@ impl Area {
     }
 
     /// Asks the store for a name of which something else is known.
-    async fn look_again(&self, path: &[u8]) {
+    pub(super) async fn look_again(&self, path: &[u8]) {
         if let Ok(Some(above)) = self.above(path) {
             let _ = self.scope.head(above, name(path)).await; // it is asked for again when it is looked up
         }
@@ -723,7 +725,7 @@ impl Area {
         Err(self.store_wrong("upload", path, error))
     }
 
-    async fn abandon(&self, ongoing: &mut Ongoing) {
+    pub(super) async fn abandon(&self, ongoing: &mut Ongoing) {
         if let Some(begun) = ongoing.upload.take()
             && let Err(error) = self.sink.abandon(&begun.upload).await
         {
@@ -814,16 +816,17 @@ impl Area {
             let record = file.record();
             !record.clean && !record.conflict && lock(&file.changed_at).elapsed() >= QUIET
         };
-        // No more than are sent: who holds one keeps it from being dropped.
-        let due: Vec<Arc<File>> = self.state().files.values().filter(is_due).cloned().collect();
-        let sent = futures::stream::iter(due).for_each_concurrent(FILES_AT_ONCE, async |file| {
+        // By number: who holds one keeps it from being dropped.
+        let due: Vec<u64> = self.state().files.values().filter(is_due).map(|file| file.ino).collect();
+        let sent = futures::stream::iter(due).for_each_concurrent(FILES_AT_ONCE, async |ino| {
+            let Some(file) = self.by_ino(ino) else { return };
             if let Ok(mut ongoing) = file.sending.try_lock() {
                 if ongoing.tried.is_some_and(|tried| tried.elapsed() < AGAIN) {
                     return;
                 }
                 ongoing.tried = Some(Instant::now());
             }
-            if self.send(&file).await.is_ok() {
+            if self.send_unless_discarded(&file).await.is_ok() {
                 file.sending.lock().await.tried = None;
             }
             self.forget_unlinked(file.ino).await;
@@ -838,27 +841,34 @@ impl Area {
     pub(crate) fn waiting(&self) -> Waiting {
         let state = self.state();
         let records = state.files.values().map(|file| (file.record(), file.size()));
-        records.filter(|(record, _)| !record.clean).fold(Waiting::default(), |sum, (record, bytes)| Waiting {
-            files: sum.files + 1,
-            bytes: sum.bytes.saturating_add(bytes),
-            conflicts: sum.conflicts + usize::from(record.conflict),
-        })
+        records.fold(Waiting::default(), |sum, (record, size)| sum.and(&record, size))
     }
 
     /// Sends everything, as far as it goes within `limit`; true: nothing waits any more.
     pub(crate) async fn send_all(&self, limit: Duration) -> bool {
         let sending = async {
             let is_wanted = |file: &&Arc<File>| !file.record().clean;
-            let files: Vec<Arc<File>> = self.state().files.values().filter(is_wanted).cloned().collect();
-            let sent = futures::stream::iter(files).for_each_concurrent(FILES_AT_ONCE, async |file| {
+            let files: Vec<u64> =
+                self.state().files.values().filter(is_wanted).map(|file| file.ino).collect();
+            let sent = futures::stream::iter(files).for_each_concurrent(FILES_AT_ONCE, async |ino| {
+                let Some(file) = self.by_ino(ino) else { return };
                 // Each error has been logged; what is left is kept.
-                let _ = self.send(&file).await;
+                let _ = self.send_unless_discarded(&file).await;
                 self.forget_unlinked(file.ino).await;
             });
             sent.await;
         };
         let _ = tokio::time::timeout(limit, sending).await;
         self.waiting().files == 0
+    }
+
+    /// An attempt that nobody waits for gives way to whoever discards the file.
+    async fn send_unless_discarded(&self, file: &Arc<File>) -> Result<(), Wrong> {
+        tokio::select! {
+            biased;
+            () = self.discards.begun(file.ino) => Err(Wrong::Cause(Cause::Unavailable)),
+            sent = self.send(file) => sent,
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod requests;
 mod rotate;
 pub(crate) mod scope;
 mod scopes;
+mod staged;
 
 use crate::admission::{Admission, has_room};
 use crate::config::Config;
@@ -64,6 +65,8 @@ pub struct Volumes {
     pub(crate) shows: AtomicU64,
     /// Unused metadata stores are tidied up and removed.
     pub(crate) collecting: Arc<collect::Leave>,
+    /// Scopes that uploads use for which no mount is there.
+    uploads: staged::Uploads,
     /// What concerns the agent as a whole.
     orders: mpsc::UnboundedSender<Order>,
 }
@@ -96,6 +99,7 @@ impl Volumes {
             absence: Mutex::default(),
             shows: AtomicU64::new(0),
             collecting: Arc::default(),
+            uploads: staged::Uploads::default(),
             orders,
         })
     }
@@ -195,6 +199,7 @@ impl Volumes {
         mount.keep_turn(turn);
         if let Some(area) = &mount.area {
             area.join(id, &mount.executed);
+            area.describe(&mount.described).await;
         }
         self.run(arrival, &mount)?;
         let waiter = mount.clone();
@@ -344,9 +349,12 @@ impl Volumes {
 
     /// After the last worker: nothing of ours writes names any more.
     pub(crate) fn release_stores(&self) {
+        // Also those that no mount has any more, of which something is still being sent.
+        let areas = self.staging.open_areas();
         let of_mounts = self.mounts().into_iter().map(|mount| mount.scope.clone());
-        of_mounts.chain(self.scopes.all()).for_each(|scope| scope.release());
-        self.mounts().iter().filter_map(|mount| mount.area.as_ref()).for_each(|area| area.release());
+        let of_areas = areas.iter().map(|area| area.scope());
+        of_mounts.chain(of_areas).chain(self.scopes.all()).for_each(|scope| scope.release());
+        areas.iter().for_each(|area| area.release());
     }
 
     pub fn usage(&self, id: MountId) -> Result<Usage, Refusal> {
@@ -389,7 +397,7 @@ impl Volumes {
     }
 
     fn uses(&self, id: &ScopeId) -> bool {
-        self.mounts.uses(id, |entry| &entry.mount.scope.id)
+        self.mounts.uses(id, |entry| &entry.mount.scope.id) || self.uploads.uses(id)
     }
 
     /// Of a volume that can be written to, whatever this mount may do: all mounts of it see the same.

@@ -9,6 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Requests that carry secrets: `proto/src/lib.rs` gives them a `Debug` that does not show any.
+const SECRETIVE_OF_AGENT: &[&str] = &["UploadStagingRequest"];
+/// The same of the Container Storage Interface.
 const SECRETIVE: &[&str] = &[
     "CreateVolumeRequest",
     "DeleteVolumeRequest",
@@ -48,7 +50,9 @@ pub fn generate() -> Result<BTreeMap<String, String>> {
     }
     files.sort();
     let descriptors = protox::compile(&files, [&folder])?;
-    let hidden: Vec<String> = SECRETIVE.iter().map(|name| format!(".csi.v1.{name}")).collect();
+    let of_csi = SECRETIVE.iter().map(|name| format!(".csi.v1.{name}"));
+    let of_agent = SECRETIVE_OF_AGENT.iter().map(|name| format!(".millpond.agent.v1.{name}"));
+    let hidden: Vec<String> = of_csi.chain(of_agent).collect();
     let out = tempfile::tempdir()?;
     tonic_prost_build::configure()
         .emit_rerun_if_changed(false)

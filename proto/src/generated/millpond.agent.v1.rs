@@ -57,6 +57,14 @@ pub struct Volume {
     /// The source gives no answer since then, and names go on as they were last seen; 0: it answers.
     #[prost(int64, tag = "13")]
     pub stale_since_ms: i64,
+    /// What was written on this node and is not in the store yet: of the volume, whichever pod wrote it.
+    #[prost(uint64, tag = "14")]
+    pub staged_files: u64,
+    #[prost(uint64, tag = "15")]
+    pub staged_bytes: u64,
+    /// Of them, files that somebody else has changed in the store meanwhile.
+    #[prost(uint64, tag = "16")]
+    pub staged_conflicts: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Worker {
@@ -211,6 +219,177 @@ pub struct WarmProgress {
     pub errors: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(uint64, tag = "8")]
     pub failed: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListStagingRequest {
+    /// Empty: all.
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// With each file.
+    #[prost(bool, tag = "2")]
+    pub files: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StagingPage {
+    /// In the first page of an area.
+    #[prost(message, optional, tag = "1")]
+    pub area: ::core::option::Option<StagingArea>,
+    #[prost(message, repeated, tag = "2")]
+    pub files: ::prost::alloc::vec::Vec<StagedFile>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StagingArea {
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// Empty: unknown.
+    #[prost(string, tag = "2")]
+    pub source: ::prost::alloc::string::String,
+    /// How many mounts of this node have it; 0: what waits is not sent by itself.
+    #[prost(uint32, tag = "3")]
+    pub mounts: u32,
+    #[prost(uint64, tag = "4")]
+    pub files: u64,
+    #[prost(uint64, tag = "5")]
+    pub bytes: u64,
+    #[prost(uint64, tag = "6")]
+    pub conflicts: u64,
+    /// Since when the oldest change waits; 0: none does.
+    #[prost(int64, tag = "7")]
+    pub oldest_ms: i64,
+    /// The last attempt to send something that still waits, and what came of it; 0: none has failed since the agent started.
+    #[prost(int64, tag = "8")]
+    pub failed_ms: i64,
+    #[prost(string, tag = "9")]
+    pub failure: ::prost::alloc::string::String,
+    /// Why it cannot be looked into; empty: it can.
+    #[prost(string, tag = "10")]
+    pub problem: ::prost::alloc::string::String,
+    /// What it takes to upload it without a mount is known, but for credentials.
+    #[prost(bool, tag = "11")]
+    pub described: bool,
+    /// The directory with its journal and the bytes of its files.
+    #[prost(string, tag = "12")]
+    pub directory: ::prost::alloc::string::String,
+    /// The agent sends what waits by itself: a mount has the area, or its last one went a moment ago.
+    #[prost(bool, tag = "13")]
+    pub sending: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StagedFile {
+    /// Below the volume's source, as bytes; of a file that was removed: the name that the store still has.
+    #[prost(bytes = "vec", tag = "1")]
+    pub path: ::prost::alloc::vec::Vec<u8>,
+    #[prost(uint64, tag = "2")]
+    pub inode: u64,
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+    /// "waiting", "conflict" or "unlinked".
+    #[prost(string, tag = "4")]
+    pub state: ::prost::alloc::string::String,
+    /// Below the area's directory; empty: the store has its bytes, and only its name, owner or time waits.
+    #[prost(string, tag = "5")]
+    pub data: ::prost::alloc::string::String,
+    #[prost(int64, tag = "6")]
+    pub since_ms: i64,
+    /// How often programs have it open.
+    #[prost(uint32, tag = "7")]
+    pub opens: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadStagingRequest {
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// Files, or directories with all that is in them; empty: every file that has a name.
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    pub paths: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StagedPiece {
+    #[prost(oneof = "staged_piece::Piece", tags = "1, 2, 3")]
+    pub piece: ::core::option::Option<staged_piece::Piece>,
+}
+/// Nested message and enum types in `StagedPiece`.
+pub mod staged_piece {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Piece {
+        #[prost(message, tag = "1")]
+        File(super::StagedFile),
+        #[prost(message, tag = "2")]
+        Bytes(super::StagedBytes),
+        #[prost(message, tag = "3")]
+        End(super::StagedEnd),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StagedBytes {
+    #[prost(uint64, tag = "1")]
+    pub offset: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub bytes: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StagedEnd {
+    #[prost(uint64, tag = "1")]
+    pub size: u64,
+    #[prost(int64, tag = "2")]
+    pub modified_ns: i64,
+    /// It was written to meanwhile: what was sent may be a mixture.
+    #[prost(bool, tag = "3")]
+    pub changed: bool,
+    /// Why it cannot be read; empty: it was.
+    #[prost(string, tag = "4")]
+    pub failure: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DiscardStagingRequest {
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// As in ReadStagingRequest, and of files that were removed: the removal itself.
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    pub paths: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DiscardStagingResponse {
+    #[prost(uint64, tag = "1")]
+    pub files: u64,
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+    #[prost(message, repeated, tag = "3")]
+    pub left: ::prost::alloc::vec::Vec<StagedLeft>,
+}
+/// A file that stays.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StagedLeft {
+    #[prost(bytes = "vec", tag = "1")]
+    pub path: ::prost::alloc::vec::Vec<u8>,
+    #[prost(string, tag = "2")]
+    pub why: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct UploadStagingRequest {
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// As in a Kubernetes Secret, decoded. Not used where a mount has the area.
+    #[prost(map = "string, string", tag = "2")]
+    pub secrets: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UploadProgress {
+    #[prost(uint64, tag = "1")]
+    pub files_left: u64,
+    #[prost(uint64, tag = "2")]
+    pub bytes_left: u64,
+    #[prost(uint64, tag = "3")]
+    pub conflicts: u64,
+    #[prost(bool, tag = "4")]
+    pub done: bool,
+    /// What failed since it was begun, the last of each file, first few only.
+    #[prost(string, repeated, tag = "5")]
+    pub errors: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Generated client implementations.
 pub mod agent_client {
@@ -500,6 +679,107 @@ pub mod agent_client {
                 .insert(GrpcMethod::new("millpond.agent.v1.Agent", "Warm"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// The staging areas of this node, whether a mount has them or not. Of each a page with `area`, and with `files` as many
+        /// further pages as its files take.
+        pub async fn list_staging(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListStagingRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::StagingPage>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/millpond.agent.v1.Agent/ListStaging",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("millpond.agent.v1.Agent", "ListStaging"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// The bytes of staged files as they are now. Of each file a message with `file`, its bytes without those of holes, and `end`.
+        pub async fn read_staging(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadStagingRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::StagedPiece>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/millpond.agent.v1.Agent/ReadStaging",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("millpond.agent.v1.Agent", "ReadStaging"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Drops what waits. What the store has is seen in its place.
+        pub async fn discard_staging(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DiscardStagingRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DiscardStagingResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/millpond.agent.v1.Agent/DiscardStaging",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("millpond.agent.v1.Agent", "DiscardStaging"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Brings what waits into the store, now. The stream ends with a message whose `done` is true.
+        pub async fn upload_staging(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UploadStagingRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::UploadProgress>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/millpond.agent.v1.Agent/UploadStaging",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("millpond.agent.v1.Agent", "UploadStaging"));
+            self.inner.server_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -585,6 +865,57 @@ pub mod agent_server {
             &self,
             request: tonic::Request<super::WarmRequest>,
         ) -> std::result::Result<tonic::Response<Self::WarmStream>, tonic::Status>;
+        /// Server streaming response type for the ListStaging method.
+        type ListStagingStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::StagingPage, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// The staging areas of this node, whether a mount has them or not. Of each a page with `area`, and with `files` as many
+        /// further pages as its files take.
+        async fn list_staging(
+            &self,
+            request: tonic::Request<super::ListStagingRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::ListStagingStream>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the ReadStaging method.
+        type ReadStagingStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::StagedPiece, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// The bytes of staged files as they are now. Of each file a message with `file`, its bytes without those of holes, and `end`.
+        async fn read_staging(
+            &self,
+            request: tonic::Request<super::ReadStagingRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::ReadStagingStream>,
+            tonic::Status,
+        >;
+        /// Drops what waits. What the store has is seen in its place.
+        async fn discard_staging(
+            &self,
+            request: tonic::Request<super::DiscardStagingRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DiscardStagingResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the UploadStaging method.
+        type UploadStagingStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::UploadProgress, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Brings what waits into the store, now. The stream ends with a message whose `done` is true.
+        async fn upload_staging(
+            &self,
+            request: tonic::Request<super::UploadStagingRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::UploadStagingStream>,
+            tonic::Status,
+        >;
     }
     #[derive(Debug)]
     pub struct AgentServer<T> {
@@ -997,6 +1328,189 @@ pub mod agent_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WarmSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/millpond.agent.v1.Agent/ListStaging" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListStagingSvc<T: Agent>(pub Arc<T>);
+                    impl<
+                        T: Agent,
+                    > tonic::server::ServerStreamingService<super::ListStagingRequest>
+                    for ListStagingSvc<T> {
+                        type Response = super::StagingPage;
+                        type ResponseStream = T::ListStagingStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListStagingRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Agent>::list_staging(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListStagingSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/millpond.agent.v1.Agent/ReadStaging" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadStagingSvc<T: Agent>(pub Arc<T>);
+                    impl<
+                        T: Agent,
+                    > tonic::server::ServerStreamingService<super::ReadStagingRequest>
+                    for ReadStagingSvc<T> {
+                        type Response = super::StagedPiece;
+                        type ResponseStream = T::ReadStagingStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadStagingRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Agent>::read_staging(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadStagingSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/millpond.agent.v1.Agent/DiscardStaging" => {
+                    #[allow(non_camel_case_types)]
+                    struct DiscardStagingSvc<T: Agent>(pub Arc<T>);
+                    impl<
+                        T: Agent,
+                    > tonic::server::UnaryService<super::DiscardStagingRequest>
+                    for DiscardStagingSvc<T> {
+                        type Response = super::DiscardStagingResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DiscardStagingRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Agent>::discard_staging(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DiscardStagingSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/millpond.agent.v1.Agent/UploadStaging" => {
+                    #[allow(non_camel_case_types)]
+                    struct UploadStagingSvc<T: Agent>(pub Arc<T>);
+                    impl<
+                        T: Agent,
+                    > tonic::server::ServerStreamingService<super::UploadStagingRequest>
+                    for UploadStagingSvc<T> {
+                        type Response = super::UploadProgress;
+                        type ResponseStream = T::UploadStagingStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UploadStagingRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Agent>::upload_staging(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UploadStagingSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -1,0 +1,360 @@
+//! What people at a node see and do of files that were written there and are not in the store yet: `millpond staging`.
+
+use crate::operators::{json, millpond};
+use crate::promises::errno;
+use anyhow::{Context, Result, ensure};
+use e2e::clock::wait_until;
+use e2e::node::{AgentOptions, Mounted, Node, secrets};
+use serde_json::Value;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+use testkit::faults::{Fault, Rule, Script};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The store takes nothing any more.
+fn refuse_writes(node: &Node) -> Result<()> {
+    let refused = || Rule::always(Fault::Status { code: 403, retry_after_s: None });
+    let rules = ["PutObject", "CreateMultipartUpload"].map(|op| refused().op(op)).to_vec();
+    node.server.set_faults(&Script { seed: 0, rules })
+}
+
+fn take_writes(node: &Node) -> Result<()> {
+    node.server.set_faults(&Script { seed: 0, rules: Vec::new() })
+}
+
+fn back(node: &mut Node, name: &str) -> Result<Mounted> {
+    node.workspace(name, name, &[("writeMode", "back")])
+}
+
+fn write_sync(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    Ok(())
+}
+
+/// With this on its standard input.
+fn millpond_with(node: &Node, arguments: &[&str], input: &str) -> Result<Output> {
+    let mut command = Command::new(node.places().bin("millpond"));
+    command.arg("--api").arg(node.places().agent_socket()).args(arguments);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    child.stdin.take().context("a pipe")?.write_all(input.as_bytes())?;
+    let output = child.wait_with_output()?;
+    println!("millpond {arguments:?}: {}\n{}{}", output.status, out(&output), err(&output));
+    Ok(output)
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What `millpond staging list` says of this volume.
+fn listed(node: &Node, volume: &str) -> Result<Value> {
+    let list = millpond(node, &["staging", "list", "--files", "--output", "json"])?;
+    ensure!(list.status.success());
+    let all = json(&list)?;
+    let all = all.as_array().context("a list")?;
+    all.iter().find(|area| area["volumeId"] == volume).cloned().context("no area of this volume")
+}
+
+fn secret() -> String {
+    serde_json::json!(secrets().into_iter().collect::<std::collections::BTreeMap<_, _>>()).to_string()
+}
+
+fn to(node: &Node, name: &str) -> Result<(PathBuf, String)> {
+    let dir = node.places().root().join(name);
+    let text = dir.to_str().context("a path of ours")?.to_owned();
+    Ok((dir, text))
+}
+
+#[test]
+fn what_the_store_does_not_take_is_listed_exported_and_uploaded_once_it_does() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let mounted = back(&mut node, "work")?;
+    let id = mounted.id.as_str();
+    let clean = json(&millpond(&node, &["status", "--output", "json"])?)?;
+    ensure!(clean["volumes"][0]["staged"]["files"] == 0 && clean["staging"][0]["volumeId"] == id, "{clean}");
+    refuse_writes(&node)?;
+    write_sync(&mounted.target.join("a"), b"hello")?;
+    write_sync(&mounted.target.join("b"), &[7; 100_000])?;
+    let held = OpenOptions::new().write(true).open(mounted.target.join("b"))?;
+    let failed = || listed(&node, id).is_ok_and(|area| area["failure"] != "");
+    ensure!(wait_until(PATIENCE, failed), "nothing has failed");
+    let area = listed(&node, id)?;
+    ensure!(area["files"] == 2 && area["bytes"] == 100_005 && area["mounts"] == 1, "{area}");
+    ensure!(area["staged"][1]["path"] == "b" && area["staged"][1]["opens"] == 1, "{area}");
+    let data = Path::new(area["directory"].as_str().context("a directory")?)
+        .join(area["staged"][0]["data"].as_str().context("a file")?);
+    ensure!(fs::read(data)? == b"hello");
+    let status = json(&millpond(&node, &["status", "--output", "json"])?)?;
+    let staged = &status["volumes"][0]["staged"];
+    ensure!(staged["files"] == 2 && staged["bytes"] == 100_005 && staged["conflicts"] == 0, "{staged}");
+    ensure!(out(&millpond(&node, &["status"])?).contains("Not in the store yet"));
+    // An attempt of a person's shows the error.
+    let upload = millpond(&node, &["staging", "upload", id])?;
+    ensure!(!upload.status.success() && out(&upload).contains("2 files"), "{}", out(&upload));
+    ensure!(
+        err(&upload).contains("403") || err(&upload).to_lowercase().contains("denied"),
+        "{}",
+        err(&upload)
+    );
+    let (dir, text) = to(&node, "exported")?;
+    let export = millpond(&node, &["staging", "export", id, "--to", &text])?;
+    ensure!(export.status.success());
+    ensure!(fs::read(dir.join("a"))? == b"hello" && fs::read(dir.join("b"))? == [7; 100_000]);
+    let again = millpond(&node, &["staging", "export", id, "--to", &text, "a"])?;
+    ensure!(!again.status.success() && err(&again).contains("nothing is replaced"), "{}", err(&again));
+    let nothing = millpond(&node, &["staging", "export", id, "--to", &text, "nothing"])?;
+    ensure!(!nothing.status.success() && err(&nothing).contains("nothing waits"), "{}", err(&nothing));
+    take_writes(&node)?;
+    drop(held);
+    let upload = millpond(&node, &["staging", "upload", id])?;
+    ensure!(upload.status.success(), "{}", err(&upload));
+    ensure!(fs::read(node.server.file("work/a"))? == b"hello");
+    ensure!(listed(&node, id)?["files"] == 0 && listed(&node, id)?["failure"] == "");
+    node.finish()
+}
+
+#[test]
+fn what_a_pod_has_left_is_uploaded_without_a_mount_by_who_has_the_secret() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let mounted = back(&mut node, "left")?;
+    let id = mounted.id.as_str();
+    refuse_writes(&node)?;
+    write_sync(&mounted.target.join("a"), b"hello")?;
+    node.unpublish(&mounted)?;
+    let area = listed(&node, id)?;
+    ensure!(area["files"] == 1 && area["mounts"] == 0, "{area}");
+    // Another agent knows of it from its disk alone, and has no secret.
+    node.kill_agent()?;
+    node.start_agent()?;
+    let area = listed(&node, id)?;
+    ensure!(area["files"] == 1 && area["sending"] == false && area["described"] == true, "{area}");
+    ensure!(area["staged"][0]["state"] == "waiting" && area["staged"][0]["path"] == "a", "{area}");
+    let doctor = millpond(&node, &["doctor"])?;
+    ensure!(!doctor.status.success());
+    let findings = json(&millpond(&node, &["doctor", "--output", "json"])?)?;
+    let of_it = findings
+        .as_array()
+        .context("findings")?
+        .iter()
+        .find(|f| f["check"] == format!("staged files of {id}"));
+    let todo = of_it.context("it is not found")?["todo"].as_str().unwrap_or_default().to_owned();
+    ensure!(todo.contains(&format!("millpond staging upload {id} --secret-file")), "{todo}");
+    let (dir, text) = to(&node, "exported")?;
+    ensure!(millpond(&node, &["staging", "export", id, "--to", &text])?.status.success());
+    ensure!(fs::read(dir.join("a"))? == b"hello");
+    take_writes(&node)?;
+    // Without a secret, with a wrong one, and with what is none.
+    for (input, says) in [
+        ("{}", ""),
+        (r#"{"accessKeyId":"nobody","secretAccessKey":"hunter2hunter2"}"#, ""),
+        (r#"{"accessKeyId":"nobody"}"#, "secretAccessKey"),
+        ("hunter2hunter2", "JSON"),
+    ] {
+        let refused = millpond_with(&node, &["staging", "upload", id, "--secret-file", "-"], input)?;
+        ensure!(!refused.status.success() && err(&refused).contains(says), "{input}: {}", err(&refused));
+        ensure!(!err(&refused).contains("hunter2hunter2"), "{}", err(&refused));
+        ensure!(listed(&node, id)?["files"] == 1);
+    }
+    let upload = millpond_with(&node, &["staging", "upload", id, "--secret-file", "-"], &secret())?;
+    ensure!(upload.status.success(), "{}", err(&upload));
+    ensure!(fs::read(node.server.file("left/a"))? == b"hello");
+    let closed = || listed(&node, id).is_ok_and(|area| area["files"] == 0 && area["sending"] == false);
+    ensure!(wait_until(PATIENCE, closed), "it is kept open");
+    let log = fs::read_to_string(node.places().log("agent"))?;
+    ensure!(!log.contains("hunter2hunter2") && !log.contains(secrets()[1].1));
+    // The volume goes on as before.
+    let again = node.workspace_again(&mounted, "again")?;
+    ensure!(fs::read(again.target.join("a"))? == b"hello");
+    write_sync(&again.target.join("a"), b"more")?;
+    let follows = || fs::read(node.server.file("left/a")).is_ok_and(|bytes| bytes == b"more");
+    ensure!(wait_until(PATIENCE, follows));
+    node.finish()
+}
+
+/// Of the version before, or damaged.
+#[test]
+fn an_area_that_does_not_say_how_it_was_published_says_what_to_do_instead() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let mounted = back(&mut node, "old")?;
+    let id = mounted.id.as_str();
+    refuse_writes(&node)?;
+    write_sync(&mounted.target.join("a"), b"hello")?;
+    node.unpublish(&mounted)?;
+    node.kill_agent()?;
+    node.start_agent()?;
+    let kept =
+        PathBuf::from(listed(&node, id)?["directory"].as_str().context("a directory")?).join("volume.json");
+    let text = fs::read_to_string(&kept)?;
+    ensure!(text.contains("s3://") && secrets().iter().all(|(_, secret)| !text.contains(secret)), "{text}");
+    take_writes(&node)?;
+    for broken in [None, Some("{"), Some(r#"{"format":7,"mount":{}}"#)] {
+        fs::remove_file(&kept)?;
+        broken.iter().try_for_each(|text| fs::write(&kept, text))?;
+        let refused = millpond_with(&node, &["staging", "upload", id, "--secret-file", "-"], &secret())?;
+        let says = err(&refused);
+        ensure!(
+            !refused.status.success() && says.contains("publish the volume on this node again"),
+            "{says}"
+        );
+        if broken.is_none() {
+            fs::write(&kept, "")?;
+        }
+    }
+    let unknown = millpond(&node, &["staging", "upload", "no-such-volume"])?;
+    ensure!(err(&unknown).contains("no staging area on this node"), "{}", err(&unknown));
+    let bad = millpond(&node, &["staging", "export", "../escape", "--to", "/nonexistent/x"])?;
+    ensure!(!bad.status.success() && err(&bad).contains("not valid"), "{}", err(&bad));
+    // What it says helps.
+    node.workspace_again(&mounted, "again")?;
+    let follows = || fs::read(node.server.file("old/a")).is_ok_and(|bytes| bytes == b"hello");
+    ensure!(wait_until(PATIENCE, follows));
+    node.finish()
+}
+
+#[test]
+fn a_conflict_is_shown_exported_and_given_up_for_what_somebody_else_has_written() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let mounted = node.workspace("both", "both", &[])?;
+    let id = mounted.id.as_str();
+    write_sync(&mounted.target.join("a"), b"first")?;
+    fs::write(node.server.file("both/a"), b"theirs")?;
+    node.server.rescan()?;
+    let mut file = OpenOptions::new().write(true).open(mounted.target.join("a"))?;
+    file.write_all(b"ours!")?;
+    ensure!(errno(file.sync_all()) == Some(libc::ESTALE));
+    let area = listed(&node, id)?;
+    ensure!(area["conflicts"] == 1 && area["staged"][0]["state"] == "conflict", "{area}");
+    let status = json(&millpond(&node, &["status", "--output", "json"])?)?;
+    ensure!(status["volumes"][0]["staged"]["conflicts"] == 1, "{status}");
+    ensure!(out(&millpond(&node, &["status"])?).contains("CONFLICTS"));
+    let doctor = millpond(&node, &["doctor"])?;
+    ensure!(!doctor.status.success() && out(&doctor).contains("staging"), "{}", out(&doctor));
+    let upload = millpond(&node, &["staging", "upload", id])?;
+    ensure!(!upload.status.success() && err(&upload).contains("somebody else"), "{}", err(&upload));
+    let (dir, text) = to(&node, "exported")?;
+    ensure!(millpond(&node, &["staging", "export", id, "--to", &text])?.status.success());
+    ensure!(fs::read(dir.join("a"))? == b"ours!");
+    // Not without being sure, and not from under a program.
+    let unsure = millpond(&node, &["staging", "discard", id])?;
+    ensure!(!unsure.status.success() && err(&unsure).contains("--yes") && out(&unsure).contains("conflict"));
+    let in_use = millpond(&node, &["staging", "discard", id, "a", "--yes"])?;
+    ensure!(!in_use.status.success() && err(&in_use).contains("has it open"), "{}", err(&in_use));
+    ensure!(fs::read(mounted.target.join("a"))? == b"ours!");
+    drop(file);
+    let closed = || listed(&node, id).is_ok_and(|area| area["staged"][0]["opens"] == 0);
+    ensure!(wait_until(PATIENCE, closed), "a close comes when the kernel has the time");
+    let discard = millpond(&node, &["staging", "discard", id, "a", "--yes"])?;
+    ensure!(discard.status.success() && out(&discard).starts_with("1 files, 5 B"), "{}", out(&discard));
+    let theirs = || fs::read(mounted.target.join("a")).is_ok_and(|bytes| bytes == b"theirs");
+    ensure!(wait_until(PATIENCE, theirs), "theirs is not seen");
+    ensure!(listed(&node, id)?["files"] == 0);
+    // And the file can be changed again.
+    write_sync(&mounted.target.join("a"), b"after")?;
+    ensure!(fs::read(node.server.file("both/a"))? == b"after");
+    node.finish()
+}
+
+/// A tenant names its files as it likes.
+#[test]
+fn names_of_a_tenant_lead_nowhere_and_say_nothing_to_the_terminal() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let mounted = back(&mut node, "names")?;
+    let id = mounted.id.as_str();
+    fs::create_dir(mounted.target.join("away"))?;
+    refuse_writes(&node)?;
+    let names = ["\u{1b}]0;owned\u{7}\u{1b}[2J", "two\nlines", "...", "--yes", "away/x", "-o", "\u{202e}gpj"];
+    for name in names {
+        write_sync(&mounted.target.join(name), name.as_bytes())?;
+    }
+    for arguments in
+        [&["staging", "list", "--files"][..], &["staging", "discard", id], &["status"], &["doctor"]]
+    {
+        let said = millpond(&node, arguments)?;
+        let text = format!("{}{}", out(&said), err(&said));
+        ensure!(!text.contains('\u{1b}') && !text.contains('\u{202e}'), "{arguments:?}: {text:?}");
+    }
+    let area = listed(&node, id)?;
+    let paths: Vec<&str> =
+        area["staged"].as_array().context("files")?.iter().filter_map(|file| file["path"].as_str()).collect();
+    ensure!(paths.len() == names.len() && names.iter().all(|name| paths.contains(name)), "{paths:?}");
+    // Somebody has left a link where one of them belongs.
+    let (dir, text) = to(&node, "exported")?;
+    let (outside, _) = to(&node, "outside")?;
+    fs::create_dir(&dir)?;
+    fs::create_dir(&outside)?;
+    symlink(&outside, dir.join("away"))?;
+    symlink(outside.join("new"), dir.join("-o"))?;
+    let export = millpond(&node, &["staging", "export", id, "--to", &text])?;
+    ensure!(!export.status.success() && out(&export).starts_with("5 files"), "{}", out(&export));
+    ensure!(!err(&export).contains('\u{1b}'));
+    ensure!(fs::read_dir(&outside)?.count() == 0);
+    for name in ["\u{1b}]0;owned\u{7}\u{1b}[2J", "two\nlines", "...", "--yes"] {
+        ensure!(fs::read(dir.join(name))? == name.as_bytes());
+    }
+    ensure!(fs::read_dir(&dir)?.count() == 7, "nothing unfinished is left");
+    // Found by its name all the same.
+    let discard = millpond(&node, &["staging", "discard", id, "--yes", "--", "--yes", "two\nlines"])?;
+    ensure!(discard.status.success() && out(&discard).starts_with("2 files"), "{}", out(&discard));
+    take_writes(&node)?;
+    let rest = || listed(&node, id).is_ok_and(|area| area["files"] == 0);
+    ensure!(wait_until(PATIENCE, rest));
+    ensure!(!node.server.file("names/--yes").exists() && node.server.file("names/...").exists());
+    node.finish()
+}
+
+/// Between what it forgets and the bytes that it removes.
+#[test]
+fn an_agent_that_dies_while_it_discards_sends_nothing_of_it() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    for is_mounted in [true, false] {
+        let name = if is_mounted { "mounted" } else { "left" };
+        let mounted = back(&mut node, name)?;
+        let id = mounted.id.as_str();
+        refuse_writes(&node)?;
+        write_sync(&mounted.target.join("a"), b"hello")?;
+        write_sync(&mounted.target.join("b"), b"stays")?;
+        if !is_mounted {
+            node.unpublish(&mounted)?;
+        }
+        node.kill_agent()?;
+        node.options().failpoints.agent = Some("agent.staging.discarded");
+        node.start_agent()?;
+        let is_closed = |file: &Value| file["opens"] == 0;
+        let settled = || {
+            let area = listed(&node, id).unwrap_or_default();
+            let mounts = usize::from(is_mounted);
+            area["mounts"] == mounts
+                && area["staged"].as_array().is_some_and(|all| all.len() == 2 && all.iter().all(is_closed))
+        };
+        ensure!(wait_until(PATIENCE, settled), "{:?}", listed(&node, id));
+        let died = millpond(&node, &["staging", "discard", id, "a", "--yes"])?;
+        ensure!(!died.status.success());
+        ensure!(wait_until(PATIENCE, || node.agent_has_ended()), "no agent has died");
+        node.kill_agent()?;
+        node.options().failpoints.agent = None;
+        node.start_agent()?;
+        let one =
+            || listed(&node, id).is_ok_and(|area| area["files"] == 1 && area["staged"][0]["path"] == "b");
+        ensure!(wait_until(PATIENCE, one), "{:?}", listed(&node, id));
+        take_writes(&node)?;
+        if !is_mounted {
+            node.workspace_again(&mounted, "again")?;
+        }
+        let sent = || listed(&node, id).is_ok_and(|area| area["files"] == 0);
+        ensure!(wait_until(PATIENCE, sent), "{:?}", listed(&node, id));
+        ensure!(fs::read(node.server.file(&format!("{name}/b")))? == b"stays");
+        ensure!(!node.server.file(&format!("{name}/a")).exists());
+    }
+    node.finish()
+}

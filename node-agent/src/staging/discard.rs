@@ -1,0 +1,246 @@
+//! Drops what waits, where a person wants that. The store's word counts from then on.
+
+use super::area::Area;
+use super::closed::Closed;
+use super::file::File;
+use super::inspect::{StagedFile, on_disk};
+use super::names::{data_name, file_entry};
+use super::registry::Staging;
+use crate::lock::lock;
+use futures::StreamExt;
+use link::Cause;
+use link::writable::Wrong;
+use rustix::fs::AtFlags;
+use std::collections::HashSet;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use volume::VolumeId;
+
+/// How long whoever uses a file is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(20);
+/// How long the answer waits until the store's word is known, and of how many names at once it is asked.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
+const LOOKS_AT_ONCE: usize = 8;
+
+/// Files that somebody is about to discard: nobody begins to send them.
+#[derive(Debug, Default)]
+pub(super) struct Discards(watch::Sender<HashSet<u64>>);
+
+impl Discards {
+    /// Returns when somebody is about to.
+    pub(super) async fn begun(&self, ino: u64) {
+        let mut wanted = self.0.subscribe();
+        if wanted.wait_for(|wanted| wanted.contains(&ino)).await.is_err() {
+            std::future::pending::<()>().await; // it lives as long as we do
+        }
+    }
+
+    fn begin(&self, ino: u64) -> Discard<'_> {
+        self.0.send_modify(|wanted| _ = wanted.insert(ino));
+        Discard { discards: self, ino }
+    }
+}
+
+struct Discard<'d> {
+    discards: &'d Discards,
+    ino: u64,
+}
+
+impl Drop for Discard<'_> {
+    fn drop(&mut self) {
+        self.discards.0.send_modify(|wanted| _ = wanted.remove(&self.ino));
+    }
+}
+
+/// What was dropped, and what stays and why.
+#[derive(Debug, Default)]
+pub(crate) struct Discarded {
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+    pub(crate) left: Vec<(Vec<u8>, String)>,
+}
+
+impl Discarded {
+    fn note(&mut self, file: &StagedFile) {
+        self.files += 1;
+        self.bytes = self.bytes.saturating_add(if file.is_here { file.size } else { 0 });
+    }
+}
+
+/// Why a file cannot be dropped now.
+#[derive(Debug, PartialEq, Eq)]
+enum Left {
+    Open,
+    Busy,
+    Disk,
+}
+
+impl Left {
+    fn text(&self) -> String {
+        match self {
+            Self::Open => "a program has it open: end it, or discard this again when it is closed".into(),
+            Self::Busy => format!("it is in use, and was still after {} s: try again", PATIENCE.as_secs()),
+            Self::Disk => {
+                "the staging disk did not take the change: see the agent's log, and try again".into()
+            }
+        }
+    }
+}
+
+impl Area {
+    /// Drops what waits of this file. With the names that the store is to be asked about; None: nothing waited any more.
+    async fn discard(&self, ino: u64) -> Result<Option<Vec<Vec<u8>>>, Left> {
+        let _wanted = self.discards.begin(ino);
+        let end = Instant::now() + PATIENCE;
+        let taken = loop {
+            let Some(file) = self.by_ino(ino) else { return Ok(None) };
+            let left = end.saturating_duration_since(Instant::now());
+            match tokio::time::timeout(left, self.take_out(file)).await {
+                Ok(Err(Left::Busy)) if !left.is_zero() => tokio::time::sleep(LOOK).await,
+                Ok(taken) => break taken?,
+                Err(_) => return Err(Left::Busy),
+            }
+        };
+        match taken {
+            Some((file, names)) => self.forget(file, names).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Takes it from memory, so that nobody finds it any more, if nobody has it. With the names that it had or has at the
+    /// store. None: nothing of it waits any more.
+    async fn take_out(&self, file: Arc<File>) -> Result<Option<(Arc<File>, Vec<Vec<u8>>)>, Left> {
+        let record = file.record();
+        let former = record.former.iter().map(|former| former.path.clone());
+        let names: Vec<Vec<u8>> = record.path.iter().cloned().chain(former).collect();
+        let paths: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
+        // Nobody makes, removes or renames it meanwhile, and nobody sends it.
+        let _held = self.locks.take(&paths).await;
+        let mut ongoing = file.sending.lock().await;
+        {
+            let mut state = self.state();
+            let now = file.record();
+            if !now.waits() {
+                return Ok(None);
+            }
+            if state.is_open(file.ino) {
+                return Err(Left::Open);
+            }
+            // Ours, and the area's. Whoever holds another one would go on with what is dropped here.
+            if now.path != record.path || now.former != record.former || Arc::strong_count(&file) > 2 {
+                return Err(Left::Busy);
+            }
+            self.dropping.send_modify(|dropping| _ = dropping.insert(file.ino));
+            state.remove(file.ino);
+        }
+        let begun = std::mem::take(&mut *ongoing);
+        drop(ongoing);
+        if let Some(area) = self.me.upgrade() {
+            // The store may be away.
+            tokio::spawn(async move {
+                let mut begun = begun;
+                area.abandon(&mut begun).await;
+            });
+        }
+        Ok(Some((file, names)))
+    }
+
+    async fn forget(&self, file: Arc<File>, names: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Left> {
+        let (state, journal, files, dropping) =
+            (self.state.clone(), self.journal.clone(), self.files.clone(), self.dropping.clone());
+        let dropped = self.on_disk(move || {
+            let ino = file.ino;
+            let forgotten = lock(&journal).as_mut().is_some_and(|journal| {
+                let gone = file_entry(ino, None).is_ok_and(|(key, _)| journal.delete(&key).is_ok());
+                failpoint::hit("agent.staging.discarded");
+                // A record that came back without its bytes would be sent as an empty file.
+                gone && journal.sync().is_ok()
+            });
+            match forgotten {
+                // A stray is removed at the next start.
+                true => drop(rustix::fs::unlinkat(&*files, data_name(ino), AtFlags::empty())),
+                false => lock(&state).insert(&file),
+            }
+            dropping.send_modify(|dropping| _ = dropping.remove(&ino));
+            if forgotten { Ok(()) } else { Err(Wrong::Cause(Cause::Unavailable)) }
+        });
+        dropped.await.map_err(|_| Left::Disk)?;
+        for path in &names {
+            self.failures.over(path);
+            if let Ok(Some(above)) = self.above(path) {
+                self.times.names_changed(above);
+            }
+        }
+        Ok(names)
+    }
+}
+
+impl Staging {
+    /// Drops of this volume what waits of these files, or of all. `limit`: of the disk.
+    pub(crate) async fn discard(
+        &self,
+        id: &VolumeId,
+        paths: &[Vec<u8>],
+        limit: Duration,
+    ) -> Result<Discarded, String> {
+        let areas = self.areas.lock().await;
+        if let Some(area) = areas.get(id).and_then(Weak::upgrade) {
+            drop(areas);
+            return Ok(discard_of(&area, paths).await);
+        }
+        // Nobody opens it meanwhile.
+        let (dir, paths) = (self.dir.join(id.as_str()), paths.to_vec());
+        let may_come = self.may_come();
+        let discarded = on_disk(limit, move || {
+            let mut discarded = Discarded::default();
+            let Some(closed) = Closed::open(&dir)? else { return Ok(discarded) };
+            let mut inos = Vec::new();
+            for file in closed.files_that_wait().into_iter().filter(|file| file.is_of(&paths)) {
+                match may_come.filter(|_| file.opens > 0) {
+                    Some(left) => discarded.left.push((file.path, not_yet(left))),
+                    None => {
+                        discarded.note(&file);
+                        inos.push(file.ino);
+                    }
+                }
+            }
+            closed.discard(&inos).map(|()| discarded)
+        });
+        let discarded = discarded.await.and_then(|discarded| discarded);
+        drop(areas);
+        discarded
+    }
+}
+
+fn not_yet(left: Duration) -> String {
+    format!(
+        "a program had it open when this agent started, and its mount may still come to it: try again in {} s",
+        left.as_secs() + 1
+    )
+}
+
+async fn discard_of(area: &Arc<Area>, paths: &[Vec<u8>]) -> Discarded {
+    let (mut discarded, mut names) = (Discarded::default(), Vec::new());
+    for file in area.files_that_wait().into_iter().filter(|file| file.is_of(paths)) {
+        match area.discard(file.ino).await {
+            Ok(Some(of_it)) => {
+                discarded.note(&file);
+                names.extend(of_it);
+            }
+            Ok(None) => {} // the store has it by now
+            Err(left) => discarded.left.push((file.path, left.text())),
+        }
+    }
+    tracing::warn!(volume = %area.volume, files = discarded.files, bytes = discarded.bytes, "staged files were discarded by a person");
+    // Until the store has answered, which may be away, what was known of these names before is shown.
+    let looking = area.clone();
+    let looked = tokio::spawn(async move {
+        let names = futures::stream::iter(names);
+        names.for_each_concurrent(LOOKS_AT_ONCE, async |path| looking.look_again(&path).await).await;
+    });
+    let _ = tokio::time::timeout(LOOK_LIMIT, looked).await; // it goes on
+    discarded
+}

@@ -1,0 +1,264 @@
+//! What people are shown of staging areas, whether a mount has them or not.
+
+use super::Waiting;
+use super::area::Area;
+use super::closed::Closed;
+use super::description::{self, Description};
+use super::disk::Disk;
+use super::failures::Failure;
+use super::names::data_name;
+use super::record::Record;
+use super::registry::{FILES, Staging};
+use super::send::STRANGERS;
+use crate::lock::lock;
+use link::{Refusal, RefusalKind};
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime};
+use tokio::time::Instant;
+use volume::VolumeId;
+
+/// One area, as it is now.
+#[derive(Debug)]
+pub(crate) struct Inspected {
+    pub(crate) volume: VolumeId,
+    /// None: its journal does not say.
+    pub(crate) source: Option<String>,
+    /// Mounts that have it.
+    pub(crate) mounts: usize,
+    /// This agent has it open, and sends what waits.
+    pub(crate) is_open: bool,
+    pub(crate) waiting: Waiting,
+    pub(crate) oldest: Option<SystemTime>,
+    pub(crate) failure: Option<Failure>,
+    /// Why it cannot be looked into.
+    pub(crate) problem: Option<String>,
+    /// What it takes to open it without a mount is known, but for credentials.
+    pub(crate) is_described: bool,
+    pub(crate) dir: PathBuf,
+    /// Those that wait, in the order of their paths.
+    pub(crate) files: Vec<StagedFile>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StagedState {
+    Waiting,
+    /// Somebody else has changed it in the store.
+    Conflict,
+    /// It was removed here, and the store has it still.
+    Unlinked,
+}
+
+/// A file of which something waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StagedFile {
+    /// Below the volume's source. Of one that was removed, the name that the store still has.
+    pub(crate) path: Vec<u8>,
+    pub(crate) ino: u64,
+    /// Bytes.
+    pub(crate) size: u64,
+    pub(crate) state: StagedState,
+    /// Its bytes are here. Otherwise the store has them.
+    pub(crate) is_here: bool,
+    pub(crate) since: SystemTime,
+    /// How often programs have it open.
+    pub(crate) opens: u32,
+}
+
+impl StagedFile {
+    /// None: nothing of it waits.
+    pub(super) fn of(ino: u64, record: &Record, size: u64, since: SystemTime, opens: u32) -> Option<Self> {
+        if !record.waits() {
+            return None;
+        }
+        let state = match &record.path {
+            None => StagedState::Unlinked,
+            Some(_) if record.conflict => StagedState::Conflict,
+            Some(_) => StagedState::Waiting,
+        };
+        let former = record.former.first().map(|former| &former.path);
+        let path = record.path.as_ref().or(former)?.clone();
+        Some(Self { path, ino, size, state, is_here: record.local, since, opens })
+    }
+
+    /// Where its bytes lie, below the area's directory.
+    pub(crate) fn data(&self) -> Option<String> {
+        self.is_here.then(|| format!("{FILES}/{}", data_name(self.ino)))
+    }
+
+    /// Is it one of these files, or in one of these directories? Of none it always is.
+    pub(crate) fn is_of(&self, paths: &[Vec<u8>]) -> bool {
+        paths.is_empty() || paths.iter().any(|path| lies_at_or_below(&self.path, path))
+    }
+}
+
+pub(crate) fn lies_at_or_below(path: &[u8], top: &[u8]) -> bool {
+    let rest = path.strip_prefix(top);
+    rest.is_some_and(|rest| top.is_empty() || rest.is_empty() || rest.starts_with(b"/"))
+}
+
+/// What came of a look at a volume that may have no area.
+#[derive(Debug)]
+pub(crate) enum Looked {
+    Area(Box<Inspected>),
+    /// There is no such area.
+    Absent,
+}
+
+/// What the clock on the wall showed then.
+pub(super) fn time_of(at: Instant) -> SystemTime {
+    SystemTime::now().checked_sub(at.elapsed()).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+impl Area {
+    pub(super) fn files_that_wait(&self) -> Vec<StagedFile> {
+        let state = self.state();
+        let shown = state.files.values().filter_map(|file| {
+            let since = file.waits_since().map_or_else(SystemTime::now, time_of);
+            let opens = state.opens.get(&file.ino).map_or(0, |mounts| mounts.values().sum());
+            StagedFile::of(file.ino, &file.record(), file.size(), since, opens)
+        });
+        in_order(shown.collect())
+    }
+
+    pub(super) fn mounts_here(&self) -> usize {
+        lock(&self.mounts).len()
+    }
+
+    /// The last failure, if what it concerns may still wait.
+    pub(super) fn last_failure(&self) -> Option<Failure> {
+        self.failures.last()
+    }
+
+    pub(crate) fn failures_since(&self, begun: SystemTime) -> Vec<Failure> {
+        self.failures.since(begun)
+    }
+}
+
+pub(super) fn in_order(mut files: Vec<StagedFile>) -> Vec<StagedFile> {
+    files.sort_by(|one, other| (&one.path, one.ino).cmp(&(&other.path, other.ino)));
+    files
+}
+
+impl Staging {
+    /// Volumes that have an area on this node. `limit`: of the disk.
+    pub(crate) async fn volumes(&self, limit: Duration) -> Result<Vec<VolumeId>, String> {
+        let dir = self.dir.clone();
+        let listed = on_disk(limit, move || {
+            let entries = match std::fs::read_dir(&dir) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+                entries => entries.map_err(|e| format!("{}: {e}", dir.display()))?,
+            };
+            let mut ids = Vec::new();
+            for entry in entries {
+                let name = entry.map_err(|e| format!("{}: {e}", dir.display()))?.file_name();
+                ids.extend(name.to_str().and_then(|name| VolumeId::parse(name).ok()));
+            }
+            ids.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+            Ok(ids)
+        });
+        listed.await?
+    }
+
+    /// Mounts of the agent before may come to this one for so long still; None: all that were there have come.
+    pub(crate) fn may_come(&self) -> Option<Duration> {
+        STRANGERS.checked_sub(self.started.elapsed())
+    }
+
+    /// If this agent has it open.
+    pub(crate) async fn open_area(&self, id: &VolumeId) -> Option<Arc<Area>> {
+        self.areas.lock().await.get(id).and_then(Weak::upgrade)
+    }
+
+    /// How this volume was published last, for who sends what waits of it without a mount. `limit`: of the disk.
+    pub(crate) async fn described(&self, id: &VolumeId, limit: Duration) -> Result<Description, Refusal> {
+        let dir = self.dir.join(id.as_str());
+        let read = on_disk(limit, move || match dir.exists() {
+            true => description::read(&dir).map(Some),
+            false => Ok(None),
+        });
+        let again = "publish the volume on this node again, and what waits is sent, or copy it with `millpond staging export`";
+        match read.await.and_then(|read| read) {
+            Ok(Some(Some(described))) => Ok(described),
+            Ok(Some(None)) => {
+                let why = format!(
+                    "the staging area of {id} was left by a version that kept nothing of the volume beside it: {again}"
+                );
+                Err(Refusal::new(RefusalKind::Conflict, why))
+            }
+            Ok(None) => {
+                let why =
+                    format!("volume {id} has no staging area on this node: see `millpond staging list`");
+                Err(Refusal::new(RefusalKind::NotFound, why))
+            }
+            Err(why) => {
+                let why = format!(
+                    "what is kept of volume {id} beside its staging area cannot be used ({why}): {again}"
+                );
+                Err(Refusal::new(RefusalKind::Unavailable, why))
+            }
+        }
+    }
+
+    /// `limit`: of the disk.
+    pub(crate) async fn inspect(&self, id: &VolumeId, limit: Duration) -> Looked {
+        let dir = self.dir.join(id.as_str());
+        let mut inspected = Inspected {
+            volume: id.clone(),
+            source: None,
+            mounts: 0,
+            is_open: false,
+            waiting: Waiting::default(),
+            oldest: None,
+            failure: None,
+            problem: None,
+            is_described: false,
+            dir: dir.clone(),
+            files: Vec::new(),
+        };
+        // Nobody opens it meanwhile.
+        let areas = self.areas.lock().await;
+        if let Some(area) = areas.get(id).and_then(Weak::upgrade) {
+            drop(areas);
+            inspected.source = area.state().source.clone();
+            (inspected.mounts, inspected.is_open) = (area.mounts_here(), true);
+            (inspected.waiting, inspected.files) = (area.waiting(), area.files_that_wait());
+            inspected.failure = area.last_failure().filter(|_| inspected.waiting.files > 0);
+            inspected.is_described = !area.described.lock().await.is_empty();
+        } else if let Some((source, is_described)) = lock(&self.idle).get(id).cloned() {
+            (inspected.source, inspected.is_described) = (source, is_described);
+        } else {
+            let looked = on_disk(limit, move || {
+                let is_described = matches!(description::read(&dir), Ok(Some(_)));
+                Closed::open(&dir).map(|closed| closed.map(|closed| (closed, is_described)))
+            });
+            match looked.await.and_then(|looked| looked) {
+                Ok(None) => return Looked::Absent,
+                Ok(Some((closed, is_described))) => {
+                    (inspected.waiting, inspected.files) = (closed.waiting(), closed.files_that_wait());
+                    (inspected.source, inspected.is_described) = (closed.source, is_described);
+                    if inspected.files.is_empty() {
+                        // A node may have had a thousand, and each takes the disk's time.
+                        lock(&self.idle).insert(id.clone(), (inspected.source.clone(), is_described));
+                    }
+                }
+                Err(why) => inspected.problem = Some(why),
+            }
+            drop(areas);
+        }
+        inspected.oldest = inspected.files.iter().map(|file| file.since).min();
+        Looked::Area(Box::new(inspected))
+    }
+}
+
+/// On a thread of its own: a disk that hangs holds up nobody else.
+pub(super) async fn on_disk<T: Send + 'static>(
+    limit: Duration,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, String> {
+    let disk = Disk::start(limit).map_err(|e| format!("no thread for the disk: {e}"))?;
+    disk.run(job).await.map_err(|_| format!("the disk of the staging area does not answer within {limit:?}"))
+}
+
+#[cfg(test)]
+mod tests;
