@@ -103,6 +103,9 @@ fn said(status: &tonic::Status) -> anyhow::Error {
         tonic::Code::Unimplemented => {
             anyhow::anyhow!("this node's agent is of a version that has no such command: upgrade it")
         }
+        tonic::Code::Unknown | tonic::Code::Unavailable if status.message() == "transport error" => {
+            anyhow::anyhow!("the agent has ended in the middle: see its log, and run this again")
+        }
         _ => anyhow::anyhow!("{}", status.message()),
     }
 }

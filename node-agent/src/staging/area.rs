@@ -1,6 +1,6 @@
 //! The staging area of one volume on this node: its names, and who has what open.
 
-use super::discard::Discards;
+use super::discards::Discards;
 use super::disk::{Disk, Hung, write_out};
 use super::failures::Failures;
 use super::file::{File, now_ns};

@@ -1,10 +1,10 @@
 //! A staging area that no mount has, as its journal tells of it. Nothing of it is made, sent or tidied up here.
 
 use super::Waiting;
-use super::inspect::{StagedFile, in_order};
-use super::names::{FILE, OPEN, SOURCE_KEY, data_name, result_of};
+use super::names::{FILE, FILES, OPEN, SOURCE_KEY, data_name, result_of};
 use super::record::Record;
-use super::registry::{FILES, FORMAT, JOURNAL};
+use super::registry::{FORMAT, JOURNAL};
+use super::staged::{StagedFile, in_order};
 use journal::{Change, Journal};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;

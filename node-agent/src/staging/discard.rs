@@ -3,18 +3,17 @@
 use super::area::Area;
 use super::closed::Closed;
 use super::file::File;
-use super::inspect::{StagedFile, on_disk};
+use super::inspect::on_disk;
 use super::names::{data_name, file_entry};
 use super::registry::Staging;
+use super::staged::StagedFile;
 use crate::lock::lock;
 use futures::StreamExt;
 use link::Cause;
 use link::writable::Wrong;
 use rustix::fs::AtFlags;
-use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::sync::watch;
 use tokio::time::Instant;
 use volume::VolumeId;
 
@@ -24,36 +23,6 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How long the answer waits until the store's word is known, and of how many names at once it is asked.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 const LOOKS_AT_ONCE: usize = 8;
-
-/// Files that somebody is about to discard: nobody begins to send them.
-#[derive(Debug, Default)]
-pub(super) struct Discards(watch::Sender<HashSet<u64>>);
-
-impl Discards {
-    /// Returns when somebody is about to.
-    pub(super) async fn begun(&self, ino: u64) {
-        let mut wanted = self.0.subscribe();
-        if wanted.wait_for(|wanted| wanted.contains(&ino)).await.is_err() {
-            std::future::pending::<()>().await; // it lives as long as we do
-        }
-    }
-
-    fn begin(&self, ino: u64) -> Discard<'_> {
-        self.0.send_modify(|wanted| _ = wanted.insert(ino));
-        Discard { discards: self, ino }
-    }
-}
-
-struct Discard<'d> {
-    discards: &'d Discards,
-    ino: u64,
-}
-
-impl Drop for Discard<'_> {
-    fn drop(&mut self) {
-        self.discards.0.send_modify(|wanted| _ = wanted.remove(&self.ino));
-    }
-}
 
 /// What was dropped, and what stays and why.
 #[derive(Debug, Default)]

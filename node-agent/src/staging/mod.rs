@@ -16,6 +16,7 @@ mod area;
 mod closed;
 mod description;
 mod discard;
+mod discards;
 mod disk;
 mod executed;
 mod failures;
@@ -34,14 +35,16 @@ mod record;
 mod recover;
 mod registry;
 mod send;
+mod staged;
 mod times;
 mod write;
 
 pub(crate) use area::{Area, Caller};
 pub(crate) use executed::Executed;
-pub(crate) use inspect::{Inspected, Looked, StagedFile, StagedState, lies_at_or_below};
+pub(crate) use inspect::{Inspected, Looked};
 pub(crate) use reading::Readable;
 pub(crate) use registry::{Staging, make_root};
+pub(crate) use staged::{StagedFile, StagedState, lies_at_or_below};
 
 use link::writable::{Done, Wrong};
 

@@ -13,6 +13,8 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+/// Where the bytes of files lie, below the area's directory.
+pub(super) const FILES: &str = "files";
 /// First bytes of the journal's keys.
 pub(super) const FILE: u8 = b'f';
 pub(super) const RESULT: u8 = b'r';

@@ -2,9 +2,9 @@
 
 use super::closed::Closed;
 use super::disk::Disk;
-use super::inspect::StagedFile;
 use super::names::data_name;
 use super::registry::Staging;
+use super::staged::StagedFile;
 use rustix::fs::{Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -126,7 +126,7 @@ impl Readable {
             let now = rustix::fs::fstat(&data).map_err(|e| e.to_string())?;
             let of =
                 |s: &Stat| (s.st_size, s.st_mtime, s.st_mtime_nsec, s.st_ctime, s.st_ctime_nsec, s.st_nlink);
-            let seconds = (before.st_mtime as i64).saturating_mul(1_000_000_000);
+            let seconds = before.st_mtime.saturating_mul(1_000_000_000);
             Ok(End {
                 size: before.st_size as u64,
                 modified_ns: seconds.saturating_add(before.st_mtime_nsec as i64),

@@ -2,12 +2,12 @@
 //! the last.
 
 use super::area::{Area, random};
-use super::discard::Discards;
+use super::discards::Discards;
 use super::disk::{Disk, Hung};
 use super::failures::Failures;
 use super::locks::Locks;
 use super::names::{
-    APPEND, BEGUN, BOOT_KEY, Entry, FILE, LATE, OPEN, PROBE_KEY, RESULT, ROOT_KEY, SOURCE_KEY, State,
+    APPEND, BEGUN, BOOT_KEY, Entry, FILE, FILES, LATE, OPEN, PROBE_KEY, RESULT, ROOT_KEY, SOURCE_KEY, State,
     TAG_KEY, Tag, result_of,
 };
 use super::record::Record;
@@ -34,7 +34,6 @@ use volume::{ScopeId, VolumeId, VolumeSpec};
 /// Of the journal's records.
 pub(super) const FORMAT: u32 = 1;
 pub(super) const JOURNAL: &str = "journal";
-pub(super) const FILES: &str = "files";
 /// Losses of power of which the writes before them are known as ours.
 const TAGS_KEPT: usize = 16;
 

@@ -2,6 +2,7 @@
 
 use super::super::discard::Discarded;
 use super::super::executed::Executed;
+use super::super::staged::{StagedState, lies_at_or_below};
 use super::super::{Area, Caller, Staging};
 use super::*;
 use crate::state::StateDir;
@@ -15,7 +16,6 @@ use link::writable::{Done, Operation, Owner};
 use std::fs;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use store::{
     Body, ByteStream, Condition, Entry, Leftover, Page, Part, Seen, Sink, SinkLimits, Source, StoreError,
@@ -160,7 +160,7 @@ impl Node {
             ..Parameters::default()
         };
         let spec = VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters };
-        let inflight = Inflight::map(&Inflight::create(Room::ReadWrite).unwrap()).unwrap();
+        let inflight = Inflight::map(Inflight::create(Room::ReadWrite).unwrap()).unwrap();
         let numbers = Arc::new(StateDir::open(&dir.path().join("state")).unwrap());
         Self {
             staging: Staging::new(dir.path().join("staging"), Duration::from_secs(60)),
