@@ -172,7 +172,7 @@ impl Area {
             let journal = journal.as_mut().ok_or(Wrong::Cause(Cause::Unavailable))?;
             journal.sync().map_err(|error| journal_wrong(&error))?;
             #[cfg(test)]
-            super::histories::disk::journal_written_out();
+            super::simulated::journal_written_out();
             Ok(())
         });
         done.await

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 /// One may be held up by a journal that is written out while another writes bytes.
 const THREADS: usize = 3;
 
-pub(super) type Job = Box<dyn FnOnce() + Send>;
+type Job = Box<dyn FnOnce() + Send>;
 
 pub(super) struct Disk {
     jobs: Jobs,
@@ -20,7 +20,7 @@ pub(super) struct Disk {
 enum Jobs {
     Threads(mpsc::Sender<Job>),
     #[cfg(test)]
-    Simulated(Arc<super::histories::disk::Disk>),
+    Simulated(super::simulated::SimulatedDisk),
 }
 
 /// It did not answer within the limit.
@@ -30,7 +30,7 @@ pub(super) struct Hung;
 impl Disk {
     pub(super) fn start(limit: Duration) -> std::io::Result<Self> {
         #[cfg(test)]
-        if let Some(simulated) = super::histories::disk::of_this_thread() {
+        if let Some(simulated) = super::simulated::of_this_thread() {
             return Ok(Self { jobs: Jobs::Simulated(simulated), limit });
         }
         let (jobs, queue) = mpsc::channel::<Job>();
@@ -73,6 +73,6 @@ pub(super) fn write_out(data: &std::fs::File, dir: &OwnedFd) -> rustix::io::Resu
     rustix::fs::fdatasync(data)?;
     rustix::fs::fsync(dir)?;
     #[cfg(test)]
-    super::histories::disk::written_out(data);
+    super::simulated::written_out(data);
     Ok(())
 }

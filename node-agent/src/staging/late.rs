@@ -3,10 +3,10 @@
 
 use super::area::Area;
 use super::names::{Entry, LATE, State};
+use super::record::Late;
 use futures::StreamExt;
 use link::Cause;
 use link::writable::Wrong;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use store::{Condition, Seen};
@@ -17,16 +17,6 @@ const KEPT_NS: i64 = 20 * 60 * 1_000_000_000;
 const MOST: usize = 1024;
 /// How often it is looked what they have left.
 pub(super) const LOOK: Duration = Duration::from_secs(60);
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Late {
-    /// Where it writes.
-    pub(super) path: Vec<u8>,
-    /// Since 1970.
-    given_up_ns: i64,
-    /// The store was told since that nothing is to be at `path`.
-    is_removed: bool,
-}
 
 /// What is remembered anew of each id; None: nothing any more.
 pub(super) type Changed = BTreeMap<String, Option<Late>>;

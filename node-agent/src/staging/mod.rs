@@ -35,6 +35,8 @@ mod record;
 mod recover;
 mod registry;
 mod send;
+#[cfg(test)]
+mod simulated;
 mod staged;
 mod times;
 mod write;

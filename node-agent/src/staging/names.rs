@@ -1,9 +1,8 @@
 //! What an area knows: its files by inode number and by name, who has what open, and how that stands in the journal.
 
 use super::file::File;
-use super::late::Late;
 use super::locks::{name, parent};
-use super::record::{Append, Record, Root};
+use super::record::{Append, Late, Record, Root};
 use crate::lock::lock;
 use link::Cause;
 use link::broker::MountId;

@@ -78,6 +78,17 @@ pub(super) struct Append {
     pub(super) is_over: bool,
 }
 
+/// A write that was given up and may come to pass all the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Late {
+    /// Where it writes.
+    pub(super) path: Vec<u8>,
+    /// Since 1970.
+    pub(super) given_up_ns: i64,
+    /// The store was told since that nothing is to be at `path`.
+    pub(super) is_removed: bool,
+}
+
 /// Of the volume's own directory, which is no object.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Root {

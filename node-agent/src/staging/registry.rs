@@ -198,8 +198,8 @@ struct Read {
 /// Which run of the kernel this is.
 fn boot() -> String {
     #[cfg(test)]
-    if let Some(boot) = super::histories::disk::boot() {
-        return boot;
+    if let Some(disk) = super::simulated::of_this_thread() {
+        return disk.boot();
     }
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
@@ -214,7 +214,7 @@ fn open_dir(dir: &Path, source: &str) -> Result<(OwnedFd, Journal, Read), String
         rustix::fs::openat(&top, FILES, flags, Mode::empty()).map_err(text("its directory of files"))?;
     let (mut journal, recovered) = Journal::open(top.as_fd(), JOURNAL, FORMAT).map_err(|e| e.to_string())?;
     #[cfg(test)]
-    super::histories::disk::journal_written_out();
+    super::simulated::journal_written_out();
     if recovered.cut_bytes > 0 {
         tracing::warn!(dir = %dir.display(), bytes = recovered.cut_bytes, "the end of a staging journal was not written out: cut off");
     }
@@ -262,7 +262,7 @@ fn open_dir(dir: &Path, source: &str) -> Result<(OwnedFd, Journal, Read), String
         change(&mut journal, known)?;
         journal.sync().map_err(|e| e.to_string())?;
         #[cfg(test)]
-        super::histories::disk::journal_written_out();
+        super::simulated::journal_written_out();
     }
     (read.state.source, read.state.boot) = (Some(source.into()), Some(boot));
     remove_strays(&files, &read.state);

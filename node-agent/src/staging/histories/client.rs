@@ -1,6 +1,7 @@
 //! A program of a history, with what it should find.
 
-use super::Life;
+use super::life::Life;
+use super::trace::trace;
 use crate::staging::{Caller, Executed};
 use anyhow::{Result, bail, ensure};
 use cache::meta::ROOT;
@@ -411,7 +412,7 @@ impl Client {
             self.inflight.answered(claim);
         }
         let outcome = outcome.map(|(done, _)| done);
-        super::trace(|| format!("  client {} {unique}: {}: {outcome:?}", self.number, shown(&act)));
+        trace(|| format!("  client {} {unique}: {}: {outcome:?}", self.number, shown(&act)));
         match outcome {
             Ok(done) => self.done(life, act, done),
             Err(Wrong::Cause(Cause::Unavailable)) if life.plan.faults > 0 => {

@@ -3,45 +3,19 @@
 
 use super::fate::Fate;
 use crate::lock::lock;
-use crate::staging::disk::Job;
+use crate::staging::simulated::{self, Simulated};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-thread_local! {
-    static DISK: RefCell<Option<Arc<Disk>>> = const { RefCell::new(None) };
-}
-
 /// What a disk writes at once: whole, or not.
 const SECTOR: usize = 512;
 
-pub(in crate::staging) fn of_this_thread() -> Option<Arc<Disk>> {
-    DISK.with(|disk| disk.borrow().clone())
-}
-
-/// In the place of the kernel's.
-pub(in crate::staging) fn boot() -> Option<String> {
-    of_this_thread().map(|disk| format!("boot {}", lock(&disk.boots)))
-}
-
-pub(in crate::staging) fn written_out(data: &fs::File) {
-    if let Some(disk) = of_this_thread() {
-        disk.written_out(data);
-    }
-}
-
-pub(in crate::staging) fn journal_written_out() {
-    if let Some(disk) = of_this_thread() {
-        disk.journal_written_out();
-    }
-}
-
-pub(in crate::staging) struct Disk {
+pub(super) struct Disk {
     /// The area's.
     dir: PathBuf,
     fate: Arc<Fate>,
@@ -66,41 +40,14 @@ impl Disk {
     pub(super) fn new(dir: PathBuf, fate: Arc<Fate>, seed: u64) -> Arc<Self> {
         let rng = Mutex::new(SmallRng::seed_from_u64(seed));
         let disk = Arc::new(Self { dir, fate, rng, durable: Mutex::default(), boots: Mutex::new(1) });
-        DISK.set(Some(disk.clone()));
+        simulated::set(disk.clone());
         disk
-    }
-
-    /// Has the job done when its turn comes.
-    pub(in crate::staging) fn take(self: Arc<Self>, job: Job) {
-        let micros = lock(&self.rng).random_range(0..3000);
-        tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_micros(micros)).await;
-            self.fate.is_alive().await;
-            job();
-        });
     }
 
     fn files(&self) -> BTreeMap<String, PathBuf> {
         let Ok(entries) = fs::read_dir(self.dir.join("files")) else { return BTreeMap::new() };
         let named = |entry: fs::DirEntry| (entry.file_name().into_string().unwrap(), entry.path());
         entries.map(|entry| named(entry.unwrap())).collect()
-    }
-
-    /// A file, and the names of the directory.
-    fn written_out(&self, data: &fs::File) {
-        use std::os::fd::AsRawFd;
-        let path = fs::read_link(format!("/proc/self/fd/{}", data.as_raw_fd())).unwrap();
-        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-        let mut durable = lock(&self.durable);
-        durable.names = self.files().into_keys().collect();
-        // One that was removed meanwhile has no bytes to keep.
-        if let Ok(bytes) = fs::read(path) {
-            durable.bytes.insert(name, bytes);
-        }
-    }
-
-    fn journal_written_out(&self) {
-        lock(&self.durable).journal = Some(self.journal());
     }
 
     fn journal(&self) -> (u64, Vec<u8>) {
@@ -142,6 +89,37 @@ impl Disk {
             kept.truncate(kept.len().max(safe.len()));
             fs::write(self.dir.join("journal"), kept).unwrap();
         }
+    }
+}
+
+impl Simulated for Disk {
+    fn take(self: Arc<Self>, job: Box<dyn FnOnce() + Send>) {
+        let micros = lock(&self.rng).random_range(0..3000);
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_micros(micros)).await;
+            self.fate.is_alive().await;
+            job();
+        });
+    }
+
+    fn written_out(&self, data: &File) {
+        use std::os::fd::AsRawFd;
+        let path = fs::read_link(format!("/proc/self/fd/{}", data.as_raw_fd())).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let mut durable = lock(&self.durable);
+        durable.names = self.files().into_keys().collect();
+        // One that was removed meanwhile has no bytes to keep.
+        if let Ok(bytes) = fs::read(path) {
+            durable.bytes.insert(name, bytes);
+        }
+    }
+
+    fn journal_written_out(&self) {
+        lock(&self.durable).journal = Some(self.journal());
+    }
+
+    fn boot(&self) -> String {
+        format!("boot {}", lock(&self.boots))
     }
 }
 

@@ -10,9 +10,11 @@
 //! is asked of the next one. All is on one thread, under a time of its own.
 
 mod client;
-pub(super) mod disk;
+mod disk;
 mod fate;
+mod life;
 mod store;
+mod trace;
 
 use super::{Executed, STEPS, Staging};
 use crate::lock::lock;
@@ -21,6 +23,7 @@ use crate::testing::scope_over;
 use client::Client;
 use disk::Disk;
 use fate::Fate;
+use life::{Life, Plan};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
@@ -29,7 +32,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use store::SimulatedStore;
-use volume::{Access, Parameters, ScopeId, SourceUrl, VolumeId, VolumeSpec, WriteMode};
+use trace::trace;
+use volume::{Access, Parameters, ScopeId, SourceUrl, VolumeId, VolumeSpec};
 
 const VOLUME: &str = "simulated";
 /// How long a staging disk may take; here it never takes so long.
@@ -37,39 +41,6 @@ const DISK_LIMIT: Duration = Duration::from_secs(60);
 /// What is left to upload is uploaded by then, once nothing fails any more.
 const UPLOADS: Duration = Duration::from_secs(3600);
 const LIVES: usize = 6;
-
-#[derive(Clone, Copy, Debug)]
-struct Plan {
-    mode: WriteMode,
-    clients: usize,
-    /// Of a thousand calls of the store.
-    faults: u32,
-    holds_conditions: bool,
-    versions_of_bytes: bool,
-    loses_power: bool,
-}
-
-impl Plan {
-    fn of(seed: u64) -> Self {
-        let bit = |n: u32| seed >> n & 1 == 1;
-        Self {
-            mode: if bit(0) { WriteMode::Back } else { WriteMode::Through },
-            clients: 1 + (seed >> 1) as usize % 3,
-            faults: [0, 50, 200][(seed / 7) as usize % 3],
-            holds_conditions: !seed.is_multiple_of(5),
-            versions_of_bytes: bit(3),
-            loses_power: seed.is_multiple_of(3),
-        }
-    }
-}
-
-/// What is known of the agent that lives.
-struct Life {
-    area: Arc<super::Area>,
-    fate: Arc<Fate>,
-    store: Arc<SimulatedStore>,
-    plan: Plan,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
@@ -296,13 +267,6 @@ async fn clock() {
             tokio::task::yield_now().await;
         }
         tokio::time::advance(Duration::from_millis(1)).await;
-    }
-}
-
-/// With MILLPOND_TRACE all that happens is told.
-fn trace(what: impl FnOnce() -> String) {
-    if std::env::var_os("MILLPOND_TRACE").is_some() {
-        eprintln!("{}", what());
     }
 }
 

@@ -2,6 +2,7 @@
 //! it any more.
 
 use super::fate::Fate;
+use super::trace::trace;
 use crate::lock::lock;
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -237,7 +238,7 @@ impl SimulatedStore {
         let of = String::from_utf8_lossy(what).into_owned();
         let late: Late = Box::new(move |inner| {
             let done = work(inner);
-            super::trace(|| format!("    store: {call} {of}: {done:?}"));
+            trace(|| format!("    store: {call} {of}: {done:?}"));
             drop(answer.send(done)); // nobody may wait for it
         });
         let number = {
@@ -262,7 +263,7 @@ impl SimulatedStore {
         match does {
             Does::AsAsked => result.try_recv().expect("it was done"),
             _ => {
-                super::trace(|| format!("    store: {call} {}: no answer", String::from_utf8_lossy(what)));
+                trace(|| format!("    store: {call} {}: no answer", String::from_utf8_lossy(what)));
                 Err(unavailable(what))
             }
         }

@@ -1,0 +1,40 @@
+//! What is wanted of a history, and what its clients know of the agent that lives.
+
+use super::fate::Fate;
+use super::store::SimulatedStore;
+use crate::staging::Area;
+use std::sync::Arc;
+use volume::WriteMode;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) mode: WriteMode,
+    pub(super) clients: usize,
+    /// Of a thousand calls of the store.
+    pub(super) faults: u32,
+    pub(super) holds_conditions: bool,
+    pub(super) versions_of_bytes: bool,
+    pub(super) loses_power: bool,
+}
+
+impl Plan {
+    pub(super) fn of(seed: u64) -> Self {
+        let bit = |n: u32| seed >> n & 1 == 1;
+        Self {
+            mode: if bit(0) { WriteMode::Back } else { WriteMode::Through },
+            clients: 1 + (seed >> 1) as usize % 3,
+            faults: [0, 50, 200][(seed / 7) as usize % 3],
+            holds_conditions: !seed.is_multiple_of(5),
+            versions_of_bytes: bit(3),
+            loses_power: seed.is_multiple_of(3),
+        }
+    }
+}
+
+/// What is known of the agent that lives.
+pub(super) struct Life {
+    pub(super) area: Arc<Area>,
+    pub(super) fate: Arc<Fate>,
+    pub(super) store: Arc<SimulatedStore>,
+    pub(super) plan: Plan,
+}
