@@ -91,11 +91,6 @@ impl File {
         self.size.load(Acquire)
     }
 
-    /// To be called with the content alone.
-    pub(super) fn set_size(&self, size: u64) {
-        self.size.store(size, Release);
-    }
-
     /// Bytes from the beginning that a writer has written one after the other.
     pub(super) fn in_order(&self) -> u64 {
         self.in_order.load(Acquire)
@@ -212,6 +207,7 @@ impl File {
     pub(super) fn object(record: &Record) -> Option<Former> {
         let is_there = record.target.is_some() || !record.writes.is_empty();
         let path = record.path.clone().filter(|_| is_there)?;
-        Some(Former { path, version: record.target.clone(), writes: record.writes.clone() })
+        let (version, made_by) = (record.target.clone(), record.made_by.clone());
+        Some(Former { path, version, made_by, writes: record.writes.clone() })
     }
 }

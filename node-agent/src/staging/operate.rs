@@ -439,6 +439,7 @@ impl Area {
         record.former.extend(File::object(&record));
         (record.path, record.target, record.clean, record.ctime_ns) = (None, None, false, now_ns());
         (record.writes, record.unsettled, record.conflict) = (Vec::new(), false, false);
+        record.made_by = None;
         file.change();
         let mut entries = self.result_entries(caller, &outcome)?;
         entries.push(file_entry(file.ino, Some(&record))?);
@@ -527,14 +528,17 @@ impl Area {
             record.former.iter().position(|former| former.path == to).map(|at| record.former.remove(at));
         (record.path, record.clean, record.conflict, record.ctime_ns) =
             (Some(to.clone()), false, false, now_ns());
-        (record.target, record.writes) = back.map(|back| (back.version, back.writes)).unwrap_or_default();
+        (record.target, record.made_by, record.writes) =
+            back.map(|back| (back.version, back.made_by, back.writes)).unwrap_or_default();
         record.unsettled = !record.writes.is_empty();
         file.change();
         let mut entries = self.result_entries(caller, &outcome)?;
         let mut over = None;
         if let Some(replaced) = &replaced {
             let mut their = replaced.noted(replaced.record());
-            record.target = their.target.take().or(record.target);
+            if their.target.is_some() {
+                (record.target, record.made_by) = (their.target.take(), their.made_by.take());
+            }
             record.writes.append(&mut their.writes);
             record.unsettled |= their.unsettled;
             // Its object is replaced, and not removed.

@@ -24,6 +24,8 @@ pub(super) struct Former {
     pub(super) path: Vec<u8>,
     /// None: nothing, unless one of `writes` has come to pass.
     pub(super) version: Option<String>,
+    /// The write of this area's that made it, if it is known: versions may be of the bytes alone.
+    pub(super) made_by: Option<String>,
     /// Asked of the store, and not seen how they ended.
     pub(super) writes: Vec<String>,
 }
@@ -40,6 +42,8 @@ pub(super) struct Record {
     pub(super) base: Option<Object>,
     /// What is at `path` in the store and is to be replaced; None: nothing.
     pub(super) target: Option<String>,
+    /// As [`Former::made_by`].
+    pub(super) made_by: Option<String>,
     /// The store has all of it.
     pub(super) clean: bool,
     /// Its bytes are those of `base`, whatever else of it has changed.

@@ -75,6 +75,14 @@ impl Area {
         self.recover_former(file).await?;
         let record = file.record();
         let Some(path) = &record.path else { return Ok(()) };
+        if let Some(base) = record.base.as_ref().filter(|base| !record.local && base.path != *path) {
+            let seen = self.sink.look(&base.path).await;
+            let seen = seen.map_err(|e| self.store_wrong("look", &base.path, &e))?;
+            if seen.is_none_or(|seen| seen.version != base.version()) {
+                // It is somewhere else by now.
+                return self.leave_to_store(file.ino).await;
+            }
+        }
         let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
         let Some(seen) = seen else {
             if !record.local && record.base.as_ref().is_some_and(|base| base.path == *path) {
@@ -90,44 +98,34 @@ impl Area {
         if !is_asked && !self.is_lost(&seen, 1) {
             return Ok(());
         }
-        let object = Object { path: path.clone(), version: seen.version.0, size: seen.size };
-        // The bytes of one that the journal tells of are the file's, or older ones.
-        let is_stores = !is_asked || !record.local;
-        if is_stores && record.former.is_empty() {
+        // (A file whose bytes are at its own name: what was asked for has other attributes, and the same bytes.)
+        let is_all = !record.local && record.base.as_ref().is_some_and(|base| base.path == *path);
+        if !is_asked || is_all {
+            // Of what the file was, or is by now elsewhere, nothing is removed: the journal does not tell where.
             return self.leave_to_store(file.ino).await;
         }
-        let mut content = file.content.write().await;
-        let mut record = file.record();
-        record.unsettled = false;
-        record.target = Some(object.version.clone());
-        if is_stores {
-            (record.local, record.durable, record.same) = (false, false, true);
-            record.writes = Vec::new();
-            *content = None;
-            file.set_size(object.size);
-            let told = seen.attributes;
-            record.mode = told.mode.unwrap_or(record.mode);
-            (record.uid, record.gid) = (told.uid.unwrap_or(record.uid), told.gid.unwrap_or(record.gid));
-            file.set_mtime(told.modified_ns.unwrap_or(record.mtime_ns));
-            record = file.noted(record);
-            record.base = Some(object);
-        }
-        self.put_record(file, record).await
+        let object = seen;
+        let change = |record: &mut Record| {
+            record.unsettled = false;
+            (record.target, record.made_by) = (Some(object.version.0), object.write.map(|id| id.to_string()));
+        };
+        self.change_record(file, change).await
     }
 
     /// What is at a former name may be the object of a newer file there, of which the journal does not tell any more.
     async fn recover_former(&self, file: &File) -> Result<(), Wrong> {
         let mut former = file.record().former;
         for object in std::mem::take(&mut former) {
-            let Former { path, version, writes } = &object;
+            let Former { path, version, made_by, writes } = &object;
             let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
-            let found = seen.as_ref().map(|seen| &seen.version.0);
-            let is_asked =
-                seen.as_ref().and_then(|seen| seen.write).is_some_and(|id| writes.contains(&id.to_string()));
-            let is_newer = seen.as_ref().is_some_and(|seen| self.is_lost(seen, 1));
-            if found.is_some() && found == version.as_ref() || is_asked {
-                former.push(Former { path: path.clone(), version: found.cloned(), writes: Vec::new() });
-            } else if !is_newer && found.is_some() {
+            let Some(seen) = seen else { continue };
+            let write = seen.write.map(|id| id.to_string());
+            let is_asked = write.as_ref().is_some_and(|id| writes.contains(id));
+            let is_newer = self.is_lost(&seen, 1) && write != *made_by;
+            if is_asked || version.as_ref() == Some(&seen.version.0) && !is_newer {
+                let (version, made_by) = (Some(seen.version.0), write);
+                former.push(Former { path: path.clone(), version, made_by, writes: Vec::new() });
+            } else if !is_newer {
                 former.push(object); // somebody else's
             }
         }

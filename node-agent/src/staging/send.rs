@@ -513,12 +513,13 @@ impl Area {
                     std::mem::swap(&mut writes, &mut record.writes);
                     record.unsettled = false;
                     record.target = Some(object.version.clone());
+                    record.made_by = Some(id.to_string());
                     record.base = Some(object);
                     record.same = true;
                     record.durable = record.local && sent.is_written_out(seen);
                 }
                 // Renamed or unlinked meanwhile: what was written is at a former name.
-                false => writes = note_former(record, object.path, object.version),
+                false => writes = note_former(record, object.path, object.version, id.to_string()),
             }
             let id = id.to_string();
             writes.retain(|write| *write != id);
@@ -897,6 +898,7 @@ fn adopt(record: &mut Record, path: &[u8], seen: Option<Seen>, is_late: bool) ->
     match seen.filter(|seen| is_late || is_of(seen, &record.writes)) {
         Some(seen) => {
             record.target = Some(seen.version.0);
+            record.made_by = seen.write.map(|id| id.to_string());
             true
         }
         None => false,
@@ -918,10 +920,11 @@ fn is_of(seen: &Seen, writes: &[String]) -> bool {
 
 /// What was written to a name that the file does not have any more.
 /// Returns the writes to it.
-fn note_former(record: &mut Record, path: Vec<u8>, version: String) -> Vec<String> {
+fn note_former(record: &mut Record, path: Vec<u8>, version: String, made_by: String) -> Vec<String> {
     let before = record.former.extract_if(.., |former| former.path == path);
     let writes = before.flat_map(|former| former.writes).collect();
-    record.former.push(Former { path, version: Some(version), writes: Vec::new() });
+    let (version, made_by) = (Some(version), Some(made_by));
+    record.former.push(Former { path, version, made_by, writes: Vec::new() });
     writes
 }
 

@@ -41,6 +41,8 @@ const DISK_LIMIT: Duration = Duration::from_secs(60);
 /// What is left to upload is uploaded by then, once nothing fails any more.
 const UPLOADS: Duration = Duration::from_secs(3600);
 const LIVES: usize = 6;
+/// Steps at which nobody dies in a hundred histories: uploads in parts are seldom waited for.
+const RARE: usize = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
@@ -109,12 +111,14 @@ impl World {
             self.store.set_faults(self.plan.faults);
             // Each in its turn: some come seldom.
             let step = STEPS[(self.seed as usize % STEPS.len() * 5 + life) % STEPS.len()];
-            let armed = self.rng.random_bool(0.8).then(|| (step, self.rng.random_range(0..3)));
+            let armed = self.rng.random_bool(0.8).then(|| (step, self.rng.random_range(0..2)));
             self.fate.begins(armed);
             let end = self.life(life, false);
             *self.summary.ends.entry(format!("{end:?}")).or_default() += 1;
             self.store.is_left();
             if end == End::PowerLost {
+                // What has reached it is done before the node is up again.
+                self.store.settles();
                 self.disk.loses_power();
                 // As its store of names does when it is opened after another run of the kernel.
                 std::fs::remove_dir_all(self.path("meta")).unwrap();
@@ -295,5 +299,6 @@ fn whatever_dies_what_was_written_is_found_and_gets_to_the_store_once() {
         all.operations, all.ends, all.deaths
     );
     let survived: Vec<_> = STEPS.iter().filter(|step| !all.deaths.contains_key(*step)).collect();
-    assert!(count < 100 || survived.is_empty(), "no agent died at {survived:?}");
+    assert!(count < 100 || survived.len() <= RARE, "no agent died at {survived:?}");
+    assert!(count < 1000 || survived.is_empty(), "no agent died at {survived:?}");
 }
