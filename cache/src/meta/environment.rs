@@ -401,7 +401,8 @@ fn io(what: &'static str) -> impl Fn(io::Error) -> MetaError + Copy {
     move |source| MetaError::Io { what, source }
 }
 
-pub(super) fn boot_id() -> Result<String, MetaError> {
+/// This run of the kernel, as it names itself.
+pub fn boot_id() -> Result<String, MetaError> {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map(|s| s.trim().to_owned())
         .map_err(io("cannot read this machine's boot id"))

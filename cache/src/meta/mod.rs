@@ -23,6 +23,7 @@ mod write;
 mod tests;
 
 pub use clock::{ALWAYS_MS, Clock, age_ms};
+pub use environment::boot_id;
 pub use listing::ListingWriter;
 pub use room::Room;
 pub use store::Store;

@@ -5,7 +5,10 @@ use super::disk::{Disk, Hung, write_out};
 use super::failures::Failures;
 use super::file::{File, now_ns};
 use super::locks::{Locks, child};
-use super::names::{APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, Tag, append_entry, data_name, result_key};
+use super::names::{
+    APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, Tag, append_entry, changes, data_name, result_key,
+};
+use super::random::random;
 use super::record::{Append, Object, Record, Root};
 use super::times::Times;
 use super::{Executed, Outcome};
@@ -13,13 +16,12 @@ use crate::lock::lock;
 use crate::state::StateDir;
 use crate::volumes::scope::Scope;
 use cache::meta::{self, Attributes, InodeNumbers, Kind, Lookup, ROOT};
-use journal::{Change, Journal, JournalError};
+use journal::{Journal, JournalError};
 use link::Cause;
 use link::broker::MountId;
 use link::writable::{Node, Wrong};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::collections::HashSet;
-use std::io::Read as _;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -94,13 +96,6 @@ pub(crate) struct Caller<'a> {
     pub(crate) read_only: bool,
 }
 
-/// From the kernel's generator, which never waits.
-pub(super) fn random<const N: usize>() -> std::io::Result<[u8; N]> {
-    let mut random = [0; N];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
-    Ok(random)
-}
-
 impl Area {
     pub(super) fn is_through(&self) -> bool {
         self.spec.parameters.write_mode == WriteMode::Through
@@ -149,14 +144,7 @@ impl Area {
             failpoint::hit("agent.staging.commit");
             let mut journal = lock(&journal);
             let journal = journal.as_mut().ok_or(Wrong::Cause(Cause::Unavailable))?; // left to a successor
-            let changes: Vec<Change<'_>> = entries
-                .iter()
-                .map(|(key, value)| match value {
-                    Some(value) => Change::Put { key, value },
-                    None => Change::Delete { key },
-                })
-                .collect();
-            journal.batch(&changes).map_err(|error| journal_wrong(&error))?;
+            journal.batch(&changes(&entries)).map_err(|error| journal_wrong(&error))?;
             apply(&mut lock(&state));
             failpoint::hit("agent.staging.committed");
             Ok(())

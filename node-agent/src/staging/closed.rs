@@ -2,8 +2,8 @@
 
 use super::Waiting;
 use super::names::{FILE, FILES, OPEN, SOURCE_KEY, data_name, result_of};
+use super::opening::{FORMAT, JOURNAL};
 use super::record::Record;
-use super::registry::{FORMAT, JOURNAL};
 use super::staged::{StagedFile, in_order};
 use journal::{Change, Journal};
 use rustix::fs::{AtFlags, Mode, OFlags};

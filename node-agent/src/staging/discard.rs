@@ -4,15 +4,10 @@ use super::area::Area;
 use super::closed::Closed;
 use super::file::File;
 use super::inspect::on_disk;
-use super::names::{data_name, file_entry};
 use super::registry::Staging;
 use super::staged::StagedFile;
-use crate::lock::lock;
 use futures::StreamExt;
-use link::Cause;
-use link::writable::Wrong;
-use rustix::fs::AtFlags;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 use volume::VolumeId;
@@ -74,7 +69,7 @@ impl Area {
             }
         };
         match taken {
-            Some((file, names)) => self.forget(file, names).await.map(Some),
+            Some((file, names)) => self.put_aside(file, names).await.map(Some),
             None => Ok(None),
         }
     }
@@ -117,26 +112,9 @@ impl Area {
         Ok(Some((file, names)))
     }
 
-    async fn forget(&self, file: Arc<File>, names: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Left> {
-        let (state, journal, files, dropping) =
-            (self.state.clone(), self.journal.clone(), self.files.clone(), self.dropping.clone());
-        let dropped = self.on_disk(move || {
-            let ino = file.ino;
-            let forgotten = lock(&journal).as_mut().is_some_and(|journal| {
-                let gone = file_entry(ino, None).is_ok_and(|(key, _)| journal.delete(&key).is_ok());
-                failpoint::hit("agent.staging.discarded");
-                // A record that came back without its bytes would be sent as an empty file.
-                gone && journal.sync().is_ok()
-            });
-            match forgotten {
-                // A stray is removed at the next start.
-                true => drop(rustix::fs::unlinkat(&*files, data_name(ino), AtFlags::empty())),
-                false => lock(&state).insert(&file),
-            }
-            dropping.send_modify(|dropping| _ = dropping.remove(&ino));
-            if forgotten { Ok(()) } else { Err(Wrong::Cause(Cause::Unavailable)) }
-        });
-        dropped.await.map_err(|_| Left::Disk)?;
+    async fn put_aside(&self, file: Arc<File>, names: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Left> {
+        // A record that came back without its bytes would be sent as an empty file.
+        self.forget(file, true).await.map_err(|_| Left::Disk)?;
         for path in &names {
             self.failures.over(path);
             if let Ok(Some(above)) = self.above(path) {
@@ -155,9 +133,9 @@ impl Staging {
         paths: &[Vec<u8>],
         limit: Duration,
     ) -> Result<Discarded, String> {
-        let areas = self.areas.lock().await;
-        if let Some(area) = areas.get(id).and_then(Weak::upgrade) {
-            drop(areas);
+        let turn = self.turn(id).await;
+        if let Some(area) = self.open_area(id) {
+            drop(turn);
             return Ok(discard_of(&area, paths).await);
         }
         // Nobody opens it meanwhile.
@@ -179,7 +157,7 @@ impl Staging {
             closed.discard(&inos).map(|()| discarded)
         });
         let discarded = discarded.await.and_then(|discarded| discarded);
-        drop(areas);
+        drop(turn);
         discarded
     }
 }

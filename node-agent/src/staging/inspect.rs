@@ -12,7 +12,7 @@ use super::staged::{StagedFile, in_order};
 use crate::lock::lock;
 use link::{Refusal, RefusalKind};
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use volume::VolumeId;
@@ -102,11 +102,6 @@ impl Staging {
         STRANGERS.checked_sub(self.started.elapsed())
     }
 
-    /// If this agent has it open.
-    pub(crate) async fn open_area(&self, id: &VolumeId) -> Option<Arc<Area>> {
-        self.areas.lock().await.get(id).and_then(Weak::upgrade)
-    }
-
     /// How this volume was published last, for who sends what waits of it without a mount. `limit`: of the disk.
     pub(crate) async fn described(&self, id: &VolumeId, limit: Duration) -> Result<Description, Refusal> {
         let dir = self.dir.join(id.as_str());
@@ -154,9 +149,9 @@ impl Staging {
             files: Vec::new(),
         };
         // Nobody opens it meanwhile.
-        let areas = self.areas.lock().await;
-        if let Some(area) = areas.get(id).and_then(Weak::upgrade) {
-            drop(areas);
+        let turn = self.turn(id).await;
+        if let Some(area) = self.open_area(id) {
+            drop(turn);
             inspected.source = area.state().source.clone();
             (inspected.mounts, inspected.is_open) = (area.mounts_here(), true);
             (inspected.waiting, inspected.files) = (area.waiting(), area.files_that_wait());
@@ -181,7 +176,7 @@ impl Staging {
                 }
                 Err(why) => inspected.problem = Some(why),
             }
-            drop(areas);
+            drop(turn);
         }
         inspected.oldest = inspected.files.iter().map(|file| file.since).min();
         Looked::Area(Box::new(inspected))

@@ -81,7 +81,7 @@ impl Area {
     }
 
     /// As [`Self::is_late`], or of one that a loss of power has taken out of the journal.
-    pub(super) fn is_unasked(&self, path: &[u8], seen: &Seen) -> bool {
+    pub(super) fn is_of_no_record(&self, path: &[u8], seen: &Seen) -> bool {
         self.is_late(path, seen) || self.is_lost(seen, usize::MAX)
     }
 

@@ -28,8 +28,10 @@ mod late;
 mod locks;
 mod names;
 mod ongoing;
+mod opening;
 mod operate;
 mod parts;
+mod random;
 mod reading;
 mod record;
 mod recover;
@@ -91,6 +93,14 @@ impl Waiting {
             files: self.files + 1,
             bytes: self.bytes.saturating_add(bytes),
             conflicts: self.conflicts + usize::from(record.conflict),
+        }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            files: self.files + other.files,
+            bytes: self.bytes.saturating_add(other.bytes),
+            conflicts: self.conflicts + other.conflicts,
         }
     }
 }

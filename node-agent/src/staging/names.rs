@@ -4,6 +4,7 @@ use super::file::File;
 use super::locks::{name, parent};
 use super::record::{Append, Late, Record, Root};
 use crate::lock::lock;
+use journal::Change;
 use link::Cause;
 use link::broker::MountId;
 use link::writable::Wrong;
@@ -62,6 +63,16 @@ pub(super) type Tag = [u8; 8];
 
 /// One change of the journal: a key, and its value if it is to have one.
 pub(super) type Entry = (Vec<u8>, Option<Vec<u8>>);
+
+pub(super) fn changes(entries: &[Entry]) -> Vec<Change<'_>> {
+    entries
+        .iter()
+        .map(|(key, value)| match value {
+            Some(value) => Change::Put { key, value },
+            None => Change::Delete { key },
+        })
+        .collect()
+}
 
 pub(super) fn data_name(ino: u64) -> String {
     format!("{ino:016x}")

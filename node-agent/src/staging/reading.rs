@@ -9,7 +9,7 @@ use rustix::fs::{Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 use volume::VolumeId;
 
@@ -45,9 +45,9 @@ impl Staging {
         // Threads of its own: a program's writes never wait behind it.
         let disk = Disk::start(limit).map_err(|e| format!("no thread for the disk: {e}"))?;
         // Nobody opens it meanwhile.
-        let areas = self.areas.lock().await;
-        if let Some(area) = areas.get(id).and_then(Weak::upgrade) {
-            drop(areas);
+        let turn = self.turn(id).await;
+        if let Some(area) = self.open_area(id) {
+            drop(turn);
             return Ok(Some(Readable { files: area.files_that_wait(), dir: area.files.clone(), disk }));
         }
         let dir = self.dir.join(id.as_str());
@@ -56,7 +56,7 @@ impl Staging {
             Ok(closed.map(|closed| (closed.files_that_wait(), closed.files)))
         });
         let read: Result<_, String> = read.await.map_err(|_| silent(limit))?;
-        drop(areas);
+        drop(turn);
         Ok(read?.map(|(files, dir)| Readable { files, dir: Arc::new(dir), disk }))
     }
 }

@@ -423,7 +423,7 @@ impl Area {
     /// An agent that is gone, or an attempt that has failed, has asked for a write: has it come to pass?
     async fn settle(&self, file: &Arc<File>, path: &[u8]) -> Result<(), Wrong> {
         let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
-        let is_late = seen.as_ref().is_some_and(|seen| self.is_unasked(path, seen));
+        let is_late = seen.as_ref().is_some_and(|seen| self.is_of_no_record(path, seen));
         self.change_record(file, |record| {
             record.unsettled = false;
             adopt(record, path, seen, is_late);
@@ -670,7 +670,7 @@ impl Area {
                 match seen {
                     Some(seen) if is_of(&seen, &object.writes) => Some(seen.version.0),
                     Some(seen) if object.version.as_ref() == Some(&seen.version.0) => Some(seen.version.0),
-                    Some(seen) if self.is_unasked(&object.path, &seen) => Some(seen.version.0),
+                    Some(seen) if self.is_of_no_record(&object.path, &seen) => Some(seen.version.0),
                     Some(_) => return Ok(true),
                     None => None,
                 }
@@ -708,7 +708,7 @@ impl Area {
             return Err(self.store_wrong("upload", path, error));
         }
         let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
-        let is_late = seen.as_ref().is_some_and(|seen| self.is_unasked(path, seen));
+        let is_late = seen.as_ref().is_some_and(|seen| self.is_of_no_record(path, seen));
         let mut is_ours = false;
         self.change_record(file, |record| {
             record.unsettled = false;
@@ -793,12 +793,22 @@ impl Area {
             self.dropping.send_modify(|dropping| _ = dropping.insert(ino));
             state.remove(ino);
         }
+        self.forget(file, false).await.is_ok()
+    }
+
+    /// Of a file that was taken from memory: its record goes, and then its bytes. If the record stays, so does the file.
+    /// `durably`: no loss of power brings it back.
+    pub(super) async fn forget(&self, file: Arc<File>, durably: bool) -> Result<(), Wrong> {
         let (state, journal, files, dropping) =
             (self.state.clone(), self.journal.clone(), self.files.clone(), self.dropping.clone());
-        let dropped = self.on_disk(move || {
+        let forgotten = self.on_disk(move || {
+            let ino = file.ino;
             let forgotten = lock(&journal).as_mut().is_some_and(|journal| {
-                let entry = file_entry(ino, None);
-                entry.is_ok_and(|(key, _)| journal.delete(&key).is_ok())
+                let gone = file_entry(ino, None).is_ok_and(|(key, _)| journal.delete(&key).is_ok());
+                if durably {
+                    failpoint::hit("agent.staging.discarded");
+                }
+                gone && (!durably || journal.sync().is_ok())
             });
             match forgotten {
                 // A stray is removed at the next start.
@@ -806,9 +816,9 @@ impl Area {
                 false => lock(&state).insert(&file),
             }
             dropping.send_modify(|dropping| _ = dropping.remove(&ino));
-            Ok(forgotten)
+            if forgotten { Ok(()) } else { Err(Wrong::Cause(Cause::Unavailable)) }
         });
-        dropped.await.unwrap_or(false)
+        forgotten.await
     }
 
     /// Sends what nobody waits for.

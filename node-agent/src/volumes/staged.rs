@@ -83,7 +83,7 @@ impl Volumes {
             let why = "the node agent is being stopped: ask its successor";
             return Err(Refusal::new(RefusalKind::Unavailable, why));
         }
-        if let Some(area) = self.staging.open_area(id).await {
+        if let Some(area) = self.staging.open_area(id) {
             return Ok(Sendable { area: Some(area), using: None });
         }
         let described = self.staging.described(id, self.staging_limit()).await?;

@@ -421,6 +421,7 @@ impl Client {
             // Of one before that was done and failed all the same.
             Err(Wrong::Exists) if matches!(act, Act::MakeDirectory) => Ok(()),
             Err(wrong @ (Wrong::Exists | Wrong::Cause(Cause::NotFound))) => match act {
+                Act::Create { name } if wrong == Wrong::Exists => self.is_absent(life, executed, &name).await,
                 Act::MakeEmpty { name } if self.empty.get(&name) == Some(&None) => {
                     ensure!(wrong == Wrong::Exists);
                     Ok(()) // as it was known a while ago
@@ -664,15 +665,26 @@ impl Client {
         }
     }
 
+    /// What a write that was given up has left there may be seen until it is looked for.
+    async fn is_absent(&mut self, life: &Life, executed: &Executed, name: &str) -> Result<()> {
+        if self.lookup(life, executed, name).await?.is_some() {
+            ensure!(life.plan.faults > 0, "{name} is there");
+            tokio::time::sleep(2 * crate::staging::late::LOOK).await;
+            let found = self.lookup(life, executed, name).await?;
+            ensure!(found.is_none(), "{name} is there: {found:?}");
+        }
+        Ok(())
+    }
+
     /// All that it knows is there.
     async fn look(&mut self, life: &Life, executed: &Executed) -> Result<()> {
         let Some(dir) = self.dir else { return Ok(()) };
         for name in (0..NAMES).map(|n| format!("f{n}")) {
-            let found = self.lookup(life, executed, &name).await?;
             let Some(known) = self.files.get(&name).cloned() else {
-                ensure!(found.is_none(), "{name} is there: {found:?}");
+                self.is_absent(life, executed, &name).await?;
                 continue;
             };
+            let found = self.lookup(life, executed, &name).await?;
             let found = found.ok_or_else(|| anyhow::anyhow!("{name} is not there"))?;
             let shown = (found.ino, found.size, found.mode & 0o7777);
             let expected = (known.ino, known.bytes.len() as u64, known.mode);
@@ -684,6 +696,19 @@ impl Client {
             let bytes = self.bytes(life, executed, known.ino).await?;
             ensure!(bytes == known.bytes, "unlinked {}: {}", known.ino, differ(&bytes, &known.bytes));
         }
+        let there = self.empty.iter().filter(|(_, is)| **is == Some(true)).map(|(name, _)| name.clone());
+        let dots = [".".to_owned(), "..".to_owned()];
+        let expected: BTreeSet<String> = self.files.keys().cloned().chain(there).chain(dots).collect();
+        let mut listed = self.list(life, executed, dir).await?;
+        if listed != expected && life.plan.faults > 0 {
+            tokio::time::sleep(2 * crate::staging::late::LOOK).await; // as of a single name
+            listed = self.list(life, executed, dir).await?;
+        }
+        ensure!(listed == expected, "{listed:?} is listed instead of {expected:?}");
+        Ok(())
+    }
+
+    async fn list(&mut self, life: &Life, executed: &Executed, dir: u64) -> Result<BTreeSet<String>> {
         let mut listed = BTreeSet::new();
         let mut offset = 0;
         loop {
@@ -695,12 +720,8 @@ impl Client {
                 ensure!(listed.insert(String::from_utf8(name.name.clone())?), "{:?} twice", name.name);
             }
         }
-        let there = self.empty.iter().filter(|(_, is)| **is == Some(true)).map(|(name, _)| name.clone());
-        let dots = [".".to_owned(), "..".to_owned()];
-        let expected: BTreeSet<String> = self.files.keys().cloned().chain(there).chain(dots).collect();
         listed.retain(|name| self.empty.get(name) != Some(&None));
-        ensure!(listed == expected, "{listed:?} is listed instead of {expected:?}");
-        Ok(())
+        Ok(listed)
     }
 
     async fn find_directory(&mut self, life: &Life, executed: &Executed) -> Result<()> {

@@ -23,7 +23,7 @@ impl Plan {
         Self {
             mode: if bit(0) { WriteMode::Back } else { WriteMode::Through },
             clients: 1 + (seed >> 1) as usize % 3,
-            faults: [0, 10, 40][(seed / 7) as usize % 3],
+            faults: [0, 50, 200][(seed / 7) as usize % 3],
             holds_conditions: !seed.is_multiple_of(5),
             versions_of_bytes: bit(3),
             loses_power: seed.is_multiple_of(3),

@@ -151,13 +151,16 @@ impl World {
             tokio::spawn(clock());
             let (spec, faults) = (self.spec(), self.plan.faults);
             let staging = Staging::new(self.path("staging"), DISK_LIMIT);
-            let (of, numbers) = (scope.clone(), numbers.clone());
+            let (of, numbers, fate) = (scope.clone(), numbers.clone(), self.fate.clone());
             let opening = tokio::spawn(async move {
                 loop {
                     match staging.open(&spec, &of, &numbers).await {
                         Ok(area) => return area,
-                        // It is published again.
-                        Err(refusal) => assert!(faults > 0, "{}", refusal.message),
+                        // It is published again, if its agent lives.
+                        Err(refusal) => {
+                            fate.is_alive().await;
+                            assert!(faults > 0, "{}", refusal.message);
+                        }
                     }
                 }
             });

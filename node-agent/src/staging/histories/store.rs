@@ -52,8 +52,8 @@ struct Inner {
     /// Of all times.
     versions: HashMap<String, Arc<Vec<u8>>>,
     late: Vec<Late>,
-    /// Calls that have not got there yet, by number.
-    under_way: BTreeMap<u64, (&'static str, Late)>,
+    /// Calls that have not got there yet, by number, and whether they may get there when nobody waits any more.
+    under_way: BTreeMap<u64, (bool, Late)>,
     count: u64,
 }
 
@@ -136,6 +136,12 @@ impl Inner {
         Ok(Written { version: Version(version), confirmed: true })
     }
 
+    /// Where no condition holds, or a version comes again with the bytes that it is of, whatever comes late overwrites what is newer:
+    /// no client can help that (docs/semantics.md).
+    fn may_be_late(&self, condition: &Condition) -> bool {
+        self.holds_conditions && (!self.versions_of_bytes || !matches!(condition, Condition::Is(_)))
+    }
+
     fn do_late(&mut self, all: bool) {
         let mut k = 0;
         while k < self.late.len() {
@@ -188,9 +194,8 @@ impl SimulatedStore {
     pub(super) fn is_left(&self) {
         let mut inner = lock(&self.inner);
         let under_way = std::mem::take(&mut inner.under_way);
-        // Where it holds no conditions, whatever comes late overwrites what is newer: no client can help that.
-        for (call, late) in under_way.into_values() {
-            if inner.holds_conditions && !call.ends_with("_dir") && inner.rng.random() {
+        for (may_be_late, late) in under_way.into_values() {
+            if may_be_late && inner.rng.random() {
                 inner.late.push(late);
             }
         }
@@ -209,6 +214,10 @@ impl SimulatedStore {
         lock(&self.inner).versions.get(version).cloned()
     }
 
+    fn may_be_late(&self, condition: &Condition) -> bool {
+        lock(&self.inner).may_be_late(condition)
+    }
+
     async fn pause(&self) {
         let micros = lock(&self.inner).rng.random_range(0..20_000);
         tokio::time::sleep(Duration::from_micros(micros)).await;
@@ -219,6 +228,7 @@ impl SimulatedStore {
     async fn call<T: Send + fmt::Debug + 'static>(
         &self,
         call: &'static str,
+        may_be_late: bool,
         what: &[u8],
         work: impl FnOnce(&mut Inner) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
@@ -229,8 +239,7 @@ impl SimulatedStore {
             match if is_fault { inner.rng.random_range(0..3) } else { 3 } {
                 0 => Does::Refuses,
                 1 => Does::LosesTheAnswer,
-                // (A directory that is made or removed late is made or removed by nobody's condition.)
-                2 if inner.holds_conditions && !call.ends_with("_dir") => Does::Later,
+                2 if may_be_late => Does::Later,
                 _ => Does::AsAsked,
             }
         };
@@ -245,7 +254,7 @@ impl SimulatedStore {
             let mut inner = lock(&self.inner);
             inner.count += 1;
             let number = inner.count;
-            inner.under_way.insert(number, (call, late));
+            inner.under_way.insert(number, (may_be_late, late));
             number
         };
         self.pause().await;
@@ -374,7 +383,7 @@ impl Sink for SimulatedStore {
         condition: &Condition,
     ) -> Result<Written, StoreError> {
         let (to, bytes, write, condition) = (path.to_vec(), bytes_of(body), *write, condition.clone());
-        self.call("put", path, move |inner| {
+        self.call("put", self.may_be_late(&condition), path, move |inner| {
             inner.check(&to, &condition)?;
             inner.make(&to, bytes, &write, "whole")
         })
@@ -383,7 +392,7 @@ impl Sink for SimulatedStore {
 
     async fn begin(&self, path: &[u8], write: &Write) -> Result<Upload, StoreError> {
         let (to, write) = (path.to_vec(), *write);
-        self.call("begin", path, move |inner| {
+        self.call("begin", true, path, move |inner| {
             inner.count += 1;
             let id = format!("u{}", inner.count);
             inner.uploads.insert(id.clone(), (to.clone(), write, BTreeMap::new()));
@@ -395,7 +404,7 @@ impl Sink for SimulatedStore {
     async fn part(&self, upload: &Upload, number: u32, body: &Body) -> Result<Part, StoreError> {
         let (id, bytes, crc32c) = (upload.id.clone(), bytes_of(body), body.crc32c);
         let path = upload.path.clone();
-        self.call("part", &upload.path, move |inner| {
+        self.call("part", true, &upload.path, move |inner| {
             inner.count += 1;
             let (len, tag) = (bytes.len() as u64, format!("t{}", inner.count));
             let (_, _, parts) = inner.uploads.get_mut(&id).ok_or_else(|| absent(&path))?;
@@ -412,7 +421,7 @@ impl Sink for SimulatedStore {
         condition: &Condition,
     ) -> Result<Written, StoreError> {
         let (upload, parts, condition) = (upload.clone(), parts.to_vec(), condition.clone());
-        self.call("complete", &upload.path.clone(), move |inner| {
+        self.call("complete", self.may_be_late(&condition), &upload.path.clone(), move |inner| {
             // As the product's: what is there already was made by this write.
             if let Some(object) = inner.objects.get(&upload.path)
                 && object.write == Some(upload.write)
@@ -438,7 +447,7 @@ impl Sink for SimulatedStore {
 
     async fn abandon(&self, upload: &Upload) -> Result<(), StoreError> {
         let id = upload.id.clone();
-        self.call("abandon", &upload.path, move |inner| {
+        self.call("abandon", true, &upload.path, move |inner| {
             inner.uploads.remove(&id);
             Ok(())
         })
@@ -447,7 +456,7 @@ impl Sink for SimulatedStore {
 
     async fn leftovers(&self, path: &[u8]) -> Result<Vec<Leftover>, StoreError> {
         let of = path.to_vec();
-        self.call("leftovers", path, move |inner| {
+        self.call("leftovers", true, path, move |inner| {
             let of_it = inner.uploads.iter().filter(|(_, (path, ..))| *path == of);
             Ok(of_it.map(|(id, _)| Leftover { id: id.clone(), begun_ns: 0 }).collect())
         })
@@ -456,7 +465,7 @@ impl Sink for SimulatedStore {
 
     async fn look(&self, path: &[u8]) -> Result<Option<Seen>, StoreError> {
         let at = path.to_vec();
-        self.call("look", path, move |inner| {
+        self.call("look", true, path, move |inner| {
             Ok(inner.objects.get(&at).map(|object| Seen {
                 version: Version(object.version.clone()),
                 size: object.bytes.len() as u64,
@@ -469,7 +478,7 @@ impl Sink for SimulatedStore {
 
     async fn delete(&self, path: &[u8], condition: &Condition) -> Result<(), StoreError> {
         let (at, condition) = (path.to_vec(), condition.clone());
-        self.call("delete", path, move |inner| {
+        self.call("delete", self.may_be_late(&condition), path, move |inner| {
             if inner.objects.contains_key(&at) {
                 inner.check(&at, &condition)?;
                 inner.objects.remove(&at);
@@ -490,7 +499,7 @@ impl Sink for SimulatedStore {
     ) -> Result<Written, StoreError> {
         let (from, to, version) = (from.to_vec(), to.to_vec(), version.clone());
         let (write, condition) = (*write, condition.clone());
-        self.call("copy", &from.clone(), move |inner| {
+        self.call("copy", self.may_be_late(&condition), &from.clone(), move |inner| {
             let object = inner.objects.get(&from).cloned().ok_or_else(|| absent(&from))?;
             if object.version != version.0 {
                 return Err(StoreError::Stale { what: String::from_utf8_lossy(&from).into_owned() });
@@ -503,7 +512,7 @@ impl Sink for SimulatedStore {
 
     async fn make_dir(&self, path: &[u8], _: &Write) -> Result<(), StoreError> {
         let at = path.to_vec();
-        self.call("make_dir", path, move |inner| {
+        self.call("make_dir", false, path, move |inner| {
             inner.dirs.insert(at);
             Ok(())
         })
@@ -512,7 +521,7 @@ impl Sink for SimulatedStore {
 
     async fn remove_dir(&self, path: &[u8]) -> Result<(), StoreError> {
         let at = path.to_vec();
-        self.call("remove_dir", path, move |inner| {
+        self.call("remove_dir", false, path, move |inner| {
             inner.dirs.remove(&at);
             Ok(())
         })
