@@ -1,5 +1,6 @@
 //! An upload in parts that is under way.
 
+use link::writable::Owner;
 use std::collections::BTreeMap;
 use store::{Part, Upload};
 use tokio::time::Instant;
@@ -14,6 +15,8 @@ pub(super) struct Ongoing {
 
 pub(super) struct Begun {
     pub(super) upload: Upload,
+    /// Owner and mode that the object will have: stores want them said at the beginning.
+    pub(super) owner: Owner,
     /// With the change of the file up to which each has it.
     pub(super) parts: BTreeMap<u32, (Part, u64)>,
 }

@@ -1,5 +1,6 @@
 //! What the journal keeps of a staged file.
 
+use link::writable::Owner;
 use serde::{Deserialize, Serialize};
 use store::Version;
 
@@ -69,6 +70,10 @@ impl Record {
     /// There is something that the store is to be told: bytes, a name, an owner, a time or that it is gone.
     pub(super) fn waits(&self) -> bool {
         !self.clean && (self.path.is_some() || !self.former.is_empty())
+    }
+
+    pub(super) fn owner(&self) -> Owner {
+        Owner { mode: self.mode, uid: self.uid, gid: self.gid }
     }
 }
 

@@ -18,7 +18,7 @@ use cache::meta::{Attributes, Incoming, Kind, ROOT};
 use crc_fast::CrcAlgorithm;
 use futures::StreamExt;
 use link::Cause;
-use link::writable::{Done, Wrong};
+use link::writable::{Done, Owner, Wrong};
 use rustix::fs::{AtFlags, MemfdFlags};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -78,7 +78,7 @@ impl Area {
                 Some(path) => self.send_to(file, &mut ongoing, record.clone(), path, round >= ROUNDS).await?,
                 None => {
                     self.abandon(&mut ongoing).await;
-                    self.note_sent(file, file.changes(), |_| GivenUp::default()).await?;
+                    self.note_sent(file, file.changes(), |_| (GivenUp::default(), true)).await?;
                     true
                 }
             };
@@ -160,9 +160,7 @@ impl Area {
             let written = self.send_parts(file, ongoing, &data, path, &condition, held.is_some()).await;
             drop(held);
             return match written? {
-                Some((written, id, seen, size)) => {
-                    self.sent(file, path, written, id, seen, size).await.map(|()| true)
-                }
+                Some((written, what)) => self.sent(file, path, written, what).await.map(|()| true),
                 None => Ok(false),
             };
         }
@@ -180,7 +178,10 @@ impl Area {
         drop(held);
         failpoint::hit("agent.staging.put-done");
         match put {
-            Ok(written) => self.sent(file, path, written, write.id, seen, size).await.map(|()| true),
+            Ok(written) => {
+                let what = Sent { id: write.id, seen, size, owner: None };
+                self.sent(file, path, written, what).await.map(|()| true)
+            }
             Err(error) => self.refused(file, path, &error).await.map(|()| false),
         }
     }
@@ -203,7 +204,10 @@ impl Area {
         let copied = self.sink.copy(&base.path, &base.version(), base.size, path, &write, condition).await;
         failpoint::hit("agent.staging.copied");
         match copied {
-            Ok(written) => self.sent(file, path, written, write.id, seen, base.size).await.map(|()| true),
+            Ok(written) => {
+                let what = Sent { id: write.id, seen, size: base.size, owner: None };
+                self.sent(file, path, written, what).await.map(|()| true)
+            }
             // The object is not what it was; the bytes are here.
             Err(StoreError::NotFound { .. } | StoreError::Stale { .. } | StoreError::Unsupported { .. })
                 if is_here =>
@@ -222,7 +226,7 @@ impl Area {
         path: &[u8],
         condition: &Condition,
         alone: bool,
-    ) -> Result<Option<(Written, WriteId, u64, u64)>, Wrong> {
+    ) -> Result<Option<(Written, Sent)>, Wrong> {
         for _ in 0..ROUNDS {
             let (seen, size) = (file.changes(), file.size());
             let pieces = if alone { Pieces::AllAlone } else { Pieces::All };
@@ -237,14 +241,14 @@ impl Area {
                 }
             }
             let all: Vec<Part> = begun.parts.values().map(|(part, _)| part.clone()).collect();
-            let upload = begun.upload.clone();
+            let (upload, owner) = (begun.upload.clone(), begun.owner);
             failpoint::hit("agent.staging.complete");
             let completed = self.sink.complete(&upload, &all, condition).await;
             failpoint::hit("agent.staging.completed");
             match completed {
                 Ok(written) => {
                     ongoing.upload = None;
-                    return Ok(Some((written, upload.write, seen, size)));
+                    return Ok(Some((written, Sent { id: upload.write, seen, size, owner: Some(owner) })));
                 }
                 // Ended by somebody, or a part that came late is in the place of ours: begun anew.
                 Err(StoreError::NotFound { .. }) => ongoing.upload = None,
@@ -272,13 +276,13 @@ impl Area {
             self.abandon(ongoing).await;
         }
         if ongoing.upload.is_none() {
-            let write = {
+            let (write, owner) = {
                 let _alone = if alone { None } else { Some(file.content.write().await) };
-                self.begin_write(file).await?
+                (self.begin_write(file).await?, file.record().owner())
             };
             let begun = self.sink.begin(path, &write).await;
             let upload = begun.map_err(|e| self.store_wrong("upload", path, &e))?;
-            ongoing.upload = Some(Begun { upload, parts: BTreeMap::new() });
+            ongoing.upload = Some(Begun { upload, owner, parts: BTreeMap::new() });
         }
         let begun = ongoing.upload.as_mut().ok_or(Wrong::Cause(Cause::Internal))?;
         let upload = &begun.upload;
@@ -489,15 +493,8 @@ impl Area {
     }
 
     /// The store has it, as it was at change `seen`.
-    async fn sent(
-        &self,
-        file: &Arc<File>,
-        path: &[u8],
-        written: Written,
-        id: WriteId,
-        seen: u64,
-        size: u64,
-    ) -> Result<(), Wrong> {
+    async fn sent(&self, file: &Arc<File>, path: &[u8], written: Written, what: Sent) -> Result<(), Wrong> {
+        let Sent { id, seen, size, owner } = what;
         failpoint::hit("agent.staging.sent");
         let object = Object { path: path.to_vec(), version: written.version.0, size };
         self.failures.over(path);
@@ -507,9 +504,13 @@ impl Area {
         self.note_sent(file, seen, move |record| {
             let path = object.path.clone();
             let mut writes = Vec::new();
+            // Otherwise what the store has is copied there once more, with those of now.
+            let is_all = owner.is_none_or(|owner| owner == record.owner());
             match record.path.as_deref() == Some(&object.path[..]) {
                 true => {
-                    sent.note_sent(seen);
+                    if is_all {
+                        sent.note_sent(seen);
+                    }
                     std::mem::swap(&mut writes, &mut record.writes);
                     record.unsettled = false;
                     record.target = Some(object.version.clone());
@@ -523,7 +524,7 @@ impl Area {
             }
             let id = id.to_string();
             writes.retain(|write| *write != id);
-            GivenUp { path, writes, is_removed: Some(false) }
+            (GivenUp { path, writes, is_removed: Some(false) }, is_all)
         })
         .await
     }
@@ -583,20 +584,20 @@ impl Area {
         removed.map_err(|_| Wrong::Cause(Cause::Internal))?.map_err(|e| self.meta_wrong(&e))
     }
 
-    /// Changes the record as `change` says; it is clean if nothing was changed since `seen`.
+    /// Changes the record as `change` says; it is clean if nothing was changed since `seen` and `change` says that this was all.
     async fn note_sent(
         &self,
         file: &Arc<File>,
         seen: u64,
-        change: impl FnOnce(&mut Record) -> GivenUp + Send,
+        change: impl FnOnce(&mut Record) -> (GivenUp, bool) + Send,
     ) -> Result<(), Wrong> {
         // Alone: a writer that comes later finds it clean, and notes that it is not.
         let _alone = file.content.write().await;
         let mut record = file.noted(file.record());
-        let given_up = change(&mut record);
+        let (given_up, is_all) = change(&mut record);
         let is_unchanged = file.changes() == seen;
         record.same &= is_unchanged;
-        record.clean = record.former.is_empty() && is_unchanged;
+        record.clean = record.former.is_empty() && is_unchanged && is_all;
         self.put_record_giving_up(file, record, &given_up).await
     }
 
@@ -652,7 +653,8 @@ impl Area {
             let seen = if file.record().path.is_some() { file.sent() } else { file.changes() };
             let gone = |record: &mut Record| {
                 record.former.retain(|former| *former != object);
-                GivenUp { path: object.path, writes: object.writes, is_removed: Some(!is_theirs) }
+                let is_removed = Some(!is_theirs);
+                (GivenUp { path: object.path, writes: object.writes, is_removed }, true)
             };
             self.note_sent(file, seen, gone).await?;
         }
@@ -881,6 +883,18 @@ impl Area {
             sent = self.send(file) => sent,
         }
     }
+}
+
+/// What of a file was sent.
+#[derive(Clone, Copy)]
+struct Sent {
+    id: WriteId,
+    /// The change up to which it was.
+    seen: u64,
+    /// Bytes.
+    size: u64,
+    /// Where they were said before the last change of the bytes: owner and mode.
+    owner: Option<Owner>,
 }
 
 /// What of a file is sent.
