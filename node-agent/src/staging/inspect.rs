@@ -12,7 +12,6 @@ use super::staged::{StagedFile, in_order};
 use crate::lock::lock;
 use link::{Refusal, RefusalKind};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use volume::VolumeId;

@@ -39,6 +39,8 @@ const PARTS_AT_ONCE: usize = 4;
 const FILES_AT_ONCE: usize = 4;
 /// How often what is changed while it is sent is sent again before its writers wait.
 const ROUNDS: u32 = 3;
+/// How often it is tried what a store can do, where something comes in between.
+const PROBES: u32 = 5;
 /// How often a file is begun anew at most.
 const ATTEMPTS: u32 = 20;
 /// What nobody waits for is sent when it has not changed for so long.
@@ -482,12 +484,21 @@ impl Area {
         let probed = self.able.get_or_try_init(|| async {
             let path = self.probe_path().await?;
             let draw = || self.draw().unwrap_or_else(|_| WriteId::new([0; 16]));
-            let found = store::probe(&*self.sink, path.as_bytes(), draw).await;
-            found.map_err(|e| match self.store_wrong("probe", path.as_bytes(), &e) {
-                // A request of the probe before has come late: it is tried again.
-                Wrong::Conflict => Wrong::Cause(Cause::Unavailable),
-                wrong => wrong,
-            })
+            let mut tried = 0;
+            loop {
+                tried += 1;
+                match store::probe(&*self.sink, path.as_bytes(), draw).await {
+                    // A request of a probe before, whose agent has died, has come in between.
+                    Err(StoreError::Conflict { .. }) if tried < PROBES => {}
+                    found => {
+                        return found.map_err(|e| match self.store_wrong("probe", path.as_bytes(), &e) {
+                            // Nobody's file is in conflict: whoever waits tries again.
+                            Wrong::Conflict => Wrong::Cause(Cause::Unavailable),
+                            wrong => wrong,
+                        });
+                    }
+                }
+            }
         });
         probed.await.copied()
     }

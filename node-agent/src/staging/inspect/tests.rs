@@ -16,6 +16,7 @@ use link::writable::{Done, Operation, Owner};
 use std::fs;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use store::{
     Body, ByteStream, Condition, Entry, Leftover, Page, Part, Seen, Sink, SinkLimits, Source, StoreError,
