@@ -15,12 +15,13 @@ use super::node::{OldContents, version_of};
 use super::shown::Shown;
 use super::space::Buffers;
 use super::{ino_of, internal};
-use crate::client::Link;
+use crate::client::{Answer, Link};
 use crate::errno::Failure;
 use crate::reply::Reply;
 use cache::meta::View;
 use link::Cause;
 use link::worker::{Ask, FromWorker, Mode, READ_MAX, Reply as AgentReply};
+use link::writable::{Done, Operation};
 use rustix::io::Errno;
 use startup::log::say;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,6 +29,8 @@ use std::sync::Arc;
 
 /// How often a file that is dropped or damaged under a reader is fetched anew. The last time its bytes come without it.
 const ATTEMPTS: u32 = 4;
+/// How often it is asked at most where the bytes of one READ are.
+const LOCATED_MAX: u32 = 4;
 
 /// A range of one content, clamped to its size once the file is known.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +40,8 @@ struct Range {
     offset: u64,
     len: u32,
     attempt: u32,
+    /// Of a volume that can be written to: how often the agent was asked where its bytes are.
+    located: u32,
 }
 
 /// READ.
@@ -80,7 +85,40 @@ impl Reads {
                 Err(error) => return reply.fail(error),
             },
         };
-        self.serve(Range { nodeid, key: (ino, version), offset, len, attempt: 0 }, reply);
+        self.serve(Range { nodeid, key: (ino, version), offset, len, attempt: 0, located: 0 }, reply);
+    }
+
+    /// READ of a volume that can be written to: the agent is asked where the bytes are.
+    pub(super) fn locate(self: &Arc<Self>, ino: u64, offset: u64, len: u32, located: u32, reply: Reply) {
+        let reads = self.clone();
+        let answered = move |answer: Answer| match answer {
+            Ok((AgentReply::Writable(Ok(done)), fds)) => match (done, fds.first()) {
+                (Done::Stored { version }, _) => {
+                    let (key, located) = ((ino, version), located + 1);
+                    reads.serve(Range { nodeid: ino, key, offset, len, attempt: 0, located }, reply);
+                }
+                (Done::Staged { size }, Some(file)) => reads.send_staged(file, size, offset, len, reply),
+                _ => reply.fail(internal("the agent answered an operation with another one's outcome")),
+            },
+            Ok((AgentReply::Writable(Err(wrong)), _)) => reply.fail(Failure::Wrong(wrong)),
+            Ok(_) => reply.fail(internal("the agent answered an operation with something else")),
+            Err(cause) => reply.fail(cause),
+        };
+        self.link.ask(Ask::Writable(Operation::Locate { ino }), Box::new(answered));
+    }
+
+    fn send_staged(&self, file: &OwnedFd, size: u64, offset: u64, len: u32, reply: Reply) {
+        let len = u64::from(len).min(size.saturating_sub(offset)) as usize;
+        if len == 0 {
+            return reply.data(&[]);
+        }
+        if let Err(reply) = reply.file(file.as_fd(), offset, len) {
+            let mut buffer = self.buffers.take(len);
+            match read_fully(file, &mut buffer[..len], offset) {
+                Ok(read) => reply.data(&buffer[..read]), // cut off meanwhile: what there is
+                Err(_) => reply.fail(Cause::Unavailable),
+            }
+        }
     }
 
     /// In profile *small* the kernel opens without asking. Once it learns that a content is gone, it asks for the
@@ -93,13 +131,21 @@ impl Reads {
         reply.fail(failure);
     }
 
+    fn refuse_range(self: &Arc<Self>, range: Range, failure: Failure, reply: Reply) {
+        if failure == Failure::Cause(Cause::Stale) && (1..LOCATED_MAX).contains(&range.located) {
+            // This node has replaced the object since, by one with the same bytes and another name or owner.
+            return self.locate(range.nodeid, range.offset, range.len, range.located, reply);
+        }
+        self.refuse(range.nodeid, failure, reply);
+    }
+
     fn serve(self: &Arc<Self>, range: Range, reply: Reply) {
         let reads = self.clone();
         self.files.with_file(range.key, move |file| match file {
             Ok(file) => reads.serve_from(&file, range, reply),
             // No cache file to be had, for reasons of the cache: the bytes still exist.
             Err(Failure::Cause(Cause::Internal)) => reads.direct(range, reply),
-            Err(failure) => reads.refuse(range.nodeid, failure, reply),
+            Err(failure) => reads.refuse_range(range, failure, reply),
         });
     }
 
@@ -159,7 +205,7 @@ impl Reads {
                 }
                 Ok((AgentReply::Gone, _)) => reads.once_more(&file, range, reply),
                 Ok(_) => reply.fail(internal("the agent answered a question for bytes with something else")),
-                Err(cause) => reads.refuse(range.nodeid, cause.into(), reply),
+                Err(cause) => reads.refuse_range(range, cause.into(), reply),
             }),
         );
     }
@@ -208,18 +254,14 @@ impl Reads {
                     reads.link.tell(FromWorker::GivenBack { number });
                 }
                 Ok(_) => reply.fail(internal("the agent answered a question for bytes with something else")),
-                Err(cause) => reads.refuse(range.nodeid, cause.into(), reply),
+                Err(cause) => reads.refuse_range(range, cause.into(), reply),
             }),
         );
     }
 }
 
 /// As many bytes as there are, up to the buffer's length.
-pub(super) fn read_fully(
-    file: impl std::os::fd::AsFd,
-    buffer: &mut [u8],
-    offset: u64,
-) -> Result<usize, Errno> {
+fn read_fully(file: impl std::os::fd::AsFd, buffer: &mut [u8], offset: u64) -> Result<usize, Errno> {
     let mut done = 0;
     while done < buffer.len() {
         match rustix::io::pread(&file, &mut buffer[done..], offset + done as u64) {

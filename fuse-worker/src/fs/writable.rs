@@ -4,7 +4,7 @@
 //! The kernel keeps names and attributes for no time and pages for as long as the modification time stays the same
 //! (FUSE_AUTO_INVAL_DATA), so that each pod of the node sees at once what another writes.
 
-use super::read::{Reads, read_fully};
+use super::read::Reads;
 use super::{Batch, internal};
 use crate::client::{Answer, Link};
 use crate::errno::Failure;
@@ -13,7 +13,7 @@ use cache::meta::ROOT;
 use fuse_abi::open::FOPEN_KEEP_CACHE;
 use link::worker::{Ask, READ_MAX, Reply as AgentReply};
 use link::writable::{Done, Node, Operation, Owner, SetAttributes};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -193,24 +193,7 @@ impl Writable {
         if len == 0 || len > READ_MAX {
             return reply.data(&[]);
         }
-        let reads = self.reads.clone();
-        self.ask(Operation::Locate { ino }, reply, move |done, fds, reply| match (done, fds.first()) {
-            (Done::Stored { version }, _) => reads.read(ino, u64::from(version), offset, len, reply),
-            (Done::Staged { size }, Some(file)) => {
-                let len = u64::from(len).min(size.saturating_sub(offset)) as usize;
-                if len == 0 {
-                    return reply.data(&[]);
-                }
-                if let Err(reply) = reply.file(file.as_fd(), offset, len) {
-                    let mut buffer = reads.buffers.take(len);
-                    match read_fully(file, &mut buffer[..len], offset) {
-                        Ok(read) => reply.data(&buffer[..read]), // cut off meanwhile: what there is
-                        Err(_) => reply.fail(link::Cause::Unavailable),
-                    }
-                }
-            }
-            _ => unexpected(reply),
-        });
+        self.reads.locate(ino, offset, len, 0, reply);
     }
 }
 

@@ -133,6 +133,13 @@ impl Server {
                 () = mount.let_go(unique) => Err(Cause::Unavailable), // the caller has gone
             },
             Ask::Writable(operation) => self.operate(mount, unique, operation).await,
+            Ask::File { .. } | Ask::Read { .. } | Ask::Direct { .. } => {
+                let answered = self.answer(mount, questions, ask).await;
+                if let (Err(Cause::Stale), Some(area)) = (&answered, &mount.area) {
+                    area.note_stale(); // the worker asks once more where the bytes are
+                }
+                answered
+            }
             _ => self.answer(mount, questions, ask).await,
         }
     }

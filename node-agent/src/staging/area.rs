@@ -23,7 +23,7 @@ use link::writable::{Node, Wrong};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -33,6 +33,8 @@ use volume::{Freshness, VolumeId, VolumeSpec, WriteMode};
 
 /// How long an agent that is succeeded waits for its staging disk.
 const RELEASE_LIMIT: Duration = Duration::from_secs(1);
+/// How often a name is looked up anew at most that is not known any more as soon as it was.
+const LOOKED_UP_MAX: u32 = 8;
 /// Results of requests that are kept before it is looked whether their answers have arrived.
 const RESULTS_KEPT: usize = 64;
 
@@ -64,6 +66,8 @@ pub(crate) struct Area {
     pub(super) able: OnceCell<Abilities>,
     /// Bytes that may be written before the disk is asked again how much is free.
     pub(super) room: AtomicU64,
+    /// Rises whenever somebody could not read an object because it is another one by now.
+    pub(super) stale: AtomicU64,
     /// Directories that have an object of their own in the store, or need none.
     pub(super) kept_dirs: Mutex<HashSet<Vec<u8>>>,
     /// Of directories.
@@ -111,6 +115,11 @@ impl Area {
 
     pub(super) fn state(&self) -> std::sync::MutexGuard<'_, State> {
         lock(&self.state)
+    }
+
+    /// An object could not be read because it is another one by now. It may be ours.
+    pub(crate) fn note_stale(&self) {
+        self.stale.fetch_add(1, AcqRel);
     }
 
     pub(super) fn by_ino(&self, ino: u64) -> Option<Arc<File>> {
@@ -310,18 +319,21 @@ impl Area {
             }
             staged
         };
-        let asked = self.scope.lookup(dir, name, self.freshness());
-        self.scope.within(self.spec.parameters.store_timeout, Some(dir), asked).await?;
-        match self.scope.names.lookup(dir, name).map_err(|e| self.meta_wrong(&e))? {
-            Lookup::Found { attributes, .. } => Ok(Some(match staged {
-                Some(file) if attributes.ino == file.ino && file.is_of(&attributes.token) => {
-                    Found::Staged(file)
-                }
-                _ => Found::Stored(attributes),
-            })),
-            Lookup::Absent { .. } => Ok(None),
-            Lookup::Unknown => Err(Wrong::Cause(Cause::Internal)),
+        for _ in 0..LOOKED_UP_MAX {
+            let asked = self.scope.lookup(dir, name, self.freshness());
+            self.scope.within(self.spec.parameters.store_timeout, Some(dir), asked).await?;
+            return match self.scope.names.lookup(dir, name).map_err(|e| self.meta_wrong(&e))? {
+                Lookup::Found { attributes, .. } => Ok(Some(match staged {
+                    Some(file) if attributes.ino == file.ino && file.is_of(&attributes.token) => {
+                        Found::Staged(file)
+                    }
+                    _ => Found::Stored(attributes),
+                })),
+                Lookup::Absent { .. } => Ok(None),
+                Lookup::Unknown => continue, // what was known is not any more: somebody has changed it in between
+            };
         }
+        Err(Wrong::Cause(Cause::Unavailable))
     }
 
     /// The file with this inode number, if its bytes here are what counts; else what the store has.

@@ -32,6 +32,8 @@ pub(super) struct File {
     waits_since: Mutex<Option<Instant>>,
     /// Held by whoever brings it into the store.
     pub(super) sending: tokio::sync::Mutex<Ongoing>,
+    /// [`Area::stale`](super::Area) when it was asked last what its object is.
+    pub(super) looked: AtomicU64,
     /// Up to here it was written in order, from its beginning.
     in_order: AtomicU64,
     /// Change by which a part was touched last, by its number.
@@ -67,6 +69,7 @@ impl File {
             changed_at: Mutex::new(Instant::now()),
             waits_since: Mutex::new(waits_since),
             sending: tokio::sync::Mutex::default(),
+            looked: AtomicU64::new(0),
             in_order: AtomicU64::new(0),
             touched: Mutex::default(),
         })
@@ -172,6 +175,11 @@ impl File {
         self.wrote(size.min(before), size.max(before));
         self.size.store(size, Release);
         self.in_order.fetch_min(size, AcqRel);
+    }
+
+    /// The object that has its bytes, of which none are here, is another one by now.
+    pub(super) fn is_stored_with(&self, size: u64) {
+        self.size.store(size, Release);
     }
 
     /// The bytes of this part have not changed since.

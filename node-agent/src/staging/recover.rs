@@ -91,6 +91,11 @@ impl Area {
             }
             return self.change_record(file, |record| record.target = None).await;
         };
+        let in_place = record.base.as_ref().filter(|base| !record.local && base.path == *path);
+        if in_place.is_some_and(|base| base.version != seen.version.0) {
+            // The object that had its bytes has been replaced: by what was lost here of this file, or by somebody else.
+            return self.leave_to_store(file.ino).await;
+        }
         if record.target.as_ref() == Some(&seen.version.0) || self.is_former(path, &seen.version.0) {
             return Ok(()); // as the journal has it
         }
@@ -99,8 +104,7 @@ impl Area {
             return Ok(());
         }
         // (A file whose bytes are at its own name: what was asked for has other attributes, and the same bytes.)
-        let is_all = !record.local && record.base.as_ref().is_some_and(|base| base.path == *path);
-        if !is_asked || is_all {
+        if !is_asked || in_place.is_some() {
             // Of what the file was, or is by now elsewhere, nothing is removed: the journal does not tell where.
             return self.leave_to_store(file.ino).await;
         }

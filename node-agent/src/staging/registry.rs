@@ -136,6 +136,7 @@ impl Staging {
             lost_tags: opened.lost_tags,
             able: OnceCell::new(),
             room: AtomicU64::new(0),
+            stale: AtomicU64::new(0),
             kept_dirs: Mutex::default(),
             times: Times::default(),
             recalled: Mutex::new(opened.recalled),

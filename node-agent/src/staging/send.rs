@@ -23,6 +23,7 @@ use rustix::fs::{AtFlags, MemfdFlags};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use store::{Abilities, Body, Condition, Part, Seen, StoreError, Version, Write, WriteId, Written};
@@ -216,6 +217,7 @@ impl Area {
             {
                 self.change_record(file, |record| record.same = false).await.map(|()| false)
             }
+            Err(StoreError::Stale { .. }) if self.rebase(file).await? => Ok(false),
             Err(error) => self.refused(file, path, &error).await.map(|()| false),
         }
     }
@@ -432,9 +434,51 @@ impl Area {
         let is_late = seen.as_ref().is_some_and(|seen| self.is_of_no_record(path, seen));
         self.change_record(file, |record| {
             record.unsettled = false;
-            adopt(record, path, seen, is_late);
+            adopt(file, record, path, seen, is_late);
         })
         .await
+    }
+
+    /// The object with the bytes of a file, of which none are here, may be another one by now, which a write of ours has made of
+    /// it and whose answer did not come. False: it is not. To be called by whoever holds `sending`.
+    pub(super) async fn rebase(&self, file: &Arc<File>) -> Result<bool, Wrong> {
+        let Some(base) = file.record().base else { return Ok(false) };
+        let seen = self.sink.look(&base.path).await.map_err(|e| self.store_wrong("look", &base.path, &e))?;
+        let Some(seen) = seen.filter(|seen| seen.version != base.version()) else { return Ok(false) };
+        let is_late = self.is_of_no_record(&base.path, &seen);
+        let mut is_ours = false;
+        let change = |record: &mut Record| {
+            let is_there = record.path.as_ref() == Some(&base.path);
+            let former = record.former.iter_mut().find(|former| former.path == base.path && !is_there);
+            let writes = former.as_ref().map_or(&record.writes, |former| &former.writes);
+            let is_known = is_late || (is_there || former.is_some()) && is_of(&seen, writes);
+            is_ours = is_known && !record.local && record.base.as_ref() == Some(&base);
+            if !is_ours {
+                return;
+            }
+            let (version, made_by) = (Some(seen.version.0.clone()), seen.write.map(|id| id.to_string()));
+            match former {
+                Some(former) => (former.version, former.made_by) = (version, made_by),
+                None if is_there => (record.target, record.made_by) = (version, made_by),
+                None => {}
+            }
+            record.base = Some(Object { path: base.path, version: seen.version.0, size: seen.size });
+            file.is_stored_with(seen.size);
+        };
+        self.change_record(file, change).await?;
+        Ok(is_ours)
+    }
+
+    /// The same where somebody could not read what he was told, once each.
+    pub(super) async fn rebase_after_stale(&self, file: &Arc<File>) -> Result<(), Wrong> {
+        let stale = self.stale.load(Acquire);
+        if file.looked.load(Acquire) == stale {
+            return Ok(());
+        }
+        let _silent = file.sending.lock().await;
+        self.rebase(file).await?;
+        file.looked.store(stale, Release);
+        Ok(())
     }
 
     /// What must be at `path` for it to be written. Where the store does not hold it, it is looked at before.
@@ -607,7 +651,7 @@ impl Area {
         let mut record = file.noted(file.record());
         let (given_up, is_all) = change(&mut record);
         let is_unchanged = file.changes() == seen;
-        record.same &= is_unchanged;
+        record.same &= is_unchanged || !record.local; // bytes are changed here alone
         record.clean = record.former.is_empty() && is_unchanged && is_all;
         self.put_record_giving_up(file, record, &given_up).await
     }
@@ -725,7 +769,7 @@ impl Area {
         let mut is_ours = false;
         self.change_record(file, |record| {
             record.unsettled = false;
-            is_ours = adopt(record, path, seen, is_late);
+            is_ours = adopt(file, record, path, seen, is_late);
             record.conflict = !is_ours;
         })
         .await?;
@@ -926,18 +970,27 @@ fn piece(number: u32, size: u64) -> Range<u64> {
 
 /// What is at `path` is what one of our writes has made, whose answer did not come (`is_late`: one that was given up): the file
 /// goes on from there. False: it is not.
-fn adopt(record: &mut Record, path: &[u8], seen: Option<Seen>, is_late: bool) -> bool {
+fn adopt(file: &File, record: &mut Record, path: &[u8], seen: Option<Seen>, is_late: bool) -> bool {
     if record.path.as_deref() != Some(path) {
         return true; // renamed or unlinked meanwhile: its former name is looked at by itself
     }
-    match seen.filter(|seen| is_late || is_of(seen, &record.writes)) {
-        Some(seen) => {
-            record.target = Some(seen.version.0);
-            record.made_by = seen.write.map(|id| id.to_string());
-            true
+    let is_asked = seen.as_ref().is_some_and(|seen| is_of(seen, &record.writes));
+    let Some(seen) = seen.filter(|_| is_late || is_asked) else { return false };
+    if let Some(base) = record.base.as_mut().filter(|base| record.same && base.path == path) {
+        if is_asked || !record.local {
+            // The object that had its bytes has been replaced by one that has them, or (late, and not held off by the store) by
+            // what is all that there is.
+            (base.version, base.size) = (seen.version.0.clone(), seen.size);
+            if !record.local {
+                file.is_stored_with(seen.size);
+            }
+        } else {
+            record.same = false; // the bytes are here
         }
-        None => false,
     }
+    record.target = Some(seen.version.0);
+    record.made_by = seen.write.map(|id| id.to_string());
+    true
 }
 
 /// A former name that can go: the file has no name any more, or the store has it under its present one.

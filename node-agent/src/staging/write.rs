@@ -23,6 +23,8 @@ const COPY_STEP: u64 = 4 << 20;
 const FREE_MIN: u64 = 256 << 20;
 /// So many bytes are written before the disk is asked again how much is free.
 const ROOM_SEEN_MAX: u64 = 64 << 20;
+/// How often an object may turn out to be another one of ours while its bytes are brought here.
+const REBASED_MAX: u32 = 4;
 /// How long a writer waits for room on the staging disk while something is sent, and how often it looks.
 const ROOM_LOOKS: u32 = 100;
 const ROOM_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
@@ -128,6 +130,16 @@ impl Area {
         }
         // While the store makes a copy of it under another name or with other attributes, its version is neither.
         let _silent = file.sending.lock().await;
+        for _ in 0..REBASED_MAX {
+            match self.bring(file, size).await {
+                Err(Wrong::Cause(Cause::Stale) | Wrong::Conflict) if self.rebase(file).await? => {}
+                brought => return brought,
+            }
+        }
+        Err(Wrong::Cause(Cause::Unavailable))
+    }
+
+    async fn bring(&self, file: &Arc<File>, size: Option<u64>) -> Result<(), Wrong> {
         let mut content = file.content.write().await;
         if content.is_some() {
             return Ok(());

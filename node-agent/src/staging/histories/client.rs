@@ -20,7 +20,9 @@ use volume::WriteMode;
 /// Names that each has.
 const NAMES: usize = 6;
 const BYTES_MAX: usize = 60_000;
-const OWNER: Owner = Owner { mode: 0o640, uid: 3, gid: 4 };
+pub(super) const OWNER: Owner = Owner { mode: 0o640, uid: 3, gid: 4 };
+/// How often it is asked where bytes are.
+const LOCATED_MAX: u32 = 4;
 /// Of each that is appended to the shared file: who, and the how many-th of it, from 1 on.
 const RECORD: usize = 16;
 
@@ -127,6 +129,8 @@ pub(super) struct Client {
     pending: Option<(u64, Act)>,
     dir: Option<u64>,
     files: BTreeMap<String, Known>,
+    /// What the store has from before, and was not looked up yet.
+    given: BTreeMap<String, Vec<u8>>,
     /// Open still.
     unlinked: Vec<Known>,
     /// Names at which something safe was, and that nothing but another file has taken since.
@@ -160,6 +164,7 @@ impl Client {
             pending: None,
             dir: None,
             files: BTreeMap::new(),
+            given: BTreeMap::new(),
             unlinked: Vec::new(),
             kept: BTreeSet::new(),
             empty: BTreeMap::new(),
@@ -170,6 +175,19 @@ impl Client {
             next_record: 1,
             has_lost: false,
         }
+    }
+
+    /// Somebody else has left files in its directory. Returns their paths, with their bytes.
+    pub(super) fn is_given(&mut self) -> Vec<(String, Vec<u8>)> {
+        for name in (0..NAMES / 2).map(|n| format!("f{n}")) {
+            let mut bytes = vec![0; self.rng.random_range(0..20_000)];
+            self.rng.fill(&mut bytes[..]);
+            self.given.insert(name, bytes);
+        }
+        self.given
+            .iter()
+            .map(|(name, bytes)| (format!("{}/{name}", self.directory()), bytes.clone()))
+            .collect()
     }
 
     /// With its mount: another pod goes on after it.
@@ -260,10 +278,14 @@ impl Client {
         }
         let steps = if is_last { 10 } else { steps };
         for _ in 0..steps {
+            self.find_given(life, executed).await?;
             let act = self.choose();
             self.begin(life, executed, act).await?;
             if self.rng.random_bool(0.05) {
                 self.look(life, executed).await?;
+            }
+            if self.rng.random_bool(0.05) {
+                life.area.drop_clean().await; // as where the disk is full
             }
         }
         if is_last {
@@ -609,8 +631,8 @@ impl Client {
                 }
             }
             72..78 => Act::Cut { ino, size: self.rng.random_range(0..size + 3000) },
-            78..80 => Act::Mode { ino, mode: self.rng.random_range(0..0o1000) | 0o600 },
-            80..90 => Act::Sync { ino, closing: false },
+            78..82 => Act::Mode { ino, mode: self.rng.random_range(0..0o1000) | 0o600 },
+            82..90 => Act::Sync { ino, closing: false },
             90..95 => Act::Sync { ino, closing: true },
             _ => Act::Close { ino },
         }
@@ -647,22 +669,27 @@ impl Client {
     }
 
     async fn bytes(&mut self, life: &Life, executed: &Executed, ino: u64) -> Result<Vec<u8>> {
-        match self.see(life, executed, Operation::Locate { ino }).await? {
-            (Done::Staged { size }, Some(file)) => {
-                let file = std::fs::File::from(file);
-                let mut bytes = vec![0; size as usize];
-                file.read_exact_at(&mut bytes, 0)?;
-                Ok(bytes)
+        for _ in 0..LOCATED_MAX {
+            let version = match self.see(life, executed, Operation::Locate { ino }).await? {
+                (Done::Stored { version }, None) => version,
+                (Done::Staged { size }, Some(file)) => {
+                    let file = std::fs::File::from(file);
+                    let mut bytes = vec![0; size as usize];
+                    file.read_exact_at(&mut bytes, 0)?;
+                    return Ok(bytes);
+                }
+                other => bail!("{ino}: {other:?}"),
+            };
+            let names = &life.area.scope.names;
+            let known = names.last_attributes(ino)?.filter(|known| known.version == version);
+            let path = names.path(ino)?.unwrap_or_default();
+            let object = life.store.object(&String::from_utf8(path)?);
+            match known.zip(object) {
+                Some((known, object)) if object.version == known.token => return Ok(object.bytes.to_vec()),
+                _ => life.area.note_stale(), // as a worker that reads it
             }
-            (Done::Stored { version }, None) => {
-                let known = life.area.scope.names.last_attributes(ino)?;
-                let known = known.filter(|known| known.version == version);
-                let known = known.ok_or_else(|| anyhow::anyhow!("{ino} is of no version"))?;
-                let bytes = life.store.of_version(&known.token);
-                Ok(bytes.ok_or_else(|| anyhow::anyhow!("{:?} was never in the store", known.token))?.to_vec())
-            }
-            other => bail!("{ino}: {other:?}"),
         }
+        bail!("{ino} is never where it is said to be")
     }
 
     /// What a write that was given up has left there may be seen until it is looked for.
@@ -681,6 +708,9 @@ impl Client {
         let Some(dir) = self.dir else { return Ok(()) };
         for name in (0..NAMES).map(|n| format!("f{n}")) {
             let Some(known) = self.files.get(&name).cloned() else {
+                if self.given.contains_key(&name) {
+                    continue;
+                }
                 self.is_absent(life, executed, &name).await?;
                 continue;
             };
@@ -698,7 +728,8 @@ impl Client {
         }
         let there = self.empty.iter().filter(|(_, is)| **is == Some(true)).map(|(name, _)| name.clone());
         let dots = [".".to_owned(), "..".to_owned()];
-        let expected: BTreeSet<String> = self.files.keys().cloned().chain(there).chain(dots).collect();
+        let expected: BTreeSet<String> =
+            self.files.keys().chain(self.given.keys()).cloned().chain(there).chain(dots).collect();
         let mut listed = self.list(life, executed, dir).await?;
         if listed != expected && life.plan.faults > 0 {
             tokio::time::sleep(2 * crate::staging::late::LOOK).await; // as of a single name
@@ -724,6 +755,22 @@ impl Client {
         Ok(listed)
     }
 
+    async fn find_given(&mut self, life: &Life, executed: &Executed) -> Result<()> {
+        while self.dir.is_some()
+            && let Some(name) = self.given.keys().next().cloned()
+        {
+            let node = self.lookup(life, executed, &name).await?;
+            let node = node.ok_or_else(|| anyhow::anyhow!("{name} is not there"))?;
+            let bytes = self.given.remove(&name).expect("it is the first of them");
+            ensure!(bytes.len() as u64 == node.size && node.mode & 0o7777 == OWNER.mode, "{name}: {node:?}");
+            let mut known = Known { ino: node.ino, bytes, mode: OWNER.mode, is_open: false, safe: None };
+            known.is_safe(Some(&name));
+            self.kept.insert(name.clone());
+            self.files.insert(name, known);
+        }
+        Ok(())
+    }
+
     async fn find_directory(&mut self, life: &Life, executed: &Executed) -> Result<()> {
         let name = self.directory().into_bytes();
         if let Done::Node(node) = self.see(life, executed, Operation::Lookup { parent: ROOT, name }).await?.0
@@ -735,6 +782,7 @@ impl Client {
 
     /// What was safe is there; what is there counts from now on.
     async fn look_after_loss(&mut self, life: &Life, executed: &Executed) -> Result<()> {
+        self.find_given(life, executed).await?;
         let mut found = BTreeMap::new();
         for name in (0..NAMES).map(|n| format!("f{n}")) {
             if let Some(node) = self.lookup(life, executed, &name).await? {

@@ -15,6 +15,8 @@ pub(super) struct Plan {
     pub(super) holds_conditions: bool,
     pub(super) versions_of_bytes: bool,
     pub(super) loses_power: bool,
+    /// The volume has files when its history begins. Not yet beside losses of power.
+    pub(super) has_files: bool,
 }
 
 impl Plan {
@@ -26,6 +28,7 @@ impl Plan {
             faults: [0, 50, 200][(seed / 7) as usize % 3],
             holds_conditions: !seed.is_multiple_of(5),
             versions_of_bytes: bit(3),
+            has_files: bit(4) && !seed.is_multiple_of(3),
             loses_power: seed.is_multiple_of(3),
         }
     }

@@ -89,9 +89,17 @@ impl World {
             SimulatedStore::new(fate.clone(), rng.random(), plan.holds_conditions, plan.versions_of_bytes);
         let observed = fate.clone();
         failpoint::observe(Rc::new(move |step| observed.step(step)));
-        let clients = (0..plan.clients)
-            .map(|number| Arc::new(tokio::sync::Mutex::new(Client::new(number, rng.random()))))
-            .collect();
+        let clients = (0..plan.clients).map(|number| {
+            let mut client = Client::new(number, rng.random());
+            if plan.has_files {
+                client
+                    .is_given()
+                    .into_iter()
+                    .for_each(|(path, bytes)| store.has(&path, bytes, client::OWNER));
+            }
+            Arc::new(tokio::sync::Mutex::new(client))
+        });
+        let clients = clients.collect();
         Self { seed, plan, rng, dir, fate, disk, store, clients, summary: Summary::default() }
     }
 

@@ -7,9 +7,10 @@ use crate::lock::lock;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt;
+use link::writable::Owner;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -49,8 +50,6 @@ struct Inner {
     dirs: BTreeSet<Vec<u8>>,
     /// With their paths.
     uploads: BTreeMap<String, (Vec<u8>, Write, Arrived)>,
-    /// Of all times.
-    versions: HashMap<String, Arc<Vec<u8>>>,
     late: Vec<Late>,
     /// Calls that have not got there yet, by number, and whether they may get there when nobody waits any more.
     under_way: BTreeMap<u64, (bool, Late)>,
@@ -130,7 +129,6 @@ impl Inner {
     ) -> Result<Written, StoreError> {
         let version = self.version(&bytes, kind);
         let bytes = Arc::new(bytes);
-        self.versions.insert(version.clone(), bytes.clone());
         let (attributes, write) = (write.attributes, Some(write.id));
         self.objects.insert(path.to_vec(), Object { bytes, version: version.clone(), attributes, write });
         Ok(Written { version: Version(version), confirmed: true })
@@ -173,12 +171,22 @@ impl SimulatedStore {
                 objects: BTreeMap::new(),
                 dirs: BTreeSet::new(),
                 uploads: BTreeMap::new(),
-                versions: HashMap::new(),
                 late: Vec::new(),
                 under_way: BTreeMap::new(),
                 count: 0,
             }),
         })
+    }
+
+    /// From before all histories.
+    pub(super) fn has(&self, path: &str, bytes: Vec<u8>, owner: Owner) {
+        let mut inner = lock(&self.inner);
+        let version = inner.version(&bytes, "whole");
+        let bytes = Arc::new(bytes);
+        let Owner { mode, uid, gid } = owner;
+        let attributes =
+            Attributes { mode: Some(mode), uid: Some(uid), gid: Some(gid), modified_ns: Some(1) };
+        inner.objects.insert(path.into(), Object { bytes, version, attributes, write: None });
     }
 
     pub(super) fn set_faults(&self, faults: u32) {
@@ -208,10 +216,6 @@ impl SimulatedStore {
     pub(super) fn objects(&self) -> BTreeMap<String, Object> {
         let text = |path: &Vec<u8>| String::from_utf8(path.clone()).unwrap();
         lock(&self.inner).objects.iter().map(|(path, object)| (text(path), object.clone())).collect()
-    }
-
-    pub(super) fn of_version(&self, version: &str) -> Option<Arc<Vec<u8>>> {
-        lock(&self.inner).versions.get(version).cloned()
     }
 
     fn may_be_late(&self, condition: &Condition) -> bool {
