@@ -94,6 +94,7 @@ impl Reads {
         let answered = move |answer: Answer| match answer {
             Ok((AgentReply::Writable(Ok(done)), fds)) => match (done, fds.first()) {
                 (Done::Stored { version }, _) => {
+                    reads.faults.at_node(ino);
                     let (key, located) = ((ino, version), located + 1);
                     reads.serve(Range { nodeid: ino, key, offset, len, attempt: 0, located }, reply);
                 }

@@ -178,7 +178,7 @@ impl File {
     }
 
     /// The object that has its bytes, of which none are here, is another one by now.
-    pub(super) fn is_stored_with(&self, size: u64) {
+    pub(super) fn set_stored_size(&self, size: u64) {
         self.size.store(size, Release);
     }
 

@@ -89,7 +89,7 @@ impl Area {
             }
             Found::Staged(file) => {
                 // Another owner or name, and the bytes that the store knows.
-                self.rebase_after_stale(&file).await?;
+                self.rebase_after_stale(&file).await;
                 let known = self.scope.names.last_attributes(file.ino).map_err(|e| self.meta_wrong(&e))?;
                 match known.filter(|known| file.is_of(&known.token)) {
                     Some(known) => Ok((Done::Stored { version: known.version }, None)),

@@ -23,7 +23,7 @@ use rustix::fs::{AtFlags, MemfdFlags};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use store::{Abilities, Body, Condition, Part, Seen, StoreError, Version, Write, WriteId, Written};
@@ -442,7 +442,8 @@ impl Area {
     /// The object with the bytes of a file, of which none are here, may be another one by now, which a write of ours has made of
     /// it and whose answer did not come. False: it is not. To be called by whoever holds `sending`.
     pub(super) async fn rebase(&self, file: &Arc<File>) -> Result<bool, Wrong> {
-        let Some(base) = file.record().base else { return Ok(false) };
+        let record = file.record();
+        let Some(base) = record.base.filter(|_| !record.local) else { return Ok(false) };
         let seen = self.sink.look(&base.path).await.map_err(|e| self.store_wrong("look", &base.path, &e))?;
         let Some(seen) = seen.filter(|seen| seen.version != base.version()) else { return Ok(false) };
         let is_late = self.is_of_no_record(&base.path, &seen);
@@ -463,22 +464,21 @@ impl Area {
                 None => {}
             }
             record.base = Some(Object { path: base.path, version: seen.version.0, size: seen.size });
-            file.is_stored_with(seen.size);
+            file.set_stored_size(seen.size);
         };
         self.change_record(file, change).await?;
         Ok(is_ours)
     }
 
-    /// The same where somebody could not read what he was told, once each.
-    pub(super) async fn rebase_after_stale(&self, file: &Arc<File>) -> Result<(), Wrong> {
+    /// The same where somebody could not read what he was told, once each. Where the store does not say, what is known is read:
+    /// it may be in the cache.
+    pub(super) async fn rebase_after_stale(&self, file: &Arc<File>) {
         let stale = self.stale.load(Acquire);
-        if file.looked.load(Acquire) == stale {
-            return Ok(());
+        if file.looked.swap(stale, AcqRel) == stale {
+            return;
         }
         let _silent = file.sending.lock().await;
-        self.rebase(file).await?;
-        file.looked.store(stale, Release);
-        Ok(())
+        let _ = self.rebase(file).await; // whoever finds it stale again has it asked again
     }
 
     /// What must be at `path` for it to be written. Where the store does not hold it, it is looked at before.
@@ -982,7 +982,7 @@ fn adopt(file: &File, record: &mut Record, path: &[u8], seen: Option<Seen>, is_l
             // what is all that there is.
             (base.version, base.size) = (seen.version.0.clone(), seen.size);
             if !record.local {
-                file.is_stored_with(seen.size);
+                file.set_stored_size(seen.size);
             }
         } else {
             record.same = false; // the bytes are here
