@@ -122,7 +122,7 @@ impl<S: Deref<Target = Store> + Clone> ListingWriter<S> {
     fn write(&mut self, last_word: bool) -> Result<(), MetaError> {
         // In key order a transaction touches each page of the map once. A stable sort: the last word on a name wins.
         self.batch.sort_by(|a, b| a.name.cmp(&b.name));
-        let now_ms = self.store.now_ms();
+        let now_ms = self.store.order().now(self.store.now_ms());
         self.store.keep_reserve()?;
         let mut pending = self.store.pending();
         let mut write = self.store.begin_write()?;

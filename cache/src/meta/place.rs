@@ -6,6 +6,35 @@ use super::types::{Attributes, FIRST_INO, INO_LIMIT, Incoming, MetaError};
 use super::write::{Origin, Pending, Write, is_name, is_showable, key_of};
 use std::collections::HashMap;
 
+/// Which came first: a listing or a change of this node's at the source. Of both the times differ, if by a millisecond that has not
+/// come yet: a listing that was begun before a change does not know of it, and one that was begun after it does.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    listed_ms: Option<u64>,
+    changed_ms: Option<u64>,
+}
+
+impl Order {
+    /// When a listing begins.
+    pub(super) fn begins(&mut self, now_ms: u64) -> u64 {
+        *self.listed_ms.insert(after(self.changed_ms, now_ms))
+    }
+
+    /// When this node has changed something.
+    pub(super) fn changes(&mut self, now_ms: u64) -> u64 {
+        *self.changed_ms.insert(after(self.listed_ms, now_ms))
+    }
+
+    /// Now, and after all that has happened.
+    pub(super) fn now(&self, now_ms: u64) -> u64 {
+        now_ms.max(self.changed_ms.unwrap_or(0))
+    }
+}
+
+fn after(other_ms: Option<u64>, now_ms: u64) -> u64 {
+    other_ms.map_or(now_ms, |other_ms| now_ms.max(other_ms.saturating_add(1)))
+}
+
 impl Store {
     /// Records that inode `ino` has this name and content at the source from now on, and no other name. `ino` comes from
     /// the [`super::InodeNumbers`] of this store; whatever had the name before is known no more.
@@ -17,7 +46,7 @@ impl Store {
             return Err(MetaError::UnknownInode(ino));
         }
         self.keep_reserve()?;
-        let seen_ms = self.now_ms();
+        let seen_ms = self.order().changes(self.now_ms());
         self.with_room(|| self.place_seen(parent, incoming, ino, seen_ms))
     }
 
@@ -29,7 +58,7 @@ impl Store {
         }
         let key = key_of(parent, name)?;
         self.keep_reserve()?;
-        let seen_ms = self.now_ms();
+        let seen_ms = self.order().changes(self.now_ms());
         self.with_room(|| {
             let mut pending = self.pending();
             let mut listings = pending.clone();

@@ -4,6 +4,7 @@ use super::clock::Clock;
 use super::environment::{Home, State, boot_id};
 use super::fence::Fence;
 use super::listing::ListingWriter;
+use super::place::Order;
 use super::record::Directory;
 use super::room::Room;
 use super::types::{
@@ -42,6 +43,7 @@ pub struct Store {
     fence: Mutex<Fence<RoTxn<'static, WithoutTls>>>,
     /// Listings that are being stored, by directory. Lock order: this, then LMDB's writer lock, then `numbers`.
     pending: Mutex<HashMap<u64, Pending>>,
+    order: Mutex<Order>,
     reserve_bytes: u64,
     /// Blocks of the disk are taken up to here, bytes from the start of the file.
     reserved_to: AtomicU64,
@@ -104,6 +106,7 @@ impl Store {
             released: AtomicBool::new(false),
             fence: Mutex::default(),
             pending: Mutex::default(),
+            order: Mutex::default(),
             reserve_bytes: options.reserve_bytes,
             reserved_to: AtomicU64::new(0),
             room,
@@ -134,7 +137,7 @@ impl Store {
     }
 
     fn number_listing(&self, dir: u64) -> Result<u32, MetaError> {
-        let seen_ms = self.now_ms();
+        let seen_ms = self.order().begins(self.now_ms());
         let mut pending = self.pending();
         let mut write = self.begin_write()?;
         let mut directory = write.directory_to_fill(dir)?;
@@ -367,6 +370,10 @@ impl Store {
 
     pub(super) fn now_ms(&self) -> u64 {
         self.clock.now_ms(self.view.base_ms)
+    }
+
+    pub(super) fn order(&self) -> MutexGuard<'_, Order> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn numbers(&self) -> &dyn InodeNumbers {

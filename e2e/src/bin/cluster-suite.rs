@@ -79,6 +79,7 @@ fn main() -> Result<ExitCode> {
                 println!("{} ... FAILED ({:.0} s)", check.name, begun.elapsed().as_secs_f64());
                 // Without a backtrace: the causes say what was seen.
                 e.chain().for_each(|cause| println!("    {cause}"));
+                print!("{}", suite.node_state());
                 failed.push(format!("{}: {e:#}", check.name));
                 let logs = options.logs.join(check.name);
                 match suite.collect_logs(&logs) {

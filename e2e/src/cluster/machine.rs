@@ -106,7 +106,9 @@ impl Machine {
         let ready = || {
             let node = kubectl.get("node", "", NODE_NAME).ok()?;
             let conditions = node["status"]["conditions"].as_array()?.clone();
-            conditions.iter().find(|c| c["type"] == "Ready").map(|c| c["status"] == "True")
+            let is_ready = conditions.iter().find(|c| c["type"] == "Ready").map(|c| c["status"] == "True")?;
+            // A taint outlasts what it was for by some seconds, in which no pod is scheduled.
+            Some(is_ready && node["spec"]["taints"].as_array().is_none_or(Vec::is_empty))
         };
         // The API server calls a node Ready for some time after its kubelet has gone: ask kubelet, too.
         self.until("the node", || healthz("127.0.0.1:10248") && ready() == Some(true))

@@ -132,6 +132,29 @@ impl Suite {
         Ok(())
     }
 
+    /// Why pods may not run: what the node says of itself, and the last errors of its kubelet.
+    pub fn node_state(&self) -> String {
+        let mut text = String::new();
+        for node in self.kubectl.list("nodes", "", &[]).unwrap_or_default() {
+            let taints = &node["spec"]["taints"];
+            text += &format!("node {}: taints {taints}\n", node["metadata"]["name"]);
+            for c in node["status"]["conditions"].as_array().into_iter().flatten() {
+                text += &format!(
+                    "  {} {} since {}: {} (seen {})\n",
+                    c["type"], c["status"], c["lastTransitionTime"], c["message"], c["lastHeartbeatTime"]
+                );
+            }
+        }
+        let Some(machine) = &self.machine else { return text };
+        let log = std::fs::read(machine.places().logs().join("kubelet.log")).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let errors: Vec<&str> = log.lines().filter(|line| line.starts_with('E')).collect();
+        for line in &errors[errors.len().saturating_sub(12)..] {
+            text += &format!("  kubelet: {line}\n");
+        }
+        text
+    }
+
     /// Copies every log, and what the cluster says of itself, to where a person finds it.
     pub fn collect_logs(&self, to: &Path) -> Result<()> {
         let _ = std::fs::remove_dir_all(to); // of the run before

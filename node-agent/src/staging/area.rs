@@ -4,11 +4,10 @@ use super::discards::Discards;
 use super::disk::{Disk, Hung, write_out};
 use super::failures::Failures;
 use super::file::{File, now_ns};
-use super::locks::{Locks, child};
+use super::locks::{Held, Locks, child};
 use super::names::{
     APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, Tag, append_entry, changes, data_name, result_key,
 };
-use super::random::random;
 use super::record::{Append, Object, Record, Root};
 use super::times::Times;
 use super::{Executed, Outcome};
@@ -21,7 +20,7 @@ use link::Cause;
 use link::broker::MountId;
 use link::writable::{Node, Wrong};
 use rustix::fs::{AtFlags, Mode, OFlags};
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -48,11 +47,19 @@ pub(crate) struct Area {
     pub(super) numbers: Arc<StateDir>,
     pub(super) disk: Disk,
     pub(super) journal: Arc<Mutex<Option<Journal>>>,
+    /// Changes of it that were asked for and are not made yet.
+    pub(super) changes: Arc<Mutex<VecDeque<Change>>>,
+    /// Held by whoever makes one.
+    pub(super) turn: Arc<Mutex<()>>,
     pub(super) released: AtomicBool,
     pub(super) state: Arc<Mutex<State>>,
     pub(super) locks: Locks,
     /// Held by a rename that lets a file wait for another one.
     pub(super) ordering: tokio::sync::Mutex<()>,
+    /// Held alone while a directory gets another name; with others while a path is told.
+    pub(super) moving: tokio::sync::RwLock<()>,
+    /// Held by whoever removes what the store has under a former name of a directory.
+    pub(super) ending_moves: tokio::sync::Mutex<()>,
     /// Inode numbers whose staged files are just being removed.
     pub(super) dropping: Arc<watch::Sender<HashSet<u64>>>,
     /// Held by whoever counts an open file.
@@ -63,6 +70,8 @@ pub(crate) struct Area {
     pub(super) tag: Tag,
     /// The same of before a loss of power: its journal may not tell of all of them.
     pub(super) lost_tags: Vec<Tag>,
+    /// The last that was drawn with it.
+    pub(super) drawn: AtomicU64,
     pub(super) able: OnceCell<Abilities>,
     /// Bytes that may be written before the disk is asked again how much is free.
     pub(super) room: AtomicU64,
@@ -83,10 +92,19 @@ pub(crate) struct Area {
     pub(super) me: Weak<Area>,
 }
 
+pub(super) type Change = Box<dyn FnOnce() + Send>;
+
 /// What a name leads to.
 pub(super) enum Found {
     Staged(Arc<File>),
     Stored(Attributes),
+}
+
+/// What the area knows of a name.
+pub(super) enum Here {
+    Known(Option<Found>),
+    /// The store is to be asked. The file is one that it has all of.
+    Ask(Option<Arc<File>>),
 }
 
 /// For whom an operation is done.
@@ -133,13 +151,17 @@ impl Area {
         })
     }
 
-    /// A name for a write.
-    pub(super) fn draw(&self) -> Result<WriteId, Wrong> {
-        let own: [u8; 8] = random().map_err(|_| Wrong::Cause(Cause::Internal))?;
+    /// A name for a write. Of one run of the kernel each is greater than all that were drawn before it, by this agent or another.
+    pub(super) fn draw(&self) -> WriteId {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let now_ns = (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64);
+        let after = |last: u64| now_ns.max(last + 1);
+        // Never fails: it always gives a value.
+        let last = self.drawn.fetch_update(AcqRel, Acquire, |last| Some(after(last)));
         let mut id = [0; 16];
         id[..8].copy_from_slice(&self.tag);
-        id[8..].copy_from_slice(&own);
-        Ok(WriteId::new(id))
+        id[8..].copy_from_slice(&last.map_or(now_ns, after).to_be_bytes());
+        WriteId::new(id)
     }
 
     /// Has the journal take these changes, all or none, and then the memory. Whoever asked may be gone by then.
@@ -149,7 +171,7 @@ impl Area {
         apply: impl FnOnce(&mut State) + Send + 'static,
     ) -> Result<(), Wrong> {
         let (journal, state) = (self.journal.clone(), self.state.clone());
-        let done = self.on_disk(move || {
+        let done = self.in_order(move || {
             failpoint::hit("agent.staging.commit");
             let mut journal = lock(&journal);
             let journal = journal.as_mut().ok_or(Wrong::Cause(Cause::Unavailable))?; // left to a successor
@@ -185,6 +207,29 @@ impl Area {
             })
         });
         done.await
+    }
+
+    /// A change, after all those that were asked for before it, and before all later ones: also where nobody waits for it any more,
+    /// and so whoever asks next holds what it is about.
+    pub(super) async fn in_order<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> Result<T, Wrong> + Send + 'static,
+    ) -> Result<T, Wrong> {
+        let (done, result) = tokio::sync::oneshot::channel();
+        let job = inflight::carry_job(job);
+        lock(&self.changes).push_back(Box::new(move || drop(done.send(job()))));
+        let (changes, turn) = (self.changes.clone(), self.turn.clone());
+        // As many as there are changes, each for the first of them.
+        let next = self.disk.run(move || {
+            let _turn = lock(&turn);
+            let job = lock(&changes).pop_front();
+            if let Some(job) = job {
+                job();
+            }
+        });
+        next.await.map_err(|Hung| self.hung())?;
+        let done = tokio::time::timeout(self.disk.limit(), result).await;
+        done.ok().and_then(Result::ok).unwrap_or_else(|| Err(self.hung()))
     }
 
     /// On a thread of the staging disk.
@@ -242,7 +287,8 @@ impl Area {
     /// Notes that the store is asked for it now.
     pub(super) async fn begin(&self, caller: &Caller<'_>) -> Result<(), Wrong> {
         let entries = self.remember(caller, BEGUN, Vec::new());
-        self.commit(entries, |_| ()).await
+        self.commit(entries, |_| ()).await?;
+        self.sync_disk().await // the store never has what the journal does not tell of, whatever loses its power
     }
 
     fn remember(&self, caller: &Caller<'_>, kind: u8, value: Vec<u8>) -> Vec<Entry> {
@@ -306,18 +352,50 @@ impl Area {
         }
     }
 
+    /// This name of a directory, for an operation that changes it: nobody else does, nor moves the directory.
+    pub(super) async fn hold(&self, dir: u64, name: &[u8]) -> Result<(Vec<u8>, Held), Wrong> {
+        let ([path], held) = self.hold_all([(dir, name)]).await?;
+        Ok((path, held))
+    }
+
+    pub(super) async fn hold_all<const N: usize>(
+        &self,
+        names: [(u64, &[u8]); N],
+    ) -> Result<([Vec<u8>; N], Held), Wrong> {
+        let paths = || -> Result<Vec<Vec<u8>>, Wrong> {
+            names.iter().map(|(dir, name)| self.child_path(*dir, name)).collect()
+        };
+        loop {
+            let wanted = paths()?;
+            let refs: Vec<&[u8]> = wanted.iter().map(Vec::as_slice).collect();
+            let held = self.locks.take(&refs).await;
+            // Unless a directory got another name before it was held.
+            if paths()? == wanted {
+                let wanted = wanted.try_into().map_err(|_| Wrong::Cause(Cause::Internal))?;
+                return Ok((wanted, held));
+            }
+        }
+    }
+
     /// What this name leads to now, for every pod of the node.
     pub(super) async fn find(&self, dir: u64, name: &[u8], path: &[u8]) -> Result<Option<Found>, Wrong> {
-        let staged = {
-            let state = self.state();
-            let staged = state.by_path(path);
-            if let Some(file) = staged.as_ref().filter(|file| file.speaks()) {
-                return Ok(Some(Found::Staged(file.clone())));
-            }
-            if state.gone.contains_key(path) {
-                return Ok(None);
-            }
-            staged
+        self.find_from(self.find_here(path), dir, name).await
+    }
+
+    /// What is known of it here, whatever the store says.
+    pub(super) fn find_here(&self, path: &[u8]) -> Here {
+        let state = self.state();
+        match state.by_path(path) {
+            Some(file) if file.speaks() => Here::Known(Some(Found::Staged(file))),
+            _ if state.is_gone(path) => Here::Known(None),
+            staged => Here::Ask(staged),
+        }
+    }
+
+    pub(super) async fn find_from(&self, here: Here, dir: u64, name: &[u8]) -> Result<Option<Found>, Wrong> {
+        let staged = match here {
+            Here::Known(found) => return Ok(found),
+            Here::Ask(staged) => staged,
         };
         for _ in 0..LOOKED_UP_MAX {
             let asked = self.scope.lookup(dir, name, self.freshness());
@@ -421,7 +499,7 @@ impl Area {
             durable: false,
             base: Some(base),
             target: Some(version),
-            made_by: None,
+            made_by: Some(self.draw().to_string()),
             clean: true,
             same: true,
             former: Vec::new(),

@@ -2,7 +2,7 @@
 
 use super::ongoing::Ongoing;
 use super::parts;
-use super::record::{Former, Record};
+use super::record::Record;
 use crate::lock::lock;
 use link::writable::Node;
 use std::collections::HashMap;
@@ -209,13 +209,5 @@ impl File {
         record.mtime_ns = self.mtime_ns();
         record.ctime_ns = record.ctime_ns.max(self.touched_ns.load(Acquire));
         record
-    }
-
-    /// What the store has, or may have, under its present name.
-    pub(super) fn object(record: &Record) -> Option<Former> {
-        let is_there = record.target.is_some() || !record.writes.is_empty();
-        let path = record.path.clone().filter(|_| is_there)?;
-        let (version, made_by) = (record.target.clone(), record.made_by.clone());
-        Some(Former { path, version, made_by, writes: record.writes.clone() })
     }
 }

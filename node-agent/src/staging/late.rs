@@ -4,10 +4,11 @@
 use super::area::Area;
 use super::names::{Entry, LATE, State};
 use super::record::Late;
-use futures::StreamExt;
+use super::staged::lies_at_or_below;
+use futures::{StreamExt, TryStreamExt};
 use link::Cause;
 use link::writable::Wrong;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use store::{Condition, Seen};
 
@@ -17,6 +18,9 @@ const KEPT_NS: i64 = 20 * 60 * 1_000_000_000;
 const MOST: usize = 1024;
 /// How often it is looked what they have left.
 pub(super) const LOOK: Duration = Duration::from_secs(60);
+
+/// Names that are looked at at once.
+const LOOKS_AT_ONCE: usize = 4;
 
 /// What is remembered anew of each id; None: nothing any more.
 pub(super) type Changed = BTreeMap<String, Option<Late>>;
@@ -90,35 +94,48 @@ impl Area {
         let paths: Vec<Vec<u8>> = {
             let state = self.state();
             let is_free = |late: &&Late| {
-                late.is_removed
-                    && !state.paths.contains_key(&late.path)
-                    && !state.gone.contains_key(&late.path)
+                late.is_removed && !state.paths.contains_key(&late.path) && !state.is_gone(&late.path)
             };
             let mut paths: Vec<_> =
                 state.late.values().filter(is_free).map(|late| late.path.clone()).collect();
             paths.dedup();
             paths
         };
-        let looks = futures::stream::iter(paths).for_each_concurrent(4, async |path| {
+        let looks = futures::stream::iter(paths).for_each_concurrent(LOOKS_AT_ONCE, async |path| {
             // Nobody makes it meanwhile.
             let _held = self.locks.take(&[&path]).await;
             let is_free = {
                 let state = self.state();
-                !state.paths.contains_key(&path) && !state.gone.contains_key(&path)
+                !state.paths.contains_key(&path) && !state.is_gone(&path)
             };
-            if is_free
-                && let Ok(Some(seen)) = self.sink.look(&path).await
-                && self.is_late(&path, &seen)
-            {
-                let shown = String::from_utf8_lossy(&path);
-                tracing::warn!(volume = %self.volume, path = %shown, "a write that was given up has come to pass: it is removed");
-                // Tried again at the next look.
-                if self.sink.delete(&path, &Condition::Is(seen.version)).await.is_ok() {
-                    let _ = self.unplace(&path).await; // a listing tells it, too
-                }
+            if is_free {
+                let _ = self.remove_late_at(&path).await; // tried again at the next look
             }
         });
         looks.await;
+    }
+
+    /// As [`Self::remove_late`], of what is below a directory in which nobody makes anything meanwhile.
+    pub(super) async fn remove_late_below(&self, top: &[u8]) -> Result<(), Wrong> {
+        let paths: BTreeSet<Vec<u8>> = {
+            let state = self.state();
+            let is_below = |late: &&Late| late.is_removed && lies_at_or_below(&late.path, top);
+            let is_free = |late: &&Late| !state.paths.contains_key(&late.path) && !state.is_gone(&late.path);
+            state.late.values().filter(is_below).filter(is_free).map(|late| late.path.clone()).collect()
+        };
+        let removed =
+            futures::stream::iter(paths).map(|path| async move { self.remove_late_at(&path).await });
+        removed.buffer_unordered(LOOKS_AT_ONCE).try_collect().await
+    }
+
+    async fn remove_late_at(&self, path: &[u8]) -> Result<(), Wrong> {
+        let failed = |what| move |error| self.store_wrong(what, path, &error);
+        let seen = self.sink.look(path).await.map_err(failed("look"))?;
+        let Some(seen) = seen.filter(|seen| self.is_late(path, seen)) else { return Ok(()) };
+        let shown = String::from_utf8_lossy(path);
+        tracing::warn!(volume = %self.volume, path = %shown, "a write that was given up has come to pass: it is removed");
+        self.sink.delete(path, &Condition::Is(seen.version)).await.map_err(failed("removal"))?;
+        self.unplace(path).await // a listing tells it, too
     }
 }
 

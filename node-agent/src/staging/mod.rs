@@ -15,6 +15,7 @@
 mod area;
 mod closed;
 mod description;
+mod directories;
 mod discard;
 mod discards;
 mod disk;
@@ -26,6 +27,7 @@ mod histories;
 mod inspect;
 mod late;
 mod locks;
+mod moves;
 mod names;
 mod ongoing;
 mod opening;
@@ -64,6 +66,10 @@ pub const STEPS: &[&str] = &[
     "agent.staging.deleted",
     "agent.staging.made",
     "agent.staging.mkdir",
+    "agent.staging.move",
+    "agent.staging.move-copied",
+    "agent.staging.move-end",
+    "agent.staging.moved",
     "agent.staging.put",
     "agent.staging.put-done",
     "agent.staging.removed",

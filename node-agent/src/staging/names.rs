@@ -2,7 +2,7 @@
 
 use super::file::File;
 use super::locks::{name, parent};
-use super::record::{Append, Late, Record, Root};
+use super::record::{Append, Late, Moved, Record, Root};
 use crate::lock::lock;
 use journal::Change;
 use link::Cause;
@@ -22,6 +22,7 @@ pub(super) const APPEND: u8 = b'a';
 pub(super) const BEGUN: u8 = b'b';
 pub(super) const OPEN: u8 = b'o';
 pub(super) const LATE: u8 = b'l';
+pub(super) const MOVED: u8 = b'm';
 pub(super) const PROBE_KEY: &[u8] = b"p";
 pub(super) const ROOT_KEY: &[u8] = b"d";
 pub(super) const SOURCE_KEY: &[u8] = b"s";
@@ -36,6 +37,8 @@ pub(super) struct State {
     pub(super) paths: BTreeMap<Vec<u8>, u64>,
     /// Names that the store still has, of which this inode's object is to be removed.
     pub(super) gone: BTreeMap<Vec<u8>, u64>,
+    /// Names of directories that the store still has, and that are others here, or (None) were made for nothing.
+    pub(super) moved: BTreeMap<Vec<u8>, Option<Moved>>,
     /// How often it is open, by inode number and mount.
     pub(super) opens: HashMap<u64, HashMap<MountId, u32>>,
     pub(super) root: Option<Root>,
@@ -100,6 +103,11 @@ pub(super) fn open_entry(mount: MountId, ino: u64, times: u32) -> Entry {
 pub(super) fn file_entry(ino: u64, record: Option<&Record>) -> Result<Entry, Wrong> {
     let value = record.map(postcard::to_stdvec).transpose().map_err(|_| Wrong::Cause(Cause::Internal))?;
     Ok(([&[FILE][..], &ino.to_be_bytes()].concat(), value))
+}
+
+pub(super) fn moved_entry(path: &[u8], moved: Option<&Option<Moved>>) -> Result<Entry, Wrong> {
+    let value = moved.map(postcard::to_stdvec).transpose().map_err(|_| Wrong::Cause(Cause::Internal))?;
+    Ok(([&[MOVED][..], path].concat(), value))
 }
 
 /// Longer than any difference between the clock that times files and the one that times our changes, nanoseconds.
@@ -187,6 +195,11 @@ impl State {
         if let Some(file) = self.files.remove(&ino) {
             self.unname(ino, &file.record());
         }
+    }
+
+    /// The store has it under this name, and here it has another one or none.
+    pub(super) fn is_gone(&self, path: &[u8]) -> bool {
+        self.gone.contains_key(path) || self.moved.contains_key(path)
     }
 
     pub(super) fn by_path(&self, path: &[u8]) -> Option<Arc<File>> {

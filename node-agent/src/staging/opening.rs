@@ -1,8 +1,8 @@
 //! Opens the directory of an area, and reads what its journal says.
 
 use super::names::{
-    APPEND, BEGUN, BOOT_KEY, Entry, FILE, FILES, LATE, OPEN, PROBE_KEY, RESULT, ROOT_KEY, SOURCE_KEY, State,
-    TAG_KEY, Tag, changes, result_of,
+    APPEND, BEGUN, BOOT_KEY, Entry, FILE, FILES, LATE, MOVED, OPEN, PROBE_KEY, RESULT, ROOT_KEY, SOURCE_KEY,
+    State, TAG_KEY, Tag, changes, result_of,
 };
 use super::random::random;
 use super::record::Record;
@@ -192,6 +192,9 @@ fn read(journal: &Journal, files: BorrowedFd<'_>, boot: &str) -> Result<Replayed
                 let append = postcard::from_bytes(value).map_err(|_| unknown())?;
                 read.state.results.entry(request.0).or_default().push_back(request.1);
                 read.state.appends.insert(request, append);
+            }
+            Some((&MOVED, path)) => {
+                read.state.moved.insert(path.to_vec(), postcard::from_bytes(value).map_err(|_| unknown())?);
             }
             Some((&LATE, id)) => {
                 let id = String::from_utf8(id.to_vec()).map_err(|_| unknown())?;

@@ -2,18 +2,16 @@
 
 use super::area::{Area, Caller, Found};
 use super::file::{File, now_ns};
-use super::locks::parent;
 use super::names::{State, file_entry, open_entry};
-use super::record::{Record, Root};
+use super::record::Record;
 use super::{Executed, Outcome};
-use cache::meta::{Attributes, Incoming, Kind, ROOT};
+use cache::meta::{Attributes, Kind, ROOT};
 use link::Cause;
 use link::broker::MountId;
 use link::writable::{Done, Name, Operation, Owner, SetAttributes, Wrong};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use volume::Permissions;
 
 /// Where a listing goes on after "." and after ".."; after a name of the store's: at its inode number.
 const AFTER_DOT: u64 = 1;
@@ -67,11 +65,14 @@ impl Area {
     }
 
     async fn lookup(&self, dir: u64, name: &[u8]) -> Outcome {
-        let path = match self.child_path(dir, name) {
-            Err(Wrong::Impossible) => return Ok(Done::Absent), // the kernel looks no such names up
-            path => path?,
+        let here = {
+            let _still = self.moving.read().await;
+            match self.child_path(dir, name) {
+                Err(Wrong::Impossible) => return Ok(Done::Absent), // the kernel looks no such names up
+                path => self.find_here(&path?),
+            }
         };
-        Ok(match self.find(dir, name, &path).await? {
+        Ok(match self.find_from(here, dir, name).await? {
             Some(found) => Done::Node(self.node(&found)),
             None => Done::Absent,
         })
@@ -113,7 +114,6 @@ impl Area {
     // ------------------------------------------------------------------ listings
 
     async fn read_directory(&self, dir: u64, offset: u64) -> Outcome {
-        let path = self.path_of_dir(dir)?;
         if offset <= AFTER_DOT_DOT {
             let listed = self.scope.list(dir, self.freshness());
             self.scope.within(self.spec.parameters.store_timeout, Some(dir), listed).await?;
@@ -131,14 +131,17 @@ impl Area {
         }
         // What the area says of this directory: names that the store does not have so, and those that it has still.
         let (staged, gone) = {
+            let _still = self.moving.read().await;
+            let path = self.path_of_dir(dir)?;
             let state = self.state();
             let staged = State::in_dir(&state.paths, &path).filter_map(|(name, ino)| {
                 let file = state.files.get(ino).filter(|file| file.speaks())?;
                 Some((name.to_vec(), file.clone()))
             });
             let staged: BTreeMap<Vec<u8>, Arc<File>> = staged.collect();
+            let moved = State::in_dir(&state.moved, &path).map(|(name, _)| name.to_vec());
             let gone: BTreeSet<Vec<u8>> =
-                State::in_dir(&state.gone, &path).map(|(name, _)| name.to_vec()).collect();
+                State::in_dir(&state.gone, &path).map(|(name, _)| name.to_vec()).chain(moved).collect();
             (staged, gone)
         };
         if offset < STAGED {
@@ -286,8 +289,7 @@ impl Area {
         owner: Owner,
         (exclusive, open): (bool, bool),
     ) -> Outcome {
-        let path = self.child_path(dir, name)?;
-        let _held = self.locks.take(&[&path]).await;
+        let (path, _held) = self.hold(dir, name).await?;
         if let Some(found) = self.find(dir, name, &path).await? {
             return match found {
                 _ if exclusive => Err(Wrong::Exists),
@@ -318,30 +320,6 @@ impl Area {
         self.commit(entries, apply).await?;
         self.times.names_changed(dir);
         outcome
-    }
-
-    /// New names of a directory with the set-group-id bit belong to its group.
-    async fn inherited(&self, dir: u64, owner: Owner, is_dir: bool) -> Result<Owner, Wrong> {
-        let above = self.inode(dir).await?;
-        let above = self.node(&above);
-        Ok(match above.mode & libc::S_ISGID != 0 {
-            true if is_dir => Owner { gid: above.gid, mode: owner.mode | libc::S_ISGID, ..owner },
-            true => Owner { gid: above.gid, ..owner },
-            false => owner,
-        })
-    }
-
-    async fn is_directory(&self, ino: u64) -> Result<(), Wrong> {
-        if ino == ROOT {
-            return Ok(());
-        }
-        // Its name must be there: one that was removed takes no names any more.
-        let known = self.scope.names.attributes(ino).map_err(|e| self.meta_wrong(&e))?;
-        match known {
-            Some((Attributes { kind: Kind::Directory, .. }, _)) => Ok(()),
-            Some(_) => Err(Wrong::Cause(Cause::NotADirectory)),
-            None => Err(Wrong::Cause(Cause::NotFound)),
-        }
     }
 
     async fn set_attributes(&self, ino: u64, set: &SetAttributes) -> Outcome {
@@ -383,51 +361,8 @@ impl Area {
         Ok(Done::Node(file.node()))
     }
 
-    /// Owner, mode and time of a directory are known on this node alone: an object store has no place for them.
-    async fn set_of_directory(&self, attributes: &Attributes, set: &SetAttributes) -> Outcome {
-        if set.size.is_some() {
-            return Err(Wrong::IsDirectory);
-        }
-        let node = self.stored_node(attributes);
-        let mode = set.mode.unwrap_or(node.mode & 0o7777);
-        let (uid, gid) = (set.uid.unwrap_or(node.uid), set.gid.unwrap_or(node.gid));
-        // What is later than now is known to `times` alone: it would be taken for somebody else's change.
-        let mtime_ns = set.mtime_ns.unwrap_or(node.mtime_ns).min(now_ns());
-        if attributes.ino == ROOT {
-            self.set_root(Root { mode, uid, gid, time_ns: mtime_ns }).await?;
-            self.times.set(ROOT, set.atime_ns, set.mtime_ns);
-            return Ok(Done::Node(self.stored_node(attributes)));
-        }
-        let path = self.path_of_dir(attributes.ino)?;
-        let placed = self.place_dir(&path, attributes.ino, mode, uid, gid, mtime_ns).await?;
-        self.times.set(attributes.ino, set.atime_ns, set.mtime_ns);
-        Ok(Done::Node(self.stored_node(&placed)))
-    }
-
-    async fn place_dir(
-        &self,
-        path: &[u8],
-        ino: u64,
-        mode: u32,
-        uid: u32,
-        gid: u32,
-        mtime_ns: i64,
-    ) -> Result<Attributes, Wrong> {
-        let incoming = Incoming {
-            name: super::locks::name(path).to_vec(),
-            kind: Kind::Directory,
-            size: 0,
-            mtime_ns,
-            token: String::new(),
-            target: Vec::new(),
-            permissions: Some(Permissions::of(mode, Some(uid), Some(gid))),
-        };
-        self.place(path, incoming, ino).await
-    }
-
     async fn unlink(&self, caller: &Caller<'_>, dir: u64, name: &[u8]) -> Outcome {
-        let path = self.child_path(dir, name)?;
-        let _held = self.locks.take(&[&path]).await;
+        let (path, _held) = self.hold(dir, name).await?;
         let found = self.find(dir, name, &path).await?.ok_or(Wrong::Cause(Cause::NotFound))?;
         if let Found::Stored(Attributes { kind: Kind::Directory, .. }) = &found {
             return Err(Wrong::IsDirectory);
@@ -436,11 +371,8 @@ impl Area {
         self.keep_for_readers(&file).await?;
         let outcome = Ok(Done::Done);
         let content = file.content.write().await;
-        let mut record = file.record();
-        record.former.extend(File::object(&record));
-        (record.path, record.target, record.clean, record.ctime_ns) = (None, None, false, now_ns());
-        (record.writes, record.unsettled, record.conflict) = (Vec::new(), false, false);
-        record.made_by = None;
+        let mut record = file.record().unlinked();
+        record.ctime_ns = now_ns();
         file.change();
         let mut entries = self.result_entries(caller, &outcome)?;
         entries.push(file_entry(file.ino, Some(&record))?);
@@ -468,8 +400,7 @@ impl Area {
         (to_dir, to_name): (u64, &[u8]),
         keep: bool,
     ) -> Outcome {
-        let (from, to) = (self.child_path(from_dir, from_name)?, self.child_path(to_dir, to_name)?);
-        let _held = self.locks.take(&[&from, &to]).await;
+        let ([from, to], held) = self.hold_all([(from_dir, from_name), (to_dir, to_name)]).await?;
         let found = self.find(from_dir, from_name, &from).await?.ok_or(Wrong::Cause(Cause::NotFound))?;
         self.is_directory(to_dir).await?;
         let there = if from == to { None } else { self.find(to_dir, to_name, &to).await? };
@@ -481,18 +412,19 @@ impl Area {
         }
         let is_dir = |found: &Found| matches!(found, Found::Stored(Attributes { kind: Kind::Directory, .. }));
         if is_dir(&found) {
-            return match there {
-                Some(there) if !is_dir(&there) => Err(Wrong::Cause(Cause::NotADirectory)),
-                Some(_) if !self.is_empty(&to).await? => Err(Wrong::NotEmpty),
-                // Of an object store: each object below would have to be copied.
-                _ => Err(Wrong::Elsewhere),
-            };
+            drop(held); // it takes more
+            return self.rename_directory(caller, (from_dir, from_name), (to_dir, to_name), keep).await;
         }
         if there.as_ref().is_some_and(is_dir) {
             return Err(Wrong::IsDirectory);
         }
         self.new_path(to_dir, to_name)?;
         let file = self.staged(found).await?;
+        let was_directory = self.state().moved.contains_key(&to);
+        if was_directory {
+            self.send(&file).await?; // it may have come from there
+            self.sent_before(&to, Some(file.ino)).await?;
+        }
         let replaced = match there {
             Some(there) => Some(self.staged(there).await?),
             None => None,
@@ -523,15 +455,8 @@ impl Area {
         };
         let mut record = file.noted(file.record());
         record.durable |= made_durable && record.base.is_none();
-        record.former.extend(File::object(&record));
-        // Back to a name that it had before: what the store still has there is to be replaced.
-        let back =
-            record.former.iter().position(|former| former.path == to).map(|at| record.former.remove(at));
-        (record.path, record.clean, record.conflict, record.ctime_ns) =
-            (Some(to.clone()), false, false, now_ns());
-        (record.target, record.made_by, record.writes) =
-            back.map(|back| (back.version, back.made_by, back.writes)).unwrap_or_default();
-        record.unsettled = !record.writes.is_empty();
+        record.moved(to.clone());
+        record.ctime_ns = now_ns();
         file.change();
         let mut entries = self.result_entries(caller, &outcome)?;
         let mut over = None;
@@ -542,8 +467,10 @@ impl Area {
             }
             record.writes.append(&mut their.writes);
             record.unsettled |= their.unsettled;
-            // Its object is replaced, and not removed.
-            (their.path, their.clean, their.ctime_ns) = (None, their.former.is_empty(), now_ns());
+            // Its object is replaced, and not removed. One that has not left its former name yet is not removed before that:
+            // until then it is the one that is there.
+            record.take_former(std::mem::take(&mut their.former));
+            (their.path, their.clean, their.ctime_ns) = (None, true, now_ns());
             their.conflict = false;
             replaced.change();
             entries.push(file_entry(replaced.ino, Some(&their))?);
@@ -588,92 +515,6 @@ impl Area {
             next == Some(file.ino)
         };
         if is_circle { self.send(file).await } else { Ok(()) }
-    }
-
-    // ------------------------------------------------------------------ directories
-
-    async fn make_directory(&self, caller: &Caller<'_>, dir: u64, name: &[u8], owner: Owner) -> Outcome {
-        let path = self.child_path(dir, name)?;
-        let _held = self.locks.take(&[&path]).await;
-        // An agent that died in the middle of this very request may have made it.
-        let again = self.begun(caller);
-        match self.find(dir, name, &path).await? {
-            Some(found @ Found::Stored(Attributes { kind: Kind::Directory, .. })) if again => {
-                return Ok(Done::Node(self.node(&found)));
-            }
-            Some(_) => return Err(Wrong::Exists),
-            None => {}
-        }
-        self.is_directory(dir).await?;
-        self.new_path(dir, name)?;
-        let owner = self.inherited(dir, owner, true).await?;
-        self.sent_before(&path, None).await?;
-        self.begin(caller).await?;
-        let attributes = store::Attributes {
-            mode: Some(owner.mode),
-            uid: Some(owner.uid),
-            gid: Some(owner.gid),
-            modified_ns: Some(now_ns()),
-        };
-        let write = store::Write { id: self.draw()?, attributes };
-        failpoint::hit("agent.staging.mkdir");
-        self.sink.make_dir(&path, &write).await.map_err(|e| self.store_wrong("mkdir", &path, &e))?;
-        failpoint::hit("agent.staging.made");
-        crate::lock::lock(&self.kept_dirs).insert(path.clone());
-        let ino = self.next_ino()?;
-        let placed = self.place_dir(&path, ino, owner.mode, owner.uid, owner.gid, now_ns()).await?;
-        self.times.names_changed(dir);
-        let outcome = Ok(Done::Node(self.stored_node(&placed)));
-        let entries = self.result_entries(caller, &outcome)?;
-        self.commit(entries, |_| ()).await?;
-        outcome
-    }
-
-    async fn remove_directory(&self, caller: &Caller<'_>, dir: u64, name: &[u8]) -> Outcome {
-        let path = self.child_path(dir, name)?;
-        let _held = self.locks.take(&[&path]).await;
-        let again = self.begun(caller);
-        let ino = match self.find(dir, name, &path).await? {
-            Some(Found::Stored(Attributes { kind: Kind::Directory, ino, .. })) => ino,
-            Some(_) => return Err(Wrong::Cause(Cause::NotADirectory)),
-            None if again => return Ok(Done::Done),
-            None => return Err(Wrong::Cause(Cause::NotFound)),
-        };
-        if !self.is_empty(&path).await? {
-            return Err(Wrong::NotEmpty);
-        }
-        self.begin(caller).await?;
-        failpoint::hit("agent.staging.rmdir");
-        self.keep_dir(parent(&path)).await?;
-        self.sink.remove_dir(&path).await.map_err(|e| self.store_wrong("rmdir", &path, &e))?;
-        failpoint::hit("agent.staging.removed");
-        crate::lock::lock(&self.kept_dirs).remove(&path);
-        self.unplace(&path).await?;
-        self.times.forget(ino);
-        self.times.names_changed(dir);
-        let outcome = Ok(Done::Done);
-        let entries = self.result_entries(caller, &outcome)?;
-        self.commit(entries, |_| ()).await?;
-        outcome
-    }
-
-    /// Of this node and at the store.
-    async fn is_empty(&self, dir: &[u8]) -> Result<bool, Wrong> {
-        if self.has_names(dir) {
-            return Ok(false);
-        }
-        self.sent_below(dir).await?;
-        match self.scope.source.list(dir, None).await {
-            Ok(page) => Ok(page.entries.is_empty() && page.unnameable.is_empty() && page.next.is_none()),
-            Err(store::StoreError::NotFound { .. }) => Ok(true), // it was there only for what was in it
-            Err(error) => Err(self.store_wrong("list", dir, &error)),
-        }
-    }
-
-    fn has_names(&self, dir: &[u8]) -> bool {
-        let state = self.state();
-        State::in_dir(&state.paths, dir)
-            .any(|(_, ino)| state.files.get(ino).is_some_and(|file| file.speaks()))
     }
 }
 

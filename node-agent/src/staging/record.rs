@@ -25,7 +25,8 @@ pub(super) struct Former {
     pub(super) path: Vec<u8>,
     /// None: nothing, unless one of `writes` has come to pass.
     pub(super) version: Option<String>,
-    /// The write of this area's that made it, if it is known: versions may be of the bytes alone.
+    /// The write of this area's that made it, for versions may be of the bytes alone; or a name that was drawn since, where it is
+    /// only known that it was there by then.
     pub(super) made_by: Option<String>,
     /// Asked of the store, and not seen how they ended.
     pub(super) writes: Vec<String>,
@@ -72,6 +73,48 @@ impl Record {
         !self.clean && (self.path.is_some() || !self.former.is_empty())
     }
 
+    /// What the store has, or may have, under its present name.
+    pub(super) fn object(&self) -> Option<Former> {
+        let is_there = self.target.is_some() || !self.writes.is_empty();
+        let path = self.path.clone().filter(|_| is_there)?;
+        let (version, made_by) = (self.target.clone(), self.made_by.clone());
+        Some(Former { path, version, made_by, writes: self.writes.clone() })
+    }
+
+    /// It has no name any more.
+    pub(super) fn unlinked(mut self) -> Self {
+        self.former.extend(self.object());
+        (self.path, self.target, self.made_by) = (None, None, None);
+        (self.writes, self.unsettled, self.conflict, self.clean) = (Vec::new(), false, false, false);
+        self
+    }
+
+    /// What another file has left behind goes with what this one has.
+    pub(super) fn take_former(&mut self, theirs: Vec<Former>) {
+        for other in theirs {
+            match self.former.iter_mut().find(|former| former.path == other.path) {
+                Some(own) => {
+                    if own.version.is_none() {
+                        (own.version, own.made_by) = (other.version, other.made_by);
+                    }
+                    own.writes.extend(other.writes);
+                }
+                None => self.former.push(other),
+            }
+        }
+    }
+
+    /// It gets this name.
+    pub(super) fn moved(&mut self, to: Vec<u8>) {
+        self.former.extend(self.object());
+        // Back to a name that it had before: what the store still has there is to be replaced.
+        let back = self.former.iter().position(|former| former.path == to).map(|at| self.former.remove(at));
+        (self.target, self.made_by, self.writes) =
+            back.map(|back| (back.version, back.made_by, back.writes)).unwrap_or_default();
+        self.unsettled = !self.writes.is_empty();
+        (self.path, self.clean, self.conflict) = (Some(to), false, false);
+    }
+
     pub(super) fn owner(&self) -> Owner {
         Owner { mode: self.mode, uid: self.uid, gid: self.gid }
     }
@@ -96,6 +139,13 @@ pub(super) struct Late {
     pub(super) given_up_ns: i64,
     /// The store was told since that nothing is to be at `path`.
     pub(super) is_removed: bool,
+}
+
+/// A directory that has another name here. What the store has under this one is to go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Moved {
+    pub(super) to: Vec<u8>,
+    pub(super) ino: u64,
 }
 
 /// Of the volume's own directory, which is no object.

@@ -17,6 +17,7 @@ use super::file::File;
 use super::locks::parent;
 use super::names::{APPEND, BEGUN, Entry, OPEN, RESULT, file_entry};
 use super::record::{Former, Object, Record};
+use super::send::is_of;
 use cache::meta::{Lookup, ROOT};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt};
@@ -75,67 +76,77 @@ impl Area {
         self.recover_former(file).await?;
         let record = file.record();
         let Some(path) = &record.path else { return Ok(()) };
-        if let Some(base) = record.base.as_ref().filter(|base| !record.local && base.path != *path) {
-            let seen = self.sink.look(&base.path).await;
-            let seen = seen.map_err(|e| self.store_wrong("look", &base.path, &e))?;
-            if seen.is_none_or(|seen| seen.version != base.version()) {
-                // It is somewhere else by now.
-                return self.leave_to_store(file.ino).await;
+        let stored = record.base.as_ref().filter(|_| !record.local);
+        if let Some(base) = stored.filter(|base| base.path != *path) {
+            let former = record.former.iter().find(|former| former.path == base.path);
+            let seen = self.see(&base.path).await?;
+            let is_there = former.is_some_and(|former| {
+                seen.is_some_and(|seen| self.is_told(&seen, Some(&base.version), former.made_by.as_deref()))
+            });
+            if !is_there {
+                return self.leave_to_store(file).await; // it is somewhere else by now
             }
         }
-        let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
-        let Some(seen) = seen else {
-            if !record.local && record.base.as_ref().is_some_and(|base| base.path == *path) {
+        let is_in_place = stored.is_some_and(|base| base.path == *path);
+        let Some(seen) = self.see(path).await? else {
+            if is_in_place {
                 // It was removed, or got another name, and the journal does not tell it any more.
-                return self.leave_to_store(file.ino).await;
+                return self.leave_to_store(file).await;
             }
-            return self.change_record(file, |record| record.target = None).await;
+            return self.change_record(file, |record| (record.target, record.made_by) = (None, None)).await;
         };
-        let in_place = record.base.as_ref().filter(|base| !record.local && base.path == *path);
-        if in_place.is_some_and(|base| base.version != seen.version.0) {
-            // The object that had its bytes has been replaced: by what was lost here of this file, or by somebody else.
-            return self.leave_to_store(file.ino).await;
-        }
-        if record.target.as_ref() == Some(&seen.version.0) || self.is_former(path, &seen.version.0) {
+        let is_told = self.is_told(&seen, record.target.as_deref(), record.made_by.as_deref());
+        // What was here of later bytes than those of `base` is lost, and the store has had them.
+        let is_base = !is_in_place || stored.is_some_and(|base| base.version == seen.version.0);
+        if is_told && is_base || self.is_former(path, &seen) {
             return Ok(()); // as the journal has it
         }
-        let is_asked = seen.write.is_some_and(|id| record.writes.contains(&id.to_string()));
-        if !is_asked && !self.is_lost(&seen, 1) {
-            return Ok(());
+        let is_asked = is_told || is_of(&seen, &record.writes);
+        if !is_asked && (is_in_place || self.is_lost(&seen, 1)) {
+            // The object that had its bytes has been replaced: by what was lost here of this file, or by somebody else. Of what
+            // the file was, or is by now elsewhere, nothing is removed: the journal does not tell where.
+            return self.leave_to_store(file).await;
         }
-        // (A file whose bytes are at its own name: what was asked for has other attributes, and the same bytes.)
-        if !is_asked || in_place.is_some() {
-            // Of what the file was, or is by now elsewhere, nothing is removed: the journal does not tell where.
-            return self.leave_to_store(file.ino).await;
+        if !is_asked {
+            return Ok(()); // somebody else's
         }
-        let object = seen;
-        let change = |record: &mut Record| {
-            record.unsettled = false;
-            (record.target, record.made_by) = (Some(object.version.0), object.write.map(|id| id.to_string()));
-        };
-        self.change_record(file, change).await
+        let is_through = self.is_through() && record.local;
+        let mut content = file.content.write().await;
+        let mut record = file.noted(record.clone());
+        record.unsettled = is_told && record.unsettled;
+        record.made_by = seen.write.map(|id| id.to_string());
+        record.target = Some(seen.version.0.clone());
+        // What is here may be older than what the store has: the store, and not this disk, is what makes it safe.
+        if is_in_place || is_through {
+            record.base = Some(Object { path: path.clone(), version: seen.version.0, size: seen.size });
+            (record.local, record.same) = (false, true);
+            *content = None;
+            file.set_stored_size(seen.size);
+        }
+        self.put_record(file, record).await
     }
 
     /// What is at a former name may be the object of a newer file there, of which the journal does not tell any more.
     async fn recover_former(&self, file: &File) -> Result<(), Wrong> {
-        let mut former = file.record().former;
-        for object in std::mem::take(&mut former) {
-            let Former { path, version, made_by, writes } = &object;
-            let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
-            let Some(seen) = seen else { continue };
-            let write = seen.write.map(|id| id.to_string());
-            let is_asked = write.as_ref().is_some_and(|id| writes.contains(id));
-            let is_newer = self.is_lost(&seen, 1) && write != *made_by;
-            if is_asked || version.as_ref() == Some(&seen.version.0) && !is_newer {
-                let (version, made_by) = (Some(seen.version.0), write);
-                former.push(Former { path: path.clone(), version, made_by, writes: Vec::new() });
-            } else if !is_newer {
-                former.push(object); // somebody else's
+        let before = file.record();
+        let mut record = before.clone();
+        for object in std::mem::take(&mut record.former) {
+            let Some(seen) = self.see(&object.path).await? else { continue };
+            if is_of(&seen, &object.writes) {
+                if let Some(base) =
+                    record.base.as_mut().filter(|base| !record.local && base.path == object.path)
+                {
+                    (base.version, base.size) = (seen.version.0.clone(), seen.size);
+                    file.set_stored_size(seen.size);
+                }
+                let (version, made_by) = (Some(seen.version.0), seen.write.map(|id| id.to_string()));
+                record.former.push(Former { path: object.path, version, made_by, writes: Vec::new() });
+            } else if !self.is_newer(&seen, object.made_by.as_deref()) {
+                record.former.push(object); // as the journal has it, or somebody else's
             }
         }
-        if former != file.record().former {
-            let mut record = file.noted(file.record());
-            record.former = former;
+        if record != before {
+            let record = file.noted(record);
             let entry = file_entry(file.ino, Some(&record))?;
             let changed = self.by_ino(file.ino);
             self.commit(vec![entry], move |state| {
@@ -148,19 +159,48 @@ impl Area {
         Ok(())
     }
 
+    async fn see(&self, path: &[u8]) -> Result<Option<Seen>, Wrong> {
+        self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))
+    }
+
+    /// A write that was lost has made it, after what the journal has of this name: `made_by`.
+    fn is_newer(&self, seen: &Seen, made_by: Option<&str>) -> bool {
+        let Some(write) = seen.write.map(|id| id.to_string()).filter(|_| self.is_lost(seen, 1)) else {
+            return false;
+        };
+        let is_of_same_run = made_by.is_some_and(|made_by| made_by.get(..16) == write.get(..16));
+        // None: there was nothing.
+        !is_of_same_run || made_by.is_some_and(|made_by| made_by < write.as_str())
+    }
+
+    /// It is what the journal has of this name: this version, and no newer write's that has the same bytes.
+    fn is_told(&self, seen: &Seen, version: Option<&str>, made_by: Option<&str>) -> bool {
+        version == Some(&seen.version.0) && !self.is_newer(seen, made_by)
+    }
+
     /// The journal has it as what another file was there.
-    fn is_former(&self, path: &[u8], version: &str) -> bool {
+    fn is_former(&self, path: &[u8], seen: &Seen) -> bool {
         let state = self.state();
         let owner = state.gone.get(path).and_then(|ino| state.files.get(ino));
         owner.is_some_and(|owner| {
             let former = owner.record().former;
-            former.iter().any(|former| former.path == path && former.version.as_deref() == Some(version))
+            let mut there = former.iter().filter(|former| former.path == path);
+            there.any(|former| self.is_told(seen, former.version.as_deref(), former.made_by.as_deref()))
         })
     }
 
-    /// The store's word counts.
-    async fn leave_to_store(&self, ino: u64) -> Result<(), Wrong> {
-        self.commit(vec![file_entry(ino, None)?], move |state| state.remove(ino)).await
+    /// The store's word counts. What the file has left behind at other names goes all the same, but for the object that has its
+    /// bytes.
+    async fn leave_to_store(&self, file: &Arc<File>) -> Result<(), Wrong> {
+        let record = file.noted(file.record());
+        let Record { base, mut former, .. } = record.clone();
+        former.retain(|former| base.as_ref().is_none_or(|base| base.path != former.path));
+        let ino = file.ino;
+        if former.is_empty() {
+            return self.commit(vec![file_entry(ino, None)?], move |state| state.remove(ino)).await;
+        }
+        let _alone = file.content.write().await;
+        self.put_record(file, Record { former, ..record.unlinked() }).await
     }
 
     /// Has the metadata store know what the bytes of a file here are, if it does not any more: after a loss of power it is a new one.

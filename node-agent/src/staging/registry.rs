@@ -125,15 +125,20 @@ impl Staging {
             numbers: numbers.clone(),
             disk,
             journal: Arc::new(Mutex::new(Some(opened.journal))),
+            changes: Arc::default(),
+            turn: Arc::default(),
             released: AtomicBool::new(false),
             state: Arc::new(Mutex::new(opened.state)),
             locks: Locks::default(),
             ordering: tokio::sync::Mutex::default(),
+            moving: tokio::sync::RwLock::default(),
+            ending_moves: tokio::sync::Mutex::default(),
             dropping: Arc::default(),
             counting: tokio::sync::Mutex::new(()),
             mounts: Mutex::default(),
             tag: opened.tag,
             lost_tags: opened.lost_tags,
+            drawn: AtomicU64::new(0),
             able: OnceCell::new(),
             room: AtomicU64::new(0),
             stale: AtomicU64::new(0),
@@ -150,6 +155,8 @@ impl Staging {
             area.clone().recover().await.map_err(failed)?;
             area.commit(entries, |_| ()).await.map_err(failed)?;
             area.sync_disk().await.map_err(failed)?;
+        } else {
+            area.follow_moves().await;
         }
         let mut areas = lock(&self.areas);
         areas.retain(|_, area| area.strong_count() > 0);

@@ -77,7 +77,11 @@ impl Area {
             if let Some(path) = &record.path {
                 self.sent_before(path, Some(file.ino)).await?;
             }
+            let is_at = |path: &Vec<u8>| record.base.as_ref().is_some_and(|base| base.path == *path);
+            let is_whole = file.sent() >= file.changes() && record.same && !record.unsettled;
             let is_there = match &record.path {
+                // Only its former names are to go.
+                Some(path) if is_whole && is_at(path) => true,
                 Some(path) => self.send_to(file, &mut ongoing, record.clone(), path, round >= ROUNDS).await?,
                 None => {
                     self.abandon(&mut ongoing).await;
@@ -94,7 +98,7 @@ impl Area {
     }
 
     /// Another file's object must be gone first.
-    fn send_before(&self, ino: u64) -> futures::future::BoxFuture<'_, Result<(), Wrong>> {
+    pub(super) fn send_before(&self, ino: u64) -> futures::future::BoxFuture<'_, Result<(), Wrong>> {
         Box::pin(async move {
             match self.by_ino(ino) {
                 Some(other) => self.send(&other).await,
@@ -107,10 +111,11 @@ impl Area {
     /// `own`: the file that is to come there itself.
     pub(super) async fn sent_before(&self, path: &[u8], own: Option<u64>) -> Result<(), Wrong> {
         let owner = self.state().gone.get(path).copied();
-        match owner.filter(|owner| Some(*owner) != own) {
-            Some(ino) => self.send_before(ino).await,
-            None => Ok(()),
+        if let Some(ino) = owner.filter(|owner| Some(*owner) != own) {
+            self.send_before(ino).await?;
         }
+        let was_directory = self.state().moved.contains_key(path);
+        if was_directory { self.end_moves(path).await } else { Ok(()) }
     }
 
     pub(super) async fn sent_below(&self, dir: &[u8]) -> Result<(), Wrong> {
@@ -136,7 +141,7 @@ impl Area {
         if record.unsettled {
             return self.settle(file, path).await.map(|()| false);
         }
-        let condition = self.condition(&record, path).await?;
+        let condition = self.condition_of(record.target.as_deref(), path).await?;
         let content = file.content.write().await;
         if file.record() != record {
             return Ok(false); // another name, say: begun anew
@@ -176,6 +181,7 @@ impl Area {
             drop(content);
             None
         };
+        self.sync_disk().await?; // as before all that the store is asked for: see `begin`
         failpoint::hit("agent.staging.put");
         let put = self.sink.put(path, &body, &write, &condition).await;
         drop(held);
@@ -203,6 +209,7 @@ impl Area {
             let _alone = file.content.write().await;
             self.begin_write(file).await?
         };
+        self.sync_disk().await?; // likewise
         failpoint::hit("agent.staging.copy");
         let copied = self.sink.copy(&base.path, &base.version(), base.size, path, &write, condition).await;
         failpoint::hit("agent.staging.copied");
@@ -246,6 +253,7 @@ impl Area {
             }
             let all: Vec<Part> = begun.parts.values().map(|(part, _)| part.clone()).collect();
             let (upload, owner) = (begun.upload.clone(), begun.owner);
+            self.sync_disk().await?; // likewise
             failpoint::hit("agent.staging.complete");
             let completed = self.sink.complete(&upload, &all, condition).await;
             failpoint::hit("agent.staging.completed");
@@ -359,7 +367,7 @@ impl Area {
                 let last = parts::of(whole.saturating_sub(1));
                 whole > 0 && ongoing.upload.as_ref().is_none_or(|begun| !begun.parts.contains_key(&last))
             };
-            if !is_new(&ongoing) || area.state().gone.contains_key(&path) {
+            if !is_new(&ongoing) || area.state().is_gone(&path) {
                 return; // nothing is whole since, or it is not its turn
             }
             let Some(data) = file.content.read().await.clone() else { return };
@@ -410,7 +418,7 @@ impl Area {
 
     /// Keeps the id of a write before the store is asked for it. To be called with the content alone.
     async fn begin_write(&self, file: &Arc<File>) -> Result<Write, Wrong> {
-        let id = self.draw()?;
+        let id = self.draw();
         let mut record = file.noted(file.record());
         let attributes = store::Attributes {
             mode: Some(record.mode),
@@ -482,10 +490,9 @@ impl Area {
     }
 
     /// What must be at `path` for it to be written. Where the store does not hold it, it is looked at before.
-    async fn condition(&self, record: &Record, path: &[u8]) -> Result<Condition, Wrong> {
+    pub(super) async fn condition_of(&self, target: Option<&str>, path: &[u8]) -> Result<Condition, Wrong> {
         let able = self.able().await?;
-        let wanted =
-            record.target.clone().map_or(Condition::Absent, |version| Condition::Is(Version(version)));
+        let wanted = target.map_or(Condition::Absent, |version| Condition::Is(Version(version.to_owned())));
         let holds = match &wanted {
             Condition::Absent => able.absent && able.absent_in_parts,
             _ => able.is && able.is_in_parts,
@@ -517,7 +524,7 @@ impl Area {
         if let Some(path) = known {
             return Ok(path);
         }
-        let path = format!(".millpond-probe-{}", self.draw()?);
+        let path = format!(".millpond-probe-{}", self.draw());
         let (entry, noted) = ((PROBE_KEY.to_vec(), Some(path.clone().into_bytes())), path.clone());
         self.commit(vec![entry], move |state| state.probe = Some(noted)).await?;
         Ok(path)
@@ -527,11 +534,10 @@ impl Area {
     async fn able(&self) -> Result<Abilities, Wrong> {
         let probed = self.able.get_or_try_init(|| async {
             let path = self.probe_path().await?;
-            let draw = || self.draw().unwrap_or_else(|_| WriteId::new([0; 16]));
             let mut tried = 0;
             loop {
                 tried += 1;
-                match store::probe(&*self.sink, path.as_bytes(), draw).await {
+                match store::probe(&*self.sink, path.as_bytes(), || self.draw()).await {
                     // A request of a probe before, whose agent has died, has come in between.
                     Err(StoreError::Conflict { .. }) if tried < PROBES => {}
                     found => {
@@ -601,6 +607,18 @@ impl Area {
         permissions: Permissions,
         mtime_ns: i64,
     ) -> Result<(), Wrong> {
+        let _still = self.moving.read().await; // its directory may have another name already that is not known yet
+        self.note_object_still(ino, object, permissions, mtime_ns).await
+    }
+
+    /// To be called by whoever holds `moving`.
+    pub(super) async fn note_object_still(
+        &self,
+        ino: u64,
+        object: &Object,
+        permissions: Permissions,
+        mtime_ns: i64,
+    ) -> Result<(), Wrong> {
         let incoming = Incoming {
             name: name(&object.path).to_vec(),
             kind: Kind::File,
@@ -633,8 +651,15 @@ impl Area {
     }
 
     pub(super) async fn unplace(&self, path: &[u8]) -> Result<(), Wrong> {
-        let Some(above) = self.above(path)? else { return Ok(()) };
-        let (scope, name) = (self.scope.clone(), name(path).to_vec());
+        let _still = self.moving.read().await;
+        match self.above(path)? {
+            Some(above) => self.unplace_in(above, name(path).to_vec()).await,
+            None => Ok(()),
+        }
+    }
+
+    pub(super) async fn unplace_in(&self, above: u64, name: Vec<u8>) -> Result<(), Wrong> {
+        let scope = self.scope.clone();
         let removed = tokio::task::spawn_blocking(move || scope.unplace(above, &name)).await;
         removed.map_err(|_| Wrong::Cause(Cause::Internal))?.map_err(|e| self.meta_wrong(&e))
     }
@@ -692,6 +717,7 @@ impl Area {
     async fn remove_former(&self, file: &Arc<File>) -> Result<(), Wrong> {
         while let Some(object) = superfluous(&file.record()) {
             self.keep_dir(parent(&object.path)).await?;
+            self.sync_disk().await?; // as before all that the store is asked for
             failpoint::hit("agent.staging.delete");
             let is_theirs = self.remove_object(&object).await?;
             failpoint::hit("agent.staging.deleted");
@@ -733,12 +759,24 @@ impl Area {
                 }
             }
         };
-        let Some(version) = version else { return Ok(false) };
-        match self.sink.delete(&object.path, &Condition::Is(Version(version))).await {
-            Ok(()) | Err(StoreError::NotFound { .. }) => Ok(false),
-            Err(StoreError::Conflict { .. } | StoreError::Stale { .. }) => Ok(true),
-            Err(error) => Err(self.store_wrong("removal", &object.path, &error)),
+        let mut version = version;
+        for _ in 0..ROUNDS {
+            let Some(is) = version.take() else { return Ok(false) };
+            match self.sink.delete(&object.path, &Condition::Is(Version(is))).await {
+                Ok(()) | Err(StoreError::NotFound { .. }) => return Ok(false),
+                Err(StoreError::Conflict { .. } | StoreError::Stale { .. }) => {}
+                Err(error) => return Err(self.store_wrong("removal", &object.path, &error)),
+            }
+            let seen = self.sink.look(&object.path).await;
+            let seen = seen.map_err(|e| self.store_wrong("look", &object.path, &e))?;
+            // A write that was given up may have come in between.
+            match seen {
+                Some(seen) if self.is_of_no_record(&object.path, &seen) => version = Some(seen.version.0),
+                Some(_) => return Ok(true),
+                None => return Ok(false),
+            }
         }
+        Ok(true)
     }
 
     /// Asks the store for a name of which something else is known.
@@ -753,7 +791,7 @@ impl Area {
         if dir.is_empty() || lock(&self.kept_dirs).contains(dir) {
             return Ok(());
         }
-        let write = Write { id: self.draw()?, attributes: store::Attributes::default() };
+        let write = Write { id: self.draw(), attributes: store::Attributes::default() };
         self.sink.make_dir(dir, &write).await.map_err(|e| self.store_wrong("mkdir", dir, &e))?;
         lock(&self.kept_dirs).insert(dir.to_vec());
         Ok(())
@@ -858,7 +896,7 @@ impl Area {
     pub(super) async fn forget(&self, file: Arc<File>, durably: bool) -> Result<(), Wrong> {
         let (state, journal, files, dropping) =
             (self.state.clone(), self.journal.clone(), self.files.clone(), self.dropping.clone());
-        let forgotten = self.on_disk(move || {
+        let forgotten = self.in_order(move || {
             let ino = file.ino;
             let forgotten = lock(&journal).as_mut().is_some_and(|journal| {
                 let gone = file_entry(ino, None).is_ok_and(|(key, _)| journal.delete(&key).is_ok());
@@ -900,6 +938,7 @@ impl Area {
             self.forget_unlinked(file.ino).await;
         });
         sent.await;
+        self.end_all_moves().await;
         let clean = self.state().files.values().filter(|file| file.record().clean).count();
         if clean > CLEAN_MAX {
             self.drop_clean().await;
@@ -925,9 +964,10 @@ impl Area {
                 self.forget_unlinked(file.ino).await;
             });
             sent.await;
+            self.end_all_moves().await;
         };
         let _ = tokio::time::timeout(limit, sending).await;
-        self.waiting().files == 0
+        self.waiting().files == 0 && self.state().moved.is_empty()
     }
 
     /// An attempt that nobody waits for gives way to whoever discards the file.
@@ -1002,7 +1042,7 @@ fn superfluous(record: &Record) -> Option<Former> {
 }
 
 /// One of these writes has made it.
-fn is_of(seen: &Seen, writes: &[String]) -> bool {
+pub(super) fn is_of(seen: &Seen, writes: &[String]) -> bool {
     seen.write.is_some_and(|id| writes.contains(&id.to_string()))
 }
 

@@ -342,14 +342,15 @@ impl Scope {
     async fn list_pages(self: Arc<Self>, dir: u64, one_page: bool) -> Result<Listed, Cause> {
         let path = self.names.path(dir).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
         let failed = |e: StoreError| self.cause("listing", &path, &e);
+        // Before the source is asked: what this node changes there meanwhile is newer than the answer. Between two pages it holds no
+        // thread: a source that never sends the next one keeps none from the others.
+        let metadata = self.metadata.clone();
+        let mut listing = self.blocking(move || metadata.begin_listing_owned(dir)).await?;
         let mut page = self.list_page(&path, None).await?.map_err(failed)?;
         self.answered();
         if one_page && page.next.is_some() {
             return Ok(Listed::TooLarge);
         }
-        // Between two pages it holds no thread: a source that never sends the next one keeps none from the others.
-        let metadata = self.metadata.clone();
-        let mut listing = self.blocking(move || metadata.begin_listing_owned(dir)).await?;
         let (mut bytes, mut empty) = (0u64, 0);
         for number in 1u64.. {
             let next = page.next.take();

@@ -97,25 +97,61 @@ impl Known {
     }
 }
 
+/// What was found at each name.
+type Files = BTreeMap<String, (Node, Vec<u8>)>;
+
 #[derive(Clone, Debug)]
 enum Act {
     FindDirectory,
     MakeDirectory,
-    Create { name: String },
-    Open { name: String },
-    Write { ino: u64, offset: usize, bytes: Vec<u8> },
-    Append { ino: u64, bytes: Vec<u8> },
-    Cut { ino: u64, size: usize },
-    Mode { ino: u64, mode: u32 },
-    Rename { from: String, to: String },
-    Unlink { name: String },
-    Sync { ino: u64, closing: bool },
-    Close { ino: u64 },
+    Create {
+        name: String,
+    },
+    Open {
+        name: String,
+    },
+    Write {
+        ino: u64,
+        offset: usize,
+        bytes: Vec<u8>,
+    },
+    Append {
+        ino: u64,
+        bytes: Vec<u8>,
+    },
+    Cut {
+        ino: u64,
+        size: usize,
+    },
+    Mode {
+        ino: u64,
+        mode: u32,
+    },
+    Rename {
+        from: String,
+        to: String,
+    },
+    Unlink {
+        name: String,
+    },
+    Sync {
+        ino: u64,
+        closing: bool,
+    },
+    Close {
+        ino: u64,
+    },
     OpenShared,
     AppendShared,
     SyncShared,
-    MakeEmpty { name: String },
-    RemoveEmpty { name: String },
+    MakeEmpty {
+        name: String,
+    },
+    RemoveEmpty {
+        name: String,
+    },
+    /// Its directory gets its other name.
+    Move,
 }
 
 pub(super) struct Client {
@@ -127,7 +163,11 @@ pub(super) struct Client {
     next: u64,
     /// Asked, and not answered.
     pending: Option<(u64, Act)>,
+    /// Failed, and not looked at what came of it.
+    failed: Option<Act>,
     dir: Option<u64>,
+    /// Which of its two names its directory has.
+    is_moved: bool,
     files: BTreeMap<String, Known>,
     /// What the store has from before, and was not looked up yet.
     given: BTreeMap<String, Vec<u8>>,
@@ -162,7 +202,9 @@ impl Client {
             inflight: memory(),
             next: 0,
             pending: None,
+            failed: None,
             dir: None,
+            is_moved: false,
             files: BTreeMap::new(),
             given: BTreeMap::new(),
             unlinked: Vec::new(),
@@ -194,7 +236,7 @@ impl Client {
     pub(super) fn loses_power(&mut self) {
         self.mount = MountId(self.mount.0 + 100);
         self.inflight = memory();
-        if let Some((_, act)) = self.pending.take() {
+        for act in self.pending.take().map(|(_, act)| act).into_iter().chain(self.failed.take()) {
             self.may_have(&act);
         }
         (self.dir, self.shared, self.has_lost) = (None, None, true);
@@ -250,7 +292,11 @@ impl Client {
     }
 
     fn directory(&self) -> String {
-        format!("c{}", self.number)
+        self.name_of_directory(self.is_moved)
+    }
+
+    fn name_of_directory(&self, is_moved: bool) -> String {
+        format!("{}{}", if is_moved { 'm' } else { 'c' }, self.number)
     }
 
     /// What the store should have, with its mode.
@@ -268,6 +314,9 @@ impl Client {
     ) -> Result<()> {
         if let Some((unique, act)) = self.pending.clone() {
             self.act(life, executed, unique, act).await?;
+        }
+        if let Some(act) = self.failed.clone() {
+            self.failed(life, executed, act).await?;
         }
         if self.has_lost {
             self.find_directory(life, executed).await?;
@@ -409,6 +458,16 @@ impl Client {
                 Operation::MakeDirectory { parent: dir, name: name(new), owner: OWNER }
             }
             Act::RemoveEmpty { name: of } => Operation::RemoveDirectory { parent: dir, name: name(of) },
+            Act::Move => {
+                let (from, to) = (self.directory(), self.name_of_directory(!self.is_moved));
+                Operation::Rename {
+                    parent: ROOT,
+                    name: name(&from),
+                    to: ROOT,
+                    to_name: name(&to),
+                    keep: false,
+                }
+            }
         }
     }
 
@@ -460,6 +519,13 @@ impl Client {
 
     /// The store did not answer.
     async fn failed(&mut self, life: &Life, executed: &Executed, act: Act) -> Result<()> {
+        self.failed = Some(act.clone()); // its agent may die before this has an answer
+        self.look_at_failed(life, executed, act).await?;
+        self.failed = None;
+        Ok(())
+    }
+
+    async fn look_at_failed(&mut self, life: &Life, executed: &Executed, act: Act) -> Result<()> {
         match &act {
             Act::Rename { from: name, .. } | Act::Unlink { name } => {
                 let before = self.files[name].ino;
@@ -470,6 +536,15 @@ impl Client {
                 }
             }
             Act::MakeDirectory | Act::Sync { .. } | Act::SyncShared => Ok(()),
+            Act::Move => {
+                let now = self.named(life, executed, &self.directory()).await?;
+                if now != self.dir {
+                    self.done(life, act, Done::Done)?;
+                    let now = self.named(life, executed, &self.directory()).await?;
+                    ensure!(now == self.dir, "its directory has neither name: {now:?}, not {:?}", self.dir);
+                }
+                Ok(())
+            }
             Act::MakeEmpty { name } | Act::RemoveEmpty { name } => {
                 self.empty.insert(name.clone(), None);
                 Ok(())
@@ -563,6 +638,7 @@ impl Client {
             }
             (Act::MakeEmpty { name }, Done::Node(_)) => _ = self.empty.insert(name, Some(true)),
             (Act::RemoveEmpty { name }, Done::Done) => _ = self.empty.insert(name, Some(false)),
+            (Act::Move, Done::Done) => self.is_moved = !self.is_moved,
             (act, done) => bail!("{act:?}: {done:?}"),
         }
         Ok(())
@@ -590,6 +666,9 @@ impl Client {
                 true => Act::RemoveEmpty { name },
                 false => Act::MakeEmpty { name },
             };
+        }
+        if what < 1 {
+            return Act::Move;
         }
         if what < 12 {
             return Act::AppendShared;
@@ -668,6 +747,16 @@ impl Client {
         }
     }
 
+    /// What this name of the volume's leads to.
+    async fn named(&mut self, life: &Life, executed: &Executed, name: &str) -> Result<Option<u64>> {
+        let asked = Operation::Lookup { parent: ROOT, name: name.as_bytes().to_vec() };
+        match self.see(life, executed, asked).await?.0 {
+            Done::Node(node) => Ok(Some(node.ino)),
+            Done::Absent => Ok(None),
+            other => bail!("{name}: {other:?}"),
+        }
+    }
+
     async fn bytes(&mut self, life: &Life, executed: &Executed, ino: u64) -> Result<Vec<u8>> {
         for _ in 0..LOCATED_MAX {
             let version = match self.see(life, executed, Operation::Locate { ino }).await? {
@@ -739,6 +828,29 @@ impl Client {
         Ok(())
     }
 
+    /// What is at the other name of its directory goes.
+    async fn clear_other(&mut self, life: &Life, executed: &Executed, files: Files) -> Result<()> {
+        let of = self.name_of_directory(!self.is_moved).into_bytes();
+        let Some(dir) = self.named(life, executed, &self.name_of_directory(!self.is_moved)).await? else {
+            return Ok(());
+        };
+        let unlink = |name: String| Operation::Unlink { parent: dir, name: name.into_bytes() };
+        let remove = |parent, name| Operation::RemoveDirectory { parent, name };
+        let all = files.into_keys().map(unlink);
+        let dirs = ["d0", "d1"].map(|name| remove(dir, name.as_bytes().to_vec()));
+        for operation in all.chain(dirs).chain([remove(ROOT, of)]) {
+            loop {
+                self.next += 2;
+                match self.ask(life, executed, self.next, operation.clone()).await {
+                    Ok(_) | Err(Wrong::Cause(Cause::NotFound)) => break,
+                    Err(Wrong::Cause(Cause::Unavailable)) if life.plan.faults > 0 => {}
+                    Err(wrong) => bail!("{operation:?}: {wrong:?}"),
+                }
+            }
+        }
+        Ok(())
+    }
+
     async fn list(&mut self, life: &Life, executed: &Executed, dir: u64) -> Result<BTreeSet<String>> {
         let mut listed = BTreeSet::new();
         let mut offset = 0;
@@ -772,18 +884,37 @@ impl Client {
     }
 
     async fn find_directory(&mut self, life: &Life, executed: &Executed) -> Result<()> {
-        let name = self.directory().into_bytes();
-        if let Done::Node(node) = self.see(life, executed, Operation::Lookup { parent: ROOT, name }).await?.0
-        {
-            self.dir = Some(node.ino);
+        self.dir = self.named(life, executed, &self.directory()).await?;
+        if self.dir.is_none() {
+            // One that was moved and not written out may have either name.
+            self.dir = self.named(life, executed, &self.name_of_directory(!self.is_moved)).await?;
+            self.is_moved ^= self.dir.is_some();
         }
         Ok(())
+    }
+
+    /// Of the name that its directory does not have: what a rename left there that a loss of power came into.
+    async fn find_other(&mut self, life: &Life, executed: &Executed) -> Result<Files> {
+        let mut found = Files::new();
+        let Some(dir) = self.named(life, executed, &self.name_of_directory(!self.is_moved)).await? else {
+            return Ok(found);
+        };
+        ensure!(Some(dir) != self.dir, "its directory has two names");
+        let own = self.dir.replace(dir);
+        for name in (0..NAMES).map(|n| format!("f{n}")) {
+            if let Some(node) = self.lookup(life, executed, &name).await? {
+                let bytes = self.bytes(life, executed, node.ino).await?;
+                found.insert(name, (node, bytes));
+            }
+        }
+        self.dir = own;
+        Ok(found)
     }
 
     /// What was safe is there; what is there counts from now on.
     async fn look_after_loss(&mut self, life: &Life, executed: &Executed) -> Result<()> {
         self.find_given(life, executed).await?;
-        let mut found = BTreeMap::new();
+        let mut found = Files::new();
         for name in (0..NAMES).map(|n| format!("f{n}")) {
             if let Some(node) = self.lookup(life, executed, &name).await? {
                 let bytes = self.bytes(life, executed, node.ino).await?;
@@ -791,10 +922,12 @@ impl Client {
                 found.insert(name, (node, bytes));
             }
         }
+        let other = self.find_other(life, executed).await?;
         for known in self.files.values() {
             let Some(safe) = &known.safe else { continue };
+            let is_in = |all: &Files, name: &str| all.get(name).is_some_and(|(_, bytes)| safe.allows(bytes));
             let is_at = |place: &Option<String>| match place {
-                Some(name) => found.get(name).is_some_and(|(_, bytes)| safe.allows(bytes)),
+                Some(name) => is_in(&found, name) || is_in(&other, name),
                 None => true,
             };
             ensure!(
@@ -806,8 +939,10 @@ impl Client {
             );
         }
         for name in &self.kept {
-            ensure!(found.contains_key(name), "neither the old {name} nor the new one is there");
+            let is_there = found.contains_key(name) || other.contains_key(name);
+            ensure!(is_there, "neither the old {name} nor the new one is there");
         }
+        self.clear_other(life, executed, other).await?;
         self.kept = found.keys().cloned().collect();
         self.files = BTreeMap::new();
         for (name, (node, bytes)) in found {

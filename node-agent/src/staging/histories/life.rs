@@ -15,7 +15,7 @@ pub(super) struct Plan {
     pub(super) holds_conditions: bool,
     pub(super) versions_of_bytes: bool,
     pub(super) loses_power: bool,
-    /// The volume has files when its history begins. Not yet beside losses of power.
+    /// The volume has files when its history begins.
     pub(super) has_files: bool,
 }
 
@@ -28,9 +28,42 @@ impl Plan {
             faults: [0, 50, 200][(seed / 7) as usize % 3],
             holds_conditions: !seed.is_multiple_of(5),
             versions_of_bytes: bit(3),
-            has_files: bit(4) && !seed.is_multiple_of(3),
+            has_files: bit(4),
             loses_power: seed.is_multiple_of(3),
         }
+    }
+}
+
+impl Life {
+    /// What the agent knows of each file.
+    pub(super) fn shown(&self) -> String {
+        let text = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+        let state = self.area.state();
+        let mut all: Vec<String> = state
+            .files
+            .values()
+            .map(|file| {
+                let record = file.record();
+                let former: Vec<_> =
+                    record.former.iter().map(|f| (text(&f.path), &f.version, &f.writes)).collect();
+                format!(
+                    "{:?} is {} of {} bytes: local {}, clean {}, same {}, base {:?}, target {:?}, writes {:?}, former {former:?}",
+                    record.path.as_deref().map(text),
+                    file.ino,
+                    file.size(),
+                    record.local,
+                    record.clean,
+                    record.same,
+                    record.base.as_ref().map(|base| (text(&base.path), &base.version)),
+                    record.target,
+                    record.writes
+                )
+            })
+            .collect();
+        let now = |path: &Option<crate::staging::record::Moved>| path.as_ref().map(|moved| text(&moved.to));
+        all.extend(state.moved.iter().map(|(path, to)| format!("{} is moved to {:?}", text(path), now(to))));
+        all.sort();
+        all.join("\n")
     }
 }
 

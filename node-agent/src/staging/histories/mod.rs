@@ -193,6 +193,9 @@ impl World {
                     let executed = Executed::default();
                     life.area.join(client.mount, &executed);
                     let worked = client.work(&life, &executed, step_count, is_last).await;
+                    if worked.is_err() {
+                        trace(|| life.shown());
+                    }
                     worked.unwrap_or_else(|error| panic!("client {} of seed {seed}: {error:#}", client.number));
                 });
             }
