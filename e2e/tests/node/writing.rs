@@ -111,6 +111,84 @@ fn names_are_made_moved_and_removed_as_in_a_directory() -> Result<()> {
     node.finish()
 }
 
+/// As trainers publish a checkpoint: a directory is written beside, and renamed.
+#[test]
+fn a_directory_with_all_below_it_gets_another_name_at_once() -> Result<()> {
+    for mode in ["through", "back"] {
+        let mut node = started()?;
+        let name = format!("moves-{mode}");
+        fs::create_dir_all(node.server.file(&format!("{name}/tmp/cold/deep")))?;
+        fs::write(node.server.file(&format!("{name}/tmp/cold/deep/shard")), vec![5; 3 << 20])?;
+        fs::create_dir_all(node.server.file(&format!("{name}/full")))?;
+        fs::write(node.server.file(&format!("{name}/full/f")), b"f")?;
+        node.server.rescan()?;
+        let mounted = workspace(&mut node, &name, &[("writeMode", mode)])?;
+        let other = node.workspace_again(&mounted, "two")?;
+        let top = &mounted.target;
+        let (before, after) = (top.join("tmp"), top.join("checkpoint-500"));
+        write_sync(&before.join("weights"), &[7; 100_000])?;
+        fs::create_dir(before.join("state"))?;
+        fs::write(before.join("state/rng"), b"rng")?;
+        fs::write(before.join("gone"), b"gone")?;
+        fs::remove_file(before.join("gone"))?;
+        let open = OpenOptions::new().read(true).write(true).open(before.join("state/rng"))?;
+        let (number, dir) = (fs::metadata(before.join("weights"))?.ino(), fs::metadata(&before)?.ino());
+        ensure!(errno(fs::rename(&before, top.join("full"))) == Some(libc::ENOTEMPTY));
+        ensure!(errno(fs::rename(&before, top.join("full/f"))) == Some(libc::ENOTDIR));
+        ensure!(errno(fs::rename(&before, before.join("cold/sub"))) == Some(libc::EINVAL));
+        fs::create_dir(&after)?; // an empty one gives way
+        fs::rename(&before, &after)?;
+        for target in [top, &other.target] {
+            ensure!(names(target)? == set(&["checkpoint-500", "full"]), "{mode}: {:?}", names(target)?);
+            let now = target.join("checkpoint-500");
+            ensure!(names(&now)? == set(&["cold", "state", "weights"]), "{mode}: {:?}", names(&now)?);
+            ensure!(fs::read(now.join("weights"))? == [7; 100_000]);
+            ensure!(fs::read(now.join("state/rng"))? == b"rng");
+            ensure!(fs::read(now.join("cold/deep/shard"))? == vec![5; 3 << 20]);
+            ensure!((fs::metadata(now.join("weights"))?.ino(), fs::metadata(&now)?.ino()) == (number, dir));
+            ensure!(errno(fs::metadata(target.join("tmp/weights"))) == Some(libc::ENOENT));
+        }
+        open.write_all_at(b"RNG", 0)?;
+        open.sync_all()?;
+        let stored = |path: &str| in_store(&node, &format!("{name}/{path}"));
+        let is_there = || {
+            stored("checkpoint-500/weights").as_deref() == Some(&[7; 100_000][..])
+                && stored("checkpoint-500/state/rng").as_deref() == Some(b"RNG")
+                && stored("checkpoint-500/cold/deep/shard") == Some(vec![5; 3 << 20])
+                && ["tmp/weights", "tmp/state/rng", "tmp/cold/deep/shard"]
+                    .iter()
+                    .all(|path| stored(path).is_none())
+        };
+        ensure!(mode == "back" || is_there(), "the rename has waited for the store");
+        ensure!(wait_until(PATIENCE, is_there), "{mode}: the store has it under its new name");
+        // The old name is free, and its directory is not there any more for others.
+        fs::create_dir(&before)?;
+        ensure!(names(&before)?.is_empty());
+        fs::rename(&after, before.join("again"))?;
+        ensure!(fs::read(before.join("again/cold/deep/shard"))? == vec![5; 3 << 20]);
+        node.finish()?;
+    }
+    Ok(())
+}
+
+/// `mv` makes copies then, and says how far it is.
+#[test]
+fn a_directory_of_more_than_a_journals_frame_is_left_to_who_copies_it() -> Result<()> {
+    let mut node = started()?;
+    let mounted = workspace(&mut node, "many", &[("writeMode", "back")])?;
+    let dir = mounted.target.join("d");
+    fs::create_dir(&dir)?;
+    for number in 0..1000 {
+        fs::write(dir.join(format!("f{number}")), b"1")?;
+    }
+    ensure!(errno(fs::rename(&dir, mounted.target.join("e"))) == Some(libc::EXDEV));
+    ensure!(names(&mounted.target)? == set(&["d"]) && names(&dir)?.len() == 1000);
+    fs::remove_file(dir.join("f0"))?;
+    fs::rename(&dir, mounted.target.join("e"))?;
+    ensure!(names(&mounted.target)? == set(&["e"]) && names(&mounted.target.join("e"))?.len() == 999);
+    node.finish()
+}
+
 #[test]
 fn lengths_and_holes_and_appends() -> Result<()> {
     let mut node = started()?;

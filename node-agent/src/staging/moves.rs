@@ -146,6 +146,7 @@ impl Area {
         failpoint::hit("agent.staging.move-copied");
         let done = self.move_names(caller, &tree, &from, &to, copied, stored).await?;
         drop(turn);
+        self.times.set(tree.dirs[0].1, None, None); // it has changed, and not what is in it
         self.times.names_changed(from_dir);
         self.times.names_changed(to_dir);
         if self.is_through() {

@@ -37,6 +37,18 @@ pub(super) fn is_over(key: &[u8]) -> bool {
 /// The record as it counts from now on; None: the file is gone. With what the journal is to be told of that.
 pub(super) fn recovered(ino: u64, mut record: Record) -> Result<(Option<Record>, Option<Entry>), Wrong> {
     let is_unsafe = record.local && !record.durable;
+    if is_unsafe
+        && record.path.is_some()
+        && record.base.is_none()
+        && let Some(former) = record.former.last()
+    {
+        // What the store has got of it under a former name, if it has: it is asked before that counts.
+        let version = former.version.clone().unwrap_or_default();
+        record.base = Some(Object { path: former.path.clone(), version, size: 0 });
+        (record.local, record.same) = (false, true);
+        let entry = file_entry(ino, Some(&record))?;
+        return Ok((Some(record), Some(entry)));
+    }
     // What the store has has other inode numbers from now on: those were of a metadata store that did not survive either.
     let is_gone = match &record.path {
         Some(_) => is_unsafe && record.base.is_none(),
@@ -142,6 +154,12 @@ impl Area {
                 let (version, made_by) = (Some(seen.version.0), seen.write.map(|id| id.to_string()));
                 record.former.push(Former { path: object.path, version, made_by, writes: Vec::new() });
             } else if !self.is_newer(&seen, object.made_by.as_deref()) {
+                let stored = record.base.as_mut().filter(|base| !record.local && base.path == object.path);
+                if let Some(base) = stored.filter(|_| object.version.as_ref() == Some(&seen.version.0)) {
+                    // Later bytes than those of `base`, if it is another version: what was here of them is lost.
+                    (base.version, base.size) = (seen.version.0, seen.size);
+                    file.set_stored_size(seen.size);
+                }
                 record.former.push(object); // as the journal has it, or somebody else's
             }
         }

@@ -28,7 +28,7 @@ impl Times {
         self.change(dir, |changed| changed.mtime_ns = Some(changed.ctime_ns));
     }
 
-    /// Its owner, mode or times were set.
+    /// Its owner, mode, times or name were set.
     pub(super) fn set(&self, dir: u64, atime_ns: Option<i64>, mtime_ns: Option<i64>) {
         self.change(dir, |changed| {
             changed.atime_ns = atime_ns.or(changed.atime_ns);
