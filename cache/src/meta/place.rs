@@ -25,6 +25,11 @@ impl Order {
         *self.changed_ms.insert(after(self.listed_ms, now_ms))
     }
 
+    /// When this node has changed something last, if that was after this.
+    pub(super) fn changed_since(&self, asked_ms: u64) -> Option<u64> {
+        self.changed_ms.filter(|changed_ms| *changed_ms > asked_ms)
+    }
+
     /// Now, and after all that has happened.
     pub(super) fn now(&self, now_ms: u64) -> u64 {
         now_ms.max(self.changed_ms.unwrap_or(0))

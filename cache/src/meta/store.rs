@@ -5,7 +5,7 @@ use super::environment::{Home, State, boot_id};
 use super::fence::Fence;
 use super::listing::ListingWriter;
 use super::place::Order;
-use super::record::Directory;
+use super::record::{Directory, NameKey};
 use super::room::Room;
 use super::types::{
     Attributes, Cached, INO_LIMIT, Incoming, InodeNumbers, MetaError, Opened, Options, Stats, TOTAL_REACHED,
@@ -162,6 +162,35 @@ impl Store {
         self.keep_reserve()?;
         let seen_ms = self.now_ms();
         self.with_room(|| self.put_seen(parent, incoming, seen_ms))
+    }
+
+    /// To be called before the source is asked for a name: for [`Store::put_answer`].
+    pub fn asks(&self) -> u64 {
+        self.order().begins(self.now_ms())
+    }
+
+    /// As [`Store::put`] and (None) [`Store::put_absent`], unless this node has changed the name since the source was asked: then the
+    /// answer may be older than that.
+    pub fn put_answer(
+        &self,
+        parent: u64,
+        name: &[u8],
+        found: Option<&Incoming>,
+        asked_ms: u64,
+    ) -> Result<(), MetaError> {
+        let changed_ms = self.order().changed_since(asked_ms);
+        let is_overtaken = match (changed_ms, NameKey::new(parent, name)) {
+            (Some(changed_ms), Some(key)) => {
+                let known = self.begin_write()?.known(&key)?;
+                known.is_some_and(|known| asked_ms < known.seen_ms && known.seen_ms <= changed_ms)
+            }
+            _ => false,
+        };
+        match found {
+            _ if is_overtaken => Ok(()),
+            Some(incoming) => self.put(parent, incoming).map(drop),
+            None => self.put_absent(parent, name),
+        }
     }
 
     fn put_seen(&self, parent: u64, incoming: &Incoming, seen_ms: u64) -> Result<Attributes, MetaError> {

@@ -274,12 +274,13 @@ impl Scope {
         self.heads
             .join((parent, name.clone()), move || async move {
                 let path = me.child_path(parent, &name)?;
+                let asked_ms = me.metadata.asks();
                 let found = me.source.head(&path).await.map_err(|e| me.cause("look-up", &path, &e))?;
                 me.answered();
                 let scope = me.clone();
-                me.blocking(move || match found {
-                    Some(entry) => scope.metadata.put(parent, &incoming(entry)).map(|_| ()),
-                    None => scope.metadata.put_absent(parent, &name),
+                me.blocking(move || {
+                    let found = found.map(incoming);
+                    scope.metadata.put_answer(parent, &name, found.as_ref(), asked_ms)
                 })
                 .await
             })

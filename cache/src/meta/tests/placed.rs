@@ -137,3 +137,33 @@ fn what_this_node_has_written_keeps_owner_and_time_until_it_is_another_content()
     let (attributes, _) = store.attributes(ino).unwrap().unwrap();
     assert_eq!((attributes.permissions, attributes.mtime_ns, attributes.version), (None, 9_000_000_000, 2));
 }
+
+/// All within one millisecond of the bench's clock.
+#[test]
+fn answers_that_were_asked_for_before_a_change_do_not_undo_it_and_later_ones_count() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let asked = store.asks();
+    let mut listing = store.begin_listing(ROOT).unwrap();
+    let (a, b) = (bench.numbers.next().unwrap(), bench.numbers.next().unwrap());
+    store.place(ROOT, &file("a", "new"), a).unwrap();
+    store.place(ROOT, &file("b", "new"), b).unwrap();
+    store.remove(ROOT, b"b").unwrap();
+    store.put_answer(ROOT, b"a", Some(&file("a", "old")), asked).unwrap();
+    store.put_answer(ROOT, b"b", Some(&file("b", "new")), asked).unwrap();
+    assert_eq!(found(&store, ROOT, b"a").unwrap().2, "new");
+    assert_eq!(found(&store, ROOT, b"b"), None);
+    store.put_answer(ROOT, b"a", None, asked).unwrap();
+    listing.page(&[file("a", "old"), file("b", "new")]).unwrap();
+    listing.finish().unwrap();
+    assert_eq!(found(&store, ROOT, b"a").unwrap().2, "new");
+    assert_eq!(found(&store, ROOT, b"b"), None);
+    let asked = store.asks();
+    store.put_answer(ROOT, b"a", Some(&file("a", "newer")), asked).unwrap();
+    store.put_answer(ROOT, b"b", Some(&file("b", "newer")), asked).unwrap();
+    assert_eq!(found(&store, ROOT, b"a").unwrap().2, "newer");
+    assert_eq!(found(&store, ROOT, b"b").unwrap().2, "newer");
+    list(&store, ROOT, &[file("a", "last")]);
+    assert_eq!(found(&store, ROOT, b"a").unwrap().2, "last");
+    assert_eq!(found(&store, ROOT, b"b"), None);
+}
