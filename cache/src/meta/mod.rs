@@ -11,6 +11,7 @@ mod fence;
 pub mod fuzz;
 pub mod idle;
 mod listing;
+mod order;
 mod place;
 mod record;
 mod room;

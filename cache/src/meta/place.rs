@@ -6,40 +6,6 @@ use super::types::{Attributes, FIRST_INO, INO_LIMIT, Incoming, MetaError};
 use super::write::{Origin, Pending, Write, is_name, is_showable, key_of};
 use std::collections::HashMap;
 
-/// Which came first: a listing or a change of this node's at the source. Of both the times differ, if by a millisecond that has not
-/// come yet: a listing that was begun before a change does not know of it, and one that was begun after it does.
-#[derive(Debug, Default)]
-pub(super) struct Order {
-    listed_ms: Option<u64>,
-    changed_ms: Option<u64>,
-}
-
-impl Order {
-    /// When a listing begins.
-    pub(super) fn begins(&mut self, now_ms: u64) -> u64 {
-        *self.listed_ms.insert(after(self.changed_ms, now_ms))
-    }
-
-    /// When this node has changed something.
-    pub(super) fn changes(&mut self, now_ms: u64) -> u64 {
-        *self.changed_ms.insert(after(self.listed_ms, now_ms))
-    }
-
-    /// When this node has changed something last, if that was after this.
-    pub(super) fn changed_since(&self, asked_ms: u64) -> Option<u64> {
-        self.changed_ms.filter(|changed_ms| *changed_ms > asked_ms)
-    }
-
-    /// Now, and after all that has happened.
-    pub(super) fn now(&self, now_ms: u64) -> u64 {
-        now_ms.max(self.changed_ms.unwrap_or(0))
-    }
-}
-
-fn after(other_ms: Option<u64>, now_ms: u64) -> u64 {
-    other_ms.map_or(now_ms, |other_ms| now_ms.max(other_ms.saturating_add(1)))
-}
-
 impl Store {
     /// Records that inode `ino` has this name and content at the source from now on, and no other name. `ino` comes from
     /// the [`super::InodeNumbers`] of this store; whatever had the name before is known no more.

@@ -4,7 +4,7 @@ use super::clock::Clock;
 use super::environment::{Home, State, boot_id};
 use super::fence::Fence;
 use super::listing::ListingWriter;
-use super::place::Order;
+use super::order::Order;
 use super::record::{Directory, NameKey};
 use super::room::Room;
 use super::types::{
