@@ -195,6 +195,10 @@ const STEPS: &[&str] = &[
     "agent.staging.deleted",
     "agent.staging.mkdir",
     "agent.staging.made",
+    "agent.staging.move",
+    "agent.staging.move-copied",
+    "agent.staging.moved",
+    "agent.staging.move-end",
     "agent.staging.rmdir",
     "agent.staging.removed",
     "agent.staging.sent",
@@ -228,6 +232,7 @@ fn agents_die_at_each_step(mode: &str) -> Result<()> {
             ("d/new", b"old".to_vec()),
             ("f", b"e".to_vec()),
             ("large", vec![7; LARGE]),
+            ("m/x", b"x".to_vec()),
         ];
         let is_there = |path: &Path| -> Result<(), String> {
             for (name, bytes) in &files {
@@ -236,7 +241,9 @@ fn agents_die_at_each_step(mode: &str) -> Result<()> {
                     .then_some(())
                     .ok_or_else(|| format!("{name} has {} other bytes", found.len()))?;
             }
-            for (dir, expected) in [("", vec!["d", "f", "large"]), ("d", vec!["a", "new"])] {
+            for (dir, expected) in
+                [("", vec!["d", "f", "large", "m"]), ("d", vec!["a", "new"]), ("m", vec!["x"])]
+            {
                 let names = fs::read_dir(path.join(dir)).map_err(|e| e.to_string())?;
                 let mut names: Vec<_> = names
                     .map(|entry| entry.map(|e| e.file_name().to_string_lossy().into_owned()))

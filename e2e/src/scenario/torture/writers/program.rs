@@ -31,6 +31,10 @@ pub fn program(top: &Path) -> Result<()> {
     fs::rename(top.join("old"), top.join("d/new")).context("rename of what only the store has")?;
     fs::create_dir(top.join("g")).context("mkdir")?;
     fs::remove_dir(top.join("g")).context("rmdir")?;
+    fs::create_dir(top.join("t")).context("mkdir")?;
+    new("t/x").context("create")?.write_all(b"x").context("write")?;
+    fs::rename(top.join("t"), top.join("m")).context("rename of a directory")?;
+    ensure!(fs::read(top.join("m/x"))? == b"x");
     let mut large = new("large").context("create")?;
     large.write_all(&vec![7; LARGE]).context("write")?;
     large.sync_all().context("fsync")?;
