@@ -1,9 +1,9 @@
 //! What an area does when its node has lost its power (or was reset) since it was open last.
 //!
 //! The journal has a prefix of what it was told, with at least all that was written out; of staged bytes only those are certain
-//! that were written out. The store has what it was sent, also what the journal does not tell of any more: such a write was
-//! asked for later than all that the journal tells, so it has the newer bytes. (What a program was told to be safe is in the
-//! journal, or in the store.) So, before anything is served:
+//! that were written out. The journal is written out before the store is asked for anything, so it tells of each write that the store
+//! may have, but not always how that ended. (What a program was told to be safe is in the journal, or in the store.) So, before
+//! anything is served:
 //!
 //! ```text
 //!  mounts, and what they had open and asked for    are gone
