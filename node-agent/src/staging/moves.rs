@@ -209,6 +209,7 @@ impl Area {
             let listed = self.below(&from, top.ino, true).await?;
             let alone: Vec<&[u8]> = listed.dirs.iter().map(|(path, _)| &path[..]).chain([&to[..]]).collect();
             let held = self.locks.take(&alone).await;
+            self.remove_late_below(&from).await?; // what is nobody's gets no new name
             let is_there =
                 self.child_path(from_dir, from_name)? == from && self.child_path(to_dir, to_name)? == to;
             let tree = self.below(&from, top.ino, false).await?;
@@ -409,8 +410,17 @@ impl Area {
             if !is_to_follow {
                 continue;
             }
-            let gone: Vec<Vec<u8>> =
-                State::in_dir(&self.state().gone, path).map(|(name, _)| name.to_vec()).collect();
+            let gone: Vec<Vec<u8>> = {
+                let state = self.state();
+                // What writes that were given up have left at names of files that the store does not have, too.
+                let is_stored = |to: &[u8], ino: &u64| {
+                    let base = state.files.get(ino).and_then(|file| file.record().base);
+                    base.is_some_and(|base| base.path == to)
+                };
+                let staged = State::in_dir(&state.paths, &moved.to)
+                    .filter(|(name, ino)| !is_stored(&child(&moved.to, name), ino));
+                staged.chain(State::in_dir(&state.gone, path)).map(|(name, _)| name.to_vec()).collect()
+            };
             for name in gone {
                 self.unplace_in(moved.ino, name).await.unwrap_or_else(|wrong| self.not_known(&wrong));
             }

@@ -203,7 +203,11 @@ impl Area {
         owner.is_some_and(|owner| {
             let former = owner.record().former;
             let mut there = former.iter().filter(|former| former.path == path);
-            there.any(|former| self.is_told(seen, former.version.as_deref(), former.made_by.as_deref()))
+            // Or what it was asked to be there: nobody knows in which order files are asked about.
+            there.any(|former| {
+                is_of(seen, &former.writes)
+                    || self.is_told(seen, former.version.as_deref(), former.made_by.as_deref())
+            })
         })
     }
 
@@ -224,14 +228,8 @@ impl Area {
     /// Has the metadata store know what the bytes of a file here are, if it does not any more: after a loss of power it is a new one.
     /// False: the store has something else by now.
     pub(super) async fn know_base(&self, ino: u64, base: &Object) -> Result<bool, Wrong> {
-        let mut dir = ROOT;
-        for name in parent(&base.path).split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
-            let asked = self.scope.lookup(dir, name, self.freshness());
-            self.scope.within(self.spec.parameters.store_timeout, Some(dir), asked).await?;
-            match self.scope.names.lookup(dir, name).map_err(|e| self.meta_wrong(&e))? {
-                Lookup::Found { attributes, .. } => dir = attributes.ino,
-                _ => return Ok(false),
-            }
+        if self.know_dir(parent(&base.path)).await?.is_none() {
+            return Ok(false);
         }
         let seen = self.sink.look(&base.path).await.map_err(|e| self.store_wrong("look", &base.path, &e))?;
         let Some(seen) = seen.filter(|seen| seen.version == base.version()) else { return Ok(false) };
@@ -240,6 +238,23 @@ impl Area {
         let permissions = Permissions::of(mode.unwrap_or(parameters.file_mode), uid, gid);
         self.note_object(ino, base, permissions, modified_ns.unwrap_or_default()).await?;
         Ok(true)
+    }
+
+    /// The number of a directory at the store, which is asked where it is not known. None: the store has none.
+    pub(super) async fn know_dir(&self, path: &[u8]) -> Result<Option<u64>, Wrong> {
+        if let Some(ino) = self.scope.names.resolve(path).map_err(|e| self.meta_wrong(&e))? {
+            return Ok(Some(ino));
+        }
+        let mut dir = ROOT;
+        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+            let asked = self.scope.lookup(dir, name, self.freshness());
+            self.scope.within(self.spec.parameters.store_timeout, Some(dir), asked).await?;
+            match self.scope.names.lookup(dir, name).map_err(|e| self.meta_wrong(&e))? {
+                Lookup::Found { attributes, .. } => dir = attributes.ino,
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(dir))
     }
 
     /// A write of this area's has made it, from before one of the last `losses` losses of power: its journal may not tell of it.

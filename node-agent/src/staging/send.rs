@@ -581,7 +581,15 @@ impl Area {
                     record.durable = record.local && sent.is_written_out(seen);
                 }
                 // Renamed or unlinked meanwhile: what was written is at a former name.
-                false => writes = note_former(record, object.path, object.version, id.to_string()),
+                false => {
+                    if let Some(base) =
+                        record.base.as_mut().filter(|base| !record.local && base.path == object.path)
+                    {
+                        // It is all that there is of its bytes.
+                        (base.version, base.size) = (object.version.clone(), object.size);
+                    }
+                    writes = note_former(record, object.path, object.version, id.to_string());
+                }
             }
             let id = id.to_string();
             writes.retain(|write| *write != id);
@@ -596,6 +604,8 @@ impl Area {
         if record.path.as_deref() != Some(&object.path[..]) {
             return Ok(());
         }
+        // After a loss of power nothing is known; whoever looked the file up has its number.
+        self.know_dir(parent(&object.path)).await?;
         let permissions = Permissions::of(record.mode, Some(record.uid), Some(record.gid));
         self.note_object(file.ino, object, permissions, file.mtime_ns()).await
     }
