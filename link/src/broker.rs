@@ -125,6 +125,35 @@ pub enum Report {
         stale: bool,
     },
     SourceBack,
+    /// What was written waits for the store longer than it should. For an Event: whether it still holds is in [`Usage`].
+    UploadsLate(Unsent),
+    /// Somebody else has changed in the store what was written here.
+    UploadConflict(Unsent),
+    /// Neither of both any more.
+    UploadsDone,
+}
+
+/// What was written to a volume on this node and is not in the store yet. Never holds a secret.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Unsent {
+    pub files: u64,
+    pub bytes: u64,
+    /// Of the files, those that somebody else has changed in the store.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub conflicts: u64,
+    /// How long the oldest of it has waited.
+    pub oldest_ms: u64,
+    /// One of its paths, below the volume's source.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub path: String,
+    /// What came of the last attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -203,6 +232,9 @@ pub enum AgentRequest {
     Unpublish { mount: MountId },
     /// Answered from the agent's memory. → `Usage`
     Usage { mount: MountId },
+    /// This mount is about to be unpublished: bring what was written to its volume into the store, within `limit_ms`.
+    /// Where another mount has the volume nothing is waited for. → `Unsent`: what will be left behind
+    Upload { mount: MountId, limit_ms: u64 },
     /// The volume's secret has changed: use this one from now on, if it works. `Done`: it is in force.
     Rotate { mount: MountId, secrets: Secrets },
     /// This mount was made in the place of a dead one, which took so long, and a probe has read through it. For the
@@ -334,6 +366,7 @@ pub enum AgentAnswer {
         mounts: Vec<MountId>,
     },
     Usage(Usage),
+    Unsent(Unsent),
 }
 
 /// What `NodeGetVolumeStats` and statfs report; totals are of what is known of the source so far.
@@ -346,6 +379,9 @@ pub struct Usage {
     /// Its source does not answer, as far as this agent knows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub away: Option<Away>,
+    /// What was written waits for the store longer than it should, or is in conflict with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unsent: Option<Unsent>,
 }
 
 /// As in [`Report::SourceAway`].

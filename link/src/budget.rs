@@ -37,6 +37,8 @@ pub const KERNEL_INIT: Limit = secs("broker: the kernel sends INIT", 2);
 pub const START: Limit = secs("broker: a publish's worker serves", 5);
 pub const PUBLISH_DROPPED: Limit = secs("agent: the broker goes on with a publish that was answered", 60);
 pub const GOODBYE: Limit = secs("broker: the agent lets a mount go", 1);
+pub const UPLOADS: Limit = secs("agent: what was written is in the store, before an unpublish", 20);
+pub const UPLOADS_ANSWERED: Limit = secs("broker: the agent says what is left of it", 22);
 pub const UNPUBLISH_TURN: Limit =
     millis("plugin: another call for the volume ends, before an unpublish", 1300);
 
@@ -82,6 +84,8 @@ const RELATIONS: &[Outlasts] = &[
     outlasts(AGENT_HANG_LIMIT_LEAST, &[AGENT_BEAT, AGENT_BEAT]),
     outlasts(PUBLISH_DROPPED, &[MOUNT_STARTS, KERNEL_INIT, START]),
     outlasts(UNPUBLISH_TURN, &[GOODBYE]),
+    outlasts(UPLOADS_ANSWERED, &[UPLOADS]),
+    outlasts(PLUGIN_DRAINS, &[UPLOADS_ANSWERED, UNPUBLISH_TURN, GOODBYE]),
     outlasts(PREPARE, &[STANDBY_WORKERS, WORKER_ANSWERS]),
     outlasts(LET_GO, &[REAP]),
     outlasts(DRAIN, &[LET_GO]),

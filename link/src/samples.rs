@@ -38,10 +38,11 @@ macro_rules! variants {
 variants!(broker_request, BrokerRequest: Hello BackingOpen BackingClose Dying Waiting Abort Hold Leaving Probe Beat Confine
     Release Report);
 variants!(broker_answer, BrokerAnswer: Welcome Backing Done Dying Waiting Probed Confined Released Holding);
-variants!(agent_request, AgentRequest: Publish Start Adopt Holding Unpublish Usage Rotate Renewed Prepare Drain Succeed
-    Dismiss Resume Depart);
-variants!(agent_answer, AgentAnswer: Prepared Done Holding Usage);
-variants!(report, Report: Healed Degraded Recovered Poisoned SourceAway SourceBack);
+variants!(agent_request, AgentRequest: Publish Start Adopt Holding Unpublish Usage Upload Rotate Renewed Prepare Drain
+    Succeed Dismiss Resume Depart);
+variants!(agent_answer, AgentAnswer: Prepared Done Holding Usage Unsent);
+variants!(report, Report: Healed Degraded Recovered Poisoned SourceAway SourceBack UploadsLate UploadConflict
+    UploadsDone);
 variants!(refusal_kind, RefusalKind: Invalid Denied NotFound Unavailable Conflict Internal);
 variants!(agent_end, AgentEnd: Asked Hung Unknown);
 variants!(mode, Mode: Passthrough NoOpen Kept Writable);
@@ -111,6 +112,11 @@ fn ends() -> Vec<AgentEnd> {
     vec![AgentEnd::Asked, AgentEnd::Hung, AgentEnd::Unknown]
 }
 
+fn unsent() -> Unsent {
+    let why = Some("why".into());
+    Unsent { files: 2, bytes: 4096, conflicts: 0, oldest_ms: 300_000, path: "a/b".into(), why }
+}
+
 fn reports() -> Vec<Report> {
     vec![
         Report::Healed { cause: "died".into(), took_us: 4200 },
@@ -119,6 +125,9 @@ fn reports() -> Vec<Report> {
         Report::Poisoned { operation: "READ".into(), deaths: 5 },
         Report::SourceAway { why: "why".into(), stale: false },
         Report::SourceBack,
+        Report::UploadsLate(unsent()),
+        Report::UploadConflict(Unsent { conflicts: 1, why: None, ..unsent() }),
+        Report::UploadsDone,
     ]
 }
 
@@ -184,6 +193,7 @@ fn questions_of_broker() -> Vec<AgentRequest> {
         AgentRequest::Dismiss { why: "why".into() },
         AgentRequest::Resume,
         AgentRequest::Depart,
+        AgentRequest::Upload { mount: MOUNT, limit_ms: 20_000 },
     ];
     all.extend(ends().into_iter().map(|ended| AgentRequest::Adopt(adopt(Mode::Kept, ended))));
     all.push(AgentRequest::Publish(Box::new(publish_writable())));
@@ -198,8 +208,10 @@ fn answers_of_agent() -> Vec<AgentAnswer> {
     all.extend([
         AgentAnswer::Done,
         AgentAnswer::Holding { mounts: vec![MOUNT] },
-        AgentAnswer::Usage(Usage { total_bytes: 1, total_inodes: 2, cached_bytes: 3, away: None }),
+        AgentAnswer::Usage(Usage { total_bytes: 1, total_inodes: 2, cached_bytes: 3, ..Usage::default() }),
         AgentAnswer::Usage(Usage { away: Some(Away { why: "why".into(), stale: true }), ..Usage::default() }),
+        AgentAnswer::Usage(Usage { unsent: Some(unsent()), ..Usage::default() }),
+        AgentAnswer::Unsent(unsent()),
     ]);
     all
 }

@@ -36,6 +36,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 
+/// How often it is looked what waits for its store.
+const UPLOADS_LOOK: Duration = Duration::from_secs(5);
+
 /// A running agent. `shutdown` ends it in order; dropping it leaves that to the process's end.
 pub struct App {
     pub volumes: Arc<Volumes>,
@@ -206,6 +209,7 @@ impl App {
             )
             .context("no thread for the sign of life")?;
         }
+        let told = privileged.clone();
         let api = Api {
             volumes: volumes.clone(),
             engine: engine.clone(),
@@ -227,7 +231,7 @@ impl App {
                 tracing::error!(%error, "the operator API ended");
             }
         });
-        let mut servers = vec![serving, collect::start(&volumes)];
+        let mut servers = vec![serving, collect::start(&volumes), tell_of_uploads(&volumes, told, &runtime)];
         let metrics_address = match config.agent.metrics {
             None => None,
             Some(address) => {
@@ -380,6 +384,21 @@ async fn once_free<T, F: Future<Output = T>>(attempt: impl Fn() -> F, is_free: i
         }
         tokio::time::sleep(CLOSING_LOOK).await;
     }
+}
+
+/// Owners of volumes learn what waits for their stores longer than it should.
+fn tell_of_uploads(
+    volumes: &Arc<Volumes>,
+    privileged: Arc<dyn Privileged>,
+    runtime: &tokio::runtime::Handle,
+) -> JoinHandle<()> {
+    let (volumes, on) = (volumes.clone(), runtime.clone());
+    runtime.spawn(async move {
+        loop {
+            tokio::time::sleep(UPLOADS_LOOK).await;
+            volumes.tell_of_uploads(|mount, report| privileged::report(&privileged, &on, mount, report));
+        }
+    })
 }
 
 /// A socket that only our user (and root) may use; a stale file of an earlier run is replaced.

@@ -148,6 +148,8 @@ pub struct Store {
     pub max_requests: usize,
     /// Most bytes per second from all stores; 0 is no limit.
     pub bandwidth: Size,
+    /// What was written and is not in its store for so long is told to the owners of the volume.
+    pub uploads_late: Span,
     /// Stores that speak nothing of this version or later are not asked.
     pub tls_min: store::TlsVersion,
     /// Stores are asked through it, but for these hosts. The environment's `HTTPS_PROXY` and the like count for nothing.
@@ -399,6 +401,7 @@ impl Default for Store {
         Self {
             max_requests: 128,
             bandwidth: Size(0),
+            uploads_late: Span(Duration::from_secs(300)),
             tls_min: store::TlsVersion::default(),
             proxy: None,
             no_proxy: Vec::new(),

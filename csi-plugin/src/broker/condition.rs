@@ -30,6 +30,8 @@ impl Condition {
             Reason::Recovered => self.latest().mount = None,
             // One call failed, no reader noticed, or it is the source's.
             Reason::RequestFailed | Reason::Healed | Reason::ServingStale => {}
+            // The agent that serves it is asked.
+            Reason::UploadsLate | Reason::UploadConflict | Reason::UploadsDone | Reason::UploadsLeft => {}
         }
     }
 

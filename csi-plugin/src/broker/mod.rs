@@ -53,7 +53,7 @@ pub(crate) use sight::ALIVE_LIMIT;
 
 use crate::busy::Busy;
 use crate::config::NodeConfig;
-use crate::events::{Events, text};
+use crate::events::{Events, Reason, text};
 use crate::status::Failure;
 use adoption::Adopter;
 use agents::{Agents, GOODBYE_LIMIT};
@@ -64,9 +64,10 @@ use handoff::Handoff;
 use hold::Holder;
 use lifecycle::Lifecycle;
 use link::broker::{AgentAnswer, AgentRequest, BrokerAnswer, BrokerRequest, Hello, Usage};
-use link::{MountSpec, Refusal, RefusalKind};
+use link::worker::Mode;
+use link::{MountSpec, Refusal, RefusalKind, budget};
 use mounts::{Kernel, MountOptions, MountSource, Target};
-use mounts_table::{Mount, Table};
+use mounts_table::{Mount, State, Table};
 use notices::Notices;
 use publish::Publisher;
 use renew::{Remounter, Renewals, Renewer};
@@ -79,8 +80,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 use targets::Targets;
 use volume::{Credentials, WireSpec};
+
+const UPLOADS_LIMIT: Duration = budget::UPLOADS_ANSWERED.time;
 
 /// One volume to be mounted at one target.
 #[derive(Debug)]
@@ -366,8 +370,36 @@ impl Broker {
     }
 
     /// What is wrong with its source, as the agent says that serves it.
-    pub(crate) fn source_trouble(volume: &str, usage: &Usage) -> Option<String> {
-        notices::source_trouble(volume, usage)
+    pub(crate) fn source_trouble(&self, volume: &str, usage: &Usage) -> Option<String> {
+        notices::source_trouble(volume, usage, &self.config.node_id)
+    }
+
+    /// What was written through the mount at this target gets to its store, within a limit; its owner is told what is left.
+    /// Nothing of an unpublish depends on it.
+    pub(crate) fn upload_before_end(&self, target: &Path, volume: &str) {
+        let Some(mount) = self.table.at(target).filter(|mount| mount.volume().as_str() == volume) else {
+            return;
+        };
+        let is_writable = mount.prepared().is_some_and(|(_, resume)| resume.mode == Mode::Writable);
+        if !is_writable || mount.state() != State::Serving {
+            return;
+        }
+        let Ok(agent) = self.agent() else { return };
+        if !mount.is_of(agent.identity()) {
+            return;
+        }
+        let limit_ms = budget::UPLOADS.time.as_millis() as u64;
+        match agent.ask(AgentRequest::Upload { mount: mount.id, limit_ms }, &[], UPLOADS_LIMIT) {
+            Ok((AgentAnswer::Unsent(unsent), _)) if unsent.files > 0 => {
+                let message = text::uploads_left(volume, &unsent, &self.config.node_id);
+                self.lifecycle.notices.tell_of_uploads(&mount, Reason::UploadsLeft, &message);
+            }
+            Ok(_) => {}
+            // An agent before this version; or one that is on its way to the next, which goes on.
+            Err(error) => {
+                tracing::info!(mount = %mount.id, volume, %error, "the agent did not say what of it is left to upload");
+            }
+        }
     }
 
     /// What its agent last reported of it.

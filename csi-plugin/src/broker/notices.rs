@@ -59,7 +59,32 @@ impl Notices {
                 tracing::info!(mount = %mount.id, %volume, event = Reason::Recovered.name(), "its source answers again");
                 self.events.note(&mount.spec.subjects, Reason::Recovered, &text::source_back(volume));
             }
+            Report::UploadsLate(unsent) => {
+                self.tell_of_uploads(
+                    mount,
+                    Reason::UploadsLate,
+                    &text::uploads_late(volume.as_str(), &unsent, node),
+                );
+            }
+            Report::UploadConflict(unsent) => {
+                let message = text::upload_conflict(volume.as_str(), &unsent, node);
+                self.tell_of_uploads(mount, Reason::UploadConflict, &message);
+            }
+            Report::UploadsDone => {
+                tracing::info!(mount = %mount.id, %volume, event = Reason::UploadsDone.name(), "all that was written is in its store");
+                self.events.note(
+                    &mount.spec.subjects,
+                    Reason::UploadsDone,
+                    &text::uploads_done(volume, node),
+                );
+            }
         }
+    }
+
+    /// What was written to it and is not in its store. Its condition is asked for, as that of its source.
+    pub(super) fn tell_of_uploads(&self, mount: &Mount, reason: Reason, message: &str) {
+        tracing::warn!(mount = %mount.id, volume = %mount.volume(), event = reason.name(), "{message}");
+        self.events.note(&mount.spec.subjects, reason, message);
     }
 
     fn degraded(&self, mount: &Mount, why: &str) {
@@ -68,10 +93,17 @@ impl Notices {
     }
 }
 
-/// What is wrong with its source, as the agent says that serves it: a level, so no report of it can be lost.
-pub(super) fn source_trouble(volume: &str, usage: &Usage) -> Option<String> {
-    usage.away.as_ref().map(|Away { why, stale }| match stale {
+/// What is wrong with its source, or with what was written to it, as the agent says that serves it: a level, so no report of
+/// it can be lost.
+pub(super) fn source_trouble(volume: &str, usage: &Usage, node: &str) -> Option<String> {
+    let away = usage.away.as_ref().map(|Away { why, stale }| match stale {
         true => text::serving_stale(volume, why),
         false => text::source_away(volume, why),
+    });
+    away.or_else(|| {
+        usage.unsent.as_ref().map(|unsent| match unsent.conflicts {
+            0 => text::uploads_late(volume, unsent, node),
+            _ => text::upload_conflict(volume, unsent, node),
+        })
     })
 }

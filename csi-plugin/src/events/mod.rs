@@ -30,6 +30,13 @@ pub enum Reason {
     RequestFailed,
     /// It could not be published, or has ended.
     Failed,
+    /// What was written waits for the store longer than it should.
+    UploadsLate,
+    /// Somebody else has changed in the store what was written.
+    UploadConflict,
+    UploadsDone,
+    /// Not all that was written was in the store when the volume was unpublished.
+    UploadsLeft,
 }
 
 impl Reason {
@@ -41,13 +48,23 @@ impl Reason {
             Self::Recovered => "MountRecovered",
             Self::RequestFailed => "MountRequestFailed",
             Self::Failed => "MountFailed",
+            Self::UploadsLate => "UploadsLate",
+            Self::UploadConflict => "UploadConflict",
+            Self::UploadsDone => "UploadsDone",
+            Self::UploadsLeft => "UploadsLeft",
         }
     }
 
     fn kind(self) -> &'static str {
         match self {
-            Self::Healed | Self::Recovered => "Normal",
-            Self::Degraded | Self::ServingStale | Self::RequestFailed | Self::Failed => "Warning",
+            Self::Healed | Self::Recovered | Self::UploadsDone => "Normal",
+            Self::Degraded
+            | Self::ServingStale
+            | Self::RequestFailed
+            | Self::Failed
+            | Self::UploadsLate
+            | Self::UploadConflict
+            | Self::UploadsLeft => "Warning",
         }
     }
 }

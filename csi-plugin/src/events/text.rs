@@ -1,5 +1,6 @@
 //! What Events say: what happened, and what to do. They are read by the owner of a pod, not by its node's operator.
 
+use link::broker::Unsent;
 use std::time::Duration;
 use volume::{RequestTimeout, VolumeId};
 
@@ -106,6 +107,62 @@ pub(crate) fn source_back(volume: &VolumeId) -> String {
     format!("Volume {volume}: its source answers again. Nothing to do.")
 }
 
+pub fn uploads_late(volume: &str, unsent: &Unsent, node: &str) -> String {
+    let oldest = Duration::from_secs(unsent.oldest_ms / 1000);
+    format!(
+        "Volume {volume}: {} written on node {node} {} not in its store yet; the oldest has waited for {oldest:?} ({}). Nothing is lost: it is safe on the node's disk, and sent as soon as the store takes it. Check the store and what the volume's secret may do there. `millpond staging list` on the node shows what waits.",
+        files(unsent),
+        are(unsent.files),
+        last(unsent)
+    )
+}
+
+pub fn upload_conflict(volume: &str, unsent: &Unsent, node: &str) -> String {
+    let count =
+        if unsent.conflicts == 1 { "a file".to_owned() } else { format!("{} files", unsent.conflicts) };
+    format!(
+        "Volume {volume}: somebody else has changed in the store {count} that {} also written on node {node} ({}): theirs stays in the store, and what was written here is kept on the node. `millpond staging export` copies it out, `millpond staging discard` gives it up; until then it cannot be written to the store.",
+        if unsent.conflicts == 1 { "was" } else { "were" },
+        unsent.path
+    )
+}
+
+pub(crate) fn uploads_done(volume: &VolumeId, node: &str) -> String {
+    format!("Volume {volume}: all that was written on node {node} is in its store. Nothing to do.")
+}
+
+pub fn uploads_left(volume: &str, unsent: &Unsent, node: &str) -> String {
+    format!(
+        "Volume {volume}: {} written on node {node} {} not in its store when the volume was unpublished ({}). The node goes on for some minutes. What is left then is kept on it, and sent when the volume is published on that node again or `millpond staging upload` is run there; pods on other nodes do not see it before.",
+        files(unsent),
+        were(unsent.files),
+        last(unsent)
+    )
+}
+
+fn files(unsent: &Unsent) -> String {
+    let size = match unsent.bytes {
+        0..1_048_576 => format!("{:.1} KiB", unsent.bytes as f64 / 1024.0),
+        1_048_576..1_073_741_824 => format!("{:.1} MiB", unsent.bytes as f64 / 1_048_576.0),
+        _ => format!("{:.1} GiB", unsent.bytes as f64 / 1_073_741_824.0),
+    };
+    if unsent.files == 1 { format!("a file ({size})") } else { format!("{} files ({size})", unsent.files) }
+}
+
+fn are(files: u64) -> &'static str {
+    if files == 1 { "is" } else { "are" }
+}
+
+fn were(files: u64) -> &'static str {
+    if files == 1 { "was" } else { "were" }
+}
+
+/// Which, and what came of it.
+fn last(unsent: &Unsent) -> String {
+    let why = unsent.why.as_deref().unwrap_or("no attempt has failed");
+    if unsent.path.is_empty() { why.to_owned() } else { format!("{}: {why}", unsent.path) }
+}
+
 pub fn ended(volume: &VolumeId, why: &str) -> String {
     format!(
         "Volume {volume}: the mount has ended ({why}). Programs get ENOTCONN until an agent is there again, which makes the mount anew; what is open must then be opened again. Look at the Millpond agent's pod."
@@ -137,6 +194,20 @@ mod tests {
     fn what_is_not_made_anew_says_no_more_than_is_known() {
         assert!(!not_renewed("v", "why").contains("died"));
         assert!(!unmounted("v").contains("dead") && !unmounted("v").contains("made anew by itself"));
+    }
+
+    #[test]
+    fn what_waits_is_told_with_its_size_and_what_the_store_said() {
+        let why = Some("upload: 503".to_owned());
+        let unsent =
+            Unsent { files: 1, bytes: 3 << 29, oldest_ms: 301_500, path: "a/b".into(), why, conflicts: 0 };
+        let late = uploads_late("v", &unsent, "n");
+        assert!(late.contains("a file (1.5 GiB) written on node n is not"), "{late}");
+        assert!(late.contains("301s (a/b: upload: 503)"), "{late}");
+        let left = uploads_left("v", &Unsent { files: 2, bytes: 2048, why: None, ..unsent.clone() }, "n");
+        assert!(left.contains("2 files (2.0 KiB) written on node n were not"), "{left}");
+        let conflict = upload_conflict("v", &Unsent { conflicts: 1, ..unsent }, "n");
+        assert!(conflict.contains("a file that was also written on node n (a/b)"), "{conflict}");
     }
 
     #[test]

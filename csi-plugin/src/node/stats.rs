@@ -5,7 +5,7 @@
 
 use super::Inner;
 use super::publish::{Found, Standing};
-use crate::broker::{ALIVE_LIMIT, Broker};
+use crate::broker::ALIVE_LIMIT;
 use crate::events::text;
 use crate::status::Failure;
 use mounts::{Target, TargetError, probe};
@@ -50,7 +50,7 @@ impl Inner {
         let mut trouble = self.trouble(&request.volume_id, &target, standing);
         let usage = match self.broker.usage(&target) {
             Ok(usage) => {
-                trouble = trouble.or_else(|| Broker::source_trouble(&request.volume_id, &usage));
+                trouble = trouble.or_else(|| self.broker.source_trouble(&request.volume_id, &usage));
                 usage
             }
             // It lives, and is about to be shown to this broker.

@@ -24,6 +24,10 @@ impl Inner {
         let resolved = Target::resolve(&self.broker.config.kubelet_dirs, &asked);
         // Until we are done: what is being made anew ends, and nothing else is.
         let _leaving = resolved.as_ref().ok().map(|at| self.broker.leave(at.path(), &request.volume_id));
+        // Its programs are gone. Publishes of the volume for others do not wait for this.
+        if let Ok(at) = &resolved {
+            self.broker.upload_before_end(at.path(), &request.volume_id);
+        }
         let _turn = self.broker.busy.enter(&self.keys(&request.volume_id, &asked), PATIENCE)?;
         let target = match Target::resolve(&self.broker.config.kubelet_dirs, &asked) {
             Ok(target) => target,

@@ -6,7 +6,7 @@ use csi_plugin::config::{Config, ControllerConfig, LogFormat, NodeConfig, Pace, 
 use csi_plugin::controller::{erasures, unclaimed};
 use link::broker::{
     AgentAnswer, AgentRequest, Away, BrokerAnswer, BrokerRequest, Frame, FromAgent, FromBroker, Hello,
-    Resume, Usage,
+    Resume, Unsent, Usage,
 };
 use link::{MAX_MESSAGE, Packet, Refusal};
 use mounts::{Fake, Kernel};
@@ -254,8 +254,9 @@ pub fn obliging(request: &AgentRequest, _fds: &[OwnedFd]) -> Option<Answer> {
         | AgentRequest::Unpublish { .. }
         | AgentRequest::Rotate { .. }
         | AgentRequest::Renewed { .. } => (AgentAnswer::Done, vec![]),
+        AgentRequest::Upload { .. } => (AgentAnswer::Unsent(Unsent::default()), vec![]),
         AgentRequest::Usage { .. } => {
-            let usage = Usage { total_bytes: 4096, total_inodes: 3, cached_bytes: 1, away: None };
+            let usage = Usage { total_bytes: 4096, total_inodes: 3, cached_bytes: 1, ..Usage::default() };
             (AgentAnswer::Usage(usage), vec![])
         }
         AgentRequest::Adopt(_)

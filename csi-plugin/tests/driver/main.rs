@@ -18,4 +18,5 @@ mod node;
 mod order;
 mod renewals;
 mod requests;
+mod uploads;
 mod versions;

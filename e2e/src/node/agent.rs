@@ -28,6 +28,8 @@ pub struct AgentOptions {
     /// Of how many unused sources the names are kept; None: the program's own number.
     pub metadata_stores: Option<usize>,
     pub max_requests: u32,
+    /// Only where it is set: the release before has no such key.
+    pub uploads_late: Option<&'static str>,
     pub threads: u32,
     pub standby: u32,
     /// How long a first publish waits for its source.
@@ -134,6 +136,7 @@ impl Default for AgentOptions {
             scope_limit: None,
             metadata_stores: None,
             max_requests: 128,
+            uploads_late: None,
             threads: 4,
             standby: 1,
             source_wait: "20s",
@@ -216,6 +219,9 @@ impl AgentOptions {
             writeln!(text, "min_free_bytes = {0}\nmin_free_inodes = {0}", tier.min_free_percent)?;
         }
         writeln!(text, "[store]\nmax_requests = {}\nbandwidth = \"0\"", self.max_requests)?;
+        if let Some(limit) = self.uploads_late {
+            writeln!(text, "uploads_late = {limit:?}")?;
+        }
         writeln!(text, "[workers]\nthreads = {}\nstandby = {}", self.threads, self.standby)?;
         writeln!(text, "suspend_respawn_file = {}", path(places.suspend_file()))?;
         let disabled_features: Vec<_> = self.disabled_features.iter().map(|w| format!("{w:?}")).collect();

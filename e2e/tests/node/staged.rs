@@ -187,6 +187,33 @@ fn what_a_pod_has_left_is_uploaded_without_a_mount_by_who_has_the_secret() -> Re
     node.finish()
 }
 
+/// Events are lines of csi-plugin's log where there is no Kubernetes.
+#[test]
+fn owners_learn_what_the_store_does_not_take_and_an_unpublish_waits_for_what_it_does() -> Result<()> {
+    let mut node = Node::start(AgentOptions { uploads_late: Some("1s"), ..AgentOptions::default() })?;
+    let mounted = back(&mut node, "told")?;
+    refuse_writes(&node)?;
+    write_sync(&mounted.target.join("a"), b"hello")?;
+    let told = |node: &Node, what: &str| wait_until(PATIENCE, || node.places().logs().contains(what));
+    ensure!(told(&node, "UploadsLate") && told(&node, "told: a file (0.0 KiB) written on node"));
+    take_writes(&node)?;
+    ensure!(told(&node, "UploadsDone") && fs::read(node.server.file("told/a"))? == b"hello");
+    // A store that takes its time: what was written last is there when the unpublish returns, for a pod on another node.
+    let slow = Rule::always(Fault::Latency { ms: 2000 }).op("PutObject");
+    node.server.set_faults(&Script { seed: 0, rules: vec![slow] })?;
+    write_sync(&mounted.target.join("b"), b"last words")?;
+    node.unpublish(&mounted)?;
+    ensure!(fs::read(node.server.file("told/b"))? == b"last words");
+    ensure!(!node.places().logs().contains("UploadsLeft"));
+    // One that refuses is not waited for.
+    let again = node.workspace_again(&mounted, "again")?;
+    refuse_writes(&node)?;
+    write_sync(&again.target.join("c"), b"kept")?;
+    node.unpublish(&again)?;
+    ensure!(told(&node, "UploadsLeft") && listed(&node, mounted.id.as_str())?["files"] == 1);
+    node.finish()
+}
+
 /// Of the version before, or damaged.
 #[test]
 fn an_area_that_does_not_say_how_it_was_published_says_what_to_do_instead() -> Result<()> {

@@ -4,6 +4,7 @@ use super::discards::Discards;
 use super::disk::{Disk, Hung, write_out};
 use super::failures::Failures;
 use super::file::{File, now_ns};
+use super::lag::Told;
 use super::locks::{Held, Locks, child};
 use super::names::{
     APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, Tag, append_entry, changes, data_name, result_key,
@@ -85,6 +86,8 @@ pub(crate) struct Area {
     pub(super) recalled: Mutex<Vec<(MountId, u64, Outcome)>>,
     /// The last attempts to send something that came to nothing.
     pub(super) failures: Failures,
+    /// What the owners of the volume were told of what waits.
+    pub(super) told: Mutex<Told>,
     /// Files that somebody is about to discard.
     pub(super) discards: Discards,
     /// What lies beside the journal of what it takes to open the area.

@@ -25,6 +25,7 @@ mod file;
 #[cfg(test)]
 mod histories;
 mod inspect;
+mod lag;
 mod late;
 mod locks;
 mod moves;

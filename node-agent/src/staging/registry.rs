@@ -146,6 +146,7 @@ impl Staging {
             times: Times::default(),
             recalled: Mutex::new(opened.recalled),
             failures: Failures::default(),
+            told: Mutex::default(),
             discards: Discards::default(),
             described: tokio::sync::Mutex::default(),
             me: me.clone(),

@@ -961,23 +961,48 @@ impl Area {
         records.fold(Waiting::default(), |sum, (record, size)| sum.and(&record, size))
     }
 
-    /// Sends everything, as far as it goes within `limit`; true: nothing waits any more.
+    /// Sends everything once, as far as it goes within `limit`; true: nothing waits any more.
     pub(crate) async fn send_all(&self, limit: Duration) -> bool {
+        let _ = tokio::time::timeout(limit, self.send_once()).await;
+        self.has_sent_all()
+    }
+
+    /// The same, and again while the store gives no answer. One that refuses is not asked again.
+    pub(crate) async fn send_all_for(&self, limit: Duration) -> bool {
         let sending = async {
-            let is_wanted = |file: &&Arc<File>| !file.record().clean;
-            let files: Vec<u64> =
-                self.state().files.values().filter(is_wanted).map(|file| file.ino).collect();
-            let sent = futures::stream::iter(files).for_each_concurrent(FILES_AT_ONCE, async |ino| {
-                let Some(file) = self.by_ino(ino) else { return };
-                // Each error has been logged; what is left is kept.
-                let _ = self.send_unless_discarded(&file).await;
-                self.forget_unlinked(file.ino).await;
-            });
-            sent.await;
-            self.end_all_moves().await;
+            let mut pause = LOOK;
+            while self.send_once().await && !self.has_sent_all() {
+                tokio::time::sleep(pause).await;
+                pause = (2 * pause).min(AGAIN);
+            }
         };
         let _ = tokio::time::timeout(limit, sending).await;
+        self.has_sent_all()
+    }
+
+    fn has_sent_all(&self) -> bool {
         self.waiting().files == 0 && self.state().moved.is_empty()
+    }
+
+    /// True: the store may take later what it has not taken now.
+    async fn send_once(&self) -> bool {
+        let is_wanted = |file: &&Arc<File>| !file.record().clean;
+        let files: Vec<u64> = self.state().files.values().filter(is_wanted).map(|file| file.ino).collect();
+        let sent = futures::stream::iter(files).map(async |ino| {
+            let Some(file) = self.by_ino(ino) else { return false };
+            // Each error has been logged; what is left is kept.
+            let sent = self.send_unless_discarded(&file).await;
+            self.forget_unlinked(file.ino).await;
+            matches!(sent, Err(Wrong::Cause(Cause::Unavailable)))
+        });
+        let mut sent = sent.buffer_unordered(FILES_AT_ONCE);
+        let mut is_worth_it = false;
+        while let Some(is_silent) = sent.next().await {
+            is_worth_it |= is_silent;
+        }
+        drop(sent);
+        self.end_all_moves().await;
+        is_worth_it || self.waiting().files == 0 && !self.state().moved.is_empty()
     }
 
     /// An attempt that nobody waits for gives way to whoever discards the file.

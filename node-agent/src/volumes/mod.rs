@@ -19,7 +19,7 @@ use crate::volumes::scope::{Member, Scope, Wants};
 use arrivals::{Arrival, Mounts, Present, Unsettled};
 pub(crate) use cache_events::follow as follow_cache;
 use inflight::Room;
-use link::broker::{AgentAnswer, MountId, Publish, Resume, Usage};
+use link::broker::{AgentAnswer, MountId, Publish, Report, Resume, Unsent, Usage};
 use link::budget;
 use link::worker::{Assign, Mode, Show};
 use link::{Cause, MountSpec, Refusal, RefusalKind};
@@ -366,7 +366,36 @@ impl Volumes {
             total_inodes: known.names,
             cached_bytes: scope,
             away: mount.scope.away(&mount.spec.parameters),
+            unsent: mount
+                .area
+                .as_ref()
+                .and_then(|area| area.upload_trouble(self.config().store.uploads_late.0)),
         })
+    }
+
+    /// What was written through a mount that is about to end gets to the store, within `limit`. Where another mount has the
+    /// volume nothing is waited for. Returns what will be left.
+    async fn upload_before_end(&self, id: MountId, limit: Duration) -> Result<Unsent, Refusal> {
+        let mount = self.get(id)?;
+        let Some(area) = mount.area.clone() else { return Ok(Unsent::default()) };
+        let is_its = |other: &Mount| other.area.as_ref().is_some_and(|other| Arc::ptr_eq(other, &area));
+        if self.mounts().iter().any(|other| other.id != id && is_its(other)) {
+            return Ok(Unsent::default());
+        }
+        area.send_all_for(limit.min(budget::UPLOADS.time)).await;
+        Ok(area.unsent())
+    }
+
+    /// Tells the owners of volumes what has changed of what waits for their stores.
+    pub(crate) fn tell_of_uploads(&self, tell: impl Fn(MountId, Report)) {
+        for area in self.staging.open_areas() {
+            let Some(report) = area.upload_news(self.config().store.uploads_late.0) else { continue };
+            for mount in self.mounts() {
+                if mount.area.as_ref().is_some_and(|other| Arc::ptr_eq(other, &area)) {
+                    tell(mount.id, report.clone());
+                }
+            }
+        }
     }
 
     pub(crate) fn get(&self, id: MountId) -> Result<Arc<Mount>, Refusal> {
@@ -437,7 +466,7 @@ impl Volumes {
 
 /// What was written to a volume that is not mounted here any more: this agent has its secret still.
 async fn upload_the_rest(area: Arc<Area>) {
-    if !area.send_all(UPLOADS_LIMIT).await {
+    if !area.send_all_for(UPLOADS_LIMIT).await {
         let waiting = area.waiting();
         tracing::error!(
             volume = %area.volume, files = waiting.files, bytes = waiting.bytes,

@@ -38,6 +38,10 @@ impl crate::broker_client::Serve for Volumes {
                 Ok((AgentAnswer::Done, Vec::new()))
             }
             AgentRequest::Usage { mount } => self.usage(mount).map(|u| (AgentAnswer::Usage(u), Vec::new())),
+            AgentRequest::Upload { mount, limit_ms } => {
+                let left = self.upload_before_end(mount, Duration::from_millis(limit_ms)).await?;
+                Ok((AgentAnswer::Unsent(left), Vec::new()))
+            }
             AgentRequest::Rotate { mount, secrets } => {
                 self.rotate(mount, &secrets.0).await.map(|()| (AgentAnswer::Done, Vec::new()))
             }
