@@ -107,7 +107,7 @@ pub(crate) fn source_back(volume: &VolumeId) -> String {
     format!("Volume {volume}: its source answers again. Nothing to do.")
 }
 
-pub fn uploads_late(volume: &str, unsent: &Unsent, node: &str) -> String {
+pub(crate) fn uploads_late(volume: &str, unsent: &Unsent, node: &str) -> String {
     let oldest = Duration::from_secs(unsent.oldest_ms / 1000);
     format!(
         "Volume {volume}: {} written on node {node} {} not in its store yet; the oldest has waited for {oldest:?} ({}). Nothing is lost: it is safe on the node's disk, and sent as soon as the store takes it. Check the store and what the volume's secret may do there. `millpond staging list` on the node shows what waits.",
@@ -117,7 +117,7 @@ pub fn uploads_late(volume: &str, unsent: &Unsent, node: &str) -> String {
     )
 }
 
-pub fn upload_conflict(volume: &str, unsent: &Unsent, node: &str) -> String {
+pub(crate) fn upload_conflict(volume: &str, unsent: &Unsent, node: &str) -> String {
     let count =
         if unsent.conflicts == 1 { "a file".to_owned() } else { format!("{} files", unsent.conflicts) };
     format!(
@@ -131,7 +131,7 @@ pub(crate) fn uploads_done(volume: &VolumeId, node: &str) -> String {
     format!("Volume {volume}: all that was written on node {node} is in its store. Nothing to do.")
 }
 
-pub fn uploads_left(volume: &str, unsent: &Unsent, node: &str) -> String {
+pub(crate) fn uploads_left(volume: &str, unsent: &Unsent, node: &str) -> String {
     format!(
         "Volume {volume}: {} written on node {node} {} not in its store when the volume was unpublished ({}). The node goes on for some minutes. What is left then is kept on it, and sent when the volume is published on that node again or `millpond staging upload` is run there; pods on other nodes do not see it before.",
         files(unsent),

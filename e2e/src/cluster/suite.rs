@@ -198,7 +198,10 @@ fn trees() -> Vec<(String, Tree)> {
 
 /// The descriptions of the trees, for the oracles in pods, and the notebook.
 pub(super) fn tree_map(namespace: &str, trees: &[(String, Tree)]) -> Result<Value> {
-    let mut data = json!({ "notebook.py": include_str!("../../cluster/notebook.py") });
+    let mut data = json!({
+        "notebook.py": include_str!("../../cluster/notebook.py"),
+        "workspace.py": include_str!("../../cluster/workspace.py"),
+    });
     for (prefix, tree) in trees {
         data[format!("{prefix}.json")] = json!(serde_json::to_string(tree)?);
     }

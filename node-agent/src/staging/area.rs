@@ -4,13 +4,13 @@ use super::discards::Discards;
 use super::disk::{Disk, Hung, write_out};
 use super::failures::Failures;
 use super::file::{File, now_ns};
-use super::lag::Told;
 use super::locks::{Held, Locks, child};
 use super::names::{
     APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, Tag, append_entry, changes, data_name, result_key,
 };
 use super::record::{Append, Object, Record, Root};
 use super::times::Times;
+use super::told::Told;
 use super::{Executed, Outcome};
 use crate::lock::lock;
 use crate::state::StateDir;

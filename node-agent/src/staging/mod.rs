@@ -44,6 +44,7 @@ mod send;
 mod simulated;
 mod staged;
 mod times;
+mod told;
 mod write;
 
 pub(crate) use area::{Area, Caller};

@@ -57,13 +57,14 @@ fn under_the_notebook(suite: &Suite, notebook: &mut Notebook) -> Result<usize> {
 
 /// A process that holds the mounts' descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Holder {
+pub(super) enum Holder {
     Agent,
     Broker,
 }
 
 /// Apart and at once.
-const CHOICES: [&[Holder]; 3] = [&[Holder::Agent], &[Holder::Broker], &[Holder::Agent, Holder::Broker]];
+pub(super) const CHOICES: [&[Holder]; 3] =
+    [&[Holder::Agent], &[Holder::Broker], &[Holder::Agent, Holder::Broker]];
 
 impl Holder {
     fn daemon_set(self) -> &'static str {
@@ -88,7 +89,7 @@ impl Holder {
     }
 
     /// Waits until one that is not `other` runs. Ready pods alone say less: one that ends counts as ready for a moment.
-    fn wait(self, suite: &Suite, other: Option<u32>) -> Result<u32> {
+    pub(super) fn wait(self, suite: &Suite, other: Option<u32>) -> Result<u32> {
         suite.kubectl.wait(&format!("one {self:?}, not {other:?}"), PATIENCE, |_| {
             let pid = match self {
                 Self::Agent => suite.view().only("node-agent"),
@@ -99,7 +100,7 @@ impl Holder {
     }
 }
 
-fn delete_pods(suite: &Suite, holders: &[Holder]) -> Result<()> {
+pub(super) fn delete_pods(suite: &Suite, holders: &[Holder]) -> Result<()> {
     let components: Vec<_> = holders.iter().map(|h| h.component()).collect();
     let labels = format!("app.kubernetes.io/component in ({})", components.join(","));
     suite.kubectl.run(&["delete", "pods", "-n", SYSTEM, "-l", &labels, "--wait=false"]).map(drop)
@@ -150,7 +151,7 @@ fn roll(suite: &Suite, holders: &[Holder], image: &str) -> Result<()> {
 }
 
 /// Does what ends these holders; returns when others serve in their place.
-fn replaced(suite: &Suite, holders: &[Holder], end: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(super) fn replaced(suite: &Suite, holders: &[Holder], end: impl FnOnce() -> Result<()>) -> Result<()> {
     succeeded(suite, holders, end)?;
     serving(suite)
 }

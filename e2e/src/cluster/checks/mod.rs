@@ -13,6 +13,7 @@ mod reboot;
 mod security;
 mod stores;
 mod uninstall;
+mod workspaces;
 
 use super::Suite;
 use anyhow::Result;
@@ -73,6 +74,12 @@ pub const ALL: &[Check] = &[
         claim: "agent and broker deleted, killed, out of memory and rolled, with and without an API server: no failed call",
         own_cluster: STOPS,
         run: holders::run,
+    },
+    Check {
+        name: "workspaces",
+        claim: "pods write to shared and to single claims while workers, agent and broker die; retained and deleted directories",
+        own_cluster: STOPS,
+        run: workspaces::run,
     },
     Check {
         name: "offline",

@@ -1,8 +1,9 @@
 //! The node loses its power: what the boot before left is cleaned, pods come back, the cache is warm.
 
+use super::workspaces;
 use crate::cluster::Suite;
 use crate::cluster::names::*;
-use crate::cluster::objects::Pod;
+use crate::cluster::objects::{self, Pod};
 use crate::cluster::suite::SET;
 use crate::cluster::waits::{PATIENCE, uid};
 use anyhow::{Context, Result, ensure};
@@ -10,6 +11,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::time::Instant;
 
+const PENDING: &str = "pending";
 const FORMER: &str = "00000000-0000-0000-0000-000000000000";
 
 const VERIFY: &str = "oracle verify --root /data --tree /trees/set.json --threads 2 > /tmp/report && touch /tmp/good; \
@@ -28,6 +30,7 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     let mounted = suite.view().volumes()?.len();
     println!("    before: {mounted} mounts");
 
+    let written = pending(suite).context("a volume that was written to")?;
     suite.bucket.reset()?;
     let begun = Instant::now();
     let (machine, kubectl) = suite.machine_mut();
@@ -54,6 +57,7 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     k.wait_rolled_out("deployment", TENANT, "reboot")?;
     all_verified(suite)?;
     println!("    pods are back {:.0} s after it, and read everything right", begun.elapsed().as_secs_f64());
+    sent(suite, &written).context("a volume that was written to")?;
     let mut former = 0;
     let all = records(&suite.machine().path("/var/lib/millpond/csi/targets"), |record| {
         former += usize::from(record["boot"] == FORMER);
@@ -72,6 +76,51 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
         .kubectl
         .wait("no mount left", PATIENCE, |_| Ok(suite.view().volumes()?.is_empty().then_some(())))?;
     suite.kubectl.delete("pvc", TENANT, "reboot")
+}
+
+/// A pod that has written what its store does not take. Its volume is the answer.
+fn pending(suite: &Suite) -> Result<String> {
+    let k = &suite.kubectl;
+    k.apply(&[
+        workspaces::class(suite, PENDING, &[("writeMode", "back")]),
+        objects::claim(TENANT, PENDING, PENDING, "ReadWriteMany", &[]),
+    ])?;
+    let volume = k.wait_bound(TENANT, PENDING)?;
+    let app = workspaces::writer(Pod::sleeper(TENANT, PENDING).claim(PENDING)).deployment(1);
+    k.apply(&[app])?;
+    k.wait_rolled_out("deployment", TENANT, PENDING)?;
+    workspaces::refuse_writes(suite)?;
+    let pod = only_pod(suite)?;
+    workspaces::shell(suite, &pod, "seq 100000 > /data/numbers && sync /data/numbers")?;
+    ensure!(workspaces::object(suite, &volume, "numbers").is_none(), "the store has it");
+    Ok(volume)
+}
+
+/// It is there for the pod of after, and goes to the store once that takes it.
+fn sent(suite: &Suite, volume: &str) -> Result<()> {
+    let k = &suite.kubectl;
+    k.wait_rolled_out("deployment", TENANT, PENDING)?;
+    let pod = only_pod(suite)?;
+    let numbers = workspaces::shell(suite, &pod, "cat /data/numbers")?;
+    ensure!(numbers.lines().eq((1..=100_000).map(|n| n.to_string())), "{} bytes", numbers.len());
+    ensure!(workspaces::object(suite, volume, "numbers").is_none(), "the store has it");
+    suite.bucket.no_faults()?;
+    k.wait("what was pending in the store", PATIENCE, |_| {
+        Ok((workspaces::object(suite, volume, "numbers").as_deref() == Some(numbers.as_bytes()))
+            .then_some(()))
+    })?;
+    println!("    what was written and not uploaded before the power failed is there, and went to the store");
+    k.delete("deployment", TENANT, PENDING)?;
+    k.wait("its pod gone", PATIENCE, |k| Ok(k.pods_of(TENANT, PENDING)?.is_empty().then_some(())))?;
+    k.delete("pvc", TENANT, PENDING)?;
+    k.run(&["delete", "storageclass", PENDING]).map(drop)
+}
+
+fn only_pod(suite: &Suite) -> Result<String> {
+    suite.kubectl.wait("one pod of the Deployment", PATIENCE, |k| {
+        let mut pods = k.pods_of(TENANT, PENDING)?;
+        Ok((pods.len() == 1).then(|| pods.remove(0)))
+    })
 }
 
 /// Looks at each of the plugin's records of targets, and writes back what was changed.

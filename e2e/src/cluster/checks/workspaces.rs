@@ -1,0 +1,270 @@
+//! Volumes that pods write to: shared, owned by one pod, under a program that works while every part dies, and their end.
+
+use super::holders::{CHOICES, Holder, delete_pods, replaced};
+use crate::cluster::Suite;
+use crate::cluster::names::*;
+use crate::cluster::objects::{self, Pod};
+use crate::cluster::suite::BUCKET;
+use crate::cluster::waits::PATIENCE;
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use testkit::faults::{Fault, Rule, Script};
+
+const KILLS: usize = 30;
+/// Where volumes of the suite that can be written to lie in its bucket.
+const WORK: &str = "work";
+const BACK: &str = "workspace-back";
+const THROUGH: &str = "workspace-through";
+
+pub(super) fn run(suite: &mut Suite) -> Result<()> {
+    prepare(suite)?;
+    let kept = suite.kubectl.wait_bound(TENANT, BACK)?;
+    shared(suite).context("two pods of one ReadWriteMany claim")?;
+    let gone = suite.kubectl.wait_bound(TENANT, THROUGH)?;
+    working(suite).context("a program that works while everything dies")?;
+    left(suite, &kept).context("what a pod leaves behind it")?;
+    deleted(suite, &kept, &gone).context("deleted claims")
+}
+
+/// Classes and claims: one whose directory stays with the volume's end, and one whose directory goes with it.
+fn prepare(suite: &Suite) -> Result<()> {
+    suite.tenant(TENANT)?;
+    let k = &suite.kubectl;
+    let controller = json!([{ "kind": "ServiceAccount", "name": CONTROLLER, "namespace": SYSTEM }]);
+    let meta = json!({ "name": "workspace-deletion", "namespace": TENANT });
+    let rules = json!([{ "apiGroups": [""], "resources": ["secrets"], "resourceNames": [S3_SECRET], "verbs": ["get"] }]);
+    let role =
+        json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "workspace-deletion" });
+    k.apply(&[
+        json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": meta, "rules": rules }),
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": meta, "roleRef": role,
+            "subjects": controller,
+        }),
+        class(suite, BACK, &[("writeMode", "back")]),
+        class(
+            suite,
+            THROUGH,
+            &[
+                ("writeMode", "through"),
+                ("onDelete", "delete"),
+                ("csi.storage.k8s.io/provisioner-secret-name", S3_SECRET),
+                ("csi.storage.k8s.io/provisioner-secret-namespace", TENANT),
+            ],
+        ),
+        objects::claim(TENANT, BACK, BACK, "ReadWriteMany", &[]),
+        objects::claim(TENANT, THROUGH, THROUGH, "ReadWriteOncePod", &[]),
+    ])
+}
+
+pub(super) fn class(suite: &Suite, name: &str, more: &[(&str, &str)]) -> Value {
+    let source = format!("s3://{BUCKET}/{WORK}");
+    let base = [
+        ("source", source.as_str()),
+        ("path", "${pvc.namespace}/${pv.name}"),
+        ("access", "readWrite"),
+        ("freshness", "strict"),
+    ];
+    suite.class(name, &[&base, more].concat(), &[])
+}
+
+/// In the bucket, of the volume of a claim.
+pub(super) fn object(suite: &Suite, volume: &str, name: &str) -> Option<Vec<u8>> {
+    std::fs::read(suite.bucket.file(&format!("{WORK}/{TENANT}/{volume}/{name}"))).ok()
+}
+
+/// The group of all files, which may write them.
+pub(super) fn writer(pod: Pod) -> Pod {
+    let user = json!({ "runAsUser": 10001, "runAsGroup": 10001, "fsGroup": 10001, "runAsNonRoot": true });
+    pod.with("securityContext", user)
+}
+
+pub(super) fn shell(suite: &Suite, pod: &str, script: &str) -> Result<String> {
+    suite.kubectl.exec(TENANT, pod, "main", &["sh", "-c", script])
+}
+
+/// The store takes nothing.
+pub(super) fn refuse_writes(suite: &Suite) -> Result<()> {
+    let refused = || Rule::always(Fault::Status { code: 403, retry_after_s: None });
+    let rules = ["PutObject", "CreateMultipartUpload"].map(|op| refused().op(op)).to_vec();
+    suite.bucket.set_faults(&Script { seed: 0, rules })
+}
+
+fn shared(suite: &Suite) -> Result<()> {
+    let k = &suite.kubectl;
+    let names = ["one", "two"];
+    let pods = names.map(|name| writer(Pod::sleeper(TENANT, name).claim(BACK)).object());
+    k.apply(&pods)?;
+    for name in names {
+        k.wait_ready(TENANT, name)?;
+    }
+    // Each sees at once what the other one does.
+    shell(suite, "one", "mkdir /data/shared && echo hello > /data/shared/greeting")?;
+    let greeting =
+        shell(suite, "two", "cat /data/shared/greeting && mv /data/shared/greeting /data/shared/read")?;
+    let listed = shell(suite, "one", "ls /data/shared")?;
+    ensure!(greeting.trim() == "hello" && listed.trim() == "read", "{greeting:?}, {listed:?}");
+    let lines = "for n in $(seq 100); do echo $HOSTNAME $n >> /data/shared/log; done";
+    std::thread::scope(|scope| {
+        let writing = names.map(|name| scope.spawn(move || shell(suite, name, lines)));
+        writing.into_iter().try_for_each(|done| done.join().expect("it has not panicked").map(drop))
+    })?;
+    let log = shell(suite, "one", "sort /data/shared/log | uniq | wc -l; wc -l < /data/shared/log")?;
+    ensure!(log.split_whitespace().collect::<Vec<_>>() == ["200", "200"], "two pods that append: {log}");
+    println!("    ReadWriteMany: two pods see each other's files at once, and 200 lines that both appended");
+    for name in names {
+        k.delete("pod", TENANT, name)?;
+    }
+    names.iter().try_for_each(|name| k.wait_gone("pod", TENANT, name).map(drop))
+}
+
+/// In both kinds of volume at once.
+fn working(suite: &Suite) -> Result<()> {
+    const NAME: &str = "worker";
+    let k = &suite.kubectl;
+    let other = json!({ "name": "through", "persistentVolumeClaim": { "claimName": THROUGH } });
+    let pod = writer(Pod::new(TENANT, NAME, "exec python3 /trees/workspace.py /data /through").claim(BACK))
+        .mount(json!({ "name": "through", "mountPath": "/through" }))
+        .with("restartPolicy", "Always".into());
+    let mut object = pod.object();
+    object["spec"]["volumes"].as_array_mut().context("a pod has volumes")?.push(other);
+    k.apply(&[object])?;
+    k.wait_ready(TENANT, NAME)?;
+    // The claim is one pod's.
+    let seen = "python3 -c 'import hashlib; d = open(\"/data/work/checkpoint\", \"rb\").read(); \
+        print(hashlib.sha256(d[64:]).hexdigest().encode() == d[:64])'";
+    k.apply(&[writer(Pod::new(TENANT, "waits", seen).claim(THROUGH)).object()])?;
+    k.wait_event(TENANT, "Pod", "waits", &["ReadWriteOncePod"])?;
+    rounds(suite, NAME, 1)?;
+
+    for kill in 0..KILLS {
+        kill_one_of(suite, 2)?;
+        if kill == KILLS / 2 {
+            end_life(suite, NAME, 1)?;
+        }
+    }
+    println!("    {KILLS} dead workers, and a restarted container");
+    for holders in CHOICES {
+        replaced(suite, holders, || delete_pods(suite, holders))?;
+        rounds(suite, NAME, 1)?;
+        println!("    pods deleted and replaced: {holders:?}");
+    }
+    for holder in [Holder::Agent, Holder::Broker] {
+        replaced(suite, &[holder], || {
+            let pid = holder.wait(suite, None)?;
+            suite.view().kill(pid)
+        })?;
+        rounds(suite, NAME, 1)?;
+        println!("    killed: {holder:?}");
+    }
+    rounds(suite, NAME, 2)?;
+    println!("    the program: {}", end_life(suite, NAME, 2)?);
+    k.delete("pod", TENANT, NAME)?;
+    k.wait_gone("pod", TENANT, NAME)?;
+    let read = k.wait_succeeded(TENANT, "waits")?;
+    ensure!(read.trim() == "True", "the next pod found another checkpoint: {read}");
+    println!("    ReadWriteOncePod: the second pod ran when the first had gone, and found its checkpoint");
+    k.delete("pod", TENANT, "waits")?;
+    k.wait_gone("pod", TENANT, "waits").map(drop)
+}
+
+/// Ends the program, for the how many-th time, and judges its life.
+fn end_life(suite: &Suite, pod: &str, nth: u64) -> Result<String> {
+    let k = &suite.kubectl;
+    k.exec(TENANT, pod, "main", &["kill", "-TERM", "1"])?;
+    let last = k.wait("the program's last words", PATIENCE, |k| {
+        let lives = k.get("pod", TENANT, pod)?["status"]["containerStatuses"][0]["restartCount"].as_u64();
+        let is_over = lives >= Some(nth);
+        is_over.then(|| k.run(&["logs", "-n", TENANT, pod, "--previous"])).transpose()
+    })?;
+    good(&last)
+}
+
+/// The last line of a life in which no call failed.
+fn good(log: &str) -> Result<String> {
+    let last = log.lines().last().context("the program said nothing")?;
+    let said: Value = serde_json::from_str(last)?;
+    ensure!(said["failed"] == 0 && said["rounds"].as_u64() > Some(0), "the program saw failures: {log}");
+    Ok(last.to_owned())
+}
+
+/// The program goes on for so many rounds from now.
+fn rounds(suite: &Suite, pod: &str, more: u64) -> Result<()> {
+    let so_far = |log: &str| -> u64 {
+        let said = log.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
+        said.and_then(|said| said["rounds"].as_u64()).unwrap_or(0)
+    };
+    let k = &suite.kubectl;
+    let mut first = None;
+    k.wait("more rounds of the program", PATIENCE, |k| {
+        let now = so_far(&k.logs(TENANT, pod, "main")?);
+        Ok((now >= *first.get_or_insert(now) + more).then_some(()))
+    })
+}
+
+/// `kill -9` of one worker; returns when all of them serve again.
+fn kill_one_of(suite: &Suite, all: usize) -> Result<()> {
+    let view = suite.view();
+    let serving = |not: u32| {
+        suite.kubectl.wait("every worker at work", PATIENCE, |_| {
+            let workers = view.workers()?;
+            Ok((workers.len() >= all && !workers.contains(&not)).then_some(workers))
+        })
+    };
+    let workers = serving(0)?;
+    let pid = workers[workers.iter().map(|pid| *pid as usize).sum::<usize>() % workers.len()];
+    view.kill(pid)?;
+    serving(pid).map(drop)
+}
+
+/// The store does not take what a pod has written when it goes: that is told, kept, and sent with the next pod.
+fn left(suite: &Suite, volume: &str) -> Result<()> {
+    let k = &suite.kubectl;
+    k.apply(&[writer(Pod::sleeper(TENANT, "first").claim(BACK)).object()])?;
+    k.wait_ready(TENANT, "first")?;
+    refuse_writes(suite)?;
+    let outcome = (|| {
+        shell(suite, "first", "echo kept > /data/left && sync /data/left")?;
+        k.delete("pod", TENANT, "first")?;
+        k.wait_gone("pod", TENANT, "first")?;
+        ensure!(object(suite, volume, "left").is_none(), "the store has it");
+        k.wait_event(TENANT, "PersistentVolumeClaim", BACK, &["in its store when the volume was unpublished"])
+    })();
+    suite.bucket.no_faults()?;
+    outcome?;
+    k.apply(&[writer(Pod::sleeper(TENANT, "second").claim(BACK)).object()])?;
+    k.wait_ready(TENANT, "second")?;
+    ensure!(shell(suite, "second", "cat /data/left")?.trim() == "kept");
+    k.wait("what was left in the store", PATIENCE, |_| {
+        Ok((object(suite, volume, "left").as_deref() == Some(b"kept\n")).then_some(()))
+    })?;
+    println!("    the next pod of the node found it, and it went to the store");
+    k.delete("pod", TENANT, "second")?;
+    k.wait_gone("pod", TENANT, "second").map(drop)
+}
+
+fn deleted(suite: &Suite, kept: &str, gone: &str) -> Result<()> {
+    let k = &suite.kubectl;
+    for (volume, name) in [(kept, "left"), (gone, "work/checkpoint")] {
+        ensure!(object(suite, volume, name).is_some(), "{volume} has no {name}");
+    }
+    for (claim, volume) in [(BACK, kept), (THROUGH, gone)] {
+        k.delete("pvc", TENANT, claim)?;
+        k.wait_gone("pv", "", volume)?;
+    }
+    ensure!(object(suite, kept, "left").is_some(), "what the class retains is gone");
+    // The server keeps the directories of its files.
+    let left = files_below(&suite.bucket.file(&format!("{WORK}/{TENANT}/{gone}")));
+    ensure!(left.is_empty(), "objects are left: {left:?}");
+    println!("    claims deleted: one directory retained, one deleted");
+    for class in [BACK, THROUGH] {
+        k.run(&["delete", "storageclass", class])?;
+    }
+    k.run(&["delete", "role,rolebinding", "-n", TENANT, "workspace-deletion"]).map(drop)
+}
+
+fn files_below(directory: &Path) -> Vec<PathBuf> {
+    let paths = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    paths.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
+}
