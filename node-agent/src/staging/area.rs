@@ -1,5 +1,6 @@
 //! The staging area of one volume on this node: its names, and who has what open.
 
+use super::buffers::Buffers;
 use super::discards::Discards;
 use super::disk::{Disk, Hung, write_out};
 use super::failures::Failures;
@@ -76,6 +77,7 @@ pub(crate) struct Area {
     pub(super) able: OnceCell<Abilities>,
     /// Bytes that may be written before the disk is asked again how much is free.
     pub(super) room: AtomicU64,
+    pub(super) buffers: Arc<Buffers>,
     /// Rises whenever somebody could not read an object because it is another one by now.
     pub(super) stale: AtomicU64,
     /// Directories that have an object of their own in the store, or need none.

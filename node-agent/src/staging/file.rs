@@ -3,6 +3,7 @@
 use super::ongoing::Ongoing;
 use super::parts;
 use super::record::Record;
+use super::sums::Sums;
 use crate::lock::lock;
 use link::writable::Node;
 use std::collections::HashMap;
@@ -38,6 +39,7 @@ pub(super) struct File {
     in_order: AtomicU64,
     /// Change by which a part was touched last, by its number.
     touched: Mutex<HashMap<u32, u64>>,
+    pub(super) sums: Sums,
 }
 
 /// Now, nanoseconds since 1970.
@@ -72,6 +74,7 @@ impl File {
             looked: AtomicU64::new(0),
             in_order: AtomicU64::new(0),
             touched: Mutex::default(),
+            sums: Sums::default(),
         })
     }
 
@@ -172,6 +175,7 @@ impl File {
     pub(super) fn resized(&self, size: u64) {
         let before = self.size.swap(size, AcqRel);
         self.in_order.fetch_min(size, AcqRel);
+        self.sums.resized(size.min(before), size.max(before));
         self.wrote(size.min(before), size.max(before));
         self.size.store(size, Release);
         self.in_order.fetch_min(size, AcqRel);

@@ -13,6 +13,7 @@
 //! discards.
 
 mod area;
+mod buffers;
 mod closed;
 mod description;
 mod directories;
@@ -43,6 +44,7 @@ mod send;
 #[cfg(test)]
 mod simulated;
 mod staged;
+mod sums;
 mod times;
 mod told;
 mod write;

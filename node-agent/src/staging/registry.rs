@@ -141,6 +141,7 @@ impl Staging {
             drawn: AtomicU64::new(0),
             able: OnceCell::new(),
             room: AtomicU64::new(0),
+            buffers: Arc::default(),
             stale: AtomicU64::new(0),
             kept_dirs: Mutex::default(),
             times: Times::default(),

@@ -34,7 +34,9 @@ use volume::Permissions;
 const WHOLE_MAX: u64 = 2 * parts::FIRST;
 /// Larger pieces are read from the staged file while they are sent, and not from a copy, bytes.
 const COPY_MAX: u64 = 16 << 20;
-/// Parts of one file on their way at once. Each has a copy of its bytes in memory.
+/// So much of a file is read at once, bytes.
+const READ_STEP: u64 = 256 << 10;
+/// Parts of one file on their way at once.
 const PARTS_AT_ONCE: usize = 4;
 /// Files that are sent at once without anybody who waits for them: one that the store does not take holds up no other.
 const FILES_AT_ONCE: usize = 4;
@@ -174,7 +176,7 @@ impl Area {
         }
         self.abandon(ongoing).await;
         let write = self.begin_write(file).await?;
-        let body = self.body(&data, 0..size).await?;
+        let body = self.body(file, &data, 0..size, size <= COPY_MAX).await?;
         let held = if alone || size > COPY_MAX {
             Some(content)
         } else {
@@ -310,7 +312,8 @@ impl Area {
         let sending = missing.into_iter().map(|number| async move {
             let held = if alone { None } else { Some(file.content.write().await) };
             let (at, range) = (file.changes(), piece(number, size));
-            let body = self.body(data, range).await?;
+            // From the disk itself: what a writer changes meanwhile is not what its checksum says, and is sent again.
+            let body = self.body(file, data, range, false).await?;
             drop(held);
             let sent = self.sink.part(upload, number + 1, &body).await;
             Ok((number, at, sent))
@@ -320,7 +323,12 @@ impl Area {
         while let Some(sent) = sending.next().await {
             match sent {
                 Ok((number, at, Ok(part))) => arrived.push((number, (part, at))),
-                Ok((_, _, Err(StoreError::Damaged { .. }))) => {} // written to meanwhile: the next round sends it
+                // Written to meanwhile: the next round sends it.
+                Ok((number, at, Err(StoreError::Damaged { .. }))) if !file.is_untouched(number, at) => {}
+                Ok((number, at, Err(error @ StoreError::Damaged { .. }))) => {
+                    // Perhaps just now, by somebody who has not come to say so; the next round knows.
+                    tracing::error!(volume = %self.volume, inode = file.ino, number, at, %error, "a part is not what was written");
+                }
                 Ok((_, _, Err(error))) => {
                     failed = Some(Err(error));
                     break;
@@ -839,32 +847,53 @@ impl Area {
         }
     }
 
-    /// These bytes as they are now; to be called with the content alone, or where changes are found out otherwise.
-    async fn body(&self, data: &Arc<std::fs::File>, range: Range<u64>) -> Result<Body, Wrong> {
-        let (data, len) = (data.clone(), range.end - range.start);
-        let copied = self.on_disk(move || {
-            if len <= COPY_MAX {
-                let mut bytes = vec![0; len as usize];
-                data.read_exact_at(&mut bytes, range.start).map_err(file_wrong)?;
-                let failed = |_| Wrong::Cause(Cause::Internal);
-                let copy = rustix::fs::memfd_create("millpond-part", MemfdFlags::CLOEXEC).map_err(failed)?;
-                let copy = std::fs::File::from(copy);
-                copy.write_all_at(&bytes, 0).map_err(file_wrong)?;
-                let crc32c = checksum(&bytes);
-                return Ok(Body { file: Arc::new(copy), range: 0..len, crc32c });
-            }
+    /// These bytes as they are now; to be called with the content alone. `copied`: they stay so, whoever writes meanwhile.
+    async fn body(
+        &self,
+        file: &Arc<File>,
+        data: &Arc<std::fs::File>,
+        range: Range<u64>,
+        copied: bool,
+    ) -> Result<Body, Wrong> {
+        let (data, known) = (data.clone(), file.sums.of(&range));
+        if let Some(crc32c) = known.filter(|_| !copied) {
+            return Ok(Body { file: data, range, crc32c });
+        }
+        let read = self.on_disk(move || {
+            let failed = |_| Wrong::Cause(Cause::Internal);
+            let copy = match copied {
+                true => Some(rustix::fs::memfd_create("millpond-part", MemfdFlags::CLOEXEC).map_err(failed)?),
+                false => None,
+            };
+            let copy = copy.map(std::fs::File::from);
+            let len = range.end - range.start;
             let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi);
-            let mut bytes = vec![0; 1 << 20];
-            let mut at = range.start;
-            while at < range.end {
-                let step = (range.end - at).min(bytes.len() as u64) as usize;
-                data.read_exact_at(&mut bytes[..step], at).map_err(file_wrong)?;
+            let mut bytes = vec![0; len.min(READ_STEP) as usize];
+            let mut at = 0;
+            while at < len {
+                let step = (len - at).min(READ_STEP) as usize;
+                data.read_exact_at(&mut bytes[..step], range.start + at).map_err(file_wrong)?;
                 digest.update(&bytes[..step]);
+                if let Some(copy) = &copy {
+                    copy.write_all_at(&bytes[..step], at).map_err(file_wrong)?;
+                }
                 at += step as u64;
             }
-            Ok(Body { file: data, range, crc32c: digest.finalize() as u32 })
+            let crc32c = digest.finalize() as u32;
+            Ok(match copy {
+                Some(copy) => Body { file: Arc::new(copy), range: 0..len, crc32c },
+                None => Body { file: data, range, crc32c },
+            })
         });
-        copied.await
+        let body = read.await?;
+        if let Some(known) = known.filter(|known| *known != body.crc32c) {
+            tracing::error!(
+                volume = %self.volume, inode = file.ino, written = known, read = body.crc32c,
+                "the disk of the staging area gives back other bytes than were written: they are not sent"
+            );
+            return Err(Wrong::Cause(Cause::Unavailable));
+        }
+        Ok(body)
     }
 
     /// Drops what the store has and nobody has open, the least lately changed first. False: there is nothing.
@@ -1089,10 +1118,6 @@ fn note_former(record: &mut Record, path: Vec<u8>, version: String, made_by: Str
     let (version, made_by) = (Some(version), Some(made_by));
     record.former.push(Former { path, version, made_by, writes: Vec::new() });
     writes
-}
-
-fn checksum(bytes: &[u8]) -> u32 {
-    crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
 /// For as long as the area is open.

@@ -32,13 +32,13 @@ const ROOM_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 impl Area {
     /// Writes what stands in the connection's shared memory.
     pub(super) async fn write(&self, caller: &Caller<'_>, ino: u64, executed: &Executed) -> Outcome {
-        let (head, bytes) = request(caller)?;
+        let (head, bytes) = self.request(caller)?;
         executed.once(caller.unique, caller.waits, self.write_bytes(caller, ino, head, bytes)).await
     }
 
-    async fn write_bytes(&self, caller: &Caller<'_>, ino: u64, head: WriteIn, bytes: Vec<u8>) -> Outcome {
+    async fn write_bytes(&self, caller: &Caller<'_>, ino: u64, head: WriteIn, bytes: Written) -> Outcome {
         let len = bytes.len() as u32;
-        if bytes.is_empty() {
+        if len == 0 {
             return Ok(Done::Written { bytes: 0 });
         }
         let file = self.to_change(ino).await?;
@@ -64,7 +64,7 @@ impl Area {
             let at_end = Append { ino, offset, end: end_of(offset)?, is_over: false };
             let append = self.append_at(caller, at_end).await?;
             if !append.is_over {
-                self.put_bytes(data, bytes, append.offset).await?;
+                self.put_bytes(&file, data, bytes, append.offset).await?;
                 file.wrote(append.offset, append.end);
             }
         } else {
@@ -77,17 +77,31 @@ impl Area {
                 self.note_dirty(&file, true).await?;
             };
             let data = content.as_ref().ok_or(Wrong::Cause(Cause::Internal))?.clone();
-            self.put_bytes(data, bytes, head.offset).await?;
+            self.put_bytes(&file, data, bytes, head.offset).await?;
             file.wrote(head.offset, end_of(head.offset)?);
         }
         self.advance(&file);
         Ok(Done::Written { bytes: len })
     }
 
-    async fn put_bytes(&self, data: Arc<std::fs::File>, bytes: Vec<u8>, offset: u64) -> Result<(), Wrong> {
+    async fn put_bytes(
+        &self,
+        file: &Arc<File>,
+        data: Arc<std::fs::File>,
+        bytes: Written,
+        offset: u64,
+    ) -> Result<(), Wrong> {
+        let (file, buffers) = (file.clone(), self.buffers.clone());
         let done = self.on_disk(move || {
             failpoint::hit("agent.staging.write");
-            data.write_all_at(&bytes, offset).map_err(file_wrong)
+            // Ends here, and not with whoever waits for it: a disk may take longer.
+            let writing = file.sums.begin(offset..offset + bytes.len() as u64);
+            let written = data.write_all_at(bytes.as_slice(), offset).map_err(file_wrong);
+            if written.is_ok() {
+                writing.done(bytes.as_slice());
+            }
+            buffers.give_back(bytes.0);
+            written
         });
         done.await
     }
@@ -246,23 +260,37 @@ fn is_noted(record: &Record) -> bool {
     !record.clean && !record.same
 }
 
-/// A WRITE as the kernel has sent it: read here, and not told by the worker. Copied, for what lies in shared memory may be
-/// another request's by the time at which a slow disk comes to it.
-fn request(caller: &Caller<'_>) -> Result<(WriteIn, Vec<u8>), Wrong> {
-    const GONE: Wrong = Wrong::Cause(Cause::Unavailable); // its caller has been let go: nobody waits for an answer
-    let mut front = [0; HEAD];
-    let header = caller.inflight.head(caller.unique, &mut front).ok_or(GONE)?;
-    let head = front[InHeader::BYTES..].try_into().map(WriteIn::from_bytes);
-    let head = head.map_err(|_| Wrong::Cause(Cause::Internal))?;
-    let end = HEAD + head.size as usize;
-    if header.opcode != fuse_abi::opcode::WRITE || header.len as usize != end || end > HEAD + WRITE_MAX {
-        return Err(Wrong::Cause(Cause::Internal));
+/// A WRITE, with what stands before its bytes.
+struct Written(Vec<u8>);
+
+impl Written {
+    fn len(&self) -> usize {
+        self.as_slice().len()
     }
-    let mut bytes = vec![0; end];
-    caller.inflight.head(caller.unique, &mut bytes).ok_or(GONE)?;
-    if bytes[..HEAD] != front {
-        return Err(Wrong::Cause(Cause::Internal)); // a worker that changes what the kernel has said
+
+    fn as_slice(&self) -> &[u8] {
+        self.0.get(HEAD..).unwrap_or_default()
     }
-    bytes.drain(..HEAD);
-    Ok((head, bytes))
+}
+
+impl Area {
+    /// A WRITE as the kernel has sent it: read here, and not told by the worker. Copied, for what lies in shared memory may be
+    /// another request's by the time at which a slow disk comes to it.
+    fn request(&self, caller: &Caller<'_>) -> Result<(WriteIn, Written), Wrong> {
+        const GONE: Wrong = Wrong::Cause(Cause::Unavailable); // its caller has been let go: nobody waits for an answer
+        let mut front = [0; HEAD];
+        let header = caller.inflight.head(caller.unique, &mut front).ok_or(GONE)?;
+        let head = front[InHeader::BYTES..].try_into().map(WriteIn::from_bytes);
+        let head = head.map_err(|_| Wrong::Cause(Cause::Internal))?;
+        let end = HEAD + head.size as usize;
+        if header.opcode != fuse_abi::opcode::WRITE || header.len as usize != end || end > HEAD + WRITE_MAX {
+            return Err(Wrong::Cause(Cause::Internal));
+        }
+        let mut bytes = self.buffers.take(end);
+        caller.inflight.head(caller.unique, &mut bytes).ok_or(GONE)?;
+        if bytes[..HEAD] != front {
+            return Err(Wrong::Cause(Cause::Internal)); // a worker that changes what the kernel has said
+        }
+        Ok((head, Written(bytes)))
+    }
 }

@@ -895,25 +895,18 @@ impl Client {
 
     /// Of the name that its directory does not have: what a rename left there that a loss of power came into.
     async fn find_other(&mut self, life: &Life, executed: &Executed) -> Result<Files> {
-        let mut found = Files::new();
         let Some(dir) = self.named(life, executed, &self.name_of_directory(!self.is_moved)).await? else {
-            return Ok(found);
+            return Ok(Files::new());
         };
         ensure!(Some(dir) != self.dir, "its directory has two names");
         let own = self.dir.replace(dir);
-        for name in (0..NAMES).map(|n| format!("f{n}")) {
-            if let Some(node) = self.lookup(life, executed, &name).await? {
-                let bytes = self.bytes(life, executed, node.ino).await?;
-                found.insert(name, (node, bytes));
-            }
-        }
+        let found = self.found(life, executed).await;
         self.dir = own;
-        Ok(found)
+        found
     }
 
-    /// What was safe is there; what is there counts from now on.
-    async fn look_after_loss(&mut self, life: &Life, executed: &Executed) -> Result<()> {
-        self.find_given(life, executed).await?;
+    /// What is at its names.
+    async fn found(&mut self, life: &Life, executed: &Executed) -> Result<Files> {
         let mut found = Files::new();
         for name in (0..NAMES).map(|n| format!("f{n}")) {
             if let Some(node) = self.lookup(life, executed, &name).await? {
@@ -921,6 +914,18 @@ impl Client {
                 ensure!(bytes.len() as u64 == node.size, "{name}: {} bytes of {node:?}", bytes.len());
                 found.insert(name, (node, bytes));
             }
+        }
+        Ok(found)
+    }
+
+    /// What was safe is there; what is there counts from now on.
+    async fn look_after_loss(&mut self, life: &Life, executed: &Executed) -> Result<()> {
+        self.find_given(life, executed).await?;
+        let mut found = self.found(life, executed).await?;
+        if life.plan.faults > 0 && found.keys().any(|name| !self.kept.contains(name)) {
+            // It may be what a write that was given up has left, until it is looked for.
+            tokio::time::sleep(2 * crate::staging::late::LOOK).await;
+            found = self.found(life, executed).await?;
         }
         let other = self.find_other(life, executed).await?;
         for known in self.files.values() {
