@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, PidfdFlags, Signal};
+use std::collections::HashSet;
 use std::ops::AddAssign;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -118,6 +119,28 @@ impl Memory {
     }
 }
 
+/// Bytes of memory files that a process holds and has not mapped, which its `smaps` do not show: without swap they cannot be
+/// evicted.
+pub fn unmapped_memory_files(pid: u32) -> u64 {
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    // address, permissions, offset, device, inode number, path
+    let memory = maps.lines().filter(|line| line.contains("/memfd:"));
+    let mut seen: HashSet<u64> =
+        memory.filter_map(|l| l.split_ascii_whitespace().nth(4)?.parse().ok()).collect();
+    let paths = entries.filter_map(|e| Some(e.ok()?.path()));
+    let files = paths.filter(|path| path.read_link().is_ok_and(|to| is_memory_file(&to)));
+    files
+        .filter_map(|path| std::fs::metadata(path).ok())
+        .filter(|f| seen.insert(f.ino()))
+        .map(|f| f.blocks() * 512)
+        .sum()
+}
+
+fn is_memory_file(target: &Path) -> bool {
+    target.to_str().is_some_and(|name| name.starts_with("/memfd:"))
+}
+
 impl AddAssign for Memory {
     fn add_assign(&mut self, other: Self) {
         self.anonymous += other.anonymous;
@@ -180,6 +203,15 @@ mod tests {
         let memory = Memory::of(me);
         assert!(machine_time() > Duration::ZERO && machine_time() >= cpu_time(me));
         assert!(memory.anonymous > 0 && memory.pss >= memory.anonymous / 2, "{memory:?}");
+    }
+
+    #[test]
+    fn a_memory_file_counts_as_long_as_it_is_open() {
+        use rustix::fs::{MemfdFlags, memfd_create};
+        let before = unmapped_memory_files(std::process::id());
+        let file = std::fs::File::from(memfd_create("e2e-test", MemfdFlags::CLOEXEC).unwrap());
+        std::io::Write::write_all(&mut &file, &[1; 1 << 20]).unwrap();
+        assert!(unmapped_memory_files(std::process::id()) >= before + (1 << 20));
     }
 
     #[test]

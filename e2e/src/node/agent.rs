@@ -382,6 +382,28 @@ impl Agent {
         last.context("warm did not end")??.context("warm said nothing")
     }
 
+    /// Written files of a volume that its store does not have as they are; 0 also where it has no staging area.
+    pub fn staged(&self, volume: &str) -> Result<u64> {
+        let request = api::ListStagingRequest { volume_id: volume.to_owned(), files: false };
+        self.call(async |mut c| {
+            let mut pages = match c.list_staging(request).await {
+                Err(status) if status.code() == tonic::Code::NotFound => return Ok(tonic::Response::new(0)),
+                answer => answer?.into_inner(),
+            };
+            let mut files = 0;
+            loop {
+                match pages.message().await {
+                    Ok(Some(page)) => files += page.area.map_or(0, |area| area.files),
+                    Ok(None) => return Ok(tonic::Response::new(files)),
+                    Err(status) if status.code() == tonic::Code::NotFound => {
+                        return Ok(tonic::Response::new(0));
+                    }
+                    Err(status) => return Err(status),
+                }
+            }
+        })
+    }
+
     /// Workers that serve a volume: (volume id, pid).
     pub fn serving(&self) -> Result<Vec<(String, u32)>> {
         let serving = |v: api::Volume| {

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -271,6 +271,17 @@ impl Server {
         Ok(Self { process: Some(process), hadoop: None, address, endpoint, dir: PathBuf::new() })
     }
 
+    /// An empty bucket in memory, which answers whoever asks: what is written to it touches no disk.
+    pub fn in_memory(places: &Places, name: &str) -> Result<Self> {
+        let ready = places.root().join("run").join(format!("{name}.address"));
+        let mut command = Command::new(places.bin("s3-server"));
+        command.args(["--memory", "--anonymous", "--bucket", BUCKET, "--ready-file"]).arg(&ready);
+        let mut process = spawn(&mut command, places, name)?;
+        let address = process.wait_for_ready_file(&ready, START)?;
+        let endpoint = format!("http://{address}");
+        Ok(Self { process: Some(process), hadoop: None, address, endpoint, dir: PathBuf::new() })
+    }
+
     /// `http://host:port`
     pub fn endpoint(&self) -> String {
         self.endpoint.clone()
@@ -356,7 +367,37 @@ impl Server {
         self.set_faults(&Script { seed: 0, rules: vec![Rule::always(Fault::Stall { ms: None })] })
     }
 
-    fn control(&self, method: &str, path: &str, body: &str) -> Result<String> {
+    /// An object's size and bytes, of a server that answers without a signature. None: there is no such object.
+    pub fn read(&self, key: &str) -> Result<Option<(u64, impl Read + use<>)>> {
+        let mut answer = BufReader::with_capacity(1 << 20, self.ask("GET", &format!("/{BUCKET}/{key}"), "")?);
+        let (mut line, mut length) = (String::new(), None);
+        answer.read_line(&mut line)?;
+        if line.starts_with("HTTP/1.1 404") {
+            return Ok(None);
+        }
+        ensure!(line.starts_with("HTTP/1.1 200"), "GET {key}: {line}");
+        while line != "\r\n" {
+            line.clear();
+            ensure!(answer.read_line(&mut line)? > 0, "GET {key}: the answer ends in its head");
+            if let Some((name, value)) = line.split_once(':')
+                && name.eq_ignore_ascii_case("content-length")
+            {
+                length = Some(value.trim().parse()?);
+            }
+        }
+        let length = length.with_context(|| format!("GET {key}: an answer without a length"))?;
+        Ok(Some((length, answer.take(length))))
+    }
+
+    /// Removes an object of a server that answers without a signature.
+    pub fn remove(&self, key: &str) -> Result<()> {
+        let mut answer = String::new();
+        self.ask("DELETE", &format!("/{BUCKET}/{key}"), "")?.read_to_string(&mut answer)?;
+        ensure!(answer.starts_with("HTTP/1.1 204"), "DELETE {key}: {answer}");
+        Ok(())
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &str) -> Result<TcpStream> {
         let mut stream = TcpStream::connect(&self.address)?;
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
         write!(
@@ -365,6 +406,11 @@ impl Server {
             self.address,
             body.len()
         )?;
+        Ok(stream)
+    }
+
+    fn control(&self, method: &str, path: &str, body: &str) -> Result<String> {
+        let mut stream = self.ask(method, path, body)?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         let (head, body) = answer.split_once("\r\n\r\n").context("an HTTP answer has a head")?;
