@@ -67,6 +67,24 @@ impl Curl {
         Ok(())
     }
 
+    /// Each file to an object of its name below `prefix`, by a process of its own, all at once. Without a signature.
+    pub(super) fn upload(&self, prefix: &str, files: &[PathBuf]) -> Result<()> {
+        let mut running = Vec::with_capacity(files.len());
+        for file in files {
+            let name = file.file_name().context("a file has a name")?.to_string_lossy();
+            let mut command = self.unsigned();
+            // Without asking first whether it may send: the round trip more is no part of a good upload.
+            command.args(["--header", "Expect:", "--upload-file"]).arg(file);
+            command.arg(self.url(&format!("{prefix}/{name}"))).stdout(Stdio::null());
+            running.push(Process::spawn(&mut command)?);
+        }
+        for process in &mut running {
+            let status = process.child().wait()?;
+            ensure!(status.success(), "curl to {prefix}: {status}");
+        }
+        Ok(())
+    }
+
     fn part(&self, key: &str, part: &Range<u64>, to: &Path) -> Command {
         let mut command = self.command();
         command.args(["--range", &format!("{}-{}", part.start, part.end - 1)]);
@@ -79,17 +97,22 @@ impl Curl {
         self.store.url(&self.endpoint, key)
     }
 
-    /// What is the same whatever it downloads.
     fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
-        // -q: without the settings of the benchmark's user.
-        command.args(["-q", "--silent", "--no-progress-meter", "--show-error", "--fail", "--noproxy", "*"]);
+        let mut command = self.unsigned();
         // It knows no other store's signature: those servers answer without one.
         if self.store == Protocol::S3 {
             let [(_, id), (_, secret)] = secrets();
             command.args(["--aws-sigv4", "aws:amz:us-east-1:s3", "--user", &format!("{id}:{secret}")]);
             command.args(["--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD"]);
         }
+        command
+    }
+
+    /// What is the same whatever it does.
+    fn unsigned(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        // -q: without the settings of the benchmark's user.
+        command.args(["-q", "--silent", "--no-progress-meter", "--show-error", "--fail", "--noproxy", "*"]);
         if let Some(authority) = &self.authority {
             command.arg("--cacert").arg(authority);
         }

@@ -39,6 +39,7 @@ pub(super) fn sample(workload: &str, who: &str, round: usize, value: f64) -> Sam
         bytes: 1 << 30,
         files: 0,
         fetched_bytes: 1 << 30,
+        sent_bytes: 0,
         requests: 128,
         memory: 50_000_000,
         pss: 60_000_000,

@@ -8,6 +8,7 @@ mod example;
 mod machine;
 mod measure;
 mod numbers;
+mod pages;
 mod peers;
 mod record;
 mod rows;
@@ -17,6 +18,7 @@ mod table;
 mod who;
 mod work;
 mod workload;
+mod writes;
 
 pub use compare::compare;
 pub use record::{Record, replace};
@@ -36,5 +38,7 @@ pub fn run(options: Options, keep: impl Fn(&Record) -> Result<()> + 'static) -> 
     rows::model::play(&mut stage)?;
     rows::first_byte::play(&mut stage)?;
     rows::publish::play(&mut stage)?;
+    rows::checkpoint::play(&mut stage)?;
+    rows::saves::play(&mut stage)?;
     stage.strike()
 }

@@ -29,12 +29,19 @@ fn version_in(text: &str) -> Option<&str> {
     words.find(|word| word.starts_with(|c: char| c.is_ascii_digit()))
 }
 
+/// What a mount is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    Write,
+}
+
 /// Shows `prefix` of the server's bucket at `dir` and stays in the foreground.
 pub(super) fn command(
     who: Who,
+    access: Access,
     program: &Path,
-    prefix: &str,
-    endpoint: &str,
+    (prefix, endpoint): (&str, &str),
     dir: &Path,
     cache: &Path,
 ) -> Result<Command> {
@@ -45,12 +52,15 @@ pub(super) fn command(
     command.env_clear().env("PATH", path).env("HOME", cache);
     match who {
         Who::MountS3 => {
-            command.arg(BUCKET).arg(dir).args([
-                "--foreground",
-                "--read-only",
-                "--force-path-style",
-                "--allow-other",
-            ]);
+            let may: &[&str] = match access {
+                Access::Read => &["--read-only"],
+                Access::Write => &["--allow-delete", "--allow-overwrite"],
+            };
+            command
+                .arg(BUCKET)
+                .arg(dir)
+                .args(["--foreground", "--force-path-style", "--allow-other"])
+                .args(may);
             command.args(["--endpoint-url", endpoint, "--region", "us-east-1"]);
             command.arg("--prefix").arg(format!("{prefix}/")).arg("--cache").arg(cache);
             command.env("AWS_ACCESS_KEY_ID", id).env("AWS_SECRET_ACCESS_KEY", key);
@@ -64,10 +74,11 @@ pub(super) fn command(
             let named =
                 String::from_utf8_lossy(&help).lines().any(|l| l.trim_start().starts_with("compat_dir"));
             let options = format!(
-                "url={endpoint},use_path_request_style,passwd_file={},ro,use_cache={},allow_other,listobjectsv2{}",
+                "url={endpoint},use_path_request_style,passwd_file={},use_cache={},allow_other,listobjectsv2{}{}",
                 passwords.display(),
                 cache.display(),
-                if named { ",compat_dir" } else { "" }
+                if named { ",compat_dir" } else { "" },
+                if access == Access::Read { ",ro" } else { "" }
             );
             command.arg(format!("{BUCKET}:/{prefix}")).arg(dir).args(["-f", "-o", &options]);
         }
@@ -75,12 +86,12 @@ pub(super) fn command(
             let remote = format!(
                 ":s3,provider=Other,list_version=2,endpoint=\"{endpoint}\",access_key_id={id},secret_access_key={key}:{BUCKET}/{prefix}"
             );
-            command.args(["mount", &remote]).arg(dir).args([
-                "--read-only",
-                "--allow-other",
-                "--vfs-cache-mode",
-                "full",
-            ]);
+            let mode: &[&str] = match access {
+                Access::Read => &["--read-only", "--vfs-cache-mode", "full"],
+                // The server's ETags are as long as MD5 sums and are none, and rclone takes what it sent for damaged.
+                Access::Write => &["--vfs-cache-mode", "writes", "--ignore-checksum"],
+            };
+            command.args(["mount", &remote]).arg(dir).arg("--allow-other").args(mode);
             command.arg("--cache-dir").arg(cache).args(["--dir-cache-time", "1h", "--config", "/dev/null"]);
         }
         _ => anyhow::bail!("{} is not a peer", who.name()),

@@ -59,6 +59,9 @@ pub struct Sample {
     pub files: u64,
     /// Of object bodies, by the server.
     pub fetched_bytes: u64,
+    /// Of object bodies and parts, to the server. Records of before had no row that sends any.
+    #[serde(default)]
+    pub sent_bytes: u64,
     pub requests: u64,
     /// Peak of anonymous plus unevictable memory of those who serve, bytes.
     pub memory: u64,

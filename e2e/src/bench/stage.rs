@@ -2,14 +2,14 @@
 
 use super::curl::Curl;
 use super::machine::Machine;
-use super::measure::measure;
+use super::measure::{measure, tell};
 use super::peers;
 use super::record::Record;
 use super::subject::Subject;
 use super::who::Who;
 use super::work;
-use super::workload::{Delivered, Size, WITH_EACH_STORE, Workload, workloads};
-use crate::node::{AgentOptions, Node, Protocol, Proxy};
+use super::workload::{Delivered, Mode, Size, WITH_EACH_STORE, Workload, workloads};
+use crate::node::{AgentOptions, Node, Protocol, Proxy, Server};
 use crate::tree::{Shape, Tree};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -36,6 +36,8 @@ pub const FEATURES: [&str; 6] =
 type Keep = Box<dyn Fn(&Record) -> Result<()>>;
 
 pub(super) struct Stage {
+    /// What rows write to, while they play. The node's own server writes to the disk that the staging area lies on.
+    memory: Option<Server>,
     node: Node,
     authority: Authority,
     options: Options,
@@ -67,6 +69,7 @@ impl Stage {
         let rows = workloads(options.size);
         let record = Record::begin(machine, options.size, options.store, &rows);
         let mut stage = Self {
+            memory: None,
             node,
             authority,
             options,
@@ -139,7 +142,8 @@ impl Stage {
     }
 
     /// Ends the node, and gives what was measured.
-    pub(super) fn strike(self) -> Result<Record> {
+    pub(super) fn strike(mut self) -> Result<Record> {
+        self.memory = None;
         self.node.finish()?;
         Ok(self.record)
     }
@@ -163,7 +167,8 @@ impl Stage {
 
     /// Is it measured of this one in this round? A peer takes part in few rounds, but for rows whose aims name it.
     pub(super) fn plays(&self, workload: &str, who: Who, round: usize) -> bool {
-        let is_named = |w: &Workload| w.name == workload && w.aims.iter().any(|aim| aim.other() == Some(who));
+        let is_named =
+            |w: &Workload| w.name == workload && w.aims.iter().any(|aim| aim.others().contains(&who));
         let today = !who.is_peer() || round < self.options.size.peer_rounds || self.rows.iter().any(is_named);
         self.wants(workload) && today
     }
@@ -190,6 +195,45 @@ impl Stage {
         rustix::fs::sync();
         work::heat(&root.join(of), self.options.size.huge_bytes)?;
         Ok(prefix)
+    }
+
+    /// A prefix that nothing was written below yet.
+    pub(super) fn empty(&mut self) -> String {
+        self.fresh += 1;
+        format!("written{}", self.fresh)
+    }
+
+    /// From here on it is this server's requests that count, which has nothing in it.
+    pub(super) fn write_to_memory(&mut self) -> Result<()> {
+        if self.memory.is_none() {
+            self.memory = Some(Server::in_memory(self.node.places(), "memory")?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn write_no_more(&mut self) {
+        self.memory = None;
+    }
+
+    /// What is asked by those who are measured.
+    pub(super) fn server(&self) -> &Server {
+        self.memory.as_ref().unwrap_or(&self.node.server)
+    }
+
+    /// With an empty prefix to write to.
+    pub(super) fn mount_writable(
+        &mut self,
+        who: Who,
+        prefix: &str,
+        endpoint: &str,
+        mode: Mode,
+    ) -> Result<Subject> {
+        Subject::mount_writable(&mut self.node, who, prefix, endpoint, mode)
+    }
+
+    /// Takes down a subject that was written to.
+    pub(super) fn end(&mut self, subject: Subject) -> Result<()> {
+        subject.unmount(&mut self.node)
     }
 
     pub(super) fn mount(&mut self, who: Who, prefix: &str, endpoint: &str, profile: &str) -> Result<Subject> {
@@ -233,7 +277,7 @@ impl Stage {
     }
 
     pub(super) fn link(&self, rtt_ms: u64, megabytes_per_s: u64) -> Result<Proxy> {
-        Proxy::start(self.node.places(), self.node.server.address(), rtt_ms, megabytes_per_s)
+        Proxy::start(self.node.places(), self.server().address(), rtt_ms, megabytes_per_s)
     }
 
     /// Measures a workload on one of those who play, and keeps the result.
@@ -245,7 +289,7 @@ impl Stage {
         work: impl FnOnce() -> Result<f64>,
     ) -> Result<()> {
         let delivered = self.delivered(workload);
-        self.take(subject, workload, round, delivered, |_| work())
+        self.take(subject, [(workload, delivered)], round, |_| Ok([work()?]))
     }
 
     /// The same of one that is given less to do than the others.
@@ -257,7 +301,7 @@ impl Stage {
         delivered: Delivered,
         work: impl FnOnce() -> Result<f64>,
     ) -> Result<()> {
-        self.take(subject, workload, round, delivered, |_| work())
+        self.take(subject, [(workload, delivered)], round, |_| Ok([work()?]))
     }
 
     /// The same of work that asks something of the node.
@@ -269,29 +313,45 @@ impl Stage {
         work: impl FnOnce(&Node) -> Result<f64>,
     ) -> Result<()> {
         let delivered = self.delivered(workload);
-        self.take(subject, workload, round, delivered, work)
+        self.take(subject, [(workload, delivered)], round, |node| Ok([work(node)?]))
+    }
+
+    /// The same of work that gives a value for each of several rows, of which those are kept that are wanted.
+    pub(super) fn sample_rows<const ROWS: usize>(
+        &mut self,
+        subject: &Subject,
+        workloads: [&'static str; ROWS],
+        round: usize,
+        work: impl FnOnce(&Node) -> Result<[f64; ROWS]>,
+    ) -> Result<()> {
+        let rows = workloads.map(|workload| (workload, self.delivered(workload)));
+        self.take(subject, rows, round, work)
     }
 
     fn delivered(&self, workload: &str) -> Delivered {
         self.rows.iter().find(|row| row.name == workload).map(|row| row.delivers).unwrap_or_default()
     }
 
-    fn take(
+    fn take<const ROWS: usize>(
         &mut self,
         subject: &Subject,
-        workload: &'static str,
+        rows: [(&'static str, Delivered); ROWS],
         round: usize,
-        delivered: Delivered,
-        work: impl FnOnce(&Node) -> Result<f64>,
+        work: impl FnOnce(&Node) -> Result<[f64; ROWS]>,
     ) -> Result<()> {
-        if self.plays(workload, subject.who, round) {
-            work::touch_free_memory(2 * self.options.size.file_bytes);
-            let sample = measure(&self.node, subject, workload, round, delivered, work)?;
+        let plays = rows.map(|(workload, _)| self.plays(workload, subject.who, round));
+        if !plays.contains(&true) {
+            return Ok(());
+        }
+        let most = rows.iter().map(|(_, delivered)| delivered.bytes).max().unwrap_or_default();
+        work::touch_free_memory(2 * self.options.size.file_bytes.max(most));
+        let samples = measure(&self.node, self.server(), subject, rows, round, work)?;
+        for (sample, _) in samples.into_iter().zip(plays).filter(|(_, plays)| *plays) {
+            tell(&sample);
             self.record.subjects.entry(sample.who.clone()).or_default();
             self.record.samples.push(sample);
-            (self.keep)(&self.record)?;
         }
-        Ok(())
+        (self.keep)(&self.record)
     }
 
     /// A peer that fails in one row costs that row, not the hours of the others.

@@ -1,14 +1,18 @@
 //! One that is measured: where its files are, and which processes serve them.
 
-use super::peers;
+use super::peers::{self, Access};
 use super::who::Who;
+use super::workload::Mode;
 use crate::clock::wait_until;
 use crate::node::{Mounted, Node};
 use crate::processes::{self, Memory};
 use anyhow::{Context, Result, ensure};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use testkit::process::Process;
+
+/// How long the store may take to get what was written.
+const STORED_LIMIT: Duration = Duration::from_secs(300);
 
 pub(super) struct Subject {
     pub(super) who: Who,
@@ -42,11 +46,40 @@ impl Subject {
                 let mounted = node.volume(&name, prefix, &more)?;
                 Ok(Self { who, root: mounted.target.clone(), mounted: Some(mounted), peer: None })
             }
-            _ => Self::mount_peer(node, who, prefix, endpoint),
+            _ => Self::mount_peer(node, who, prefix, endpoint, Access::Read),
         }
     }
 
-    fn mount_peer(node: &Node, who: Who, prefix: &str, endpoint: &str) -> Result<Self> {
+    /// The same, to be written to. A peer has one way to write, whatever `mode` says.
+    pub(super) fn mount_writable(
+        node: &mut Node,
+        who: Who,
+        prefix: &str,
+        endpoint: &str,
+        mode: Mode,
+    ) -> Result<Self> {
+        if who != Who::Millpond {
+            return Self::mount_peer(node, who, prefix, endpoint, Access::Write);
+        }
+        let address = node.options().store.address(endpoint, prefix);
+        let mut more = vec![("writeMode", mode.name())];
+        more.extend(address.iter().map(|(name, value)| (*name, value.as_str())));
+        let mounted = node.workspace(&format!("{prefix}-{}", mode.name()), prefix, &more)?;
+        Ok(Self { who, root: mounted.target.clone(), mounted: Some(mounted), peer: None })
+    }
+
+    /// Returns when the store has everything that was written here, of those of whom that can be asked.
+    pub(super) fn wait_stored(&self, node: &Node) -> Result<()> {
+        let Some(mounted) = &self.mounted else { return Ok(()) };
+        let end = Instant::now() + STORED_LIMIT;
+        while node.agent().staged(&mounted.id)? > 0 {
+            ensure!(Instant::now() < end, "the store does not have all within {STORED_LIMIT:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn mount_peer(node: &Node, who: Who, prefix: &str, endpoint: &str, access: Access) -> Result<Self> {
         let scratch =
             node.places().root().join("peers").join(format!("{}-{prefix}", who.name()).replace('/', "-"));
         let (dir, cache) = (scratch.join("mount"), scratch.join("cache"));
@@ -55,7 +88,7 @@ impl Subject {
         }
         let program =
             peers::program(who.name()).with_context(|| format!("{} is not installed", who.name()))?;
-        let mut command = peers::command(who, &program, prefix, endpoint, &dir, &cache)?;
+        let mut command = peers::command(who, access, &program, (prefix, endpoint), &dir, &cache)?;
         let log = std::fs::File::create(node.places().log(who.name()))?;
         let process = Process::spawn(command.stdout(log.try_clone()?).stderr(log))?;
         let subject = Self { who, root: dir, mounted: None, peer: Some(process) };
@@ -92,7 +125,12 @@ impl Subject {
                 }
                 memory
             }
-            (None, Who::Millpond) => node.agent().memory(),
+            (None, Who::Millpond) => {
+                let mut memory = node.agent().memory();
+                // The parts of uploads that are on their way.
+                memory.shared += processes::unmapped_memory_files(node.agent().pid());
+                memory
+            }
             (None, _) => Memory::default(),
         }
     }
@@ -101,7 +139,9 @@ impl Subject {
         match (&self.peer, self.who) {
             (Some(peer), _) => processes::cpu_time(peer.pid()),
             (None, Who::Millpond) => node.agent().cpu_time(),
-            (None, Who::Curl | Who::EightCurls | Who::ManyCurls) => processes::reaped_time(),
+            (None, Who::Curl | Who::EightCurls | Who::ManyCurls | Who::EightUploads) => {
+                processes::reaped_time()
+            }
             (None, _) => Duration::ZERO,
         }
     }

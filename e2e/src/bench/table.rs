@@ -3,7 +3,7 @@
 use super::numbers::{Spread, number};
 use super::record::{Record, Sample};
 use super::who::Who;
-use super::workload::{Aim, Delivered, MEMORY_AIM, Workload};
+use super::workload::{Aim, Delivered, MEMORY_AIM, WRITING_MEMORY_AIM, Workload};
 
 /// Two tables, what was left out, and where it was measured.
 pub fn markdown(record: &Record, workloads: &[Workload]) -> String {
@@ -77,7 +77,7 @@ fn values(record: &Record, measured: &[&Workload]) -> String {
         let requests = requests.map_or("–".to_owned(), |spread| format!("{:.0}", spread.median));
         text += &format!(
             " {requests} | {} | {:.0} ({:.0}) |\n",
-            fetched(w.delivers, &ours),
+            moved(w.delivers, &ours),
             peak(|s| s.memory),
             peak(|s| s.pss)
         );
@@ -100,11 +100,17 @@ fn cell(samples: &[&Sample]) -> Option<String> {
     Some(cpu.map_or_else(|| value.text(), |cpu| format!("{}, {cpu}", value.text())))
 }
 
-fn fetched(delivers: Delivered, ours: &[&Sample]) -> String {
-    match Spread::of(ours.iter().map(|s| s.fetched_bytes as f64)) {
-        Some(fetched) if delivers.bytes > 0 => format!("{:.2}×", fetched.median / delivers.bytes as f64),
-        Some(fetched) => format!("{:.1} MB", fetched.median / 1e6),
-        None => "–".to_owned(),
+/// What came from the store; of rows that write, what went there.
+fn moved(delivers: Delivered, ours: &[&Sample]) -> String {
+    let median = |f: fn(&Sample) -> u64| Spread::of(ours.iter().map(|s| f(s) as f64)).map(|s| s.median);
+    let shown = |bytes: f64| match delivers.bytes {
+        0 => format!("{:.1} MB", bytes / 1e6),
+        delivered => format!("{:.2}×", bytes / delivered as f64),
+    };
+    match (median(|s| s.fetched_bytes), median(|s| s.sent_bytes)) {
+        (Some(fetched), Some(sent)) if sent > 0.0 => format!("{}; sent {}", shown(fetched), shown(sent)),
+        (Some(fetched), _) => shown(fetched),
+        _ => "–".to_owned(),
     }
 }
 
@@ -115,7 +121,9 @@ fn aims(record: &Record, measured: &[&Workload]) -> String {
             let found = found(record, w, *aim);
             let is_met = |spread: Spread| match aim {
                 Aim::Value(limit) if w.less_is_better => Some(spread.median <= *limit),
-                Aim::Value(limit) | Aim::TimesAsGoodAs(_, limit) => Some(spread.median >= *limit),
+                Aim::Value(limit) | Aim::TimesAsGoodAs(_, limit) | Aim::TimesTheSlower(_, limit) => {
+                    Some(spread.median >= *limit)
+                }
                 Aim::CpuPerGib(limit) | Aim::CpuPerFile(limit) | Aim::CpuTimesOf(_, limit) => {
                     Some(spread.median <= *limit)
                 }
@@ -124,11 +132,17 @@ fn aims(record: &Record, measured: &[&Workload]) -> String {
             text += &line(w.name, &words(w, *aim), found, found.and_then(is_met));
         }
     }
-    let peak = record.samples.iter().filter(|s| s.who == Who::Millpond.name()).map(|s| s.memory).max();
-    if let Some(peak) = peak.map(|bytes| bytes as f64) {
-        let spread = Spread { median: peak / 1e6, least: 0.0, most: 0.0, count: 1 };
-        let aim = format!("agent and workers ≤ {:.0} MB", MEMORY_AIM / 1e6);
-        text += &line("peak memory in all rows", &aim, Some(spread), Some(peak <= MEMORY_AIM));
+    for (name, writes, limit) in [
+        ("peak memory in rows that read", false, MEMORY_AIM),
+        ("peak memory in rows that write", true, WRITING_MEMORY_AIM),
+    ] {
+        let ours = record.samples.iter().filter(|s| s.who == Who::Millpond.name());
+        let peak = ours.filter(|s| (s.sent_bytes > 0) == writes).map(|s| s.memory).max();
+        if let Some(peak) = peak.map(|bytes| bytes as f64) {
+            let spread = Spread { median: peak / 1e6, least: 0.0, most: 0.0, count: 1 };
+            let aim = format!("agent and workers ≤ {:.0} MB", limit / 1e6);
+            text += &line(name, &aim, Some(spread), Some(peak <= limit));
+        }
     }
     text
 }
@@ -151,6 +165,9 @@ fn words(w: &Workload, aim: Aim) -> String {
         Aim::TimesAsGoodAs(who, limit) if w.less_is_better => {
             format!("≥ {} times as fast as {}", number_of(limit), who.name())
         }
+        Aim::TimesTheSlower([a, b], limit) => {
+            format!("≥ {} of the slower of {} and {}", number_of(limit), a.name(), b.name())
+        }
         Aim::TimesAsGoodAs(who, limit) => format!("≥ {} of {}", number_of(limit), who.name()),
         Aim::Beside(who) => format!("of {}: no aim", who.name()),
         Aim::CpuPerGib(limit) => format!("≤ {} CPU-s per GiB", number_of(limit)),
@@ -168,10 +185,12 @@ fn number_of(limit: f64) -> String {
 fn found(record: &Record, w: &Workload, aim: Aim) -> Option<Spread> {
     let ours = || of(record, w.name, Who::Millpond);
     // Of one round, both: a noisy hour is noisy for both.
-    let ratios = |f: &dyn Fn(&Sample, &Sample) -> f64| {
-        let who = aim.other()?;
+    let ratios_to = |who: Who, f: &dyn Fn(&Sample, &Sample) -> f64| {
         let pairs = ours().filter_map(|a| Some((a, of(record, w.name, who).find(|b| b.round == a.round)?)));
-        Spread::of(pairs.map(|(a, b)| f(a, b)))
+        pairs.map(|(a, b)| f(a, b)).collect::<Vec<f64>>()
+    };
+    let ratios = |f: &dyn Fn(&Sample, &Sample) -> f64| {
+        aim.others().first().and_then(|who| Spread::of(ratios_to(*who, f)))
     };
     match aim {
         Aim::Value(_) => Spread::of(ours().map(|s| s.value)),
@@ -180,6 +199,12 @@ fn found(record: &Record, w: &Workload, aim: Aim) -> Option<Spread> {
         Aim::TimesAsGoodAs(..) | Aim::Beside(_) if w.less_is_better => ratios(&|a, b| b.value / a.value),
         Aim::TimesAsGoodAs(..) | Aim::Beside(_) => ratios(&|a, b| a.value / b.value),
         Aim::CpuTimesOf(..) => ratios(&|a, b| a.cpu_s / b.cpu_s),
+        Aim::TimesTheSlower(others, _) => {
+            let [one, other] = others.map(|who| ratios_to(who, &|a, b| a.value / b.value));
+            // To the slower the ratio is larger. Where one was not measured, nobody knows which it is.
+            let is_whole = !one.is_empty() && one.len() == other.len();
+            is_whole.then(|| Spread::of(one.iter().zip(&other).map(|(a, b)| a.max(*b))))?
+        }
     }
 }
 
@@ -234,9 +259,30 @@ mod tests {
                 "| w | ≤ 0.4 CPU-s per GiB | 0.50 (0.50–0.50) | no |",
                 "| w | CPU-s ≤ 1 of curl | 1.00 (1.00–1.00) | yes |",
                 "| w | of curl: no aim | 1.80 (1.25–2.20) | – |",
-                "| peak memory in all rows | agent and workers ≤ 170 MB | 50.0 | yes |",
+                "| peak memory in rows that read | agent and workers ≤ 170 MB | 50.0 | yes |",
             ]
         );
+    }
+
+    #[test]
+    fn rows_that_write_tell_what_they_sent_and_are_judged_by_the_slower_of_two() {
+        let mut record = record();
+        record.samples = samples("w", "millpond", &[100.0, 300.0]);
+        record.samples.iter_mut().for_each(|s| (s.fetched_bytes, s.sent_bytes) = (0, 3 << 29));
+        record.samples.extend(samples("w", "native", &[200.0, 300.0]));
+        let mut row = workload("w", false);
+        row.delivers.bytes = 1 << 30;
+        row.aims = vec![Aim::TimesTheSlower([Who::Native, Who::EightUploads], 0.87)];
+        let text = markdown(&record, &[row.clone()]);
+        assert!(text.contains("| 128 | 0.00×; sent 1.50× |"), "{text}");
+        let aim = "| w | ≥ 0.87 of the slower of native and 8 uploads |";
+        assert!(text.contains(&format!("{aim} not measured | – |")), "{text}");
+        assert!(
+            text.contains("| peak memory in rows that write | agent and workers ≤ 256 MB | 50.0 | yes |")
+        );
+        record.samples.extend(samples("w", "8 uploads", &[400.0, 150.0]));
+        let text = markdown(&record, &[row]);
+        assert!(text.contains(&format!("{aim} 1.25 (0.50–2.00) | yes |")), "{text}");
     }
 
     #[test]

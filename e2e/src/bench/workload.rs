@@ -16,8 +16,19 @@ pub struct Size {
     /// Peers are slow, and not what is being developed: in how many of the rounds they take part. One that an aim names
     /// takes part in every round of that row.
     pub peer_rounds: usize,
-    /// How long random reads go on.
+    /// How long random reads go on, and saves.
     pub random_ms: u64,
+    /// Of a checkpoint.
+    #[serde(default)]
+    pub checkpoint_bytes: u64,
+    /// Small files that are written.
+    #[serde(default)]
+    pub saved_files: usize,
+    /// The file that is overwritten at random, and how often before its one fsync.
+    #[serde(default)]
+    pub overwritten_bytes: u64,
+    #[serde(default)]
+    pub overwrites: u64,
 }
 
 impl Size {
@@ -33,6 +44,10 @@ impl Size {
             rounds,
             peer_rounds,
             random_ms: of(2000.0, 500.0) as u64,
+            checkpoint_bytes: of(4_294_967_296.0, 67_108_864.0) as u64 & !0xf_ffff,
+            saved_files: of(2000.0, 50.0) as usize,
+            overwritten_bytes: of(1_073_741_824.0, 33_554_432.0) as u64 & !0xf_ffff,
+            overwrites: of(16_384.0, 256.0) as u64,
         }
     }
 
@@ -48,6 +63,10 @@ impl Size {
                 ("rounds", size.rounds as u64),
                 ("peer_rounds", size.peer_rounds as u64),
                 ("random_ms", size.random_ms),
+                ("checkpoint_bytes", size.checkpoint_bytes),
+                ("saved_files", size.saved_files as u64),
+                ("overwritten_bytes", size.overwritten_bytes),
+                ("overwrites", size.overwrites),
             ]
         };
         let pairs = numbers(self).into_iter().zip(numbers(other));
@@ -85,6 +104,8 @@ pub enum Aim {
     Value(f64),
     /// So many times as good as this subject.
     TimesAsGoodAs(Who, f64),
+    /// The same of that one of the two which is slower in the round. Where more is better.
+    TimesTheSlower([Who; 2], f64),
     /// The same without an aim: what the number beside it says.
     Beside(Who),
     /// Processor seconds per GiB, at most.
@@ -96,10 +117,11 @@ pub enum Aim {
 }
 
 impl Aim {
-    pub(super) fn other(self) -> Option<Who> {
+    pub(super) fn others(self) -> Vec<Who> {
         match self {
-            Self::TimesAsGoodAs(who, _) | Self::Beside(who) | Self::CpuTimesOf(who, _) => Some(who),
-            Self::Value(_) | Self::CpuPerGib(_) | Self::CpuPerFile(_) => None,
+            Self::TimesAsGoodAs(who, _) | Self::Beside(who) | Self::CpuTimesOf(who, _) => vec![who],
+            Self::TimesTheSlower(both, _) => both.to_vec(),
+            Self::Value(_) | Self::CpuPerGib(_) | Self::CpuPerFile(_) => Vec::new(),
         }
     }
 }
@@ -128,12 +150,106 @@ pub(super) const FIRST_OPEN: &str = "first byte of 10 GiB, with open";
 pub(super) const PUBLISH: &str = "publish of a known source, alone";
 pub(super) const PUBLISH_MANY: &str = "publish of a known source, 20 at once";
 
+/// When a program that writes is answered: the parameter `writeMode` of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    Back,
+    Through,
+}
+
+impl Mode {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Back => "back",
+            Self::Through => "through",
+        }
+    }
+
+    /// Does this peer answer at the same moment? s3fs and mount-s3 when the store has the file, rclone when its cache has.
+    pub(super) fn is_of(self, who: Who) -> bool {
+        match who {
+            Who::Rclone => self == Self::Back,
+            Who::S3fs | Who::MountS3 => self == Self::Through,
+            _ => true,
+        }
+    }
+}
+
+/// A checkpoint, over one link and with one mode of writing: the row of what its writer waits for, that of when the store has
+/// it where the writer does not wait for that, and that of its bytes read again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Checkpoint {
+    pub(super) mode: Mode,
+    pub(super) is_far: bool,
+    pub(super) written: &'static str,
+    pub(super) stored: Option<&'static str>,
+    pub(super) read: Option<&'static str>,
+}
+
+pub(super) const CHECKPOINTS: [Checkpoint; 4] = [
+    Checkpoint {
+        mode: Mode::Back,
+        is_far: false,
+        written: "checkpoint, back",
+        stored: Some("checkpoint, back, until the store has it"),
+        read: Some("checkpoint, back, read again"),
+    },
+    Checkpoint {
+        mode: Mode::Through,
+        is_far: false,
+        written: "checkpoint, through",
+        stored: None,
+        read: Some("checkpoint, through, read again"),
+    },
+    Checkpoint {
+        mode: Mode::Back,
+        is_far: true,
+        written: "checkpoint, back, 20 ms link",
+        stored: Some("checkpoint, back, 20 ms link, until the store has it"),
+        read: None,
+    },
+    Checkpoint {
+        mode: Mode::Through,
+        is_far: true,
+        written: "checkpoint, through, 20 ms link",
+        stored: None,
+        read: None,
+    },
+];
+
+/// Many small files: name, mode of writing, threads, an fsync for each.
+pub(super) type SmallOut = (&'static str, Mode, usize, bool);
+
+pub(super) const SAVES: [(&str, Mode); 2] =
+    [("save 8 KiB, back", Mode::Back), ("save 8 KiB, through", Mode::Through)];
+pub(super) const SMALL_OUT: [SmallOut; 8] = [
+    ("small files out, back, 1 thread", Mode::Back, 1, false),
+    ("small files out, back, 4 threads", Mode::Back, 4, false),
+    ("small files out, back, fsync, 1 thread", Mode::Back, 1, true),
+    ("small files out, back, fsync, 4 threads", Mode::Back, 4, true),
+    ("small files out, through, 1 thread", Mode::Through, 1, false),
+    ("small files out, through, 4 threads", Mode::Through, 4, false),
+    ("small files out, through, fsync, 1 thread", Mode::Through, 1, true),
+    ("small files out, through, fsync, 4 threads", Mode::Through, 4, true),
+];
+/// Name, mode of writing, an fsync for each.
+pub(super) const OVERWRITES: [(&str, Mode, bool); 3] = [
+    ("overwrite 4 KiB at random, back, one fsync", Mode::Back, false),
+    ("overwrite 4 KiB at random, back, fsync each", Mode::Back, true),
+    ("overwrite 4 KiB at random, through, one fsync", Mode::Through, false),
+];
+
+/// Of each small file that is written.
+pub(super) const SAVED_BYTES: u64 = 4096;
+
 /// Rows that are measured with each kind of store. What the others tell is the same with all of them: the way back from the
 /// cache, or a link.
 pub(super) const WITH_EACH_STORE: [&str; 2] = [COLD, SMALL_COLD.0];
 
-/// Peak memory of agent and workers in any row, bytes, at most.
+/// Peak memory of agent and workers in any row that reads, bytes, at most.
 pub(super) const MEMORY_AIM: f64 = 170e6;
+/// The same in any row that writes.
+pub(super) const WRITING_MEMORY_AIM: f64 = 256e6;
 
 /// Every row, in the order of the table.
 pub fn workloads(size: Size) -> Vec<Workload> {
@@ -192,6 +308,32 @@ pub fn workloads(size: Size) -> Vec<Workload> {
         less(PUBLISH, "ms", &[Value(10.0)]),
         less(PUBLISH_MANY, "ms", &[Value(60.0)]),
     ]
+    .into_iter()
+    .chain(rows_that_write(size))
+    .collect()
+}
+
+fn rows_that_write(size: Size) -> Vec<Workload> {
+    use Aim::{Beside, TimesTheSlower};
+    let row =
+        |name, unit, delivers, aims: Vec<Aim>| Workload { name, unit, less_is_better: false, delivers, aims };
+    let file = Delivered { bytes: size.checkpoint_bytes, files: 0 };
+    let small = Delivered { bytes: size.saved_files as u64 * SAVED_BYTES, files: size.saved_files as u64 };
+    let nothing = Delivered::default();
+    let native = || vec![Beside(Who::Native)];
+    // As long as whichever is slower would take alone, and 15 % more.
+    let of_both = || vec![TimesTheSlower([Who::Native, Who::EightUploads], 0.87)];
+    let mut rows = Vec::new();
+    for one in CHECKPOINTS {
+        let waits = if one.mode == Mode::Through { of_both() } else { native() };
+        rows.push(row(one.written, "MB/s", file, waits));
+        rows.extend(one.stored.map(|name| row(name, "MB/s", file, of_both())));
+        rows.extend(one.read.map(|name| row(name, "MB/s", file, native())));
+    }
+    rows.extend(SAVES.map(|(name, _)| row(name, "saves/s", nothing, native())));
+    rows.extend(SMALL_OUT.map(|(name, ..)| row(name, "files/s", small, native())));
+    rows.extend(OVERWRITES.map(|(name, ..)| row(name, "writes/s", nothing, native())));
+    rows
 }
 
 #[cfg(test)]

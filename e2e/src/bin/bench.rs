@@ -26,7 +26,7 @@ enum Command {
 
 #[derive(Args)]
 struct Run {
-    /// 1: 2 GiB, 20,000 files, 100,000 objects, a model of 1 GB.
+    /// 1: 2 GiB, 20,000 files, 100,000 objects, a model of 1 GB; written: 4 GiB, 2,000 files.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
     #[arg(long, default_value_t = 5)]

@@ -8,17 +8,24 @@ use std::path::Path;
 use std::process::Command;
 
 /// Those whose parts no unit test holds, and that take little.
-const ROWS: [&str; 5] = [
+const ROWS: [&str; 6] = [
     "sequential cold, loopback",
     "sequential cold, 20 ms link, https",
     "random 4 KiB, kept, 1 thread",
     "first byte of 10 GiB, after open",
     "publish of a known source, alone",
+    "checkpoint, back, until the store has it",
 ];
 
 #[test]
 fn rows_are_measured_beside_their_baselines_and_the_record_reads_back() -> Result<()> {
-    let size = Size { file_bytes: 8 << 20, random_ms: 100, ..Size::scaled(0.0, 1, 0) };
+    let size = Size {
+        file_bytes: 8 << 20,
+        random_ms: 100,
+        // Larger than what is sent in one piece.
+        checkpoint_bytes: 24 << 20,
+        ..Size::scaled(0.0, 1, 0)
+    };
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("bench.json");
     let to = path.clone();
@@ -43,6 +50,9 @@ fn rows_are_measured_beside_their_baselines_and_the_record_reads_back() -> Resul
     let cold = of("sequential cold, loopback", "millpond")?;
     ensure!(cold.fetched_bytes >= size.file_bytes, "{cold:?}");
     of("random 4 KiB, kept, 1 thread", "cache file")?;
+    let stored = of("checkpoint, back, until the store has it", "millpond")?;
+    ensure!(stored.sent_bytes >= size.checkpoint_bytes && stored.fetched_bytes == 0, "{stored:?}");
+    of("checkpoint, back, until the store has it", "native")?;
     // What the machine lacks is said, and nothing stands in its place.
     let lacks = |what: &str| record.left_out.iter().any(|why| why.contains(what));
     ensure!(lacks("does nothing") || of("random 4 KiB, kept, 1 thread", "passthrough").is_ok(), "{record:?}");
@@ -50,6 +60,7 @@ fn rows_are_measured_beside_their_baselines_and_the_record_reads_back() -> Resul
         ("sequential cold, loopback", "curl"),
         ("sequential cold, loopback", "8 curls"),
         ("sequential cold, 20 ms link, https", "32 curls"),
+        ("checkpoint, back, until the store has it", "8 uploads"),
     ] {
         match of(row, who) {
             Ok(sample) => ensure!(sample.value > 0.0 && sample.cpu_s > 0.0, "{sample:?}"),
