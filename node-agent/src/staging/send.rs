@@ -547,7 +547,7 @@ impl Area {
                 tried += 1;
                 match store::probe(&*self.sink, path.as_bytes(), || self.draw()).await {
                     // A request of a probe before, whose agent has died, has come in between.
-                    Err(StoreError::Conflict { .. }) if tried < PROBES => {}
+                    Err(StoreError::Conflict { .. } | StoreError::NotFound { .. }) if tried < PROBES => {}
                     found => {
                         return found.map_err(|e| match self.store_wrong("probe", path.as_bytes(), &e) {
                             // Nobody's file is in conflict: whoever waits tries again.
