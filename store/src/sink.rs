@@ -10,6 +10,7 @@ use std::fmt;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What must be there for a write to take place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,10 +23,13 @@ pub enum Condition {
 }
 
 /// Names one write for ever: drawn at random, 16 bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct WriteId([u8; 16]);
 
 impl WriteId {
+    /// Of an upload that a listing tells of: the store keeps it back until there is an object. Never drawn.
+    pub(crate) const UNKNOWN: Self = Self([0; 16]);
+
     pub fn new(random: [u8; 16]) -> Self {
         Self(random)
     }
@@ -127,12 +131,13 @@ pub struct Seen {
     pub write: Option<WriteId>,
 }
 
-/// An upload that nobody completed.
+/// An upload that nobody has completed, whoever began it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
-    pub id: String,
-    /// By the store's clock, since the epoch.
-    pub begun_ns: i64,
+    /// The id of its write is not known.
+    pub upload: Upload,
+    /// By the store's clock alone.
+    pub age: Duration,
 }
 
 /// Why a store can have nothing at a path.
@@ -212,8 +217,10 @@ pub trait Sink: Send + Sync + fmt::Debug {
     /// Ends an upload and gives back what its parts take. One that is over already is no error.
     async fn abandon(&self, upload: &Upload) -> Result<(), StoreError>;
 
-    /// Uploads of this path that are under way, whoever began them.
-    async fn leftovers(&self, path: &[u8]) -> Result<Vec<Leftover>, StoreError>;
+    /// Uploads below the volume's prefix that are under way since `age` or longer, whoever began them. As many as one answer may
+    /// have: the others are told once these are over. None of a store that does not tell its time, and none of a whole bucket,
+    /// which is no volume's own.
+    async fn leftovers(&self, age: Duration) -> Result<Vec<Leftover>, StoreError>;
 
     /// What is there now; None: nothing.
     async fn look(&self, path: &[u8]) -> Result<Option<Seen>, StoreError>;

@@ -3,11 +3,12 @@
 use super::xml::{Tag, walk};
 use super::{BucketDialect, field, header};
 use crate::Version;
-use crate::keys::encode_query;
-use crate::sink::{Attributes, Condition, Leftover, Part, SinkLimits, Write, WriteId};
+use crate::keys::{encode_query, is_path};
+use crate::sink::{Attributes, Condition, Leftover, Part, SinkLimits, Upload, Write, WriteId};
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH};
 use http::{Method, StatusCode};
 use quick_xml::escape::escape;
+use std::time::Duration;
 use url::Url;
 
 /// A bucket that can be written to.
@@ -179,13 +180,8 @@ pub(crate) fn upload(object: &Url, upload: &str) -> Url {
     asking(object, &format!("uploadId={}", encode_query(upload.as_bytes())))
 }
 
-/// Uploads of keys that begin with `key`, of which the first are those of `key` itself.
-pub(crate) fn uploads(base: &Url, key: &[u8], after: Option<&str>) -> Url {
-    uploads_after(base, key, after.map(|after| (key, after)))
-}
-
 /// Uploads of keys that begin with `prefix`, after this one: its key and its name.
-pub(crate) fn uploads_after(base: &Url, prefix: &[u8], after: Option<(&[u8], &str)>) -> Url {
+pub(crate) fn uploads(base: &Url, prefix: &[u8], after: Option<(&[u8], &str)>) -> Url {
     let mut query = format!("uploads=&encoding-type=url&prefix={}", encode_query(prefix));
     if let Some((key, upload)) = after {
         query.push_str(&format!("&key-marker={}", encode_query(key)));
@@ -229,10 +225,14 @@ const UPLOAD_ID_BYTES_MAX: usize = 2048;
 
 pub(crate) fn begun(body: &[u8]) -> Result<String, String> {
     let id = one(body, "InitiateMultipartUploadResult", "UploadId")?;
-    match id.len() <= UPLOAD_ID_BYTES_MAX && id.bytes().all(|byte| byte.is_ascii_graphic()) {
+    match is_upload_id(&id) {
         true => Ok(id),
         false => Err("the name of an upload that no request can carry".into()),
     }
+}
+
+fn is_upload_id(id: &str) -> bool {
+    (1..=UPLOAD_ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// What the answer to a request of this kind, of which the store keeps back whether it succeeds, tells in its body.
@@ -246,25 +246,25 @@ pub(crate) fn is_made(body: &[u8]) -> Result<(), String> {
     walk(body, "CompleteMultipartUploadResult", |_, _, _| Ok(()))
 }
 
-/// A page of uploads under way: those of `key`, and where the next one begins.
-pub(crate) fn leftovers(body: &[u8], key: &[u8]) -> Result<(Vec<Leftover>, Option<String>), String> {
-    let UploadsPage { uploads, next } = uploads_page(body)?;
-    let ours = uploads.into_iter().filter(|(name, _)| name == key).map(|(_, leftover)| leftover).collect();
-    let next = next.filter(|(name, marker)| name == key && !marker.is_empty());
-    Ok((ours, next.map(|(_, marker)| marker)))
-}
-
 /// A page of uploads under way.
 pub(crate) struct UploadsPage {
-    /// Their keys, and what is known of each.
-    pub(crate) uploads: Vec<(Vec<u8>, Leftover)>,
+    pub(crate) uploads: Vec<ListedUpload>,
     /// The last one of the page, its key and its name, where there are more.
     pub(crate) next: Option<(Vec<u8>, String)>,
 }
 
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ListedUpload {
+    pub(crate) key: Vec<u8>,
+    /// The store's name for it.
+    pub(crate) id: String,
+    /// By the store's clock, since the epoch. None: it does not say.
+    pub(crate) begun_ns: Option<i64>,
+}
+
 pub(crate) fn uploads_page(body: &[u8]) -> Result<UploadsPage, String> {
-    let (mut found, mut truncated, mut marker) = (Vec::new(), false, String::new());
-    let (mut name, mut id, mut begun_ns, mut next_key) = (Vec::new(), String::new(), 0, Vec::new());
+    let (mut uploads, mut truncated, mut marker) = (Vec::new(), false, String::new());
+    let (mut upload, mut next_key) = (ListedUpload::default(), Vec::new());
     let mut encoded = false;
     walk(body, "ListMultipartUploadsResult", |depth, tag_name, tag| {
         let Tag::Closes(text) = tag else { return Ok(()) };
@@ -273,13 +273,10 @@ pub(crate) fn uploads_page(body: &[u8]) -> Result<UploadsPage, String> {
             (2, "IsTruncated") => truncated = text == "true",
             (2, "NextUploadIdMarker") => marker = std::mem::take(text),
             (2, "NextKeyMarker") => next_key = text.as_bytes().to_vec(),
-            (3, "Key") => name = text.as_bytes().to_vec(),
-            (3, "UploadId") => id = std::mem::take(text),
-            (3, "Initiated") => begun_ns = super::date::parse_iso(text).unwrap_or(0),
-            (2, "Upload") => {
-                let leftover = Leftover { id: std::mem::take(&mut id), begun_ns };
-                found.push((std::mem::take(&mut name), leftover));
-            }
+            (3, "Key") => upload.key = text.as_bytes().to_vec(),
+            (3, "UploadId") => upload.id = std::mem::take(text),
+            (3, "Initiated") => upload.begun_ns = super::date::parse_iso(text),
+            (2, "Upload") => uploads.push(std::mem::take(&mut upload)),
             _ => {}
         }
         Ok(())
@@ -289,8 +286,18 @@ pub(crate) fn uploads_page(body: &[u8]) -> Result<UploadsPage, String> {
         true => crate::keys::decode_form(&String::from_utf8_lossy(&name)),
         false => name,
     };
-    let uploads = found.into_iter().map(|(name, leftover)| (plain(name), leftover)).collect();
+    uploads.iter_mut().for_each(|upload| upload.key = plain(std::mem::take(&mut upload.key)));
     Ok(UploadsPage { uploads, next: truncated.then(|| (plain(next_key), marker)) })
+}
+
+/// Of an upload that was listed at `now_ns` by the store's clock: what a volume whose keys begin with `prefix` can do with it.
+/// None: it is not below it, no request can name it, or nobody knows how old it is.
+pub(crate) fn leftover(listed: ListedUpload, prefix: &[u8], now_ns: i64) -> Option<Leftover> {
+    let ListedUpload { key, id, begun_ns } = listed;
+    let path = key.strip_prefix(prefix).filter(|path| is_path(path))?.to_vec();
+    let age_ns = u64::try_from(now_ns.checked_sub(begun_ns?)?).ok()?;
+    let upload = Upload { path, id, write: WriteId::UNKNOWN };
+    is_upload_id(&upload.id).then(|| Leftover { upload, age: Duration::from_nanos(age_ns) })
 }
 
 /// Does an answer of success bring an error instead? Stores send the status first where the work takes long.
@@ -326,7 +333,19 @@ mod tests {
 
         #[test]
         fn garbage_is_no_answer_and_no_panic(body in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (begun(&body), made(&body, "CopyObjectResult"), leftovers(&body, b"a"));
+            let _ = (begun(&body), made(&body, "CopyObjectResult"), uploads_page(&body));
+        }
+
+        #[test]
+        fn whatever_a_listing_says_what_is_ended_is_below_the_prefix_and_can_be_named(
+            key in "(v/){0,2}[a./]{0,6}", id in "\\PC{0,3}", begun_ns: Option<i64>, now_ns: i64,
+        ) {
+            let listed = ListedUpload { key: key.clone().into_bytes(), id, begun_ns };
+            if let Some(Leftover { upload, age }) = leftover(listed, b"v/", now_ns) {
+                prop_assert_eq!([&b"v/"[..], &upload.path].concat(), key.into_bytes());
+                prop_assert!(is_path(&upload.path) && is_upload_id(&upload.id));
+                prop_assert_eq!(i128::from(now_ns) - i128::from(begun_ns.unwrap()), age.as_nanos().cast_signed());
+            }
         }
     }
 
@@ -390,23 +409,48 @@ mod tests {
         assert!(made(error, "CompleteMultipartUploadResult").is_err() && is_made(error).is_err());
     }
 
+    const DAY_NS: i64 = 24 * 3600 * 1_000_000_000;
+
     #[test]
-    fn uploads_of_other_keys_are_not_ours() {
-        let page = |key: &str, more: &str| {
+    fn uploads_are_read_page_by_page() {
+        let page = |more: &str| {
             format!(
                 "<ListMultipartUploadsResult><EncodingType>url</EncodingType>{more}\
-                 <Upload><Key>a+b</Key><UploadId>1</UploadId><Initiated>2026-01-02T03:04:05.000Z</Initiated></Upload>\
-                 <Upload><Key>{key}</Key><UploadId>2</UploadId><Owner><ID>x</ID></Owner></Upload></ListMultipartUploadsResult>"
+                 <Upload><Key>v/a+b</Key><UploadId>1</UploadId><Initiated>2026-01-02T03:04:05.000Z</Initiated></Upload>\
+                 <Upload><Key>v/c</Key><UploadId>2</UploadId><Owner><ID>x</ID></Owner></Upload></ListMultipartUploadsResult>"
             )
         };
-        let (found, more) = leftovers(page("a+bc", "").as_bytes(), b"a b").unwrap();
-        assert_eq!((found.len(), found[0].id.as_str(), more), (1, "1", None));
-        assert_eq!(found[0].begun_ns, 1_767_323_045_000_000_000);
-        let next = "<IsTruncated>true</IsTruncated><NextKeyMarker>a+b</NextKeyMarker><NextUploadIdMarker>2</NextUploadIdMarker>";
-        let (found, more) = leftovers(page("a+b", next).as_bytes(), b"a b").unwrap();
-        assert_eq!((found.len(), more.as_deref()), (2, Some("2")));
-        // The next page would be another key's.
-        let (_, more) = leftovers(page("a+b", &next.replace("a+b", "c")).as_bytes(), b"a b").unwrap();
-        assert_eq!(more, None);
+        let UploadsPage { uploads, next } = uploads_page(page("").as_bytes()).unwrap();
+        let begun_ns = Some(1_767_323_045_000_000_000);
+        let first = ListedUpload { key: b"v/a b".to_vec(), id: "1".into(), begun_ns };
+        // That the second does not say when it was begun does not make it as old as the first.
+        let second = ListedUpload { key: b"v/c".to_vec(), id: "2".into(), begun_ns: None };
+        assert_eq!((uploads, next), (vec![first, second], None));
+        let more = "<IsTruncated>true</IsTruncated><NextKeyMarker>v/a+b</NextKeyMarker><NextUploadIdMarker>2</NextUploadIdMarker>";
+        assert_eq!(
+            uploads_page(page(more).as_bytes()).unwrap().next,
+            Some((b"v/a b".to_vec(), "2".to_owned()))
+        );
+    }
+
+    #[test]
+    fn only_what_lies_below_the_prefix_and_has_an_age_is_left_over() {
+        let age = |key: &str, id: &str, begun_ns| {
+            let listed = ListedUpload { key: key.into(), id: id.into(), begun_ns };
+            leftover(listed, b"v/", 10 * DAY_NS).map(|leftover| leftover.age)
+        };
+        let days = |count: u64| Some(Duration::from_secs(24 * 3600 * count));
+        assert_eq!(age("v/a/b", "u", Some(DAY_NS)), days(9));
+        assert_eq!(age("v/a", "u", Some(10 * DAY_NS)), days(0));
+        // Begun before the store's clock was put back.
+        assert_eq!(age("v/a", "u", Some(10 * DAY_NS + 1)), None);
+        assert_eq!(age("v/a", "u", Some(i64::MIN)), None);
+        assert_eq!(age("v/a", "u", None), None);
+        for key in ["v-2/a", "v", "v/", "v//a", "v/../w/a", "v/a/..", "v/./a", "", "/v/a", "V/a"] {
+            assert_eq!(age(key, "u", Some(0)), None, "{key:?}");
+        }
+        for id in ["", "a b", "\n", &"u".repeat(UPLOAD_ID_BYTES_MAX + 1)] {
+            assert_eq!(age("v/a", id, Some(0)), None, "{id:?}");
+        }
     }
 }

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) struct DirectorySink(pub(super) Directory);
@@ -448,7 +449,7 @@ impl Sink for DirectorySink {
         self.0.run("abandon", self.0.access.question(), work).await
     }
 
-    async fn leftovers(&self, _: &[u8]) -> Result<Vec<Leftover>, StoreError> {
+    async fn leftovers(&self, _: Duration) -> Result<Vec<Leftover>, StoreError> {
         Ok(Vec::new())
     }
 

@@ -13,13 +13,13 @@
 //! numbers, so that it can be ended at any moment and begun anew.
 
 use super::client::{Ask, Client, Opens, Sends, content, read_all};
-use super::{Bucket, From};
+use super::{Bucket, From, uploads};
 use crate::dialect::batch::{self, Batch};
-use crate::dialect::writes::{self, UploadsPage, Writes};
+use crate::dialect::writes::{self, ListedUpload, UploadsPage, Writes};
 use crate::keys::show;
 use crate::observe::RetryCause;
 use crate::retry::Fault;
-use crate::{Leftover, PAGE_ENTRIES, StoreError};
+use crate::{PAGE_ENTRIES, StoreError};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -35,8 +35,6 @@ const BATCH_KEYS: usize = 250;
 const REQUESTS_AT_ONCE: usize = 4;
 /// Twice what an answer about a batch takes, of keys of 1,024 bytes with every byte encoded.
 const BATCH_ANSWER_BYTES_MAX: usize = 2 << 20;
-/// A page of 1,000 uploads, whose names may be as long as their keys.
-const UPLOADS_BYTES_MAX: usize = 8 << 20;
 /// Something was there in each: somebody writes, or the store deletes nothing.
 const PASSES_MAX: u32 = 5;
 /// Once it is allowed, a page of names has gone after so long, or is left for the next time: whoever forbids it knows when nothing
@@ -250,42 +248,32 @@ impl Eraser {
         self.client().ask("delete", what, question, |patience| attempt(patience).boxed()).await
     }
 
-    async fn abort(&self, key: Vec<u8>, upload: Leftover, erased: &Erased) -> Result<(), StoreError> {
+    async fn abort(&self, upload: ListedUpload, erased: &Erased) -> Result<(), StoreError> {
+        let ListedUpload { key, id, .. } = upload;
         let what = self.client().what(&key);
-        self.remove(&what, &writes::upload(&self.store.object(&key), &upload.id)).await?;
+        self.remove(&what, &writes::upload(&self.store.object(&key), &id)).await?;
         erased.uploads.fetch_add(1, Relaxed);
         Ok(())
     }
 
     /// How many were there that can be aborted. None: it may not go on.
     async fn uploads(&self, erased: &Erased, may_go_on: &MayGoOn) -> Result<Option<u64>, StoreError> {
-        let what = self.client().what(self.prefix());
         let (mut found, mut left, mut after) = (0, 0, None::<(Vec<u8>, String)>);
         loop {
             let marker = after.as_ref().map(|(key, id)| (key.as_slice(), id.as_str()));
-            let url = writes::uploads_after(&self.store.place().base, self.prefix(), marker);
-            let attempt = async |patience| {
-                let headers = HeaderMap::new();
-                let ask =
-                    Ask { method: Method::GET, url: &url, headers, takes: content, opens: Opens::Nothing };
-                let response = self.client().send(ask, &what, patience).await?;
-                let body = read_all(response, UPLOADS_BYTES_MAX, patience).await?;
-                let page = writes::uploads_page(&body);
-                Ok((page.map_err(|why| Fault::retry(RetryCause::Malformed, why))?, body.len() as u64))
-            };
             let question = self.bucket.access.question();
-            let page = self.client().ask("list", &what, question, |patience| attempt(patience).boxed());
-            let UploadsPage { uploads, next } = page.await?;
-            self.check(uploads.iter().map(|(key, _)| key.as_slice()))?;
+            let page = uploads::page(self.client(), &*self.store, self.prefix(), marker, question).await?;
+            let UploadsPage { uploads, next } = page.page;
+            self.check(uploads.iter().map(|upload| upload.key.as_slice()))?;
             let (named, unnamed): (Vec<_>, Vec<_>) =
-                uploads.into_iter().partition(|(key, _)| is_in_urls(key));
+                uploads.into_iter().partition(|upload| is_in_urls(&upload.key));
             found += named.len() as u64;
             left += unnamed.len() as u64;
             if !named.is_empty() {
                 if !may_go_on().await {
                     return Ok(None);
                 }
-                let aborts = named.into_iter().map(|(key, upload)| self.abort(key, upload, erased).boxed());
+                let aborts = named.into_iter().map(|upload| self.abort(upload, erased).boxed());
                 self.in_time(self.all(aborts.collect())).await?;
             }
             match next {

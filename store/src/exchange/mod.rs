@@ -14,6 +14,7 @@
 //! write.rs    the same bucket as a sink, and what becomes of writes whose answer was lost
 //! sending.rs  the body of a write, from a file
 //! told.rs     what stores told meanwhile of whole objects
+//! uploads.rs  uploads in parts that are under way
 //! ```
 
 mod body;
@@ -22,6 +23,7 @@ mod erase;
 mod sending;
 mod told;
 mod tree;
+mod uploads;
 mod write;
 
 pub use erase::{ERASE_PAGE_LIMIT, Erased, Eraser, MayGoOn};

@@ -13,9 +13,9 @@
 //!            └───── ours ───────────────────────────────────────────────────────► written
 //! ```
 
-use super::Prefix;
 use super::client::{Ask, Client, Opens, Sends, content, read_all};
 use super::sending::Progress;
+use super::{Prefix, uploads};
 use crate::access::Access;
 use crate::dialect::writes::{self, Writes};
 use crate::dialect::{Refusal, header};
@@ -44,9 +44,6 @@ use std::time::Duration;
 const KEY_BYTES_MAX: usize = 1024;
 /// What a store says about a write.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
-const LEFTOVERS_BYTES_MAX: usize = 8 << 20;
-/// Of one path. More are not looked at: they are found the next time.
-const LEFTOVER_PAGES_MAX: usize = 10;
 /// Parts of one object that the store copies at once.
 const COPIES_AT_ONCE: usize = 8;
 
@@ -444,29 +441,8 @@ impl Sink for BucketSink {
         }
     }
 
-    async fn leftovers(&self, path: &[u8]) -> Result<Vec<Leftover>, StoreError> {
-        let (key, what) = self.key(path)?;
-        let (mut all, mut after) = (Vec::new(), None);
-        for _ in 0..LEFTOVER_PAGES_MAX {
-            let url = writes::uploads(&self.store.place().base, &key, after.as_deref());
-            let attempt = async |patience| {
-                let headers = HeaderMap::new();
-                let ask =
-                    Ask { method: Method::GET, url: &url, headers, takes: content, opens: Opens::Nothing };
-                let response = self.client.send(ask, &what, patience).await?;
-                let body = read_all(response, LEFTOVERS_BYTES_MAX, patience).await?;
-                let page = writes::leftovers(&body, &key);
-                Ok((page.map_err(|why| Fault::retry(RetryCause::Malformed, why))?, body.len() as u64))
-            };
-            let question = self.access.question();
-            let page = self.client.ask("list", &what, question, |patience| attempt(patience).boxed()).await?;
-            all.extend(page.0);
-            after = page.1;
-            if after.is_none() {
-                break;
-            }
-        }
-        Ok(all)
+    async fn leftovers(&self, age: Duration) -> Result<Vec<Leftover>, StoreError> {
+        uploads::older(&self.client, &*self.store, self.prefix.0.as_bytes(), &self.access, age).await
     }
 
     async fn look(&self, path: &[u8]) -> Result<Option<Seen>, StoreError> {

@@ -6,3 +6,4 @@ mod common;
 mod directory;
 mod erase;
 mod s3;
+mod uploads;

@@ -1,6 +1,8 @@
 //! A bucket as a sink: an honest server, servers that lie, and answers that do not come.
 
-use crate::common::sink::{ALL, Kept, body, conflict, holds, keeps_its_promises, of, version, write};
+use crate::common::sink::{
+    ALL, Kept, body, conflict, holds, keeps_its_promises, of, tells_of_uploads, version, write,
+};
 use crate::common::{BUCKET, Log, keys, open, quick, spec};
 use futures::StreamExt;
 use std::collections::hash_map::RandomState;
@@ -47,6 +49,7 @@ async fn a_prefix_keeps_them_too() {
     let source = open(&spec(&server, "s3://bucket/a/b c"), patient(), Arc::new(NoObserver));
     let sink = source.sink().unwrap();
     assert_eq!(keeps_its_promises("a prefix", &*source, &*sink, &KEPT).await, ALL);
+    assert_eq!(tells_of_uploads(&*sink).await, 3);
 }
 
 type Change<T> = fn(&mut T);

@@ -458,11 +458,13 @@ impl Sink for SimulatedStore {
         .await
     }
 
-    async fn leftovers(&self, path: &[u8]) -> Result<Vec<Leftover>, StoreError> {
-        let of = path.to_vec();
-        self.call("leftovers", true, path, move |inner| {
-            let of_it = inner.uploads.iter().filter(|(_, (path, ..))| *path == of);
-            Ok(of_it.map(|(id, _)| Leftover { id: id.clone(), begun_ns: 0 }).collect())
+    async fn leftovers(&self, _: Duration) -> Result<Vec<Leftover>, StoreError> {
+        self.call("leftovers", true, b"", move |inner| {
+            let told = |(id, (path, write, _)): (&String, &(Vec<u8>, Write, Arrived))| {
+                let upload = Upload { path: path.clone(), id: id.clone(), write: write.id };
+                Leftover { upload, age: Duration::ZERO }
+            };
+            Ok(inner.uploads.iter().map(told).collect())
         })
         .await
     }

@@ -106,8 +106,8 @@ impl Sink for Gate {
     async fn abandon(&self, upload: &Upload) -> Result<(), StoreError> {
         self.sink.abandon(upload).await
     }
-    async fn leftovers(&self, path: &[u8]) -> Result<Vec<Leftover>, StoreError> {
-        self.sink.leftovers(path).await
+    async fn leftovers(&self, age: Duration) -> Result<Vec<Leftover>, StoreError> {
+        self.sink.leftovers(age).await
     }
     async fn look(&self, path: &[u8]) -> Result<Option<Seen>, StoreError> {
         self.sink.look(path).await
