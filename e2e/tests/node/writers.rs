@@ -202,6 +202,8 @@ const STEPS: &[&str] = &[
     "agent.staging.rmdir",
     "agent.staging.removed",
     "agent.staging.sent",
+    "agent.staging.upload-begun",
+    "agent.staging.upload-noted",
 ];
 const PATIENCE: Duration = Duration::from_secs(60);
 

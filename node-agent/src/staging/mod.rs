@@ -47,6 +47,7 @@ mod staged;
 mod sums;
 mod times;
 mod told;
+mod uploads;
 mod write;
 
 pub(crate) use area::{Area, Caller};
@@ -79,6 +80,8 @@ pub const STEPS: &[&str] = &[
     "agent.staging.removed",
     "agent.staging.rmdir",
     "agent.staging.sent",
+    "agent.staging.upload-begun",
+    "agent.staging.upload-noted",
     "agent.staging.write",
 ];
 

@@ -2,6 +2,7 @@
 
 use super::file::File;
 use super::locks::{name, parent};
+use super::ongoing::Noted;
 use super::record::{Append, Late, Moved, Record, Root};
 use crate::lock::lock;
 use journal::Change;
@@ -12,6 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use store::WriteId;
 
 /// Where the bytes of files lie, below the area's directory.
 pub(super) const FILES: &str = "files";
@@ -23,6 +25,7 @@ pub(super) const BEGUN: u8 = b'b';
 pub(super) const OPEN: u8 = b'o';
 pub(super) const LATE: u8 = b'l';
 pub(super) const MOVED: u8 = b'm';
+pub(super) const UPLOAD: u8 = b'u';
 pub(super) const PROBE_KEY: &[u8] = b"p";
 pub(super) const ROOT_KEY: &[u8] = b"d";
 pub(super) const SOURCE_KEY: &[u8] = b"s";
@@ -57,6 +60,8 @@ pub(super) struct State {
     pub(super) begun: HashSet<(MountId, u64)>,
     /// Writes that were given up, by id.
     pub(super) late: BTreeMap<String, Late>,
+    /// Uploads in parts that the store may have, by their writes.
+    pub(super) uploads: BTreeMap<WriteId, Noted>,
     /// Whose results stand in the journal.
     pub(super) results: HashMap<MountId, VecDeque<u64>>,
 }

@@ -2,8 +2,9 @@
 
 use super::names::{
     APPEND, BEGUN, BOOT_KEY, Entry, FILE, FILES, LATE, MOVED, OPEN, PROBE_KEY, RESULT, ROOT_KEY, SOURCE_KEY,
-    State, TAG_KEY, Tag, changes, result_of,
+    State, TAG_KEY, Tag, UPLOAD, changes, result_of,
 };
+use super::ongoing::Noted;
 use super::random::random;
 use super::record::Record;
 use super::{Outcome, recover};
@@ -13,6 +14,7 @@ use link::broker::MountId;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use store::WriteId;
 
 /// Of the journal's records.
 pub(super) const FORMAT: u32 = 1;
@@ -199,6 +201,11 @@ fn read(journal: &Journal, files: BorrowedFd<'_>, boot: &str) -> Result<Replayed
             Some((&LATE, id)) => {
                 let id = String::from_utf8(id.to_vec()).map_err(|_| unknown())?;
                 read.state.late.insert(id, postcard::from_bytes(value).map_err(|_| unknown())?);
+            }
+            Some((&UPLOAD, write)) => {
+                let write = std::str::from_utf8(write).ok().and_then(WriteId::parse).ok_or_else(unknown)?;
+                let multipart = postcard::from_bytes(value).map_err(|_| unknown())?;
+                read.state.uploads.insert(write, Noted::recalled(multipart));
             }
             Some(_) if key == PROBE_KEY => {
                 read.state.probe = Some(String::from_utf8(value.to_vec()).map_err(|_| unknown())?);

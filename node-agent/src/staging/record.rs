@@ -141,6 +141,17 @@ pub(super) struct Late {
     pub(super) is_removed: bool,
 }
 
+/// An upload in parts that may be open at the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Multipart {
+    /// Where its object is to be.
+    pub(super) path: Vec<u8>,
+    /// The store's name for it.
+    pub(super) id: String,
+    /// Since 1970.
+    pub(super) begun_ns: i64,
+}
+
 /// A directory that has another name here. What the store has under this one is to go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Moved {

@@ -9,7 +9,7 @@ use super::locks::{Held, Locks};
 use super::opening;
 use super::random::random;
 use super::times::Times;
-use super::{Waiting, send};
+use super::{Waiting, send, uploads};
 use crate::lock::lock;
 use crate::state::StateDir;
 use crate::volumes::scope::Scope;
@@ -165,6 +165,7 @@ impl Staging {
         areas.insert(spec.id.clone(), Arc::downgrade(&area));
         drop(areas);
         send::keep_sending(&area);
+        uploads::keep_ending(&area);
         Ok(area)
     }
 }

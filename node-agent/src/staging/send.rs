@@ -244,7 +244,7 @@ impl Area {
             let (seen, size) = (file.changes(), file.size());
             let pieces = if alone { Pieces::AllAlone } else { Pieces::All };
             self.send_pieces(file, ongoing, data, path, size, pieces).await?;
-            let begun = ongoing.upload.as_mut().ok_or(Wrong::Cause(Cause::Internal))?;
+            let Some(begun) = ongoing.upload.as_mut() else { continue };
             let count = parts::of(size.saturating_sub(1)) + 1;
             begun.parts.retain(|number, _| *number < count);
             if file.changes() != seen && !alone {
@@ -262,10 +262,11 @@ impl Area {
             match completed {
                 Ok(written) => {
                     ongoing.upload = None;
+                    self.forget_upload(upload.write).await;
                     return Ok(Some((written, Sent { id: upload.write, seen, size, owner: Some(owner) })));
                 }
                 // Ended by somebody, or a part that came late is in the place of ours: begun anew.
-                Err(StoreError::NotFound { .. }) => ongoing.upload = None,
+                Err(StoreError::NotFound { .. }) => self.abandon(ongoing).await,
                 Err(error) => {
                     self.abandon(ongoing).await;
                     return self.refused(file, path, &error).await.map(|()| None);
@@ -275,7 +276,8 @@ impl Area {
         Err(Wrong::Cause(Cause::Unavailable))
     }
 
-    /// Sends the parts of the first `size` bytes that the store does not have as they are.
+    /// Sends the parts of the first `size` bytes that the store does not have as they are. If somebody ends the upload meanwhile
+    /// there is none any more.
     async fn send_pieces(
         &self,
         file: &Arc<File>,
@@ -296,7 +298,14 @@ impl Area {
             };
             let begun = self.sink.begin(path, &write).await;
             let upload = begun.map_err(|e| self.store_wrong("upload", path, &e))?;
-            ongoing.upload = Some(Begun { upload, owner, parts: BTreeMap::new() });
+            let held = match self.note_upload(&upload).await {
+                Ok(held) => held,
+                Err(wrong) => {
+                    let _ = self.end_upload(&upload).await; // it has no parts
+                    return Err(wrong);
+                }
+            };
+            ongoing.upload = Some(Begun { upload, _held: held, owner, parts: BTreeMap::new() });
         }
         let begun = ongoing.upload.as_mut().ok_or(Wrong::Cause(Cause::Internal))?;
         let upload = &begun.upload;
@@ -345,8 +354,8 @@ impl Area {
             None => Ok(()),
             Some(Ok(wrong)) => Err(wrong),
             Some(Err(StoreError::NotFound { .. })) => {
-                ongoing.upload = None; // ended by somebody
-                Err(Wrong::Cause(Cause::Unavailable))
+                self.abandon(ongoing).await; // ended by somebody: begun anew
+                Ok(())
             }
             Some(Err(error)) => Err(self.store_wrong("upload", path, &error)),
         }
@@ -840,8 +849,9 @@ impl Area {
     }
 
     pub(super) async fn abandon(&self, ongoing: &mut Ongoing) {
+        // Held until this is over, or given up: then it is one that is left over.
         if let Some(begun) = ongoing.upload.take()
-            && let Err(error) = self.sink.abandon(&begun.upload).await
+            && let Err(error) = self.end_upload(&begun.upload).await
         {
             tracing::warn!(volume = %self.volume, %error, "an upload could not be ended: its parts stay for now");
         }

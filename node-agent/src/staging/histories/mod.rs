@@ -15,7 +15,9 @@ mod fate;
 mod life;
 mod store;
 mod trace;
+mod uploads;
 
+use super::uploads::{LISTING, OLD};
 use super::{Executed, STEPS, Staging};
 use crate::lock::lock;
 use crate::state::StateDir;
@@ -208,6 +210,19 @@ impl World {
                     }
                 }
             };
+            // Its clock says of each upload that it is old, also of those that are under way.
+            let is_put_on = self.rng.random_bool(0.2);
+            let listed_at = Duration::from_millis(self.rng.random_range(5..500));
+            if is_put_on {
+                let (area, store) = (Arc::downgrade(&area), self.store.clone());
+                tokio::spawn(async move {
+                    tokio::time::sleep(listed_at).await;
+                    store.puts_its_clock_on(OLD);
+                    if let Some(area) = area.upgrade() {
+                        area.end_old_uploads().await;
+                    }
+                });
+            }
             let at = Duration::from_millis(self.rng.random_range(5..1500));
             let is_timed = !is_last && self.rng.random_bool(0.4);
             let timed = async {
@@ -249,9 +264,19 @@ impl World {
     async fn judge(&self, area: &Arc<super::Area>) {
         let seed = self.seed;
         assert!(area.send_all(UPLOADS).await, "seed {seed}: {:?} is not sent", area.waiting());
-        // What came late is looked for.
+        // What came late is looked for, and which uploads are left over.
         tokio::time::advance(2 * super::late::LOOK).await;
         tokio::time::sleep(Duration::from_secs(2)).await;
+        let mut uploads = self.store.uploads();
+        // The probe is no file's.
+        uploads.retain(|_, (path, has_parts)| *has_parts && !path.starts_with(".millpond-probe-"));
+        assert_eq!(uploads, BTreeMap::new(), "seed {seed}: uploads whose parts stay");
+        assert!(area.state().uploads.is_empty(), "seed {seed}: uploads are noted that are over");
+        // Whose begin was not answered, or whose agent died before it was noted: a week later.
+        self.store.puts_its_clock_on(OLD);
+        tokio::time::advance(LISTING).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(self.store.uploads(), BTreeMap::new(), "seed {seed}: uploads that stay");
         let mut expected = BTreeMap::new();
         for client in &self.clients {
             let client = client.try_lock().unwrap();

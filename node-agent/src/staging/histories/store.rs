@@ -48,16 +48,25 @@ struct Inner {
     versions_of_bytes: bool,
     objects: BTreeMap<Vec<u8>, Object>,
     dirs: BTreeSet<Vec<u8>>,
-    /// With their paths.
-    uploads: BTreeMap<String, (Vec<u8>, Write, Arrived)>,
+    uploads: BTreeMap<String, UnderWay>,
+    /// What its clock shows: it stands still but where it is put on.
+    clock: Duration,
+    /// It says of each upload that it was begun when the clock showed nothing.
+    forgets_beginnings: bool,
     late: Vec<Late>,
     /// Calls that have not got there yet, by number, and whether they may get there when nobody waits any more.
     under_way: BTreeMap<u64, (bool, Late)>,
     count: u64,
 }
 
-/// Parts, with their tags.
-type Arrived = BTreeMap<u32, (Vec<u8>, String)>;
+#[derive(Clone)]
+struct UnderWay {
+    path: Vec<u8>,
+    write: Write,
+    /// With their tags.
+    parts: BTreeMap<u32, (Vec<u8>, String)>,
+    begun: Duration,
+}
 
 enum Does {
     AsAsked,
@@ -171,6 +180,8 @@ impl SimulatedStore {
                 objects: BTreeMap::new(),
                 dirs: BTreeSet::new(),
                 uploads: BTreeMap::new(),
+                clock: Duration::ZERO,
+                forgets_beginnings: false,
                 late: Vec::new(),
                 under_way: BTreeMap::new(),
                 count: 0,
@@ -207,6 +218,22 @@ impl SimulatedStore {
                 inner.late.push(late);
             }
         }
+    }
+
+    pub(super) fn puts_its_clock_on(&self, by: Duration) {
+        lock(&self.inner).clock += by;
+    }
+
+    pub(super) fn forgets_beginnings(&self) {
+        lock(&self.inner).forgets_beginnings = true;
+    }
+
+    /// Uploads under way, by their names, and whether they have a part.
+    pub(super) fn uploads(&self) -> BTreeMap<String, (String, bool)> {
+        let shown = |upload: &UnderWay| {
+            (String::from_utf8_lossy(&upload.path).into_owned(), !upload.parts.is_empty())
+        };
+        lock(&self.inner).uploads.iter().map(|(id, upload)| (id.clone(), shown(upload))).collect()
     }
 
     pub(super) fn object(&self, path: &str) -> Option<Object> {
@@ -399,7 +426,8 @@ impl Sink for SimulatedStore {
         self.call("begin", true, path, move |inner| {
             inner.count += 1;
             let id = format!("u{}", inner.count);
-            inner.uploads.insert(id.clone(), (to.clone(), write, BTreeMap::new()));
+            let upload = UnderWay { path: to.clone(), write, parts: BTreeMap::new(), begun: inner.clock };
+            inner.uploads.insert(id.clone(), upload);
             Ok(Upload { path: to, id, write: write.id })
         })
         .await
@@ -411,8 +439,8 @@ impl Sink for SimulatedStore {
         self.call("part", true, &upload.path, move |inner| {
             inner.count += 1;
             let (len, tag) = (bytes.len() as u64, format!("t{}", inner.count));
-            let (_, _, parts) = inner.uploads.get_mut(&id).ok_or_else(|| absent(&path))?;
-            parts.insert(number, (bytes, tag.clone()));
+            let upload = inner.uploads.get_mut(&id).ok_or_else(|| absent(&path))?;
+            upload.parts.insert(number, (bytes, tag.clone()));
             Ok(Part { number, bytes: len, crc32c, tag, confirmed: true })
         })
         .await
@@ -433,7 +461,7 @@ impl Sink for SimulatedStore {
             {
                 return Ok(Written { version: Version(object.version.clone()), confirmed: true });
             }
-            let (path, write, arrived) =
+            let UnderWay { path, write, parts: arrived, .. } =
                 inner.uploads.get(&upload.id).cloned().ok_or_else(|| absent(&upload.path))?;
             let mut bytes = Vec::new();
             for part in &parts {
@@ -458,13 +486,15 @@ impl Sink for SimulatedStore {
         .await
     }
 
-    async fn leftovers(&self, _: Duration) -> Result<Vec<Leftover>, StoreError> {
+    async fn leftovers(&self, age: Duration) -> Result<Vec<Leftover>, StoreError> {
         self.call("leftovers", true, b"", move |inner| {
-            let told = |(id, (path, write, _)): (&String, &(Vec<u8>, Write, Arrived))| {
+            let told = |(id, upload): (&String, &UnderWay)| {
+                let UnderWay { path, write, .. } = upload;
+                let begun = if inner.forgets_beginnings { Duration::ZERO } else { upload.begun };
                 let upload = Upload { path: path.clone(), id: id.clone(), write: write.id };
-                Leftover { upload, age: Duration::ZERO }
+                Leftover { upload, age: inner.clock - begun }
             };
-            Ok(inner.uploads.iter().map(told).collect())
+            Ok(inner.uploads.iter().map(told).filter(|leftover| leftover.age >= age).collect())
         })
         .await
     }
