@@ -28,6 +28,8 @@ pub(super) struct File {
     sent: AtomicU64,
     /// Up to this change its bytes were written out.
     written_out: AtomicU64,
+    /// Up to this change all of it was, with what the journal says of it.
+    synced: AtomicU64,
     pub(super) changed_at: Mutex<Instant>,
     /// Since when something of it waits that the store does not have.
     waits_since: Mutex<Option<Instant>>,
@@ -68,6 +70,7 @@ impl File {
             changes: AtomicU64::new(1),
             sent: AtomicU64::new(0),
             written_out: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
             changed_at: Mutex::new(Instant::now()),
             waits_since: Mutex::new(waits_since),
             sending: tokio::sync::Mutex::default(),
@@ -131,6 +134,15 @@ impl File {
         self.written_out.load(Acquire) >= change.max(1)
     }
 
+    pub(super) fn note_synced(&self, change: u64) {
+        self.synced.fetch_max(change, AcqRel);
+    }
+
+    /// No loss of power takes anything of it as it is now.
+    pub(super) fn is_synced(&self) -> bool {
+        self.synced.load(Acquire) >= self.changes()
+    }
+
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Acquire)
     }
@@ -158,17 +170,18 @@ impl File {
         self.mtime_ns.store(last.map_or(now, after), Release);
     }
 
-    /// Bytes of `offset..end` have changed.
-    pub(super) fn wrote(&self, offset: u64, end: u64) {
+    /// Bytes of `offset..end` have changed. True: they follow those that were written in order before.
+    pub(super) fn wrote(&self, offset: u64, end: u64) -> bool {
         self.size.fetch_max(end, AcqRel);
         // Whoever writes elsewhere leaves it where it is.
-        let _ = self.in_order.compare_exchange(offset, end, AcqRel, Acquire);
+        let is_next = self.in_order.compare_exchange(offset, end, AcqRel, Acquire).is_ok();
         self.touch();
         let change = self.change();
         let mut touched = lock(&self.touched);
         for part in parts::of(offset)..=parts::of(end.saturating_sub(1).max(offset)) {
             touched.insert(part, change);
         }
+        is_next
     }
 
     /// To be called with the content alone.

@@ -37,7 +37,7 @@ const COPY_MAX: u64 = 16 << 20;
 /// So much of a file is read at once, bytes.
 const READ_STEP: u64 = 256 << 10;
 /// Parts of one file on their way at once.
-const PARTS_AT_ONCE: usize = 4;
+const PARTS_AT_ONCE: usize = 8;
 /// Files that are sent at once without anybody who waits for them: one that the store does not take holds up no other.
 const FILES_AT_ONCE: usize = 4;
 /// How often what is changed while it is sent is sent again before its writers wait.
@@ -406,7 +406,9 @@ impl Area {
         }
         if self.is_through() {
             self.send(&file).await?;
-        } else {
+        } else if !file.is_synced() {
+            // A close comes after nearly every fsync.
+            let at = file.changes();
             self.write_out(&file).await?;
             let content = file.content.write().await;
             let mut record = file.noted(file.record());
@@ -414,6 +416,7 @@ impl Area {
             self.put_record(&file, record).await?;
             drop(content);
             self.sync_disk().await?;
+            file.note_synced(at);
         }
         Ok(Done::Done)
     }

@@ -49,7 +49,7 @@ impl Area {
         };
         end_of(head.offset)?;
         self.make_room(u64::from(len)).await?;
-        if append {
+        let is_next = if append {
             // Alone: the kernel's idea of the end is that of its own mount.
             let content = loop {
                 let content = file.content.write().await;
@@ -65,8 +65,8 @@ impl Area {
             let append = self.append_at(caller, at_end).await?;
             if !append.is_over {
                 self.put_bytes(&file, data, bytes, append.offset).await?;
-                file.wrote(append.offset, append.end);
             }
+            !append.is_over && file.wrote(append.offset, append.end)
         } else {
             let content = loop {
                 let content = file.content.read().await;
@@ -78,9 +78,12 @@ impl Area {
             };
             let data = content.as_ref().ok_or(Wrong::Cause(Cause::Internal))?.clone();
             self.put_bytes(&file, data, bytes, head.offset).await?;
-            file.wrote(head.offset, end_of(head.offset)?);
+            file.wrote(head.offset, end_of(head.offset)?)
+        };
+        // Whoever changes what is there already would have all of it sent, and sent again.
+        if is_next {
+            self.advance(&file);
         }
-        self.advance(&file);
         Ok(Done::Written { bytes: len })
     }
 
