@@ -3,7 +3,7 @@
 use crate::source::credentials::CredentialedSource;
 use crate::source::health::{Change, Health};
 use crate::volumes::scope::Scope;
-use cache::data::{Engine, Tier, TierKind};
+use cache::data::{Engine, OpenError, Tier, TierKind};
 use cache::meta::{InodeNumbers, MetaError, Store};
 use futures::StreamExt;
 use std::ops::Range;
@@ -36,6 +36,8 @@ pub(crate) enum Does {
     Refuses,
     Denies,
 }
+
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A scope over any source, whose names and cache lie in `dir`.
 pub(crate) fn scope_over(
@@ -72,7 +74,16 @@ pub(crate) fn scope_over(
         memory_bytes: 8 << 20,
         disk_timeout: Duration::from_secs(60),
     };
-    let (engine, _) = Engine::open(config, Arc::new(()), tokio::runtime::Handle::current()).unwrap();
+    // The engine that had this directory before lets go of it when the last call of its threads is done.
+    let begun = std::time::Instant::now();
+    let (engine, _) = loop {
+        match Engine::open(config.clone(), Arc::new(()), tokio::runtime::Handle::current()) {
+            Err(OpenError::InUse { .. }) if begun.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            opened => break opened.unwrap(),
+        }
+    };
     let shown = "scripted".to_owned();
     let names = Arc::new(names.unwrap());
     (Scope::new(id, shown, names, metadata, engine, asked, health, 1, 48), receiver)
