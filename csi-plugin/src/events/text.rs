@@ -110,7 +110,7 @@ pub(crate) fn source_back(volume: &VolumeId) -> String {
 pub(crate) fn uploads_late(volume: &str, unsent: &Unsent, node: &str) -> String {
     let oldest = Duration::from_secs(unsent.oldest_ms / 1000);
     format!(
-        "Volume {volume}: {} written on node {node} {} not in its store yet; the oldest has waited for {oldest:?} ({}). Nothing is lost: it is safe on the node's disk, and sent as soon as the store takes it. Check the store and what the volume's secret may do there. `millpond staging list` on the node shows what waits.",
+        "Volume {volume}: {} written on node {node} {} not in its store yet; the oldest has waited for {oldest:?} ({}). It is kept on the node's disk, and sent as soon as the store takes it. Check the store and what the volume's secret may do there. `millpond staging list` on the node shows what waits.",
         files(unsent),
         are(unsent.files),
         last(unsent)

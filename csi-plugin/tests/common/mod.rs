@@ -213,6 +213,17 @@ pub fn capability(mode: Mode) -> VolumeCapability {
     }
 }
 
+/// What kubelet says of a publish into pod team/pod, and the record of its claim.
+pub fn of_pod() -> HashMap<String, String> {
+    context(&[
+        ("csi.storage.k8s.io/pod.name", "pod"),
+        ("csi.storage.k8s.io/pod.namespace", "team"),
+        ("csi.storage.k8s.io/pod.uid", "uid-pod"),
+        ("internal.millpond.io/pvc-name", "claim"),
+        ("internal.millpond.io/pvc-namespace", "team"),
+    ])
+}
+
 pub fn context(pairs: &[(&str, &str)]) -> HashMap<String, String> {
     pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
 }

@@ -1,7 +1,7 @@
 //! Records, claims and Events against a small Kubernetes API server in this process.
 
 use crate::common::api::{Api, VOLUMES};
-use crate::common::{Driver, Setup, capability, context, until};
+use crate::common::{Driver, Setup, capability, context, of_pod, until};
 use csi_plugin::cluster::Cluster;
 use csi_plugin::controller::records::MillpondVolume;
 use csi_plugin::events::{Events, Pace, Reason};
@@ -311,13 +311,7 @@ async fn no_pair_that_the_provisioner_honours_names_another_namespace() {
 /// A publish by kubelet of a provisioned volume into pod team/pod.
 fn publish(driver: &Driver) -> NodePublishVolumeRequest {
     let mut request = driver.publish("v", "a");
-    request.volume_context.extend(context(&[
-        ("csi.storage.k8s.io/pod.name", "pod"),
-        ("csi.storage.k8s.io/pod.namespace", "team"),
-        ("csi.storage.k8s.io/pod.uid", "uid-pod"),
-        ("internal.millpond.io/pvc-name", "claim"),
-        ("internal.millpond.io/pvc-namespace", "team"),
-    ]));
+    request.volume_context.extend(of_pod());
     request
 }
 

@@ -1,7 +1,7 @@
 //! What was written and is not in its store: who is told, and how long an unpublish waits for it.
 
 use crate::common::api::Api;
-use crate::common::{Agent, Answer, Driver, Setup, context, obliging, until};
+use crate::common::{Agent, Answer, Driver, Setup, obliging, of_pod, until};
 use link::broker::{AgentAnswer, AgentRequest, BrokerRequest, MountId, Report, Resume, Unsent, Usage};
 use link::worker::Mode;
 use link::{Refusal, RefusalKind};
@@ -23,18 +23,12 @@ fn writable(request: &AgentRequest, fds: &[OwnedFd]) -> Option<Answer> {
 
 fn publish(driver: &Driver, volume: &str) -> NodePublishVolumeRequest {
     let mut request = driver.publish(volume, volume);
-    request.volume_context.extend(context(&[
-        ("access", "readWrite"),
-        ("csi.storage.k8s.io/pod.name", "pod"),
-        ("csi.storage.k8s.io/pod.namespace", "team"),
-        ("csi.storage.k8s.io/pod.uid", "uid-pod"),
-        ("internal.millpond.io/pvc-name", "claim"),
-        ("internal.millpond.io/pvc-namespace", "team"),
-    ]));
+    request.volume_context.extend(of_pod());
+    request.volume_context.insert("access".into(), "readWrite".into());
     request
 }
 
-/// Of which message of that kind.
+/// Of the one Event of this reason on the claim.
 fn message(api: &Api, reason: &str) -> String {
     api.events("PersistentVolumeClaim", reason)[0]["message"].as_str().unwrap().to_owned()
 }

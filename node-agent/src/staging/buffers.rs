@@ -3,8 +3,8 @@
 use crate::lock::lock;
 use std::sync::Mutex;
 
-/// So many of one area are kept.
-const KEPT: usize = 4;
+/// So many of a node are kept, whatever the number of its volumes.
+const KEPT: usize = 8;
 
 #[derive(Default)]
 pub(super) struct Buffers(Mutex<Vec<Vec<u8>>>);

@@ -2,6 +2,7 @@
 //! the last.
 
 use super::area::Area;
+use super::buffers::Buffers;
 use super::discards::Discards;
 use super::disk::{Disk, Hung};
 use super::failures::Failures;
@@ -33,6 +34,8 @@ pub(crate) struct Staging {
     /// or store.
     turns: Locks,
     areas: Mutex<HashMap<VolumeId, Weak<Area>>>,
+    /// Of all areas: a node may have a thousand that nobody writes to.
+    buffers: Arc<Buffers>,
     /// Areas in which nothing waits and that were not opened since: source, and whether they are described.
     pub(super) idle: Mutex<HashMap<VolumeId, (Option<String>, bool)>>,
     /// When this agent began to take mounts.
@@ -46,6 +49,7 @@ impl Staging {
             limit,
             turns: Locks::default(),
             areas: Mutex::default(),
+            buffers: Arc::default(),
             idle: Mutex::default(),
             started: Instant::now(),
         }
@@ -141,7 +145,7 @@ impl Staging {
             drawn: AtomicU64::new(0),
             able: OnceCell::new(),
             room: AtomicU64::new(0),
-            buffers: Arc::default(),
+            buffers: self.buffers.clone(),
             stale: AtomicU64::new(0),
             kept_dirs: Mutex::default(),
             times: Times::default(),

@@ -273,7 +273,8 @@ impl Area {
                 }
             }
         }
-        Err(Wrong::Cause(Cause::Unavailable))
+        // Somebody writes on and on: he waits at last.
+        if alone { Err(Wrong::Cause(Cause::Unavailable)) } else { Ok(None) }
     }
 
     /// Sends the parts of the first `size` bytes that the store does not have as they are. If somebody ends the upload meanwhile

@@ -67,6 +67,13 @@ impl Sums {
         Some(sum)
     }
 
+    /// The file has other bytes from here on.
+    pub(super) fn clear(&self) {
+        let mut state = lock(&self.0);
+        state.whole.clear();
+        state.open = None;
+    }
+
     /// The file was cut off, or grew by a hole, between these sizes.
     pub(super) fn resized(&self, from: u64, to: u64) {
         lock(&self.0).forget(&(from..to.max(from.saturating_add(1))));

@@ -166,6 +166,7 @@ impl Area {
         let wanted = size.map_or(base.size, |size| size.min(base.size));
         self.make_room(wanted).await?;
         let data = self.make_data(file.ino).await?;
+        file.sums.clear();
         if wanted > 0 {
             self.copy(file.ino, &base, data.clone(), wanted).await?;
         }
@@ -290,8 +291,9 @@ impl Area {
             return Err(Wrong::Cause(Cause::Internal));
         }
         let mut bytes = self.buffers.take(end);
-        caller.inflight.head(caller.unique, &mut bytes).ok_or(GONE)?;
-        if bytes[..HEAD] != front {
+        let again = caller.inflight.head(caller.unique, &mut bytes).ok_or(GONE)?;
+        // All of it is this request's: what was in the buffer before may be another volume's.
+        if bytes[..HEAD] != front || again.len as usize != end {
             return Err(Wrong::Cause(Cause::Internal)); // a worker that changes what the kernel has said
         }
         Ok((head, Written(bytes)))
