@@ -40,12 +40,16 @@ impl Tolerance {
     }
 }
 
+/// When a question was asked: how many answers there had been.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Asked(u64);
+
 /// Whether a source answers.
 #[derive(Debug)]
 pub(crate) struct Outage {
     born: Instant,
     /// Answers, of any kind.
-    pub(super) answers: AtomicU64,
+    answers: AtomicU64,
     /// The last of them: microseconds since `born`.
     answered_us: AtomicU64,
     /// Questions that ended in this node's own queue.
@@ -91,6 +95,15 @@ impl Outage {
         state.since.take().is_some()
     }
 
+    pub(crate) fn asks(&self) -> Asked {
+        Asked(self.answers.load(Ordering::SeqCst))
+    }
+
+    /// Has the source answered since, whatever it was asked?
+    pub(crate) fn has_answered(&self, asked: Asked) -> bool {
+        self.asks() != asked
+    }
+
     /// When the last answer came, of those that were counted.
     pub(super) fn last_answer(&self) -> Instant {
         self.born + Duration::from_micros(self.answered_us.load(Ordering::Relaxed))
@@ -101,14 +114,14 @@ impl Outage {
         self.unasked.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// False: it has answered since `answers` were counted, or is known to be away.
-    pub(super) fn begin(&self, answers: u64) -> bool {
+    /// False: it has answered since, or is known to be away.
+    pub(super) fn begin(&self, asked: Asked) -> bool {
         let mut state = self.lock();
         if state.since.is_some() {
             return false;
         }
         self.away.store(true, Ordering::SeqCst);
-        let begins = self.answers.load(Ordering::SeqCst) == answers;
+        let begins = !self.has_answered(asked);
         match begins {
             true => state.since = Some(SystemTime::now()),
             false => self.away.store(false, Ordering::SeqCst),
@@ -154,14 +167,13 @@ mod tests {
             std::thread::scope(|threads| {
                 threads.spawn(|| {
                     start.wait();
-                    outage.begin(0);
+                    outage.begin(Asked(0));
                 });
                 start.wait();
                 outage.answered();
             });
             assert_eq!(outage.since(), None, "round {round}");
-            let answers = outage.answers.load(Ordering::Acquire);
-            assert!(outage.begin(answers) && outage.answered(), "round {round}");
+            assert!(outage.begin(outage.asks()) && outage.answered(), "round {round}");
         }
     }
 
@@ -193,18 +205,19 @@ mod tests {
     #[test]
     fn an_answer_that_came_meanwhile_keeps_an_outage_from_beginning_and_ends_one() {
         let outage = Outage::default();
-        let before = outage.answers.load(Ordering::Acquire);
-        assert!(!outage.answered());
+        let before = outage.asks();
+        assert!(!outage.answered() && outage.has_answered(before));
         assert!(!outage.begin(before) && outage.since().is_none());
-        assert!(outage.begin(before + 1) && outage.since().is_some());
-        assert!(!outage.begin(before + 1), "it begins once");
+        let after = outage.asks();
+        assert!(outage.begin(after) && outage.since().is_some());
+        assert!(!outage.begin(after), "it begins once");
         assert!(outage.answered() && outage.since().is_none());
     }
 
     #[test]
     fn one_probes_for_all_as_long_as_anybody_wants_it() {
         let (outage, now) = (Outage::default(), Instant::now());
-        assert!(outage.begin(0));
+        assert!(outage.begin(outage.asks()));
         assert!(outage.want(now) && !outage.want(now));
         assert!(outage.probe_again(now + WANTED / 2));
         assert!(!outage.probe_again(now + WANTED));

@@ -61,18 +61,19 @@ pub(crate) async fn ask(
         return Ok(Told::Stale);
     }
     tokio::pin!(question);
-    let mut answers = outage.answers.load(Ordering::Acquire);
+    let mut asked = outage.asks();
     let unasked = outage.unasked.load(Ordering::Acquire);
     let mut silent_since = Instant::now();
     loop {
         let limit = silent_since + tolerance.patience;
         let why = match tokio::time::timeout_at(limit.into(), &mut question).await {
             Ok(Err(cause)) if outage.unasked.load(Ordering::Acquire) != unasked => return Err(cause),
-            Ok(Err(Cause::Unavailable)) => None, // it was said why
+            // Said already, unless it was asked before the last answer.
+            Ok(Err(Cause::Unavailable)) => "a question failed".to_owned(),
             Ok(done) => return confirmed(done),
             Err(_) => {
-                let before = std::mem::replace(&mut answers, outage.answers.load(Ordering::Acquire));
-                if before != answers {
+                let before = std::mem::replace(&mut asked, outage.asks());
+                if before != asked {
                     // Slow is not away: a long listing. But one answer buys no second patience: it came long ago.
                     silent_since = silent_since.max(outage.last_answer());
                     continue;
@@ -81,14 +82,12 @@ pub(crate) async fn ask(
                     silent_since = Instant::now();
                     continue; // it was not asked yet
                 }
-                Some(format!("no answer for {:?}", tolerance.patience))
+                format!("no answer for {:?}", tolerance.patience)
             }
         };
-        if outage.begin(answers) {
+        if outage.begin(asked) {
             tracing::warn!(source = %scope.shown, "no answer: what is known last is used (staleIfError)");
-            if let Some(why) = why {
-                scope.silent(&why);
-            }
+            scope.silent(&why);
         }
         want(scope);
         return Ok(Told::Stale);
@@ -234,6 +233,32 @@ mod tests {
         assert!(!asking.is_finished() && scope.outage.since().is_none());
         source.does(Does::Answers);
         assert_eq!(asking.await.unwrap(), Ok(Told::Confirmed));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_was_asked_during_an_outage_and_fails_after_it_is_no_other_outage() {
+        let source = Scripted::new(0);
+        let (scope, mut changes) = source.scope_and_changes();
+        assert_eq!(look_up(&scope, None, b"f").await, Ok(Told::Confirmed));
+        source.does(Does::Nothing);
+        let before = source.asked();
+        let asking = {
+            let scope = scope.clone();
+            tokio::spawn(async move { look_up(&scope, None, b"f").await })
+        };
+        while source.asked() == before {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        scope.silent("no answer");
+        scope.answered(); // the first question that it answers is another one
+        source.does(Does::Refuses);
+        assert_eq!(asking.await.unwrap(), Err(Cause::Unavailable));
+        let mut reported = move || -> Vec<_> {
+            std::iter::from_fn(|| changes.try_recv().ok()).map(|c| c.1.is_some()).collect()
+        };
+        assert_eq!(reported(), [true, false]);
+        assert_eq!(look_up(&scope, None, b"f").await, Err(Cause::Unavailable));
+        assert_eq!(reported(), [true], "it is asked anew, and is away");
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -15,7 +15,7 @@ use crate::prefetch::ledger::at_once;
 use crate::single_flight::SingleFlight;
 use crate::source::credentials::CredentialedSource;
 use crate::source::health::Health;
-use crate::source::outage::{Outage, Tolerance};
+use crate::source::outage::{Asked, Outage, Tolerance};
 use bytes::{Bytes, BytesMut};
 use cache::data::{Checksum, CrcAlgorithm, Engine, FetchError, File, FileKey, ReadOptions};
 use cache::meta::{self, Attributes, Cached, Incoming, Lookup, MetaError};
@@ -274,8 +274,8 @@ impl Scope {
         self.heads
             .join((parent, name.clone()), move || async move {
                 let path = me.child_path(parent, &name)?;
-                let asked_ms = me.metadata.asks();
-                let found = me.source.head(&path).await.map_err(|e| me.cause("look-up", &path, &e))?;
+                let (asked_ms, asked) = (me.metadata.asks(), me.outage.asks());
+                let found = me.source.head(&path).await.map_err(|e| me.cause(asked, "look-up", &path, &e))?;
                 me.answered();
                 let scope = me.clone();
                 me.blocking(move || {
@@ -342,12 +342,13 @@ impl Scope {
 
     async fn list_pages(self: Arc<Self>, dir: u64, one_page: bool) -> Result<Listed, Cause> {
         let path = self.names.path(dir).map_err(|e| self.failed(e))?.ok_or(Cause::Stale)?;
-        let failed = |e: StoreError| self.cause("listing", &path, &e);
+        let failed = |asked: Asked, e: StoreError| self.cause(asked, "listing", &path, &e);
         // Before the source is asked: what this node changes there meanwhile is newer than the answer. Between two pages it holds no
         // thread: a source that never sends the next one keeps none from the others.
         let metadata = self.metadata.clone();
         let mut listing = self.blocking(move || metadata.begin_listing_owned(dir)).await?;
-        let mut page = self.list_page(&path, None).await?.map_err(failed)?;
+        let asked = self.outage.asks();
+        let mut page = self.list_page(&path, None).await?.map_err(|e| failed(asked, e))?;
         self.answered();
         if one_page && page.next.is_some() {
             return Ok(Listed::TooLarge);
@@ -382,12 +383,13 @@ impl Scope {
             // The next page is on its way while this one is stored.
             let asking = async {
                 let Some(token) = &next else { return Ok(None) };
+                let asked = self.outage.asks();
                 if empty > EMPTY_PAGES_MAX {
-                    return Err(failed(endless(&path, "page after page is empty")));
+                    return Err(failed(asked, endless(&path, "page after page is empty")));
                 }
-                let page = self.list_page(&path, Some(token)).await?.map_err(failed)?;
+                let page = self.list_page(&path, Some(token)).await?.map_err(|e| failed(asked, e))?;
                 match page.next.as_ref() == Some(token) {
-                    true => Err(failed(endless(&path, "a page is followed by itself"))),
+                    true => Err(failed(self.outage.asks(), endless(&path, "a page is followed by itself"))),
                     false => Ok(Some(page)),
                 }
             };
@@ -539,7 +541,8 @@ impl Scope {
             return Ok(Bytes::new());
         }
         let mut bytes = BytesMut::with_capacity((end - offset) as usize);
-        let failed = |e: StoreError| self.cause("read", &key.path, &e);
+        let asked = self.outage.asks();
+        let failed = |e: StoreError| self.cause(asked, "read", &key.path, &e);
         let mut body = self
             .source
             .get(&key.path, &store::Version(key.token.clone()), offset..end)
@@ -660,7 +663,7 @@ impl Scope {
 
     /// What a reader learns of a store's error. Outages are logged here, with the source's
     /// name; what a reader merely asked wrongly is not.
-    fn cause(&self, what: &str, path: &[u8], error: &StoreError) -> Cause {
+    fn cause(&self, asked: Asked, what: &str, path: &[u8], error: &StoreError) -> Cause {
         let cause = error.cause();
         if matches!(cause, Cause::Unavailable | Cause::Denied)
             && let Some(left_out) = self.failed_said.say()
@@ -669,7 +672,10 @@ impl Scope {
         }
         match error {
             StoreError::Busy { .. } => self.outage.unasked(), // ours: it says nothing about the store
-            _ if cause == Cause::Unavailable => self.health.fails(&error.to_string()),
+            // What was asked long ago may fail when the store is back already.
+            _ if cause == Cause::Unavailable && !self.outage.has_answered(asked) => {
+                self.health.fails(&error.to_string());
+            }
             _ => self.heard(error),
         }
         cause
@@ -732,19 +738,21 @@ impl cache::data::Fetch for FromSource {
     ) -> Result<BoxStream<'static, Result<Bytes, FetchError>>, FetchError> {
         let gone = || FetchError { cause: Cause::Unavailable, message: "the volume was unpublished".into() };
         let scope = self.scope.upgrade().ok_or_else(gone)?;
+        let asked = scope.outage.asks();
         match scope.source.get(&self.path, &self.version, range).await {
             Ok(stream) => {
                 scope.answered();
-                let (weak, path) = (self.scope.clone(), self.path.clone());
+                let (weak, path, mut asked) = (self.scope.clone(), self.path.clone(), scope.outage.asks());
                 Ok(stream
                     .map(move |item| {
                         let scope = weak.upgrade();
                         if let (Some(scope), true) = (&scope, item.is_ok()) {
                             scope.answered();
+                            asked = scope.outage.asks();
                         }
                         item.map_err(|error| {
                             if let Some(scope) = scope {
-                                scope.cause("read", &path, &error);
+                                scope.cause(asked, "read", &path, &error);
                             }
                             fetch_error(&error)
                         })
@@ -752,7 +760,7 @@ impl cache::data::Fetch for FromSource {
                     .boxed())
             }
             Err(error) => {
-                let cause = scope.cause("read", &self.path, &error);
+                let cause = scope.cause(asked, "read", &self.path, &error);
                 if matches!(cause, Cause::Stale | Cause::NotFound) {
                     // Whatever the freshness: we know now that it changed. Before the reader knows it, so that its
                     // next open sees the new version; but a slow store does not hold up its error for ever.
