@@ -42,6 +42,9 @@ pub struct WriteIn {
 }
 layout!(WriteIn, 40);
 
+/// In [`WriteIn::write_flags`] (7.31): whoever writes has no right to leave a file set-user-ID or set-group-ID.
+pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+
 /// `struct fuse_write_out` (7.1): the answer to WRITE.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -9,10 +9,13 @@ use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+const NOBODY: u32 = 65534;
 
 fn started() -> Result<Node> {
     Node::start(AgentOptions::default())
@@ -214,6 +217,76 @@ fn lengths_and_holes_and_appends() -> Result<()> {
     ensure!(fs::read(&path)? == expected);
     fs::write(&path, b"short")?;
     ensure!(fs::read(two.target.join("f"))? == b"short");
+    node.finish()
+}
+
+/// What is opened to be written alone goes past the page cache of its mount, where others may have pages of it.
+#[test]
+fn what_goes_past_the_page_cache_is_seen_by_who_has_the_file_mapped() -> Result<()> {
+    const BYTES: usize = 3 << 20;
+    let mut node = started()?;
+    let one = workspace(&mut node, "mapped", &[("writeMode", "back")])?;
+    let two = node.workspace_again(&one, "two")?;
+    let path = one.target.join("a");
+    let mut expected = vec![b'a'; BYTES];
+    write_sync(&path, &expected)?;
+    // Of the mount that is written to, and of another pod's.
+    let readers = [File::open(&path)?, File::open(two.target.join("a"))?];
+    // SAFETY: a byte of it may change while it is looked at, and is compared with volatile reads.
+    let mapped = unsafe { memmap2::Mmap::map(&readers[0])? };
+    let seen = |at: usize| {
+        // SAFETY: in bounds, as all of `at` below.
+        unsafe { std::ptr::read_volatile(mapped.as_ptr().add(at)) }
+    };
+    let writer = OpenOptions::new().write(true).open(&path)?;
+    // Not by pages, across several requests, and by one byte.
+    for (number, (from, len)) in
+        [(0, 1), (4095, 2), (1 << 20, 1_100_003), (BYTES - 1, 1)].into_iter().enumerate()
+    {
+        ensure!(seen(from) == b'a' && seen(from + len - 1) == b'a');
+        let bytes = vec![b'0' + number as u8; len];
+        writer.write_all_at(&bytes, from as u64)?;
+        expected[from..from + len].copy_from_slice(&bytes);
+        ensure!(
+            seen(from) == bytes[0] && seen(from + len - 1) == bytes[0],
+            "write {number} is not in the mapping"
+        );
+        for (reader, whose) in readers.iter().zip(["this pod", "another pod"]) {
+            let mut all = vec![0; BYTES];
+            reader.read_exact_at(&mut all, 0)?;
+            ensure!(all == expected, "write {number}: {whose} reads something else");
+        }
+    }
+    // A program that has it for both, beside.
+    let both = OpenOptions::new().read(true).write(true).open(&path)?;
+    both.write_all_at(b"both", 8192)?;
+    writer.write_all_at(b"ed", 8194)?;
+    let mut found = [0; 4];
+    both.read_exact_at(&mut found, 8192)?;
+    ensure!(&found == b"boed" && seen(8195) == b'd');
+    drop((mapped, readers, writer, both));
+    node.finish()
+}
+
+#[test]
+fn who_may_not_give_rights_takes_them_away_by_writing() -> Result<()> {
+    let mut node = started()?;
+    let mounted = workspace(&mut node, "rights", &[("writeMode", "back")])?;
+    // With a right to execute set-group-ID is one; without it is a mark of another kind.
+    for (mode, left) in [(0o6777, 0o777), (0o4666, 0o666), (0o2666, 0o2666), (0o1777, 0o1777)] {
+        for how in [">>", "1<>"] {
+            let path = mounted.target.join("f");
+            write_sync(&path, b"bytes")?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+            ensure!(fs::metadata(&path)?.permissions().mode() & 0o7777 == mode);
+            let script = format!("printf x {how} \"$0\"");
+            let wrote =
+                Command::new("sh").args(["-c", &script]).arg(&path).uid(NOBODY).gid(NOBODY).status()?;
+            let is = fs::metadata(&path)?.permissions().mode() & 0o7777;
+            ensure!(wrote.success() && is == left, "{how} of {mode:o} leaves {is:o}");
+            fs::remove_file(&path)?;
+        }
+    }
     node.finish()
 }
 

@@ -10,7 +10,7 @@ use crate::client::{Answer, Link};
 use crate::errno::Failure;
 use crate::reply::{Entry, Listing, Reply, Stat};
 use cache::meta::ROOT;
-use fuse_abi::open::FOPEN_KEEP_CACHE;
+use fuse_abi::open::{FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE};
 use link::worker::{Ask, READ_MAX, Reply as AgentReply};
 use link::writable::{Done, Node, Operation, Owner, SetAttributes};
 use std::os::fd::OwnedFd;
@@ -82,8 +82,8 @@ impl Writable {
     pub(super) fn create(&self, parent: u64, name: &[u8], owner: Owner, flags: i32, reply: Reply) {
         let exclusive = flags & libc::O_EXCL != 0;
         let operation = Operation::Create { parent, name: name.to_vec(), owner, exclusive, open: true };
-        self.ask(operation, reply, |done, _, reply| match done {
-            Done::Node(node) => reply.created(&entry(&node), WRITES, FOPEN_KEEP_CACHE),
+        self.ask(operation, reply, move |done, _, reply| match done {
+            Done::Node(node) => reply.created(&entry(&node), WRITES, opened(flags)),
             _ => unexpected(reply),
         });
     }
@@ -125,7 +125,7 @@ impl Writable {
     pub(super) fn open(&self, ino: u64, flags: i32, reply: Reply) {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         self.ask(Operation::Open { ino, write }, reply, move |done, _, reply| match done {
-            Done::Done => drop(reply.opened(u64::from(write), FOPEN_KEEP_CACHE, 0)),
+            Done::Done => drop(reply.opened(u64::from(write), opened(flags), 0)),
             _ => unexpected(reply),
         });
     }
@@ -194,6 +194,15 @@ impl Writable {
             return reply.data(&[]);
         }
         self.reads.locate(ino, offset, len, 0, reply);
+    }
+}
+
+/// What is only written goes from the program's pages to the agent, and not into a second page cache beside that of the
+/// staged file. The kernel drops what the cache of this mount has of it.
+fn opened(flags: i32) -> u32 {
+    match flags & libc::O_ACCMODE {
+        libc::O_WRONLY => FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO,
+        _ => FOPEN_KEEP_CACHE,
     }
 }
 

@@ -1,11 +1,11 @@
 //! The bytes of staged files.
 
 use super::area::{Area, Caller, Found, file_wrong};
-use super::file::File;
+use super::file::{File, now_ns};
 use super::record::{Append, Object, Record};
 use super::{Executed, Outcome};
 use cache::data::Presence;
-use fuse_abi::{InHeader, WriteIn};
+use fuse_abi::{InHeader, WRITE_KILL_SUIDGID, WriteIn};
 use link::Cause;
 use link::writable::{Done, Wrong};
 use std::os::unix::fs::FileExt;
@@ -42,6 +42,9 @@ impl Area {
             return Ok(Done::Written { bytes: 0 });
         }
         let file = self.to_change(ino).await?;
+        if head.write_flags & WRITE_KILL_SUIDGID != 0 {
+            self.drop_privileges(&file).await?;
+        }
         let append = head.flags & libc::O_APPEND as u32 != 0;
         let limit = self.sink.limits().object_bytes_max.min(volume::FILE_BYTES_MAX);
         let end_of = |offset: u64| {
@@ -85,6 +88,20 @@ impl Area {
             self.advance(&file);
         }
         Ok(Done::Written { bytes: len })
+    }
+
+    /// As each file system does before somebody without a right to keep them writes. Where the bytes go through its page cache
+    /// the kernel does it with a SETATTR.
+    async fn drop_privileges(&self, file: &Arc<File>) -> Result<(), Wrong> {
+        if unprivileged(file.record().mode) == file.record().mode {
+            return Ok(());
+        }
+        let _alone = file.content.write().await;
+        let mut record = file.record();
+        (record.mode, record.ctime_ns, record.clean) = (unprivileged(record.mode), now_ns(), false);
+        let record = file.noted(record);
+        file.change();
+        self.put_record(file, record).await
     }
 
     async fn put_bytes(
@@ -262,6 +279,12 @@ impl Area {
 /// The journal says that the bytes are not those of the store.
 fn is_noted(record: &Record) -> bool {
     !record.clean && !record.same
+}
+
+/// Without set-user-ID, and without set-group-ID where it is not a mark for mandatory locks (no right to execute).
+fn unprivileged(mode: u32) -> u32 {
+    let group = if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
+    mode & !(libc::S_ISUID | group)
 }
 
 /// A WRITE, with what stands before its bytes.
