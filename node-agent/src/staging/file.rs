@@ -8,7 +8,7 @@ use crate::lock::lock;
 use link::writable::Node;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
@@ -35,6 +35,10 @@ pub(super) struct File {
     waits_since: Mutex<Option<Instant>>,
     /// Held by whoever brings it into the store.
     pub(super) sending: tokio::sync::Mutex<Ongoing>,
+    /// So many wait to do that.
+    waiting: AtomicU32,
+    /// A writer has filled another part, or somebody has come to wait.
+    pub(super) grown: tokio::sync::Notify,
     /// [`Area::stale`](super::Area) when it was asked last what its object is.
     pub(super) looked: AtomicU64,
     /// Up to here it was written in order, from its beginning.
@@ -74,6 +78,8 @@ impl File {
             changed_at: Mutex::new(Instant::now()),
             waits_since: Mutex::new(waits_since),
             sending: tokio::sync::Mutex::default(),
+            waiting: AtomicU32::new(0),
+            grown: tokio::sync::Notify::new(),
             looked: AtomicU64::new(0),
             in_order: AtomicU64::new(0),
             touched: Mutex::default(),
@@ -103,6 +109,24 @@ impl File {
     /// Bytes from the beginning that a writer has written one after the other.
     pub(super) fn in_order(&self) -> u64 {
         self.in_order.load(Acquire)
+    }
+
+    /// For whoever sends it because somebody waits. Who sends ahead of a writer comes to an end soon then.
+    pub(super) async fn turn(&self) -> tokio::sync::MutexGuard<'_, Ongoing> {
+        struct Waits<'a>(&'a AtomicU32);
+        impl Drop for Waits<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, AcqRel);
+            }
+        }
+        self.waiting.fetch_add(1, AcqRel);
+        let _waits = Waits(&self.waiting);
+        self.grown.notify_one();
+        self.sending.lock().await
+    }
+
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.waiting.load(Acquire) > 0
     }
 
     pub(super) fn sent(&self) -> u64 {

@@ -20,6 +20,11 @@ pub(super) fn of(offset: u64) -> u32 {
     }
 }
 
+/// Of a file of so many bytes.
+pub(super) fn count(bytes: u64) -> u32 {
+    bytes.checked_sub(1).map_or(0, |last| of(last) + 1)
+}
+
 /// The bytes of a part, in a file without end.
 pub(super) fn range(part: u32) -> std::ops::Range<u64> {
     let (doublings, within) = (part / STEP, u64::from(part % STEP));
@@ -51,5 +56,6 @@ mod tests {
         assert!(range(9_999).end * SMALLER > 5 << 40);
         assert!((range(9_999).end - range(9_999).start) * SMALLER <= 5 << 30);
         assert_eq!(range(0), 0..FIRST);
+        assert_eq!([count(0), count(1), count(FIRST), count(FIRST + 1)], [0, 1, 1, 2]);
     }
 }

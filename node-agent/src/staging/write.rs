@@ -3,7 +3,7 @@
 use super::area::{Area, Caller, Found, file_wrong};
 use super::file::{File, now_ns};
 use super::record::{Append, Object, Record};
-use super::{Executed, Outcome};
+use super::{Executed, Outcome, parts};
 use cache::data::Presence;
 use fuse_abi::{InHeader, WRITE_KILL_SUIDGID, WriteIn};
 use link::Cause;
@@ -52,7 +52,8 @@ impl Area {
         };
         end_of(head.offset)?;
         self.make_room(u64::from(len)).await?;
-        let is_next = if append {
+        // What follows on what was written in order before.
+        let in_order = if append {
             // Alone: the kernel's idea of the end is that of its own mount.
             let content = loop {
                 let content = file.content.write().await;
@@ -69,7 +70,7 @@ impl Area {
             if !append.is_over {
                 self.put_bytes(&file, data, bytes, append.offset).await?;
             }
-            !append.is_over && file.wrote(append.offset, append.end)
+            (!append.is_over && file.wrote(append.offset, append.end)).then_some(append.offset..append.end)
         } else {
             let content = loop {
                 let content = file.content.read().await;
@@ -81,10 +82,11 @@ impl Area {
             };
             let data = content.as_ref().ok_or(Wrong::Cause(Cause::Internal))?.clone();
             self.put_bytes(&file, data, bytes, head.offset).await?;
-            file.wrote(head.offset, end_of(head.offset)?)
+            let written = head.offset..end_of(head.offset)?;
+            file.wrote(written.start, written.end).then_some(written)
         };
         // Whoever changes what is there already would have all of it sent, and sent again.
-        if is_next {
+        if in_order.is_some_and(|written| parts::of(written.start) != parts::of(written.end)) {
             self.advance(&file);
         }
         Ok(Done::Written { bytes: len })
