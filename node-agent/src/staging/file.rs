@@ -228,6 +228,11 @@ impl File {
         lock(&self.touched).get(&part).is_none_or(|change| *change <= since)
     }
 
+    /// None of its bytes have, and its length has not.
+    pub(super) fn has_same_bytes(&self, since: u64) -> bool {
+        lock(&self.touched).values().all(|change| *change <= since)
+    }
+
     pub(super) fn node(&self) -> Node {
         let record = lock(&self.record);
         let (size, mtime_ns) = (self.size(), self.mtime_ns());

@@ -217,6 +217,7 @@ impl Area {
             self.commit(entries, move |state| state.set_open(mount, ino, times)).await?;
         }
         self.forget_unlinked(ino).await;
+        self.send_closed(ino);
         outcome
     }
 

@@ -144,7 +144,15 @@ impl Area {
         if record.unsettled {
             return self.settle(file, path).await.map(|()| false);
         }
-        let condition = self.condition_of(record.target.as_deref(), path).await?;
+        // Begun under a name that it had then: it comes to an end there, and is copied, instead of being sent once more.
+        let begun = ongoing.upload.as_ref().map(|begun| &begun.upload.path);
+        let former = record.former.iter().find(|former| begun == Some(&former.path));
+        let goes_in_parts = |size: u64| size > WHOLE_MAX && self.sink.limits().parts_max > 0;
+        let (path, target) = match former.filter(|_| !record.same && goes_in_parts(file.size())) {
+            Some(former) => (&former.path[..], former.version.as_deref()),
+            None => (path, record.target.as_deref()),
+        };
+        let condition = self.condition_of(target, path).await?;
         let content = file.content.write().await;
         if file.record() != record {
             return Ok(false); // another name, say: begun anew
@@ -159,8 +167,7 @@ impl Area {
             (_, Some(data)) => data.clone(),
             (_, None) => return Err(Wrong::Cause(Cause::Internal)),
         };
-        let in_parts = size > WHOLE_MAX && self.sink.limits().parts_max > 0;
-        if in_parts {
+        if goes_in_parts(size) {
             // Its writers wait only if they have not let it come to an end for some time.
             let held = if alone {
                 Some(content)
@@ -174,6 +181,9 @@ impl Area {
                 Some((written, what)) => self.sent(file, path, written, what).await.map(|()| true),
                 None => Ok(false),
             };
+        }
+        if record.path.as_deref() != Some(path) {
+            return Ok(false); // it has become shorter just now
         }
         self.abandon(ongoing).await;
         let write = self.begin_write(file).await?;
@@ -413,6 +423,19 @@ impl Area {
         });
     }
 
+    /// What has been closed and goes in parts, most of which the store has by now, waits for no quiet moment.
+    pub(super) fn send_closed(&self, ino: u64) {
+        let is_next = |file: &Arc<File>| !file.record().clean && file.in_order() > WHOLE_MAX;
+        let (Some(file), Some(area)) = (self.by_ino(ino).filter(is_next), self.me.upgrade()) else { return };
+        if self.is_through() || self.state().is_open(ino) {
+            return; // somebody waits for the store already, or somebody may go on writing
+        }
+        tokio::spawn(async move {
+            // Each error has been logged; what is left is tried again.
+            let _ = area.send_unless_discarded(&file).await;
+        });
+    }
+
     pub(super) async fn sync(&self, ino: u64, closing: bool) -> Outcome {
         let Some(file) = self.by_ino(ino) else {
             // A directory, or a file that nobody has changed.
@@ -622,7 +645,10 @@ impl Area {
                 }
                 // Renamed or unlinked meanwhile: what was written is at a former name.
                 false => {
-                    if let Some(base) =
+                    if record.path.is_some() && record.local && sent.has_same_bytes(seen) {
+                        // The store copies it from there.
+                        (record.base, record.same) = (Some(object.clone()), true);
+                    } else if let Some(base) =
                         record.base.as_mut().filter(|base| !record.local && base.path == object.path)
                     {
                         // It is all that there is of its bytes.
@@ -726,7 +752,7 @@ impl Area {
         let mut record = file.noted(file.record());
         let (given_up, is_all) = change(&mut record);
         let is_unchanged = file.changes() == seen;
-        record.same &= is_unchanged || !record.local; // bytes are changed here alone
+        record.same &= file.has_same_bytes(seen) || !record.local; // bytes are changed here alone
         record.clean = record.former.is_empty() && is_unchanged && is_all;
         self.put_record_giving_up(file, record, &given_up).await
     }
