@@ -15,6 +15,7 @@ mod rows;
 mod stage;
 mod subject;
 mod table;
+mod tools;
 mod who;
 mod work;
 mod workload;
@@ -40,5 +41,6 @@ pub fn run(options: Options, keep: impl Fn(&Record) -> Result<()> + 'static) -> 
     rows::publish::play(&mut stage)?;
     rows::checkpoint::play(&mut stage)?;
     rows::saves::play(&mut stage)?;
+    rows::programs::play(&mut stage)?;
     stage.strike()
 }

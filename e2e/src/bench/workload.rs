@@ -239,6 +239,22 @@ pub(super) const OVERWRITES: [(&str, Mode, bool); 3] = [
     ("overwrite 4 KiB at random, through, one fsync", Mode::Through, false),
 ];
 
+/// What git and tar do, in the order in which they do it.
+pub(super) const TOOLS: [(Mode, [&str; 5]); 2] = [
+    (Mode::Back, ["git clone, back", "git commit, back", "git gc, back", "tar x, back", "tar c, back"]),
+    (
+        Mode::Through,
+        ["git clone, through", "git commit, through", "git gc, through", "tar x, through", "tar c, through"],
+    ),
+];
+/// Python's libraries for checkpoints: mode of writing, library, its rows of saving and loading.
+pub(super) const CHECKPOINT_LIBRARIES: [(Mode, &str, [&str; 2]); 4] = [
+    (Mode::Back, "torch", ["torch.save and rename, back", "torch.load, back"]),
+    (Mode::Back, "safetensors", ["safetensors save and rename, back", "safetensors load, back"]),
+    (Mode::Through, "torch", ["torch.save and rename, through", "torch.load, through"]),
+    (Mode::Through, "safetensors", ["safetensors save and rename, through", "safetensors load, through"]),
+];
+
 /// Of each small file that is written.
 pub(super) const SAVED_BYTES: u64 = 4096;
 
@@ -333,6 +349,12 @@ fn rows_that_write(size: Size) -> Vec<Workload> {
     rows.extend(SAVES.map(|(name, _)| row(name, "saves/s", nothing, native())));
     rows.extend(SMALL_OUT.map(|(name, ..)| row(name, "files/s", small, native())));
     rows.extend(OVERWRITES.map(|(name, ..)| row(name, "writes/s", nothing, native())));
+    let of_tools = TOOLS.iter().flat_map(|of| of.1);
+    let of_libraries = CHECKPOINT_LIBRARIES.iter().flat_map(|of| of.2);
+    rows.extend(of_tools.chain(of_libraries).map(|name| {
+        let row = row(name, "s", nothing, native());
+        Workload { less_is_better: true, ..row }
+    }));
     rows
 }
 

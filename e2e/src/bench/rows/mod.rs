@@ -5,6 +5,7 @@ pub(super) mod first_byte;
 pub(super) mod large;
 pub(super) mod listing;
 pub(super) mod model;
+pub(super) mod programs;
 pub(super) mod publish;
 pub(super) mod random;
 pub(super) mod saves;
