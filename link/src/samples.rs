@@ -329,7 +329,7 @@ fn replies() -> Vec<Reply> {
         Reply::Dying { tids: vec![9] },
         Reply::Space { total_bytes: 10, total_inodes: 11 },
     ];
-    all.extend(outcomes().into_iter().map(Reply::Writable));
+    all.extend((0..).zip(outcomes()).map(|(n, done)| Reply::Writable { done, until_ms: n * 1_000_000 }));
     all
 }
 

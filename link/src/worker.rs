@@ -243,7 +243,11 @@ pub enum Reply {
         total_bytes: u64,
         total_inodes: u64,
     },
-    Writable(Result<Done, Wrong>),
+    Writable {
+        done: Result<Done, Wrong>,
+        /// The kernel may believe it until then, milliseconds of the clock of names; 0: for no time.
+        until_ms: u64,
+    },
 }
 
 /// What the worker did since it last said so. All are counts or bytes.

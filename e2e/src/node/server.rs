@@ -182,6 +182,7 @@ impl Server {
             return Self::hdfs(more.first().copied().unwrap_or("plain"), dir);
         }
         let ready = places.root().join("run").join(format!("{name}.address"));
+        let _ = std::fs::remove_file(&ready); // of an earlier one of this name
         let mut command = Command::new(places.bin("s3-server"));
         command
             .arg("--dir")
@@ -274,6 +275,7 @@ impl Server {
     /// An empty bucket in memory, which answers whoever asks: what is written to it touches no disk.
     pub fn in_memory(places: &Places, name: &str) -> Result<Self> {
         let ready = places.root().join("run").join(format!("{name}.address"));
+        let _ = std::fs::remove_file(&ready); // of an earlier one of this name
         let mut command = Command::new(places.bin("s3-server"));
         command.args(["--memory", "--anonymous", "--bucket", BUCKET, "--ready-file"]).arg(&ready);
         let mut process = spawn(&mut command, places, name)?;

@@ -7,11 +7,12 @@ use e2e::node::{AgentOptions, Mounted, Node};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -67,6 +68,47 @@ fn what_is_written_is_there_for_every_pod_and_in_the_store_after_fsync() -> Resu
         "close has waited for the store"
     );
     ensure!(fs::read(&path)? == b"hello Jorld");
+    node.finish()
+}
+
+/// The kernel of the only pod that has a volume believes for a moment what it was told.
+#[test]
+fn what_a_second_pod_changes_as_soon_as_it_is_there_is_seen_by_the_first() -> Result<()> {
+    let mut node = started()?;
+    let one = workspace(&mut node, "first", &[("writeMode", "back")])?;
+    let (there, absent) = (one.target.join("there"), one.target.join("absent"));
+    for round in 0..4 {
+        write_sync(&there, b"1")?;
+        let done = AtomicBool::new(false);
+        let two = std::thread::scope(|scope| {
+            // So that what is believed is as new as can be.
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    let _ = (fs::metadata(&there), fs::metadata(&absent), fs::read(&there));
+                }
+            });
+            let two = node.workspace_again(&one, &format!("second-{round}"));
+            let changed = two.and_then(|two| {
+                fs::write(two.target.join("there"), b"other")?;
+                fs::rename(two.target.join("there"), two.target.join("absent"))?;
+                Ok(two)
+            });
+            let seen = (fs::metadata(&there).map_err(|e| e.kind()).err(), fs::read(&absent).ok());
+            done.store(true, Relaxed);
+            ensure!(
+                seen == (Some(ErrorKind::NotFound), Some(b"other".to_vec())),
+                "round {round}: the first pod sees {seen:?}"
+            );
+            changed
+        })?;
+        let size = fs::metadata(&absent)?.len();
+        fs::write(two.target.join("absent"), b"longer than before")?;
+        let now = fs::metadata(&absent)?.len();
+        ensure!((size, now) == (5, 18), "round {round}: {size}, then {now} bytes");
+        fs::remove_file(two.target.join("absent"))?;
+        ensure!(!absent.exists(), "round {round}");
+        node.unpublish(&two)?;
+    }
     node.finish()
 }
 

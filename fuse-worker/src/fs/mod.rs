@@ -139,8 +139,11 @@ impl Fs {
             counters: counters.clone(),
         };
         let reads = Arc::new(reads);
-        let writable =
-            (settings.mode == Mode::Writable).then(|| Writable { link: link.clone(), reads: reads.clone() });
+        let writable = (settings.mode == Mode::Writable).then(|| Writable {
+            link: link.clone(),
+            reads: reads.clone(),
+            shown: shown.clone(),
+        });
         let opens = Opens {
             metadata,
             shown,

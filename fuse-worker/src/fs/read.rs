@@ -92,7 +92,7 @@ impl Reads {
     pub(super) fn locate(self: &Arc<Self>, ino: u64, offset: u64, len: u32, located: u32, reply: Reply) {
         let reads = self.clone();
         let answered = move |answer: Answer| match answer {
-            Ok((AgentReply::Writable(Ok(done)), fds)) => match (done, fds.first()) {
+            Ok((AgentReply::Writable { done: Ok(done), .. }, fds)) => match (done, fds.first()) {
                 (Done::Stored { version }, _) => {
                     reads.faults.at_node(ino);
                     let (key, located) = ((ino, version), located + 1);
@@ -101,7 +101,7 @@ impl Reads {
                 (Done::Staged { size }, Some(file)) => reads.send_staged(file, size, offset, len, reply),
                 _ => reply.fail(internal("the agent answered an operation with another one's outcome")),
             },
-            Ok((AgentReply::Writable(Err(wrong)), _)) => reply.fail(Failure::Wrong(wrong)),
+            Ok((AgentReply::Writable { done: Err(wrong), .. }, _)) => reply.fail(Failure::Wrong(wrong)),
             Ok(_) => reply.fail(internal("the agent answered an operation with something else")),
             Err(cause) => reply.fail(cause),
         };

@@ -1,10 +1,12 @@
 //! Volumes that can be written to. The agent knows what is staged and what is in the store, so it is asked for every name,
 //! attribute and place of bytes; here its answers become the kernel's. Nothing is kept between two requests.
 //!
-//! The kernel keeps names and attributes for no time and pages for as long as the modification time stays the same
-//! (FUSE_AUTO_INVAL_DATA), so that each pod of the node sees at once what another writes.
+//! The kernel keeps names and attributes for as long as the agent says: for a moment, or for no time where several pods of the
+//! node have the volume. It keeps pages for as long as the modification time stays the same (FUSE_AUTO_INVAL_DATA). So each pod
+//! of the node sees at once what another writes.
 
 use super::read::Reads;
+use super::shown::Shown;
 use super::{Batch, internal};
 use crate::client::{Answer, Link};
 use crate::errno::Failure;
@@ -13,32 +15,36 @@ use cache::meta::ROOT;
 use fuse_abi::open::{FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE};
 use link::worker::{Ask, READ_MAX, Reply as AgentReply};
 use link::writable::{Done, Node, Operation, Owner, SetAttributes};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The handle of a file that is open for writing. That of one that is only read is 0.
 const WRITES: u64 = 1;
-/// What the kernel may believe of a name or an attribute: another pod may change it at any moment.
-const NO_TIME: Duration = Duration::ZERO;
+/// What the agent says is never longer, unless the clock steps.
+const BELIEVED_MAX: Duration = Duration::from_secs(1);
 
 pub(super) struct Writable {
     pub(super) link: Arc<dyn Link>,
     /// For what is in the store and not staged.
     pub(super) reads: Arc<Reads>,
+    pub(super) shown: Shown,
 }
 
 impl Writable {
-    /// Asks the agent, and goes on with what was done or fails the request.
+    /// Asks the agent, and goes on with what was done and for how long the kernel may believe it, or fails the request.
     fn ask(
         &self,
         operation: Operation,
         reply: Reply,
-        then: impl FnOnce(Done, Vec<OwnedFd>, Reply) + Send + 'static,
+        then: impl FnOnce(Done, Duration, Reply) + Send + 'static,
     ) {
+        let shown = self.shown.clone();
         let answered = move |answer: Answer| match answer {
-            Ok((AgentReply::Writable(Ok(done)), fds)) => then(done, fds, reply),
-            Ok((AgentReply::Writable(Err(wrong)), _)) => reply.fail(Failure::Wrong(wrong)),
+            Ok((AgentReply::Writable { done: Ok(done), until_ms }, _)) => {
+                let ttl = Duration::from_millis(until_ms.saturating_sub(shown.now_ms()));
+                then(done, ttl.min(BELIEVED_MAX), reply)
+            }
+            Ok((AgentReply::Writable { done: Err(wrong), .. }, _)) => reply.fail(Failure::Wrong(wrong)),
             Ok(_) => reply.fail(internal("the agent answered an operation with something else")),
             Err(cause) => reply.fail(cause),
         };
@@ -53,16 +59,16 @@ impl Writable {
     }
 
     fn ask_entry(&self, operation: Operation, reply: Reply) {
-        self.ask(operation, reply, |done, _, reply| match done {
-            Done::Node(node) => reply.entry(&entry(&node)),
-            Done::Absent => reply.absent(NO_TIME),
+        self.ask(operation, reply, |done, ttl, reply| match done {
+            Done::Node(node) => reply.entry(&entry(&node, ttl)),
+            Done::Absent => reply.absent(ttl),
             _ => unexpected(reply),
         });
     }
 
     fn ask_attributes(&self, operation: Operation, reply: Reply) {
-        self.ask(operation, reply, |done, _, reply| match done {
-            Done::Node(node) => reply.attr(NO_TIME, &stat(&node)),
+        self.ask(operation, reply, |done, ttl, reply| match done {
+            Done::Node(node) => reply.attr(ttl, &stat(&node)),
             _ => unexpected(reply),
         });
     }
@@ -82,8 +88,8 @@ impl Writable {
     pub(super) fn create(&self, parent: u64, name: &[u8], owner: Owner, flags: i32, reply: Reply) {
         let exclusive = flags & libc::O_EXCL != 0;
         let operation = Operation::Create { parent, name: name.to_vec(), owner, exclusive, open: true };
-        self.ask(operation, reply, move |done, _, reply| match done {
-            Done::Node(node) => reply.created(&entry(&node), WRITES, opened(flags)),
+        self.ask(operation, reply, move |done, ttl, reply| match done {
+            Done::Node(node) => reply.created(&entry(&node, ttl), WRITES, opened(flags)),
             _ => unexpected(reply),
         });
     }
@@ -165,7 +171,7 @@ impl Writable {
 
     pub(super) fn readdir(&self, batch: Batch, reply: Reply) {
         let operation = Operation::ReadDirectory { dir: batch.dir, offset: batch.offset };
-        self.ask(operation, reply, move |done, _, reply| match done {
+        self.ask(operation, reply, move |done, ttl, reply| match done {
             Done::Names(names) => {
                 let mut listing = Listing::new(batch.bytes_max);
                 for name in &names {
@@ -173,10 +179,10 @@ impl Writable {
                     let fits = match batch.plus {
                         // The kernel counts no look-up of these.
                         true if is_self => {
-                            let unseen = Entry { nodeid: 0, ..entry(&name.node) };
+                            let unseen = Entry { nodeid: 0, ..entry(&name.node, ttl) };
                             listing.add_plus(&name.name, &unseen, name.next)
                         }
-                        true => listing.add_plus(&name.name, &entry(&name.node), name.next),
+                        true => listing.add_plus(&name.name, &entry(&name.node, ttl), name.next),
                         false => listing.add(&name.name, name.node.ino, name.node.mode, name.next),
                     };
                     if !fits {
@@ -210,8 +216,8 @@ fn unexpected(reply: Reply) {
     reply.fail(internal("the agent answered an operation with another one's outcome"));
 }
 
-fn entry(node: &Node) -> Entry {
-    Entry { nodeid: node.ino, ttl: NO_TIME, stat: stat(node) }
+fn entry(node: &Node, ttl: Duration) -> Entry {
+    Entry { nodeid: node.ino, ttl, stat: stat(node) }
 }
 
 fn stat(node: &Node) -> Stat {

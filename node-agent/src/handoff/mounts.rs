@@ -86,6 +86,7 @@ impl Volumes {
             Refusal::new(RefusalKind::Conflict, format!("mount {id} cannot be taken over: {why}"))
         })?;
         if let Some(area) = &mount.area {
+            area.note_adopted();
             area.join(id, &mount.executed);
             // The application waits for the mount, and not for this.
             let (area, described) = (area.clone(), mount.described.clone());

@@ -148,9 +148,11 @@ impl Server {
         let area = mount.area.as_ref().ok_or(Cause::Internal)?; // a worker asks what it has no reason to ask
         let waits = |unique| mount.is_in_flight(unique);
         let done = area.execute(&mount.caller(unique, &waits), &mount.executed, operation).await;
+        // What another mount has changed after this was asked is not promised: it is let in before.
+        let until_ms = area.believed_until_ms();
         Ok(match done {
-            Ok((done, file)) => (Reply::Writable(Ok(done)), file.into_iter().collect()),
-            Err(wrong) => (Reply::Writable(Err(wrong)), Vec::new()),
+            Ok((done, file)) => (Reply::Writable { done: Ok(done), until_ms }, file.into_iter().collect()),
+            Err(wrong) => (Reply::Writable { done: Err(wrong), until_ms: 0 }, Vec::new()),
         })
     }
 

@@ -1,5 +1,6 @@
 //! The staging area of one volume on this node: its names, and who has what open.
 
+use super::believed::AllKnown;
 use super::buffers::Buffers;
 use super::discards::Discards;
 use super::disk::{Disk, Hung, write_out};
@@ -25,7 +26,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use store::{Abilities, NoPlace, Sink, StoreError, WriteId};
@@ -68,6 +69,11 @@ pub(crate) struct Area {
     pub(super) counting: tokio::sync::Mutex<()>,
     /// Mounts that are here. Others that the journal tells of have ended with their agent.
     pub(super) mounts: Mutex<HashSet<MountId>>,
+    /// Mounts that are about to be.
+    pub(super) coming: AtomicU32,
+    pub(super) all_known: Mutex<AllKnown>,
+    /// Until when the only mount believes what it was told, milliseconds of the clock of names.
+    pub(super) promised_ms: AtomicU64,
     /// With what the names of its writes begin.
     pub(super) tag: Tag,
     /// The same of before a loss of power: its journal may not tell of all of them.

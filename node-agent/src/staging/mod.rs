@@ -13,6 +13,7 @@
 //! discards.
 
 mod area;
+mod believed;
 mod buffers;
 mod closed;
 mod description;

@@ -31,6 +31,8 @@ pub(super) fn still_of(before: &str, now: &str) -> String {
 
 /// The directory of an area, and what its journal says.
 pub(super) struct Opened {
+    /// It was made just now.
+    pub(super) is_new: bool,
     pub(super) files: OwnedFd,
     pub(super) journal: Journal,
     pub(super) state: State,
@@ -54,6 +56,7 @@ fn boot() -> Result<String, String> {
 /// Blocking. `source`: what the volume shows now.
 pub(super) fn open(dir: &Path, source: &str) -> Result<Opened, String> {
     let text = |what: &'static str| move |e: rustix::io::Errno| format!("{what}: {e}");
+    let is_new = !dir.try_exists().map_err(|e| format!("{}: {e}", dir.display()))?;
     std::fs::create_dir_all(dir.join(FILES)).map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let top = rustix::fs::open(dir, flags, Mode::empty()).map_err(text("its directory"))?;
@@ -115,7 +118,7 @@ pub(super) fn open(dir: &Path, source: &str) -> Result<Opened, String> {
     remove_strays(&files, &read.state);
     let Replayed { state, recalled, .. } = read;
     let tag = tags.remove(0);
-    Ok(Opened { files, journal, state, recalled, tag, lost_tags: tags, recovering })
+    Ok(Opened { is_new, files, journal, state, recalled, tag, lost_tags: tags, recovering })
 }
 
 /// So many changes at once: a frame of the journal holds no more bytes than it does.

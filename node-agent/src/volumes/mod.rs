@@ -198,6 +198,7 @@ impl Volumes {
             .map_err(|e| Refusal::new(RefusalKind::Internal, format!("descriptor limit reached: {e}")))?;
         mount.keep_turn(turn);
         if let Some(area) = &mount.area {
+            let _coming = area.welcome().await;
             area.join(id, &mount.executed);
             area.describe(&mount.described).await;
         }
