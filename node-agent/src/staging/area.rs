@@ -1,6 +1,6 @@
 //! The staging area of one volume on this node: its names, and who has what open.
 
-use super::believed::AllKnown;
+use super::believed::{Believed, Coming};
 use super::buffers::Buffers;
 use super::discards::Discards;
 use super::disk::{Disk, Hung, write_out};
@@ -26,7 +26,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use store::{Abilities, NoPlace, Sink, StoreError, WriteId};
@@ -69,11 +69,8 @@ pub(crate) struct Area {
     pub(super) counting: tokio::sync::Mutex<()>,
     /// Mounts that are here. Others that the journal tells of have ended with their agent.
     pub(super) mounts: Mutex<HashSet<MountId>>,
-    /// Mounts that are about to be.
-    pub(super) coming: AtomicU32,
-    pub(super) all_known: Mutex<AllKnown>,
-    /// Until when the only mount believes what it was told, milliseconds of the clock of names.
-    pub(super) promised_ms: AtomicU64,
+    /// What their kernels believe of what they were told.
+    pub(super) believed: Believed,
     /// With what the names of its writes begin.
     pub(super) tag: Tag,
     /// The same of before a loss of power: its journal may not tell of all of them.
@@ -323,6 +320,29 @@ impl Area {
             });
         }
         entries
+    }
+
+    /// What is said now may be believed until then, milliseconds of the clock of names; 0: not at all. To be asked after an
+    /// operation was done.
+    pub(crate) fn believed_until_ms(&self) -> u64 {
+        let now_ms = self.scope.names.now_ms();
+        self.believed.until_ms(&lock(&self.mounts), self.freshness(), now_ms)
+    }
+
+    /// For a mount that no agent has served before. Returns when no other one believes what may change from now on; it may join
+    /// as long as it holds what it gets.
+    pub(crate) async fn welcome(&self) -> Coming<'_> {
+        let (coming, has_mounts) = {
+            let mounts = lock(&self.mounts);
+            (self.believed.comes(), !mounts.is_empty())
+        };
+        self.believed.forgotten(has_mounts, self.scope.names.now_ms()).await;
+        coming
+    }
+
+    /// A mount of an agent before joins, which nobody holds up.
+    pub(crate) fn note_adopted(&self) {
+        self.believed.note_adopted();
     }
 
     /// A mount is here, which an agent before this one may have served.

@@ -4,11 +4,12 @@
 //! it need not ask again for a moment. Another mount is let in when nothing that the first was told counts any more, and from
 //! its arrival on nobody is told anything that does.
 
-use super::area::Area;
-use super::send::STRANGERS;
 use crate::lock::lock;
-use std::sync::atomic::AtomicU32;
+use link::broker::MountId;
+use std::collections::HashSet;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::time::Instant;
 use volume::Freshness;
@@ -18,6 +19,8 @@ use volume::Freshness;
 const LONGEST: Duration = Duration::from_secs(1);
 /// No more of a volume's freshness than this part.
 const OF_FRESHNESS: u32 = 10;
+/// By then an agent that starts has been given all mounts of the one before.
+pub(super) const STRANGERS: Duration = Duration::from_secs(180);
 
 pub(super) fn longest(freshness: Freshness) -> Duration {
     match freshness {
@@ -62,45 +65,58 @@ impl Drop for Coming<'_> {
     }
 }
 
-impl Area {
-    /// What is said now may be believed until then, milliseconds of the clock of names; 0: not at all. To be asked after an
-    /// operation was done.
-    pub(crate) fn believed_until_ms(&self) -> u64 {
-        let longest = longest(self.freshness()).as_millis() as u64;
-        let mounts = lock(&self.mounts);
+/// What was promised to the kernels of one area.
+pub(super) struct Believed {
+    all_known: Mutex<AllKnown>,
+    /// Mounts that are about to join.
+    coming: AtomicU32,
+    /// Until when the only mount believes what it was told, milliseconds of the clock of names.
+    promised_ms: AtomicU64,
+}
+
+impl Believed {
+    pub(super) fn new(all_known: AllKnown) -> Self {
+        let (coming, promised_ms) = (AtomicU32::new(0), AtomicU64::new(0));
+        Self { all_known: Mutex::new(all_known), coming, promised_ms }
+    }
+
+    /// What is said now may be believed until then, milliseconds of the clock of names; 0: not at all. `mounts`: of the area, held
+    /// so that none joins meanwhile; `now_ms`: of that clock.
+    pub(super) fn until_ms(
+        &self,
+        mounts: &MutexGuard<'_, HashSet<MountId>>,
+        freshness: Freshness,
+        now_ms: u64,
+    ) -> u64 {
+        let longest = longest(freshness).as_millis() as u64;
         let is_alone = mounts.len() == 1 && self.coming.load(Acquire) == 0;
         if longest == 0 || !is_alone || !lock(&self.all_known).is_so() {
             return 0;
         }
-        let until = self.scope.names.now_ms().saturating_add(longest);
+        let until = now_ms.saturating_add(longest);
         self.promised_ms.fetch_max(until, AcqRel);
         until
     }
 
-    /// A mount of an agent before was given to this one. There may be others still to come, which nobody holds up.
-    pub(crate) fn note_adopted(&self) {
-        *lock(&self.all_known) = AllKnown::After(Instant::now());
+    /// From here on nobody is promised anything. To be called with the mounts held.
+    pub(super) fn comes(&self) -> Coming<'_> {
+        self.coming.fetch_add(1, AcqRel);
+        Coming(&self.coming)
     }
 
-    /// For a mount that no agent has served before. Returns when no other one believes what may change from now on; it may join
-    /// as long as it holds what it gets.
-    pub(crate) async fn welcome(&self) -> Coming<'_> {
-        let promised = {
-            let _mounts = lock(&self.mounts);
-            self.coming.fetch_add(1, AcqRel);
-            self.promised_ms.load(Acquire)
-        };
-        let coming = Coming(&self.coming);
+    /// Returns when no mount believes what may change from now on. To be called by whoever comes. `has_mounts`: there are some.
+    pub(super) async fn forgotten(&self, has_mounts: bool, now_ms: u64) {
         let before = lock(&self.all_known).promised_before();
-        if !before.is_zero() {
-            tokio::time::sleep(before).await;
-        }
         // No longer than that, whatever the clock says.
-        let left = promised.saturating_sub(self.scope.names.now_ms()).min(LONGEST.as_millis() as u64);
-        if left > 0 && !lock(&self.mounts).is_empty() {
-            tokio::time::sleep(Duration::from_millis(left + 1)).await;
-        }
-        coming
+        let left = Duration::from_millis(self.promised_ms.load(Acquire).saturating_sub(now_ms)).min(LONGEST);
+        let left =
+            if has_mounts && !left.is_zero() { left + Duration::from_millis(1) } else { Duration::ZERO };
+        tokio::time::sleep(before.max(left)).await;
+    }
+
+    /// A mount of an agent before was given to this one. There may be others still to come, which nobody holds up.
+    pub(super) fn note_adopted(&self) {
+        *lock(&self.all_known) = AllKnown::After(Instant::now());
     }
 }
 

@@ -2,12 +2,12 @@
 
 use super::Waiting;
 use super::area::Area;
+use super::believed::STRANGERS;
 use super::closed::Closed;
 use super::description::{self, Description};
 use super::disk::Disk;
 use super::failures::Failure;
 use super::registry::Staging;
-use super::send::STRANGERS;
 use super::staged::{StagedFile, in_order};
 use crate::lock::lock;
 use link::{Refusal, RefusalKind};

@@ -2,7 +2,7 @@
 //! the last.
 
 use super::area::Area;
-use super::believed::AllKnown;
+use super::believed::{AllKnown, Believed};
 use super::buffers::Buffers;
 use super::discards::Discards;
 use super::disk::{Disk, Hung};
@@ -18,7 +18,7 @@ use crate::volumes::scope::Scope;
 use link::{Refusal, RefusalKind};
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use store::{Sink, StoreError};
@@ -141,12 +141,10 @@ impl Staging {
             dropping: Arc::default(),
             counting: tokio::sync::Mutex::new(()),
             mounts: Mutex::default(),
-            coming: AtomicU32::new(0),
-            all_known: Mutex::new(match opened.is_new {
+            believed: Believed::new(match opened.is_new {
                 true => AllKnown::Now,
                 false => AllKnown::After(self.started),
             }),
-            promised_ms: AtomicU64::new(0),
             tag: opened.tag,
             lost_tags: opened.lost_tags,
             drawn: AtomicU64::new(0),

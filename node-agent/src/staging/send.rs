@@ -5,6 +5,7 @@
 //! while it is written, part by part.
 
 use super::area::{Area, file_wrong};
+use super::believed::STRANGERS;
 use super::file::File;
 use super::late::{self, GivenUp};
 use super::locks::{name, parent};
@@ -50,8 +51,6 @@ const ATTEMPTS: u32 = 20;
 /// What nobody waits for is sent when it has not changed for so long.
 const QUIET: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(500);
-/// By then an agent that starts has been given all mounts of the one before.
-pub(super) const STRANGERS: Duration = Duration::from_secs(180);
 /// Between two attempts at what a store has refused or not answered.
 const AGAIN: Duration = Duration::from_secs(15);
 /// Files of which the store has all and that are kept for readers, and their bytes.
