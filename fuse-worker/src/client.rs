@@ -4,6 +4,7 @@
 use crate::pool::Pool;
 use crate::transport::{Current, current, set_current};
 use link::worker::{Ask, FromWorker, Reply, ToWorker};
+use link::writable::Operation;
 use link::{Cause, MAX_MESSAGE, Packet, PacketError};
 use startup::log::say;
 use std::collections::HashMap;
@@ -122,7 +123,13 @@ impl Client {
 impl Link for Client {
     fn ask(&self, question: Ask, then: Then) {
         let id = self.next.fetch_add(1, Relaxed);
-        let quick = !matches!(question, Ask::Read { .. } | Ask::File { .. } | Ask::Damaged { .. });
+        let quick = !matches!(
+            question,
+            Ask::Read { .. }
+                | Ask::File { .. }
+                | Ask::Damaged { .. }
+                | Ask::Writable(Operation::Locate { .. }) // whose bytes are read then, from the disk of the staging area
+        );
         // Parked before it is sent: the answer may overtake us.
         let current = current();
         let unique = current.unique;
