@@ -220,8 +220,13 @@ pub(super) const CHECKPOINTS: [Checkpoint; 4] = [
 /// Many small files: name, mode of writing, threads, an fsync for each.
 pub(super) type SmallOut = (&'static str, Mode, usize, bool);
 
-pub(super) const SAVES: [(&str, Mode); 2] =
-    [("save 8 KiB, back", Mode::Back), ("save 8 KiB, through", Mode::Through)];
+/// Name, mode of writing, whether the store is far away.
+pub(super) const SAVES: [(&str, Mode, bool); 4] = [
+    ("save 8 KiB, back", Mode::Back, false),
+    ("save 8 KiB, through", Mode::Through, false),
+    ("save 8 KiB, back, 20 ms link", Mode::Back, true),
+    ("save 8 KiB, through, 20 ms link", Mode::Through, true),
+];
 pub(super) const SMALL_OUT: [SmallOut; 8] = [
     ("small files out, back, 1 thread", Mode::Back, 1, false),
     ("small files out, back, 4 threads", Mode::Back, 4, false),
@@ -239,12 +244,39 @@ pub(super) const OVERWRITES: [(&str, Mode, bool); 3] = [
     ("overwrite 4 KiB at random, through, one fsync", Mode::Through, false),
 ];
 
-/// What git and tar do, in the order in which they do it.
-pub(super) const TOOLS: [(Mode, [&str; 5]); 2] = [
-    (Mode::Back, ["git clone, back", "git commit, back", "git gc, back", "tar x, back", "tar c, back"]),
+/// What git and tar do, in the order in which they do it: mode of writing, whether the store is far away, rows.
+pub(super) const TOOLS: [(Mode, bool, [&str; 5]); 4] = [
+    (
+        Mode::Back,
+        false,
+        ["git clone, back", "git commit, back", "git gc, back", "tar x, back", "tar c, back"],
+    ),
     (
         Mode::Through,
+        false,
         ["git clone, through", "git commit, through", "git gc, through", "tar x, through", "tar c, through"],
+    ),
+    (
+        Mode::Back,
+        true,
+        [
+            "git clone, back, 20 ms link",
+            "git commit, back, 20 ms link",
+            "git gc, back, 20 ms link",
+            "tar x, back, 20 ms link",
+            "tar c, back, 20 ms link",
+        ],
+    ),
+    (
+        Mode::Through,
+        true,
+        [
+            "git clone, through, 20 ms link",
+            "git commit, through, 20 ms link",
+            "git gc, through, 20 ms link",
+            "tar x, through, 20 ms link",
+            "tar c, through, 20 ms link",
+        ],
     ),
 ];
 /// Python's libraries for checkpoints: mode of writing, library, its rows of saving and loading.
@@ -346,10 +378,10 @@ fn rows_that_write(size: Size) -> Vec<Workload> {
         rows.extend(one.stored.map(|name| row(name, "MB/s", file, of_both())));
         rows.extend(one.read.map(|name| row(name, "MB/s", file, native())));
     }
-    rows.extend(SAVES.map(|(name, _)| row(name, "saves/s", nothing, native())));
+    rows.extend(SAVES.map(|(name, ..)| row(name, "saves/s", nothing, native())));
     rows.extend(SMALL_OUT.map(|(name, ..)| row(name, "files/s", small, native())));
     rows.extend(OVERWRITES.map(|(name, ..)| row(name, "writes/s", nothing, native())));
-    let of_tools = TOOLS.iter().flat_map(|of| of.1);
+    let of_tools = TOOLS.iter().flat_map(|of| of.2);
     let of_libraries = CHECKPOINT_LIBRARIES.iter().flat_map(|of| of.2);
     rows.extend(of_tools.chain(of_libraries).map(|name| {
         let row = row(name, "s", nothing, native());

@@ -5,7 +5,7 @@ use crate::bench::pages::PAGE;
 use crate::bench::stage::Stage;
 use crate::bench::subject::Subject;
 use crate::bench::who::Who;
-use crate::bench::workload::{Mode, OVERWRITES, SAVES, SMALL_OUT};
+use crate::bench::workload::{MEGABYTES_PER_S, Mode, OVERWRITES, RTT_MS, SAVES, SMALL_OUT};
 use crate::bench::writes::{self, Until};
 use crate::node::Node;
 use anyhow::Result;
@@ -19,15 +19,19 @@ pub(in crate::bench) fn play(stage: &mut Stage) -> Result<()> {
         return Ok(());
     }
     stage.write_to_memory()?;
+    let link = stage.link(RTT_MS, MEGABYTES_PER_S)?;
     for round in 0..stage.size().rounds {
         for mode in modes.into_iter().filter(|mode| stage.wants_any(rows_of(*mode))).collect::<Vec<_>>() {
             let scratch = stage.scratch()?;
             let subject = Subject::bare(Who::Native, &scratch);
             all(stage, &subject, mode, None, round)?;
+            far(stage, &subject, mode, None, round)?;
             fs::remove_dir_all(&scratch)?;
             for who in stage.mounted(rows_of(mode), round).into_iter().filter(|who| mode.is_of(*who)) {
                 let result = mounted(stage, who, mode, round);
                 stage.forgive(who, "small files out", result)?;
+                let result = mounted_far(stage, who, mode, &link.endpoint(), round);
+                stage.forgive(who, "saves over a link", result)?;
             }
         }
     }
@@ -48,10 +52,30 @@ fn mounted(stage: &mut Stage, who: Who, mode: Mode, round: usize) -> Result<()> 
     stage.end(subject)
 }
 
+fn mounted_far(stage: &mut Stage, who: Who, mode: Mode, endpoint: &str, round: usize) -> Result<()> {
+    if !SAVES.iter().any(|(row, of, is_far)| *is_far && *of == mode && stage.plays(row, who, round)) {
+        return Ok(());
+    }
+    let prefix = stage.empty();
+    let subject = written::mount(stage, who, &prefix, endpoint, mode)?;
+    far(stage, &subject, mode, Some(&prefix), round)?;
+    stage.end(subject)
+}
+
+/// The rows of a store that is far away.
+fn far(stage: &mut Stage, subject: &Subject, mode: Mode, prefix: Option<&str>, round: usize) -> Result<()> {
+    for (row, of, is_far) in SAVES {
+        if is_far && of == mode && stage.plays(row, subject.who, round) {
+            save(stage, subject, row, prefix, round)?;
+        }
+    }
+    Ok(())
+}
+
 /// `prefix`: where the store has what is written; None: nowhere.
 fn all(stage: &mut Stage, subject: &Subject, mode: Mode, prefix: Option<&str>, round: usize) -> Result<()> {
-    for (row, of) in SAVES {
-        if of == mode && stage.plays(row, subject.who, round) {
+    for (row, of, is_far) in SAVES {
+        if !is_far && of == mode && stage.plays(row, subject.who, round) {
             save(stage, subject, row, prefix, round)?;
         }
     }
