@@ -22,6 +22,15 @@ pub fn small_disk(places: &Places, megabytes: u64, uid: u32) -> Result<PathBuf> 
     Ok(disk)
 }
 
+/// A tmpfs of `megabytes` where the agent, which is down, has what was written. It disappears with the node's directory.
+pub fn small_staging_disk(places: &Places, megabytes: u64, uid: u32) -> Result<()> {
+    let staging = places.state("agent").join("staging");
+    std::fs::create_dir_all(&staging)?;
+    let data = std::ffi::CString::new(format!("size={megabytes}m,mode=0700,uid={uid},gid={uid}"))?;
+    mount("tmpfs", &staging, "tmpfs", MountFlags::empty(), Some(data.as_c_str()))?;
+    Ok(())
+}
+
 /// `fault-fs` over a directory.
 #[derive(Debug)]
 pub struct FaultyDisk {

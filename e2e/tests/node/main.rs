@@ -16,6 +16,9 @@ mod hangs;
 mod holders;
 mod hostile;
 mod interrupted;
+// scripts/posix installs what it runs.
+#[cfg(feature = "real-servers")]
+mod jupyter;
 mod laptop;
 mod logs;
 mod memory;
@@ -29,6 +32,7 @@ mod poison;
 mod posix;
 mod promises;
 mod reading;
+mod refusals;
 mod renewals;
 mod sanity;
 mod scale;

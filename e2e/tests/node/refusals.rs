@@ -1,0 +1,262 @@
+//! What a store, or the disk of the staging area, does not take: the program learns it where it asks for it to be safe, and its bytes
+//! are there until somebody takes them.
+
+use crate::operators::millpond;
+use crate::promises::errno;
+use anyhow::{Context, Result, ensure};
+use e2e::clock::wait_until;
+use e2e::node::{AgentOptions, BUCKET, Mounted, Node, small_staging_disk};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::fd::IntoRawFd;
+use std::path::PathBuf;
+use std::time::Duration;
+use testkit::faults::{Fault, Rule, Script};
+use testkit::s3::{Config, Directory, Server};
+
+const PATIENCE: Duration = Duration::from_secs(90);
+/// Goes in parts.
+const LARGE: usize = 20 << 20;
+
+/// What is the matter with a store that was all right before.
+#[derive(Clone, Copy, Debug)]
+enum Trouble {
+    /// Keys that were taken back, say, or have expired: 403.
+    Denied,
+    /// 503 to everything.
+    Unavailable,
+    /// It takes what is written, and then the connection is gone.
+    Reset,
+    /// Somebody has deleted the bucket, and makes it again later.
+    NoBucket,
+}
+
+impl Trouble {
+    const ALL: [Self; 4] = [Self::Denied, Self::Unavailable, Self::Reset, Self::NoBucket];
+
+    fn errno(self) -> i32 {
+        match self {
+            Self::Denied => libc::EACCES,
+            Self::Unavailable | Self::Reset | Self::NoBucket => libc::EIO,
+        }
+    }
+
+    fn faults(self) -> Script {
+        let writes =
+            |fault: Fault| ["PutObject", "UploadPart"].map(|op| Rule::always(fault.clone()).op(op)).to_vec();
+        let rules = match self {
+            Self::Denied => vec![Rule::always(Fault::Status { code: 403, retry_after_s: None })],
+            Self::Unavailable => vec![Rule::always(Fault::Status { code: 503, retry_after_s: None })],
+            Self::Reset => writes(Fault::Reset),
+            Self::NoBucket => Vec::new(),
+        };
+        Script { seed: 0, rules }
+    }
+}
+
+/// A store at one address, whose bucket is in a directory.
+struct Store {
+    server: Option<Server>,
+    address: SocketAddr,
+    dir: PathBuf,
+}
+
+impl Store {
+    fn start(node: &Node, name: &str) -> Result<Self> {
+        let dir = node.places().buckets().join(name);
+        fs::create_dir_all(&dir)?;
+        let server = Self::serve(node, &dir, ([127, 0, 0, 1], 0).into(), None)?;
+        Ok(Self { address: server.address(), server: Some(server), dir })
+    }
+
+    fn serve(
+        node: &Node,
+        dir: &std::path::Path,
+        listen: SocketAddr,
+        trouble: Option<Trouble>,
+    ) -> Result<Server> {
+        let name = if matches!(trouble, Some(Trouble::NoBucket)) { "another" } else { BUCKET };
+        let faults = trouble.map(Trouble::faults).unwrap_or_default();
+        let bucket = Directory::new(dir, Duration::ZERO);
+        let config = Config { listen, faults, ..Config::default() }.bucket(name, bucket);
+        Ok(node.runtime().block_on(Server::start(config))?)
+    }
+
+    fn has(&mut self, node: &Node, trouble: Option<Trouble>) -> Result<()> {
+        self.server = None;
+        // The listener before is closed by a task of its own.
+        wait_until(PATIENCE, || {
+            self.server = Self::serve(node, &self.dir, self.address, trouble).ok();
+            self.server.is_some()
+        });
+        ensure!(self.server.is_some(), "the store did not come back on {}", self.address);
+        Ok(())
+    }
+
+    fn object(&self, key: &str) -> Option<Vec<u8>> {
+        fs::read(self.dir.join(key)).ok()
+    }
+
+    fn workspace(&self, node: &mut Node, name: &str, mode: &str) -> Result<Mounted> {
+        let endpoint = format!("http://{}", self.address);
+        node.workspace(name, name, &[("writeMode", mode), ("endpoint", &endpoint), ("storeTimeout", "2s")])
+    }
+}
+
+/// Written, and not safe yet.
+fn written(mounted: &Mounted, name: &str, bytes: &[u8]) -> Result<File> {
+    let mut file = File::create(mounted.target.join(name)).with_context(|| format!("create {name}"))?;
+    file.write_all(bytes).with_context(|| format!("write {name}"))?;
+    Ok(file)
+}
+
+/// close(2), whose error the standard library does not tell.
+fn close(file: File) -> io::Result<()> {
+    // SAFETY: the descriptor was given up by `file`, and no memory is passed.
+    match unsafe { libc::close(file.into_raw_fd()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn bytes(trouble: Trouble, len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n / 100) as u8 ^ trouble as u8).collect()
+}
+
+/// A copy of all that waits, where nothing of it needs a store.
+fn exported(node: &Node, mounted: &Mounted, to: &str) -> Result<PathBuf> {
+    let dir = node.places().root().join(to);
+    let text = dir.to_str().context("a path of ours")?;
+    let export = millpond(node, &["staging", "export", &mounted.id, "--to", text])?;
+    ensure!(export.status.success(), "{}", String::from_utf8_lossy(&export.stderr));
+    Ok(dir)
+}
+
+#[test]
+fn through_what_a_store_refuses_fails_fsync_and_close_and_is_there_to_be_sent() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    for trouble in Trouble::ALL {
+        let name = format!("through-{trouble:?}").to_lowercase();
+        let mut store = Store::start(&node, &name)?;
+        let mounted = store.workspace(&mut node, &name, "through")?;
+        close(written(&mounted, "before", b"before")?)?;
+        let (small, large) = (bytes(trouble, 1000), bytes(trouble, LARGE));
+        let files = [("small", &small), ("large", &large)];
+        // Opened while all is well, as a notebook that has been at work for an hour.
+        let held: Vec<File> =
+            files.iter().map(|(name, bytes)| written(&mounted, name, bytes)).collect::<Result<_>>()?;
+        store.has(&node, Some(trouble))?;
+        for (mut file, (name, bytes)) in held.into_iter().zip(files) {
+            file.write_all(b"the end")?;
+            let (synced, closed) = (errno(file.sync_all()), errno(close(file)));
+            ensure!(
+                synced == Some(trouble.errno()) && closed == Some(trouble.errno()),
+                "{trouble:?}, {name}: fsync gave {synced:?}, close {closed:?}"
+            );
+            let all = [&bytes[..], b"the end"].concat();
+            ensure!(fs::read(mounted.target.join(name))? == all, "{trouble:?}: {name} reads otherwise");
+        }
+        let copy = exported(&node, &mounted, &format!("copy-{name}"))?;
+        ensure!(fs::read(copy.join("small"))? == [&small[..], b"the end"].concat(), "{trouble:?}: the copy");
+        let upload = millpond(&node, &["staging", "upload", &mounted.id])?;
+        ensure!(!upload.status.success(), "{trouble:?}: an upload to a store that takes nothing");
+        store.has(&node, None)?;
+        // After silence a store is asked little at first.
+        let is_taken = || {
+            millpond(&node, &["staging", "upload", &mounted.id]).is_ok_and(|upload| upload.status.success())
+        };
+        ensure!(wait_until(PATIENCE, is_taken), "{trouble:?}: it is over, and an upload fails");
+        for (name, bytes) in files {
+            let all = [&bytes[..], b"the end"].concat();
+            let key = format!("through-{trouble:?}/{name}").to_lowercase();
+            ensure!(store.object(&key) == Some(all), "{trouble:?}: the store's {name} is another one");
+        }
+        // And the next program that asks is told so.
+        close(written(&mounted, "after", b"after")?)?;
+        node.unpublish(&mounted)?;
+    }
+    node.finish()
+}
+
+#[test]
+fn back_what_a_store_refuses_fails_no_call_and_gets_there_by_itself() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let mut all = Vec::new();
+    for trouble in Trouble::ALL {
+        let name = format!("back-{trouble:?}").to_lowercase();
+        let mut store = Store::start(&node, &name)?;
+        let mounted = store.workspace(&mut node, &name, "back")?;
+        let mut large = written(&mounted, "large", &bytes(trouble, LARGE))?;
+        store.has(&node, Some(trouble))?;
+        large.write_all(b"the end")?;
+        large.sync_all()?;
+        close(large)?;
+        close(written(&mounted, "small", &bytes(trouble, 1000))?)?;
+        fs::rename(mounted.target.join("small"), mounted.target.join("renamed"))?;
+        all.push((trouble, name, store, mounted));
+    }
+    // What was acknowledged is not only in a process.
+    node.kill_agent()?;
+    node.start_agent()?;
+    node.wait_served(PATIENCE)?;
+    for (trouble, name, store, mounted) in &mut all {
+        let copy = exported(&node, mounted, &format!("copy-{name}"))?;
+        ensure!(fs::read(copy.join("renamed"))? == bytes(*trouble, 1000), "{trouble:?}: the copy");
+        store.has(&node, None)?;
+    }
+    for (trouble, name, store, mounted) in &all {
+        let large = [&bytes(*trouble, LARGE)[..], b"the end"].concat();
+        let has_all = || {
+            store.object(&format!("{name}/large")).as_ref() == Some(&large)
+                && store.object(&format!("{name}/renamed")) == Some(bytes(*trouble, 1000))
+                && store.object(&format!("{name}/small")).is_none()
+        };
+        ensure!(wait_until(PATIENCE, has_all), "{trouble:?}: the store does not get what waits");
+        ensure!(fs::read(mounted.target.join("large"))? == large);
+    }
+    node.finish()
+}
+
+/// Nothing is dropped that the store does not have; what it has makes room, and writers wait for that.
+#[test]
+fn a_full_staging_disk_holds_writers_up_and_fails_them_only_if_nothing_can_go() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    node.stop_agent()?;
+    // So much of it stays free, and there is room for about six of the files.
+    let uid = node.options().uid;
+    small_staging_disk(node.places(), 256 + 128, uid)?;
+    node.start_agent()?;
+    let mut store = Store::start(&node, "full")?;
+    let mounted = store.workspace(&mut node, "full", "back")?;
+    let bytes = bytes(Trouble::Denied, LARGE);
+    for n in 0..20 {
+        close(written(&mounted, &format!("f{n}"), &bytes).with_context(|| format!("file {n}"))?)?;
+    }
+    let has = |store: &Store, n: usize| store.object(&format!("full/f{n}")).as_ref() == Some(&bytes);
+    ensure!(wait_until(PATIENCE, || (0..20).all(|n| has(&store, n))), "not all got to the store");
+    store.has(&node, Some(Trouble::Denied))?;
+    let mut kept = Vec::new();
+    let refused = (0..20).find_map(|n| {
+        let name = format!("g{n}");
+        let done = written(&mounted, &name, &bytes).and_then(|file| Ok(close(file)?));
+        if done.is_ok() {
+            kept.push(name);
+        }
+        done.err()
+    });
+    let refused = refused.context("20 files of 20 MiB fit into 128")?;
+    let why = refused.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+    ensure!(why == Some(libc::ENOSPC) && kept.len() >= 4, "after {} files: {refused:#}", kept.len());
+    for name in &kept {
+        ensure!(fs::read(mounted.target.join(name))? == bytes, "{name} was closed, and is another one");
+    }
+    // Names are made all the same: there is room for those.
+    fs::rename(mounted.target.join(&kept[0]), mounted.target.join("renamed"))?;
+    store.has(&node, None)?;
+    let fits_again = || fs::write(mounted.target.join("again"), &bytes).is_ok();
+    ensure!(wait_until(PATIENCE, fits_again), "there is no room although the store takes everything");
+    let get_there = || store.object("full/renamed").as_ref() == Some(&bytes);
+    ensure!(wait_until(PATIENCE, get_there), "what was kept does not get to the store");
+    node.finish()
+}
