@@ -230,12 +230,13 @@ impl Area {
                 let what = Sent { id: write.id, seen, size: base.size, owner: None };
                 self.sent(file, path, written, what).await.map(|()| true)
             }
-            // The object is not what it was; the bytes are here.
-            Err(StoreError::NotFound { .. } | StoreError::Stale { .. } | StoreError::Unsupported { .. })
-                if is_here =>
-            {
-                self.change_record(file, |record| record.same = false).await.map(|()| false)
-            }
+            // The object is not what it was, or may not be read: the bytes are here.
+            Err(
+                StoreError::NotFound { .. }
+                | StoreError::Stale { .. }
+                | StoreError::Unsupported { .. }
+                | StoreError::Denied { .. },
+            ) if is_here => self.change_record(file, |record| record.same = false).await.map(|()| false),
             Err(StoreError::Stale { .. }) if self.rebase(file).await? => Ok(false),
             Err(error) => self.refused(file, path, &error).await.map(|()| false),
         }
