@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const NOBODY: u32 = 65534;
@@ -421,6 +421,48 @@ fn files_that_nobody_may_write_to_reach_a_directory() -> Result<()> {
 }
 
 /// A directory has the times that POSIX wants, although no object store has a place for them.
+/// The kernel believes what a change of mode was answered with, and asks again before it refuses somebody.
+#[test]
+fn a_mode_that_a_directory_gets_holds_at_once_for_everybody() -> Result<()> {
+    let mut node = started()?;
+    let dir = node.places().buckets().join("modes");
+    fs::create_dir(&dir)?;
+    let agent = node.options().uid;
+    std::os::unix::fs::chown(&dir, Some(agent), Some(agent))?;
+    // The source is asked for its names again all the time.
+    let more = [("writeMode", "back"), ("metadataTtl", "200ms")];
+    let mounts = [node.directory_workspace("modes", &dir, &more)?, workspace(&mut node, "s3-modes", &more)?];
+    for mounted in mounts {
+        for n in 0..40 {
+            let made = mounted.target.join(format!("d{n}"));
+            fs::create_dir(&made)?;
+            fs::write(made.join("first"), b"1")?;
+            fs::set_permissions(&made, fs::Permissions::from_mode(0o777))?;
+            let made_by_another =
+                Command::new("touch").arg(made.join("second")).uid(NOBODY).gid(NOBODY).output()?;
+            let is = fs::metadata(&made)?.permissions().mode() & 0o7777;
+            ensure!(
+                made_by_another.status.success() && is == 0o777,
+                "{n}: {is:o}, {}",
+                String::from_utf8_lossy(&made_by_another.stderr)
+            );
+            let (before, to) = (fs::metadata(&made)?, mounted.target.join(format!("r{n}")));
+            fs::rename(&made, &to)?;
+            let after = fs::metadata(&to)?;
+            let about = |m: &fs::Metadata| (m.mode(), m.ino(), m.uid(), m.gid(), m.nlink());
+            ensure!(about(&before) == about(&after), "{n}: {:?}, then {:?}", about(&before), about(&after));
+        }
+        let end = Instant::now() + Duration::from_secs(1);
+        while Instant::now() < end {
+            for name in fs::read_dir(&mounted.target)? {
+                let is = name?.metadata()?.permissions().mode() & 0o7777;
+                ensure!(is == 0o777, "{is:o} after the source was asked again");
+            }
+        }
+    }
+    node.finish()
+}
+
 #[test]
 fn times_of_directories_and_files_are_those_of_their_changes() -> Result<()> {
     let mut node = started()?;

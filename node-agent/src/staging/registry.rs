@@ -108,6 +108,7 @@ impl Staging {
             return Ok(area);
         }
         lock(&self.idle).remove(&spec.id);
+        scope.note_written();
         let sink = scope.source.sink().ok_or_else(|| {
             Refusal::new(
                 RefusalKind::Invalid,

@@ -26,6 +26,7 @@ use link::Cause;
 use link::broker::Away;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::{Deref, Range};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use store::{Page, StoreError};
@@ -84,6 +85,8 @@ pub struct Scope {
     failing: Mutex<HashSet<u8>>,
     health: Arc<Health>,
     pub(crate) outage: Outage,
+    /// A volume of it is written to here.
+    written: AtomicBool,
     /// Slots for files that are fetched ahead (`prefetch::siblings`), over all its directories. Of each scope by itself: a
     /// source that does not answer keeps what it has.
     pub(crate) ahead: Arc<Semaphore>,
@@ -202,6 +205,7 @@ impl Scope {
             failing: Mutex::default(),
             health,
             outage: Outage::default(),
+            written: AtomicBool::new(false),
             ahead: Arc::new(Semaphore::new(at_once(data_slots))),
             me: me.clone(),
         })
@@ -279,7 +283,7 @@ impl Scope {
                 me.answered();
                 let scope = me.clone();
                 me.blocking(move || {
-                    let found = found.map(incoming);
+                    let found = found.map(|entry| scope.incoming(entry));
                     scope.metadata.put_answer(parent, &name, found.as_ref(), asked_ms)
                 })
                 .await
@@ -370,7 +374,8 @@ impl Scope {
                 let begun = Instant::now();
                 me.report_unnameable(dir, &page);
                 listing.hide(page.unnameable.len() as u64);
-                let entries: Vec<Incoming> = page.entries.into_iter().map(incoming).collect();
+                let entries: Vec<Incoming> =
+                    page.entries.into_iter().map(|entry| me.incoming(entry)).collect();
                 if let Err(error) = listing.page(&entries) {
                     take_back(&Arc::downgrade(&me), listing); // what it has taken may be all the room there was
                     return Err(error);
@@ -707,6 +712,20 @@ impl Scope {
             | StoreError::Unsupported { .. }
             | StoreError::Damaged { .. } => {}
         }
+    }
+
+    /// From here on what this node says of the mode and owner of a directory holds: a file:// source has its own, which are those
+    /// of the agent.
+    pub(crate) fn note_written(&self) {
+        self.written.store(true, Ordering::Relaxed);
+    }
+
+    fn incoming(&self, entry: store::Entry) -> Incoming {
+        let mut incoming = incoming(entry);
+        if incoming.kind == meta::Kind::Directory && self.written.load(Ordering::Relaxed) {
+            incoming.permissions = None;
+        }
+        incoming
     }
 
     /// That it does not answer, as a volume with these parameters feels it.
