@@ -94,8 +94,8 @@ impl Work {
         let said = fs::read_to_string(&self.said)?;
         ensure!(self.person.child().try_wait()?.is_none(), "the person has left: {said}");
         // The last line may be half written.
-        let lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        Ok(lines.last())
+        let mut lines = said.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        Ok(lines.next())
     }
 
     fn rounds(&mut self) -> Result<u64> {
