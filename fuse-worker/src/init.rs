@@ -84,7 +84,7 @@ impl Offer {
         let mut flags = if mode == Mode::Writable { WISHED_WRITABLE } else { WISHED };
         // For tests: the next version wishes for something else.
         flags.set(InitFlags::FUSE_CACHE_SYMLINKS, !version::IS_LATER);
-        // Attributes that may be believed for no time are not worth their place in a listing.
+        // Attributes that may be believed for a moment at most are not worth their place in a listing.
         let plus = !disabled_features.readdirplus && mode != Mode::Writable;
         flags.set(InitFlags::FUSE_DO_READDIRPLUS, plus);
         flags.set(InitFlags::FUSE_PASSTHROUGH, mode == Mode::Passthrough);

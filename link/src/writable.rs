@@ -39,6 +39,10 @@ pub enum Operation {
     Space,
 }
 
+/// No kernel is told to believe a name or an attribute for longer: so much later changes of other nodes may be seen, and so long a pod
+/// may wait for its volume.
+pub const BELIEVED_MAX: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// For whom something is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {

@@ -13,8 +13,6 @@ use std::time::{Duration, Instant};
 use testkit::process::Process;
 
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Between two deaths.
-const DEATHS_EVERY: Duration = Duration::from_millis(700);
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/jupyter/notebook.py");
 const TOKEN: &str = "of-this-test";
 /// What dies in turn.
@@ -128,7 +126,7 @@ fn works(mode: &str, deaths: usize) -> Result<()> {
     work.wait_rounds(2)?;
     for death in DEATHS.iter().cycle().take(deaths) {
         die(&mut node, &mounted, *death).with_context(|| format!("{death:?}"))?;
-        std::thread::sleep(DEATHS_EVERY);
+        work.wait_rounds(1)?;
     }
     work.wait_rounds(2)?;
     let last = work.round()?.context("it has had rounds")?;

@@ -420,7 +420,6 @@ fn files_that_nobody_may_write_to_reach_a_directory() -> Result<()> {
     node.finish()
 }
 
-/// A directory has the times that POSIX wants, although no object store has a place for them.
 /// The kernel believes what a change of mode was answered with, and asks again before it refuses somebody.
 #[test]
 fn a_mode_that_a_directory_gets_holds_at_once_for_everybody() -> Result<()> {
@@ -463,6 +462,7 @@ fn a_mode_that_a_directory_gets_holds_at_once_for_everybody() -> Result<()> {
     node.finish()
 }
 
+/// A directory has the times that POSIX wants, although no object store has a place for them.
 #[test]
 fn times_of_directories_and_files_are_those_of_their_changes() -> Result<()> {
     let mut node = started()?;

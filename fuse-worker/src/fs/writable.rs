@@ -14,14 +14,12 @@ use crate::reply::{Entry, Listing, Reply, Stat};
 use cache::meta::ROOT;
 use fuse_abi::open::{FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE};
 use link::worker::{Ask, READ_MAX, Reply as AgentReply};
-use link::writable::{Done, Node, Operation, Owner, SetAttributes};
+use link::writable::{BELIEVED_MAX, Done, Node, Operation, Owner, SetAttributes};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The handle of a file that is open for writing. That of one that is only read is 0.
 const WRITES: u64 = 1;
-/// What the agent says is never longer, unless the clock steps.
-const BELIEVED_MAX: Duration = Duration::from_secs(1);
 
 pub(super) struct Writable {
     pub(super) link: Arc<dyn Link>,
@@ -42,7 +40,7 @@ impl Writable {
         let answered = move |answer: Answer| match answer {
             Ok((AgentReply::Writable { done: Ok(done), until_ms }, _)) => {
                 let ttl = Duration::from_millis(until_ms.saturating_sub(shown.now_ms()));
-                then(done, ttl.min(BELIEVED_MAX), reply)
+                then(done, ttl.min(BELIEVED_MAX), reply) // whatever the clock says
             }
             Ok((AgentReply::Writable { done: Err(wrong), .. }, _)) => reply.fail(Failure::Wrong(wrong)),
             Ok(_) => reply.fail(internal("the agent answered an operation with something else")),

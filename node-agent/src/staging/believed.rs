@@ -6,6 +6,7 @@
 
 use crate::lock::lock;
 use link::broker::MountId;
+use link::writable::BELIEVED_MAX;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -14,9 +15,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 use volume::Freshness;
 
-/// Changes of other nodes, and what an operator discards, may be seen so much later. As long as a pod may wait for its volume
-/// without anybody noticing, too.
-const LONGEST: Duration = Duration::from_secs(1);
 /// No more of a volume's freshness than this part.
 const OF_FRESHNESS: u32 = 10;
 /// By then an agent that starts has been given all mounts of the one before.
@@ -24,8 +22,8 @@ pub(super) const STRANGERS: Duration = Duration::from_secs(180);
 
 pub(super) fn longest(freshness: Freshness) -> Duration {
     match freshness {
-        Freshness::Static => LONGEST,
-        Freshness::Ttl(ttl) => LONGEST.min(ttl / OF_FRESHNESS),
+        Freshness::Static => BELIEVED_MAX,
+        Freshness::Ttl(ttl) => BELIEVED_MAX.min(ttl / OF_FRESHNESS),
         Freshness::Strict => Duration::ZERO,
     }
 }
@@ -51,7 +49,7 @@ impl AllKnown {
     fn promised_before(self) -> Duration {
         match self {
             Self::Now => Duration::ZERO,
-            Self::After(started) => LONGEST.saturating_sub(started.elapsed()),
+            Self::After(started) => BELIEVED_MAX.saturating_sub(started.elapsed()),
         }
     }
 }
@@ -108,7 +106,8 @@ impl Believed {
     pub(super) async fn forgotten(&self, has_mounts: bool, now_ms: u64) {
         let before = lock(&self.all_known).promised_before();
         // No longer than that, whatever the clock says.
-        let left = Duration::from_millis(self.promised_ms.load(Acquire).saturating_sub(now_ms)).min(LONGEST);
+        let left =
+            Duration::from_millis(self.promised_ms.load(Acquire).saturating_sub(now_ms)).min(BELIEVED_MAX);
         let left =
             if has_mounts && !left.is_zero() { left + Duration::from_millis(1) } else { Duration::ZERO };
         tokio::time::sleep(before.max(left)).await;
@@ -135,10 +134,13 @@ mod tests {
     async fn an_agent_that_follows_another_one_knows_all_mounts_after_some_time() {
         let follows = AllKnown::After(Instant::now());
         assert!(AllKnown::Now.is_so() && !follows.is_so());
-        assert_eq!((AllKnown::Now.promised_before(), follows.promised_before()), (Duration::ZERO, LONGEST));
-        tokio::time::advance(LONGEST).await;
+        assert_eq!(
+            (AllKnown::Now.promised_before(), follows.promised_before()),
+            (Duration::ZERO, BELIEVED_MAX)
+        );
+        tokio::time::advance(BELIEVED_MAX).await;
         assert_eq!(follows.promised_before(), Duration::ZERO);
-        tokio::time::advance(STRANGERS - LONGEST).await;
+        tokio::time::advance(STRANGERS - BELIEVED_MAX).await;
         assert!(follows.is_so());
     }
 }

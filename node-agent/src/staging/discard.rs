@@ -83,7 +83,7 @@ impl Area {
         let paths: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
         // Nobody makes, removes or renames it meanwhile, and nobody sends it.
         let _held = self.locks.take(&paths).await;
-        let mut ongoing = file.sending.lock().await;
+        let mut ongoing = file.turn().await;
         {
             let mut state = self.state();
             let now = file.record();

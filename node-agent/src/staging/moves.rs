@@ -80,7 +80,7 @@ impl Area {
                 Tried::Done(done) => return Ok(done),
                 // An object is another one than it was said to be. It may be ours, made by a write that was given up.
                 Tried::Stale(file) => {
-                    let _silent = file.sending.lock().await;
+                    let _silent = file.turn().await;
                     self.rebase(&file).await?;
                 }
             }

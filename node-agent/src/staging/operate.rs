@@ -446,7 +446,7 @@ impl Area {
         self.untangle(&file, &to).await?;
         // What is replaced is not sent there meanwhile: its object would be taken for somebody else's.
         let silent = match &replaced {
-            Some(replaced) => Some(replaced.sending.lock().await),
+            Some(replaced) => Some(replaced.turn().await),
             None => None,
         };
         let content = file.content.write().await;

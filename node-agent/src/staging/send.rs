@@ -548,7 +548,7 @@ impl Area {
         if file.looked.swap(stale, AcqRel) == stale {
             return;
         }
-        let _silent = file.sending.lock().await;
+        let _silent = file.turn().await;
         let _ = self.rebase(file).await; // whoever finds it stale again has it asked again
     }
 
@@ -1031,7 +1031,7 @@ impl Area {
                 ongoing.tried = Some(Instant::now());
             }
             if self.send_unless_discarded(&file).await.is_ok() {
-                file.sending.lock().await.tried = None;
+                file.turn().await.tried = None;
             }
             self.forget_unlinked(file.ino).await;
         });

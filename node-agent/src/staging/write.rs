@@ -165,7 +165,7 @@ impl Area {
             return Ok(());
         }
         // While the store makes a copy of it under another name or with other attributes, its version is neither.
-        let _silent = file.sending.lock().await;
+        let _silent = file.turn().await;
         for _ in 0..REBASED_MAX {
             match self.bring(file, size).await {
                 Err(Wrong::Cause(Cause::Stale) | Wrong::Conflict) if self.rebase(file).await? => {}

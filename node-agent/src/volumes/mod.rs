@@ -186,6 +186,12 @@ impl Volumes {
         let member = scope.join(Wants::of(&self.config().workers.in_time(&spec).parameters));
         let mode = self.opener.mode(&spec, credentials, &scope).await?;
         let area = self.area(mode, &spec, &scope).await?;
+        // It may wait for a second: not with a turn that another publish could have.
+        let joined = area.clone();
+        let coming = match &joined {
+            Some(area) => Some(area.welcome().await),
+            None => None,
+        };
         let turn = self.admission.enter(end).await?;
         let descriptors = self.opener.descriptors(device, &scope).await?;
         let room = if area.is_some() { Room::ReadWrite } else { Room::ReadOnly };
@@ -198,8 +204,8 @@ impl Volumes {
             .map_err(|e| Refusal::new(RefusalKind::Internal, format!("descriptor limit reached: {e}")))?;
         mount.keep_turn(turn);
         if let Some(area) = &mount.area {
-            let _coming = area.welcome().await;
             area.join(id, &mount.executed);
+            drop(coming);
             area.describe(&mount.described).await;
         }
         self.run(arrival, &mount)?;

@@ -283,7 +283,7 @@ impl Scope {
                 me.answered();
                 let scope = me.clone();
                 me.blocking(move || {
-                    let found = found.map(|entry| scope.incoming(entry));
+                    let found = found.map(|entry| scope.incoming(parent, entry));
                     scope.metadata.put_answer(parent, &name, found.as_ref(), asked_ms)
                 })
                 .await
@@ -375,7 +375,7 @@ impl Scope {
                 me.report_unnameable(dir, &page);
                 listing.hide(page.unnameable.len() as u64);
                 let entries: Vec<Incoming> =
-                    page.entries.into_iter().map(|entry| me.incoming(entry)).collect();
+                    page.entries.into_iter().map(|entry| me.incoming(dir, entry)).collect();
                 if let Err(error) = listing.page(&entries) {
                     take_back(&Arc::downgrade(&me), listing); // what it has taken may be all the room there was
                     return Err(error);
@@ -714,16 +714,19 @@ impl Scope {
         }
     }
 
-    /// From here on what this node says of the mode and owner of a directory holds: a file:// source has its own, which are those
-    /// of the agent.
+    /// From here on what is known of the mode and owner of a directory holds: it may be what a program here has given it, while a
+    /// file:// source goes on to say those of its own, which are the agent's.
     pub(crate) fn note_written(&self) {
         self.written.store(true, Ordering::Relaxed);
     }
 
-    fn incoming(&self, entry: store::Entry) -> Incoming {
+    fn incoming(&self, parent: u64, entry: store::Entry) -> Incoming {
         let mut incoming = incoming(entry);
         if incoming.kind == meta::Kind::Directory && self.written.load(Ordering::Relaxed) {
-            incoming.permissions = None;
+            let known = self.names.lookup(parent, &incoming.name);
+            if matches!(known, Ok(Lookup::Found { attributes, .. }) if attributes.permissions.is_some()) {
+                incoming.permissions = None;
+            }
         }
         incoming
     }
