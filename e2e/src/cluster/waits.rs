@@ -59,7 +59,7 @@ impl Kubectl {
             }
             Ok(ready.then_some(Ok(object)))
         })
-        .with_context(|| self.describe("pod", namespace, pod))?
+        .with_context(|| self.of_pod(namespace, pod))?
     }
 
     /// A pod that does its work and ends well; the log of its container `main` is the answer.
@@ -71,8 +71,13 @@ impl Kubectl {
                 _ => None,
             })
         })
-        .with_context(|| self.describe("pod", namespace, pod))??;
+        .with_context(|| self.of_pod(namespace, pod))??;
         self.logs(namespace, pod, "main")
+    }
+
+    /// A pod that does not run, and the claims of its namespace, on which it may wait.
+    fn of_pod(&self, namespace: &str, pod: &str) -> String {
+        format!("{}\n{}", self.describe("pvc", namespace, ""), self.describe("pod", namespace, pod))
     }
 
     fn failed(&self, namespace: &str, pod: &str) -> anyhow::Error {
