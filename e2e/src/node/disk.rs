@@ -41,10 +41,20 @@ pub struct FaultyDisk {
 }
 
 impl FaultyDisk {
+    /// For the cache.
     pub fn start(places: &Places, uid: u32) -> Result<Self> {
-        let (dir, mountpoint) = (places.cache().join("faulty-below"), places.cache().join("faulty"));
+        Self::at(places, places.cache().join("faulty"), uid)
+    }
+
+    /// Where the agent, which is down, has what was written.
+    pub fn of_staging(places: &Places, uid: u32) -> Result<Self> {
+        Self::at(places, places.state("agent").join("staging"), uid)
+    }
+
+    fn at(places: &Places, mountpoint: PathBuf, uid: u32) -> Result<Self> {
+        let dir = mountpoint.with_extension("below");
         std::fs::create_dir(&dir)?;
-        std::fs::create_dir(&mountpoint)?;
+        std::fs::create_dir_all(&mountpoint)?;
         chown(&dir, Some(uid), Some(uid))?;
         let (control, ready) =
             (places.root().join("run/faulty.sock"), places.root().join("run/faulty.ready"));

@@ -5,13 +5,16 @@ use crate::operators::millpond;
 use crate::promises::errno;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, BUCKET, Mounted, Node, small_staging_disk};
+use e2e::node::{AgentOptions, BUCKET, FaultyDisk, Mounted, Node, small_staging_disk};
+use e2e::tree::{Shape, Tree};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::fd::IntoRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Duration;
+use testkit::fault_fs::{Call, DiskFaults};
 use testkit::faults::{Fault, Rule, Script};
 use testkit::s3::{Config, Directory, Server};
 
@@ -258,5 +261,121 @@ fn a_full_staging_disk_holds_writers_up_and_fails_them_only_if_nothing_can_go() 
     ensure!(wait_until(PATIENCE, fits_again), "there is no room although the store takes everything");
     let get_there = || store.object("full/renamed").as_ref() == Some(&bytes);
     ensure!(wait_until(PATIENCE, get_there), "what was kept does not get to the store");
+    node.finish()
+}
+
+type Ask<'a> = Box<dyn Fn() -> io::Result<()> + Send + Sync + 'a>;
+
+/// What was asked while it hung may be done or not, and never in part. What was acknowledged is there.
+#[test]
+fn a_staging_disk_that_hangs_is_an_error_in_time_and_nothing_that_was_acknowledged_is_lost() -> Result<()> {
+    let hang_limit = Some(Duration::from_secs(4));
+    let mut node = Node::start(AgentOptions { hang_limit, ..AgentOptions::default() })?;
+    node.stop_agent()?;
+    // To outlive the node.
+    let uid = node.options().uid;
+    let disk = FaultyDisk::of_staging(node.places(), uid)?;
+    node.start_agent()?;
+    let hang = || disk.set(&DiskFaults { hangs: Call::ALL.to_vec(), ..DiskFaults::default() });
+    let mend = || disk.set(&DiskFaults::default());
+    let tree = Tree::generated("", Shape::LITTLE);
+    node.server.add(&tree, "set")?;
+    let data_set = node.volume("set", "set", &[])?;
+    let reader = node.pod(&data_set)?;
+    let mounted = node.workspace("hangs", "hangs", &[("writeMode", "back")])?;
+    let path = |name: &str| mounted.target.join(name);
+    let written = |name: &str, bytes: &[u8]| -> Result<File> {
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(path(name))?;
+        file.write_all_at(bytes, 0)?;
+        file.sync_all()?;
+        Ok(file)
+    };
+    // The kernel asks for this write at once.
+    let (old, new) = (vec![b'a'; 3 << 20], vec![b'b'; 64 << 10]);
+    for round in 0..3 {
+        let file = written("written", &old)?;
+        drop(written("renamed", b"from")?);
+        let mut unsafe_yet = File::create(path("synced"))?;
+        unsafe_yet.write_all(b"synced")?;
+        drop(written("over", b"over")?);
+        drop(written("kept", b"kept")?);
+        fs::write(path("read"), &old)?; // past the page cache
+        hang()?;
+        let from = path("read");
+        let reading = std::thread::spawn(move || fs::read(from));
+        std::thread::scope(|threads| {
+            let asks: [(&str, Ask<'_>); 6] = [
+                ("write", Box::new(|| file.write_all_at(&new, 4096))),
+                ("fsync", Box::new(|| unsafe_yet.sync_all())),
+                ("create", Box::new(|| File::create_new(path("new")).map(drop))),
+                ("rename", Box::new(|| fs::rename(path("renamed"), path("over")))),
+                ("unlink", Box::new(|| fs::remove_file(path("kept")))),
+                (
+                    "truncate",
+                    Box::new(|| File::options().write(true).truncate(true).open(path("large")).map(drop)),
+                ),
+            ];
+            let asks = asks.map(|(what, ask)| (what, threads.spawn(ask)));
+            // Names are not on it, and other volumes have nothing to do with it.
+            ensure!(fs::metadata(path("written"))?.len() == old.len() as u64);
+            reader.verify(&tree, 2)?.ensure_all(&tree)?;
+            for (what, ask) in asks {
+                let done = ask.join().map_err(|_| anyhow::anyhow!("{what} panicked"))?;
+                let missing = what == "truncate" && round == 0;
+                ensure!(
+                    missing || errno(done) == Some(libc::EIO),
+                    "round {round}: {what} on a disk that hangs"
+                );
+            }
+            anyhow::Ok(())
+        })?;
+        mend()?;
+        // At once: what is late must not come to pass behind it.
+        let done = wait_until(PATIENCE, || file.write_all_at(b"later", 5000).is_ok());
+        ensure!(done, "round {round}: nothing is written after the disk was mended");
+        let read = reading.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
+        eprintln!("round {round}: who reads from a disk that hangs: {:?}", read.as_ref().map(Vec::len));
+        ensure!(
+            read.as_ref().is_ok_and(|read| *read == old) || errno(read) == Some(libc::EIO),
+            "round {round}"
+        );
+        let (mut before, mut after) = (old.clone(), old.clone());
+        after[4096..4096 + new.len()].copy_from_slice(&new);
+        for expected in [&mut before, &mut after] {
+            expected[5000..5005].copy_from_slice(b"later");
+        }
+        let found = fs::read(path("written"))?;
+        ensure!(found == before || found == after, "round {round}: a write was done in part");
+        // The one or the other, of each name.
+        let over = fs::read(path("over"))?;
+        match fs::read(path("renamed")) {
+            Ok(from) => ensure!(from == b"from" && over == b"over", "round {round}: {over:?}"),
+            Err(error) => {
+                ensure!(error.kind() == io::ErrorKind::NotFound && over == b"from", "round {round}: {over:?}")
+            }
+        }
+        if let Ok(kept) = fs::read(path("kept")) {
+            ensure!(kept == b"kept", "round {round}");
+        }
+        fs::write(path("large"), &old)?;
+        let _ = fs::remove_file(path("new")); // made or not
+        let is_there = || {
+            let stored = fs::read(node.server.file("hangs/written"));
+            stored.is_ok_and(|stored| stored == found)
+        };
+        ensure!(wait_until(PATIENCE, is_there), "round {round}: the store has something else");
+    }
+    // An agent that starts meanwhile: other volumes are served, and this one as soon as the disk answers.
+    fs::write(path("kept"), b"kept")?;
+    node.kill_agent()?;
+    hang()?;
+    node.start_agent()?;
+    reader.verify(&tree, 2)?.ensure_all(&tree)?;
+    mend()?;
+    node.wait_served(PATIENCE)?;
+    ensure!(fs::read(path("kept"))? == b"kept" && fs::read(path("large"))? == old);
+    fs::write(path("kept"), b"changed")?;
+    ensure!(fs::read(path("kept"))? == b"changed");
+    drop(reader);
     node.finish()
 }

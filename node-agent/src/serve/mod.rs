@@ -19,9 +19,10 @@ use cache::meta::{View, is_name};
 use inflight::on_behalf;
 use link::broker::{BrokerAnswer, BrokerRequest};
 use link::worker::{Ask, FromWorker, READ_MAX, Reply, ToWorker};
-use link::writable::Operation;
+use link::writable::{Operation, Wrong};
 use link::{Cause, Packet, PacketError};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -62,12 +63,27 @@ impl Answer for Arc<Server> {
                 let (server, mount, worker) = (self.clone(), mount.clone(), worker.clone());
                 let behalf = mount.behalf(unique);
                 self.runtime.spawn(on_behalf(behalf, async move {
-                    let answered = match mount.is_condemned(unique) {
-                        true => Err(Cause::Internal),
-                        false => server.answer_who_waits(&mount, &questions, unique, body).await,
+                    if mount.is_condemned(unique) {
+                        return reply(&mount, &questions, &worker, id, Err(Cause::Internal)).await;
+                    }
+                    let is_silent = server.is_silent(&mount, unique, &body);
+                    let mut answer = pin!(server.answer_who_waits(&mount, &questions, unique, body));
+                    let answered = tokio::select! {
+                        biased;
+                        answered = &mut answer => Some(answered),
+                        wrong = is_silent => {
+                            let done = Reply::Writable { done: Err(wrong), until_ms: 0 };
+                            reply(&mount, &questions, &worker, id, Ok((done, Vec::new()))).await;
+                            None
+                        }
                     };
-                    reply(&mount, &questions, &worker, id, answered).await;
-                    drop(place);
+                    match answered {
+                        Some(answered) => reply(&mount, &questions, &worker, id, answered).await,
+                        None => {
+                            drop(place);
+                            let _ = answer.await; // what was begun comes to its end
+                        }
+                    }
                 }));
             }
             FromWorker::Touched { files } => self.engine.touched(&mount.scope.id, &files),
@@ -141,6 +157,17 @@ impl Server {
                 answered
             }
             _ => self.answer(mount, questions, ask).await,
+        }
+    }
+
+    /// Returns when an operation takes too long because the staging disk does not answer.
+    fn is_silent(&self, mount: &Arc<Mount>, unique: u64, ask: &Ask) -> impl Future<Output = Wrong> + use<> {
+        let mount = matches!(ask, Ask::Writable(_)).then(|| mount.clone());
+        async move {
+            match mount.as_ref().and_then(|mount| Some((mount, mount.area.as_ref()?))) {
+                Some((mount, area)) => area.is_silent_to(&mount.executed, unique).await,
+                None => std::future::pending().await,
+            }
         }
     }
 

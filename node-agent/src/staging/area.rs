@@ -3,7 +3,7 @@
 use super::believed::{Believed, Coming};
 use super::buffers::Buffers;
 use super::discards::Discards;
-use super::disk::{Disk, Hung, write_out};
+use super::disk::{Disk, Gone, write_out};
 use super::failures::Failures;
 use super::file::{File, now_ns};
 use super::locks::{Held, Locks, child};
@@ -235,9 +235,9 @@ impl Area {
                 job();
             }
         });
-        next.await.map_err(|Hung| self.hung())?;
-        let done = tokio::time::timeout(self.disk.limit(), result).await;
-        done.ok().and_then(Result::ok).unwrap_or_else(|| Err(self.hung()))
+        next.await.map_err(|Gone| Wrong::Cause(Cause::Internal))?;
+        // Of a job that is before it in the queue, and has a thread already.
+        result.await.unwrap_or(Err(Wrong::Cause(Cause::Internal)))
     }
 
     /// On a thread of the staging disk.
@@ -245,12 +245,51 @@ impl Area {
         &self,
         job: impl FnOnce() -> Result<T, Wrong> + Send + 'static,
     ) -> Result<T, Wrong> {
-        self.disk.run(job).await.unwrap_or_else(|Hung| Err(self.hung()))
+        self.disk.run(job).await.unwrap_or(Err(Wrong::Cause(Cause::Internal)))
     }
 
-    fn hung(&self) -> Wrong {
+    /// Returns when whoever waits from now on has waited for as long as the staging disk may take, and it does not answer. What was
+    /// asked is to go on to its end all the same: it may have been done in part, and nobody else touches what it holds.
+    pub(crate) async fn is_silent(&self) {
+        tokio::time::sleep(self.disk.limit()).await;
+        self.disk.silence().begun().await;
+    }
+
+    /// As [`Self::is_silent`], for a request whose answer is an error then.
+    pub(crate) async fn is_silent_to(&self, executed: &Executed, unique: u64) -> Wrong {
+        self.is_silent().await;
+        executed.give_up(unique);
+        self.silent()
+    }
+
+    /// Nothing is begun on a disk that does not answer.
+    pub(super) async fn disk_answers(&self) -> Result<(), Wrong> {
+        let silence = self.disk.silence();
+        if !silence.is_now() {
+            return Ok(());
+        }
+        tokio::time::timeout(self.disk.limit(), silence.over()).await.map_err(|_| self.silent())
+    }
+
+    fn silent(&self) -> Wrong {
         tracing::error!(volume = %self.volume, "the disk of the staging area does not answer");
         Wrong::Cause(Cause::Unavailable)
+    }
+
+    /// What comes of this work, unless the staging disk does not answer: it goes on then.
+    pub(crate) async fn unless_silent<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        let work = tokio::spawn(work);
+        tokio::select! {
+            biased;
+            done = work => done.ok(),
+            () = self.is_silent() => {
+                let _ = self.silent();
+                None
+            }
+        }
     }
 
     /// The result of a request, to stand in the journal beside what it changes.
@@ -545,10 +584,7 @@ impl Area {
             ctime_ns: node.ctime_ns,
         };
         let mut dropping = self.dropping.subscribe();
-        let is_over = dropping.wait_for(|dropping| !dropping.contains(&attributes.ino));
-        if tokio::time::timeout(self.disk.limit(), is_over).await.is_err() {
-            return Err(self.hung());
-        }
+        let _ = dropping.wait_for(|dropping| !dropping.contains(&attributes.ino)).await; // its sender is here
         let mut state = self.state();
         if let Some(file) = state.files.get(&attributes.ino)
             && (file.speaks() || file.is_of(&attributes.token))

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 use volume::ScopeId;
 
 const NAME: &str = "volume.json";
@@ -62,7 +63,12 @@ fn write(dir: &OwnedFd, text: &[u8]) -> Result<(), std::io::Error> {
 
 impl Area {
     /// Keeps how it was published last. An area without it is as good as any, but for `millpond staging upload`.
-    pub(crate) async fn describe(&self, mount: &MountSpec) {
+    pub(crate) async fn describe(self: &Arc<Self>, mount: &MountSpec) {
+        let (area, mount) = (self.clone(), mount.clone());
+        let _ = self.unless_silent(async move { area.note_description(&mount).await }).await; // it goes on
+    }
+
+    async fn note_description(&self, mount: &MountSpec) {
         let mut described = self.described.lock().await;
         if self.is_released() {
             return; // its successor writes it

@@ -114,7 +114,8 @@ impl Area {
 
     async fn put_aside(&self, file: Arc<File>, names: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Left> {
         // A record that came back without its bytes would be sent as an empty file.
-        self.forget(file, true).await.map_err(|_| Left::Disk)?;
+        let forgotten = tokio::time::timeout(self.disk.limit(), self.forget(file, true)).await; // its job has all that follows
+        forgotten.ok().and_then(Result::ok).ok_or(Left::Disk)?;
         for path in &names {
             self.failures.over(path);
             if let Ok(Some(above)) = self.above(path) {

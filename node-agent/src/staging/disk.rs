@@ -1,11 +1,12 @@
-//! The threads that touch the disk of a staging area. What they do not get done within the limit is an error to whoever
-//! waits for it, and is finished all the same once the disk answers: so whoever asks leaves the consequences to the job.
+//! The threads that touch the disk of a staging area. What was begun comes to its end however long the disk takes, and whoever
+//! began it holds what it is about until then: what came to pass late beside a later change of the same would undo that. That
+//! a call takes longer than the limit is told to all who wait (`Hung`), so that programs get an error in time.
 
 use inflight::carry_job;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// One may be held up by a journal that is written out while another writes bytes.
 const THREADS: usize = 3;
@@ -15,6 +16,39 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(super) struct Disk {
     jobs: Jobs,
     limit: Duration,
+    silence: Silence,
+}
+
+/// How many calls of the staging disk take longer than the limit at the moment.
+#[derive(Clone, Default)]
+pub(super) struct Silence(Arc<watch::Sender<usize>>);
+
+/// One of them.
+struct Silent(Silence);
+
+impl Silence {
+    fn begins(&self) -> Silent {
+        self.0.send_modify(|calls| *calls += 1);
+        Silent(self.clone())
+    }
+
+    pub(super) fn is_now(&self) -> bool {
+        *self.0.borrow() > 0
+    }
+
+    pub(super) async fn begun(&self) {
+        let _ = self.0.subscribe().wait_for(|calls| *calls > 0).await; // its sender is here
+    }
+
+    pub(super) async fn over(&self) {
+        let _ = self.0.subscribe().wait_for(|calls| *calls == 0).await; // its sender is here
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|calls| *calls -= 1);
+    }
 }
 
 enum Jobs {
@@ -27,11 +61,15 @@ enum Jobs {
 #[derive(Debug)]
 pub(super) struct Hung;
 
+/// The job has ended its thread.
+#[derive(Debug)]
+pub(super) struct Gone;
+
 impl Disk {
-    pub(super) fn start(limit: Duration) -> std::io::Result<Self> {
+    pub(super) fn start(limit: Duration, silence: Silence) -> std::io::Result<Self> {
         #[cfg(test)]
         if let Some(simulated) = super::simulated::of_this_thread() {
-            return Ok(Self { jobs: Jobs::Simulated(simulated), limit });
+            return Ok(Self { jobs: Jobs::Simulated(simulated), limit, silence });
         }
         let (jobs, queue) = mpsc::channel::<Job>();
         let queue = Arc::new(Mutex::new(queue));
@@ -45,26 +83,54 @@ impl Disk {
                 }
             })?;
         }
-        Ok(Self { jobs: Jobs::Threads(jobs), limit })
+        Ok(Self { jobs: Jobs::Threads(jobs), limit, silence })
     }
 
     pub(super) fn limit(&self) -> Duration {
         self.limit
     }
 
+    pub(super) fn silence(&self) -> &Silence {
+        &self.silence
+    }
+
+    /// However long it takes.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Gone> {
+        let mut result = self.begin(job)?;
+        match tokio::time::timeout(self.limit, &mut result).await {
+            Ok(done) => done.map_err(|_| Gone),
+            Err(_) => {
+                let _silent = self.silence.begins();
+                result.await.map_err(|_| Gone)
+            }
+        }
+    }
+
+    /// Within the limit. It is done all the same once the disk answers: for what has no consequences.
+    pub(super) async fn run_in_time<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Hung> {
+        let result = self.begin(job).map_err(|Gone| Hung)?;
+        tokio::time::timeout(self.limit, result).await.ok().and_then(Result::ok).ok_or(Hung)
+    }
+
+    fn begin<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<oneshot::Receiver<T>, Gone> {
         let (done, result) = oneshot::channel();
         let job = carry_job(job);
         let job: Job = Box::new(move || drop(done.send(job()))); // nobody waits any more: done all the same
         match &self.jobs {
-            Jobs::Threads(jobs) => jobs.send(job).map_err(|_| Hung)?,
+            Jobs::Threads(jobs) => jobs.send(job).map_err(|_| Gone)?,
             #[cfg(test)]
             Jobs::Simulated(disk) => disk.clone().take(job),
         }
-        tokio::time::timeout(self.limit, result).await.ok().and_then(Result::ok).ok_or(Hung)
+        Ok(result)
     }
 }
 

@@ -4,6 +4,8 @@
 use super::Outcome;
 use crate::lock::lock;
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex};
 use tokio::sync::OnceCell;
 
@@ -15,8 +17,15 @@ pub(crate) struct Executed {
 
 #[derive(Default)]
 struct Requests {
-    done: HashMap<u64, Arc<OnceCell<Outcome>>>,
+    done: HashMap<u64, Arc<Request>>,
     forget_at: usize,
+}
+
+#[derive(Default)]
+struct Request {
+    outcome: OnceCell<Outcome>,
+    /// It was answered with an error before it was done.
+    given_up: AtomicBool,
 }
 
 const FORGET_AT_LEAST: usize = 256;
@@ -29,20 +38,32 @@ impl Executed {
         waits: impl Fn(u64) -> bool,
         work: impl Future<Output = Outcome>,
     ) -> Outcome {
-        let cell = {
+        let request = {
             let mut requests = lock(&self.requests);
             if requests.done.len() >= requests.forget_at.max(FORGET_AT_LEAST) {
-                requests.done.retain(|unique, cell| !cell.initialized() || waits(*unique));
+                requests.done.retain(|unique, request| !request.outcome.initialized() || waits(*unique));
                 requests.forget_at = requests.done.len() * 2;
             }
             requests.done.entry(unique).or_default().clone()
         };
-        cell.get_or_init(|| work).await.clone()
+        request.outcome.get_or_init(|| work).await.clone()
+    }
+
+    /// It was answered with an error, and may not be done yet.
+    pub(super) fn give_up(&self, unique: u64) {
+        if let Some(request) = lock(&self.requests).done.get(&unique) {
+            request.given_up.store(true, Release);
+        }
+    }
+
+    pub(super) fn is_given_up(&self, unique: u64) -> bool {
+        lock(&self.requests).done.get(&unique).is_some_and(|request| request.given_up.load(Acquire))
     }
 
     /// What an agent that is gone has noted.
     pub(crate) fn recall(&self, unique: u64, outcome: Outcome) {
-        lock(&self.requests).done.insert(unique, Arc::new(OnceCell::new_with(Some(outcome))));
+        let request = Request { outcome: OnceCell::new_with(Some(outcome)), ..Request::default() };
+        lock(&self.requests).done.insert(unique, Arc::new(request));
     }
 }
 

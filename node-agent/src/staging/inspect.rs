@@ -5,7 +5,7 @@ use super::area::Area;
 use super::believed::STRANGERS;
 use super::closed::Closed;
 use super::description::{self, Description};
-use super::disk::Disk;
+use super::disk::{Disk, Silence};
 use super::failures::Failure;
 use super::registry::Staging;
 use super::staged::{StagedFile, in_order};
@@ -187,8 +187,10 @@ pub(super) async fn on_disk<T: Send + 'static>(
     limit: Duration,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, String> {
-    let disk = Disk::start(limit).map_err(|e| format!("no thread for the disk: {e}"))?;
-    disk.run(job).await.map_err(|_| format!("the disk of the staging area does not answer within {limit:?}"))
+    let disk = Disk::start(limit, Silence::default()).map_err(|e| format!("no thread for the disk: {e}"))?;
+    disk.run_in_time(job)
+        .await
+        .map_err(|_| format!("the disk of the staging area does not answer within {limit:?}"))
 }
 
 #[cfg(test)]

@@ -33,20 +33,32 @@ impl Area {
         if caller.read_only && changes(&operation) {
             return Err(Wrong::ReadOnly);
         }
-        let once = |work| executed.once(caller.unique, caller.waits, work);
+        let once = |work| executed.once(caller.unique, caller.waits, self.on_answering_disk(work));
         let done = match operation {
             Operation::Lookup { parent, name } => self.lookup(parent, &name).await,
             Operation::Attributes { ino } => self.attributes(ino).await,
             Operation::ReadDirectory { dir, offset } => self.read_directory(dir, offset).await,
-            Operation::Locate { ino } => return self.locate(ino).await,
-            Operation::Space => self.space().await,
-            Operation::Sync { ino, closing } => self.sync(ino, closing).await,
+            Operation::Locate { ino } => {
+                self.disk_answers().await?;
+                return self.locate(ino).await;
+            }
+            Operation::Space => self.on_answering_disk(self.space()).await,
+            Operation::Sync { ino, closing } => self.on_answering_disk(self.sync(ino, closing)).await,
             // Done again it would undo what others have done since.
             Operation::SetAttributes { ino, set } => once(boxed(self.set_attributes(ino, &set))).await,
             Operation::Write { ino } => self.write(caller, ino, executed).await,
             // Each of these happens once, however often its request is executed.
             Operation::Create { parent, name, owner, exclusive, open } => {
-                once(boxed(self.create(caller, parent, &name, owner, (exclusive, open)))).await
+                let made = async {
+                    let made = self.create(caller, parent, &name, owner, (exclusive, open)).await?;
+                    if let Done::Node(node) = &made
+                        && open
+                    {
+                        self.unless_given_up(caller, executed, node.ino).await?;
+                    }
+                    Ok(made)
+                };
+                once(boxed(made)).await
             }
             Operation::MakeDirectory { parent, name, owner } => {
                 once(boxed(self.make_directory(caller, parent, &name, owner))).await
@@ -58,10 +70,34 @@ impl Area {
             Operation::Rename { parent, name, to, to_name, keep } => {
                 once(boxed(self.rename(caller, (parent, &name), (to, &to_name), keep))).await
             }
-            Operation::Open { ino, .. } => once(boxed(self.open(caller, ino))).await,
-            Operation::Close { ino } => once(boxed(self.close(caller, ino))).await,
+            Operation::Open { ino, .. } => {
+                let opened = async {
+                    let opened = self.open(caller, ino).await?;
+                    self.unless_given_up(caller, executed, ino).await?;
+                    Ok(opened)
+                };
+                once(boxed(opened)).await
+            }
+            // Begun in any case: nobody asks for it again.
+            Operation::Close { ino } => {
+                executed.once(caller.unique, caller.waits, boxed(self.close(caller, ino))).await
+            }
         };
         done.map(|done| (done, None))
+    }
+
+    /// A file that was just counted as open. Who was answered with an error meanwhile does not have it open, and closes nothing.
+    async fn unless_given_up(&self, caller: &Caller<'_>, executed: &Executed, ino: u64) -> Result<(), Wrong> {
+        if executed.is_given_up(caller.unique) {
+            self.close(caller, ino).await?;
+            return Err(Wrong::Cause(Cause::Unavailable));
+        }
+        Ok(())
+    }
+
+    async fn on_answering_disk(&self, work: impl Future<Output = Outcome>) -> Outcome {
+        self.disk_answers().await?;
+        work.await
     }
 
     async fn lookup(&self, dir: u64, name: &[u8]) -> Outcome {
@@ -222,9 +258,10 @@ impl Area {
     }
 
     /// A mount has ended: it has nothing open any more.
-    pub(crate) async fn leave(&self, mount: MountId) {
+    pub(crate) async fn leave(self: &Arc<Self>, mount: MountId) {
         crate::lock::lock(&self.mounts).remove(&mount);
-        self.let_go(mount).await;
+        let area = self.clone();
+        let _ = self.unless_silent(async move { area.let_go(mount).await }).await; // it goes on
     }
 
     /// Mounts that the journal tells of and that no agent serves any more have nothing open.

@@ -1,7 +1,7 @@
 //! The bytes of staged files for a person, from areas that a mount has or not. Writers go on meanwhile.
 
 use super::closed::Closed;
-use super::disk::Disk;
+use super::disk::{Disk, Silence};
 use super::names::data_name;
 use super::registry::Staging;
 use super::staged::StagedFile;
@@ -43,7 +43,8 @@ impl Staging {
     /// None: the volume has no area here. `limit`: of the disk.
     pub(crate) async fn readable(&self, id: &VolumeId, limit: Duration) -> Result<Option<Readable>, String> {
         // Threads of its own: a program's writes never wait behind it.
-        let disk = Disk::start(limit).map_err(|e| format!("no thread for the disk: {e}"))?;
+        let disk =
+            Disk::start(limit, Silence::default()).map_err(|e| format!("no thread for the disk: {e}"))?;
         // Nobody opens it meanwhile.
         let turn = self.turn(id).await;
         if let Some(area) = self.open_area(id) {
@@ -70,7 +71,7 @@ impl Readable {
         &self,
         job: impl FnOnce() -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
-        self.disk.run(job).await.map_err(|_| silent(self.disk.limit()))?
+        self.disk.run_in_time(job).await.map_err(|_| silent(self.disk.limit()))?
     }
 
     pub(crate) async fn open(&self, ino: u64) -> Result<Reading, String> {

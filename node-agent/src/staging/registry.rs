@@ -5,7 +5,7 @@ use super::area::Area;
 use super::believed::{AllKnown, Believed};
 use super::buffers::Buffers;
 use super::discards::Discards;
-use super::disk::{Disk, Hung};
+use super::disk::{Disk, Gone, Silence};
 use super::failures::Failures;
 use super::locks::{Held, Locks};
 use super::opening;
@@ -31,6 +31,8 @@ pub(crate) struct Staging {
     pub(super) dir: PathBuf,
     /// How long its disk may take.
     pub(super) limit: Duration,
+    /// All areas lie on it.
+    silence: Silence,
     /// A volume's is held while its area is opened, or looked into without being opened: no volume waits for another one's disk
     /// or store.
     turns: Locks,
@@ -48,6 +50,7 @@ impl Staging {
         Self {
             dir,
             limit,
+            silence: Silence::default(),
             turns: Locks::default(),
             areas: Mutex::default(),
             buffers: Arc::default(),
@@ -85,15 +88,40 @@ impl Staging {
 
     /// The area of this volume, opened if no mount has it.
     pub(crate) async fn open(
+        self: &Arc<Self>,
+        spec: &VolumeSpec,
+        scope: &Arc<Scope>,
+        numbers: &Arc<StateDir>,
+    ) -> Result<Arc<Area>, Refusal> {
+        let opening = {
+            let (staging, spec) = (self.clone(), spec.clone());
+            let (scope, numbers) = (scope.clone(), numbers.clone());
+            tokio::spawn(async move { staging.open_in_turn(&spec, &scope, &numbers).await })
+        };
+        let is_silent = async {
+            tokio::time::sleep(self.limit).await;
+            self.silence.begun().await;
+        };
+        tokio::select! {
+            biased;
+            opened = opening => match opened {
+                Ok(opened) => opened,
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                Err(_) => Err(refusal(spec, "the node agent is being stopped".into())),
+            },
+            // To be found open by a later attempt, once the disk answers.
+            () = is_silent => Err(refusal(spec, "its disk does not answer".into())),
+        }
+    }
+
+    async fn open_in_turn(
         &self,
         spec: &VolumeSpec,
         scope: &Arc<Scope>,
         numbers: &Arc<StateDir>,
     ) -> Result<Arc<Area>, Refusal> {
         let _turn = self.turn(&spec.id).await;
-        let refused = |why: String| {
-            Refusal::new(RefusalKind::Unavailable, format!("staging area of {}: {why}", spec.id))
-        };
+        let refused = |why: String| refusal(spec, why);
         let source = shown(spec);
         if let Some(area) = self.open_area(&spec.id) {
             let of_it = shown(&area.spec);
@@ -116,11 +144,11 @@ impl Staging {
             )
         })?;
         let dir = self.dir.join(spec.id.as_str());
-        let disk = Disk::start(self.limit).map_err(|e| refused(e.to_string()))?;
+        let disk = Disk::start(self.limit, self.silence.clone()).map_err(|e| refused(e.to_string()))?;
         let opened = disk
             .run(move || opening::open(&dir, &source))
             .await
-            .map_err(|Hung| refused("its disk does not answer".into()))?;
+            .map_err(|Gone| refused("the thread of its disk has ended".into()))?;
         let opened = opened.map_err(refused)?;
         let area = Arc::new_cyclic(|me| Area {
             volume: spec.id.clone(),
@@ -186,6 +214,10 @@ pub(crate) async fn make_root(sink: &dyn Sink) -> Result<(), StoreError> {
     let id = store::WriteId::new(random().map_err(failed)?);
     let write = store::Write { id, attributes: store::Attributes::default() };
     sink.make_dir(b"", &write).await
+}
+
+fn refusal(spec: &VolumeSpec, why: String) -> Refusal {
+    Refusal::new(RefusalKind::Unavailable, format!("staging area of {}: {why}", spec.id))
 }
 
 /// What a volume shows, and where.

@@ -1056,14 +1056,16 @@ impl Area {
     }
 
     /// The same, and again while the store gives no answer. One that refuses is not asked again.
-    pub(crate) async fn send_all_for(&self, limit: Duration) -> bool {
-        let sending = async {
+    pub(crate) async fn send_all_for(self: &Arc<Self>, limit: Duration) -> bool {
+        let (area, end) = (self.clone(), Instant::now() + limit);
+        // What is under way then goes on: it is not cut off in the middle of a change.
+        let sending = tokio::spawn(async move {
             let mut pause = LOOK;
-            while self.send_once().await && !self.has_sent_all() {
+            while area.send_once().await && !area.has_sent_all() && Instant::now() + pause < end {
                 tokio::time::sleep(pause).await;
                 pause = (2 * pause).min(AGAIN);
             }
-        };
+        });
         let _ = tokio::time::timeout(limit, sending).await;
         self.has_sent_all()
     }

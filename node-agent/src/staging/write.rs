@@ -33,7 +33,11 @@ impl Area {
     /// Writes what stands in the connection's shared memory.
     pub(super) async fn write(&self, caller: &Caller<'_>, ino: u64, executed: &Executed) -> Outcome {
         let (head, bytes) = self.request(caller)?;
-        executed.once(caller.unique, caller.waits, self.write_bytes(caller, ino, head, bytes)).await
+        let written = async {
+            self.disk_answers().await?;
+            self.write_bytes(caller, ino, head, bytes).await
+        };
+        executed.once(caller.unique, caller.waits, written).await
     }
 
     async fn write_bytes(&self, caller: &Caller<'_>, ino: u64, head: WriteIn, bytes: Written) -> Outcome {

@@ -51,7 +51,7 @@ pub struct Volumes {
     pub(crate) opener: ScopeOpener,
     pub(crate) scopes: Scopes,
     /// What is written on this node.
-    pub(crate) staging: Staging,
+    pub(crate) staging: Arc<Staging>,
     pub context: Arc<MountContext>,
     mounts: Mounts<Mounted>,
     admission: Admission,
@@ -86,7 +86,7 @@ impl Volumes {
         orders: mpsc::UnboundedSender<Order>,
     ) -> Arc<Self> {
         let config = &opener.config;
-        let staging = Staging::new(config.agent.state_dir.join("staging"), config.cache.disk_timeout.0);
+        let staging = Arc::new(Staging::new(config.agent.state_dir.join("staging"), config.disk_timeout()));
         Arc::new(Self {
             staging,
             opener,

@@ -70,7 +70,7 @@ impl Drop for Using {
 impl Volumes {
     /// Of the disk of the staging areas.
     pub(crate) fn staging_limit(&self) -> Duration {
-        self.config().cache.disk_timeout.0
+        self.config().disk_timeout()
     }
 
     /// The area of this volume, opened with these secrets if no mount has it: as its last publish described it.

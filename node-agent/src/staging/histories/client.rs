@@ -2,6 +2,7 @@
 
 use super::life::Life;
 use super::trace::trace;
+use crate::lock::lock;
 use crate::staging::{Caller, Executed};
 use anyhow::{Result, bail, ensure};
 use cache::meta::ROOT;
@@ -15,6 +16,7 @@ use rand::{RngExt, SeedableRng};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
 use volume::WriteMode;
 
 /// Names that each has.
@@ -159,7 +161,7 @@ pub(super) struct Client {
     pub(super) mount: MountId,
     pub(super) operations: usize,
     rng: SmallRng,
-    inflight: std::sync::Arc<Inflight>,
+    inflight: Arc<Inflight>,
     next: u64,
     /// Asked, and not answered.
     pending: Option<(u64, Act)>,
@@ -185,9 +187,11 @@ pub(super) struct Client {
     doubtful: BTreeSet<u64>,
     next_record: u64,
     has_lost: bool,
+    /// Requests that were answered and are not done yet.
+    late: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
 
-fn memory() -> std::sync::Arc<Inflight> {
+fn memory() -> Arc<Inflight> {
     let fd = Inflight::create(Room::ReadWrite).unwrap();
     Inflight::map(&fd).unwrap().into()
 }
@@ -216,6 +220,7 @@ impl Client {
             doubtful: BTreeSet::new(),
             next_record: 1,
             has_lost: false,
+            late: Mutex::default(),
         }
     }
 
@@ -308,7 +313,7 @@ impl Client {
     pub(super) async fn work(
         &mut self,
         life: &Life,
-        executed: &Executed,
+        executed: &Arc<Executed>,
         steps: usize,
         is_last: bool,
     ) -> Result<()> {
@@ -353,7 +358,7 @@ impl Client {
         all.filter(|known| known.is_open).map(|known| known.ino)
     }
 
-    async fn begin(&mut self, life: &Life, executed: &Executed, act: Act) -> Result<()> {
+    async fn begin(&mut self, life: &Life, executed: &Arc<Executed>, act: Act) -> Result<()> {
         self.next += 2;
         let unique = self.next;
         if let Act::AppendShared = act {
@@ -406,16 +411,39 @@ impl Client {
     async fn ask(
         &self,
         life: &Life,
-        executed: &Executed,
+        executed: &Arc<Executed>,
         unique: u64,
         operation: Operation,
     ) -> Result<(Done, Option<OwnedFd>), Wrong> {
-        let waits = |other: u64| other == unique;
-        let caller =
-            Caller { mount: self.mount, unique, waits: &waits, inflight: &self.inflight, read_only: false };
-        let outcome = life.area.execute(&caller, executed, operation).await;
+        let (area, executed, mount, inflight) =
+            (life.area.clone(), executed.clone(), self.mount, self.inflight.clone());
+        let is_silent = {
+            let (area, executed) = (area.clone(), executed.clone());
+            async move { area.is_silent_to(&executed, unique).await }
+        };
+        let mut work = Box::pin(async move {
+            let waits = |other: u64| other == unique;
+            let caller = Caller { mount, unique, waits: &waits, inflight: &inflight, read_only: false };
+            area.execute(&caller, &executed, operation).await
+        });
+        let outcome = tokio::select! {
+            biased;
+            outcome = &mut work => outcome,
+            wrong = is_silent => {
+                lock(&self.late).push(tokio::spawn(async move { drop(work.await) }));
+                Err(wrong)
+            }
+        };
         life.fate.is_alive().await;
         outcome
+    }
+
+    /// What was answered before it was done has come to its end.
+    async fn late_ends(&self) {
+        loop {
+            let Some(late) = lock(&self.late).pop() else { return };
+            let _ = late.await; // its agent may have died in it
+        }
     }
 
     fn operation(&self, act: &Act) -> Operation {
@@ -471,7 +499,7 @@ impl Client {
         }
     }
 
-    async fn act(&mut self, life: &Life, executed: &Executed, unique: u64, act: Act) -> Result<()> {
+    async fn act(&mut self, life: &Life, executed: &Arc<Executed>, unique: u64, act: Act) -> Result<()> {
         let operation = self.operation(&act);
         let is_twice = self.rng.random_bool(0.1);
         let outcome = if is_twice {
@@ -480,6 +508,7 @@ impl Client {
             let (first, second) = tokio::join!(self.ask(life, executed, unique, operation), again);
             ensure!(
                 first.as_ref().map(|(done, _)| done) == second.as_ref().map(|(done, _)| done)
+                    || life.plan.hangs && (is_unavailable(&first) || is_unavailable(&second))
                     || matches!(act, Act::Sync { .. } | Act::SyncShared | Act::FindDirectory),
                 "{act:?} asked twice: {first:?}, {second:?}"
             );
@@ -496,7 +525,7 @@ impl Client {
         trace(|| format!("  client {} {unique}: {}: {outcome:?}", self.number, shown(&act)));
         match outcome {
             Ok(done) => self.done(life, act, done),
-            Err(Wrong::Cause(Cause::Unavailable)) if life.plan.faults > 0 => {
+            Err(Wrong::Cause(Cause::Unavailable)) if life.plan.fails() => {
                 self.failed(life, executed, act).await
             }
             // Of one before that was done and failed all the same.
@@ -517,15 +546,16 @@ impl Client {
         }
     }
 
-    /// The store did not answer.
-    async fn failed(&mut self, life: &Life, executed: &Executed, act: Act) -> Result<()> {
+    /// The store did not answer, or the disk.
+    async fn failed(&mut self, life: &Life, executed: &Arc<Executed>, act: Act) -> Result<()> {
         self.failed = Some(act.clone()); // its agent may die before this has an answer
+        self.late_ends().await;
         self.look_at_failed(life, executed, act).await?;
         self.failed = None;
         Ok(())
     }
 
-    async fn look_at_failed(&mut self, life: &Life, executed: &Executed, act: Act) -> Result<()> {
+    async fn look_at_failed(&mut self, life: &Life, executed: &Arc<Executed>, act: Act) -> Result<()> {
         match &act {
             Act::Rename { from: name, .. } | Act::Unlink { name } => {
                 let before = self.files[name].ino;
@@ -549,8 +579,62 @@ impl Client {
                 self.empty.insert(name.clone(), None);
                 Ok(())
             }
-            _ => bail!("{act:?} is not the store's"),
+            _ if !life.plan.hangs => bail!("{act:?} is not the store's"),
+            Act::FindDirectory | Act::OpenShared | Act::Open { .. } => Ok(()),
+            // Nobody asks for it again.
+            Act::Close { .. } => self.done(life, act, Done::Done),
+            Act::Create { name } => {
+                if let Some(node) = self.lookup(life, executed, name).await? {
+                    let name = name.clone();
+                    self.done(life, act, Done::Node(node))?;
+                    self.files.get_mut(&name).expect("it was just made").is_open = false;
+                }
+                Ok(())
+            }
+            Act::Write { ino, .. } | Act::Append { ino, .. } | Act::Cut { ino, .. } => {
+                let (ino, before) = (*ino, self.known(*ino).cloned());
+                let found = self.bytes(life, executed, ino).await?;
+                if before.is_some_and(|known| known.bytes == found) {
+                    return Ok(());
+                }
+                let done = match &act {
+                    Act::Write { bytes, .. } | Act::Append { bytes, .. } => {
+                        Done::Written { bytes: bytes.len() as u32 }
+                    }
+                    _ => self.about(life, executed, ino).await?,
+                };
+                self.done(life, act, done)?;
+                let known = self.known(ino).expect("it was just changed");
+                ensure!(known.bytes == found, "done in part: {}", differ(&found, &known.bytes));
+                Ok(())
+            }
+            Act::Mode { ino, mode } => {
+                let (ino, mode) = (*ino, *mode);
+                let Done::Node(node) = self.about(life, executed, ino).await? else { bail!("no attributes") };
+                let before = self.known(ino).map(|known| known.mode);
+                match node.mode & 0o7777 {
+                    now if now == mode => self.done(life, act, Done::Node(node)),
+                    now => {
+                        ensure!(Some(now) == before, "mode {now:o}");
+                        Ok(())
+                    }
+                }
+            }
+            Act::AppendShared => {
+                let number = self.next_record - 1;
+                let ino = self.shared.expect("it was appended to");
+                let found = self.bytes(life, executed, ino).await?;
+                match times(&found, &self.record(number)) {
+                    0 => Ok(()),
+                    1 => self.done(life, act, Done::Written { bytes: RECORD as u32 }),
+                    times => bail!("record {number} is there {times} times"),
+                }
+            }
         }
+    }
+
+    async fn about(&mut self, life: &Life, executed: &Arc<Executed>, ino: u64) -> Result<Done> {
+        Ok(self.see(life, executed, Operation::Attributes { ino }).await?.0)
     }
 
     fn done(&mut self, life: &Life, act: Act, done: Done) -> Result<()> {
@@ -723,7 +807,7 @@ impl Client {
     async fn see(
         &mut self,
         life: &Life,
-        executed: &Executed,
+        executed: &Arc<Executed>,
         operation: Operation,
     ) -> Result<(Done, Option<OwnedFd>)> {
         loop {
@@ -731,13 +815,13 @@ impl Client {
             match self.ask(life, executed, self.next, operation.clone()).await {
                 Ok(done) => return Ok(done),
                 // Where bytes are is asked of the store after a loss of power.
-                Err(Wrong::Cause(Cause::Unavailable)) if life.plan.faults > 0 => {}
+                Err(Wrong::Cause(Cause::Unavailable)) if life.plan.fails() => {}
                 Err(wrong) => bail!("{operation:?}: {wrong:?}"),
             }
         }
     }
 
-    async fn lookup(&mut self, life: &Life, executed: &Executed, name: &str) -> Result<Option<Node>> {
+    async fn lookup(&mut self, life: &Life, executed: &Arc<Executed>, name: &str) -> Result<Option<Node>> {
         let Some(parent) = self.dir else { return Ok(None) };
         let asked = Operation::Lookup { parent, name: name.as_bytes().to_vec() };
         match self.see(life, executed, asked).await?.0 {
@@ -748,7 +832,7 @@ impl Client {
     }
 
     /// What this name of the volume's leads to.
-    async fn named(&mut self, life: &Life, executed: &Executed, name: &str) -> Result<Option<u64>> {
+    async fn named(&mut self, life: &Life, executed: &Arc<Executed>, name: &str) -> Result<Option<u64>> {
         let asked = Operation::Lookup { parent: ROOT, name: name.as_bytes().to_vec() };
         match self.see(life, executed, asked).await?.0 {
             Done::Node(node) => Ok(Some(node.ino)),
@@ -757,7 +841,7 @@ impl Client {
         }
     }
 
-    async fn bytes(&mut self, life: &Life, executed: &Executed, ino: u64) -> Result<Vec<u8>> {
+    async fn bytes(&mut self, life: &Life, executed: &Arc<Executed>, ino: u64) -> Result<Vec<u8>> {
         for _ in 0..LOCATED_MAX {
             let version = match self.see(life, executed, Operation::Locate { ino }).await? {
                 (Done::Stored { version }, None) => version,
@@ -782,7 +866,7 @@ impl Client {
     }
 
     /// What a write that was given up has left there may be seen until it is looked for.
-    async fn is_absent(&mut self, life: &Life, executed: &Executed, name: &str) -> Result<()> {
+    async fn is_absent(&mut self, life: &Life, executed: &Arc<Executed>, name: &str) -> Result<()> {
         if self.lookup(life, executed, name).await?.is_some() {
             ensure!(life.plan.faults > 0, "{name} is there");
             tokio::time::sleep(2 * crate::staging::late::LOOK).await;
@@ -793,7 +877,7 @@ impl Client {
     }
 
     /// All that it knows is there.
-    async fn look(&mut self, life: &Life, executed: &Executed) -> Result<()> {
+    async fn look(&mut self, life: &Life, executed: &Arc<Executed>) -> Result<()> {
         let Some(dir) = self.dir else { return Ok(()) };
         for name in (0..NAMES).map(|n| format!("f{n}")) {
             let Some(known) = self.files.get(&name).cloned() else {
@@ -829,7 +913,7 @@ impl Client {
     }
 
     /// What is at the other name of its directory goes.
-    async fn clear_other(&mut self, life: &Life, executed: &Executed, files: Files) -> Result<()> {
+    async fn clear_other(&mut self, life: &Life, executed: &Arc<Executed>, files: Files) -> Result<()> {
         let of = self.name_of_directory(!self.is_moved).into_bytes();
         let Some(dir) = self.named(life, executed, &self.name_of_directory(!self.is_moved)).await? else {
             return Ok(());
@@ -843,7 +927,7 @@ impl Client {
                 self.next += 2;
                 match self.ask(life, executed, self.next, operation.clone()).await {
                     Ok(_) | Err(Wrong::Cause(Cause::NotFound)) => break,
-                    Err(Wrong::Cause(Cause::Unavailable)) if life.plan.faults > 0 => {}
+                    Err(Wrong::Cause(Cause::Unavailable)) if life.plan.fails() => {}
                     Err(wrong) => bail!("{operation:?}: {wrong:?}"),
                 }
             }
@@ -851,7 +935,7 @@ impl Client {
         Ok(())
     }
 
-    async fn list(&mut self, life: &Life, executed: &Executed, dir: u64) -> Result<BTreeSet<String>> {
+    async fn list(&mut self, life: &Life, executed: &Arc<Executed>, dir: u64) -> Result<BTreeSet<String>> {
         let mut listed = BTreeSet::new();
         let mut offset = 0;
         loop {
@@ -867,7 +951,7 @@ impl Client {
         Ok(listed)
     }
 
-    async fn find_given(&mut self, life: &Life, executed: &Executed) -> Result<()> {
+    async fn find_given(&mut self, life: &Life, executed: &Arc<Executed>) -> Result<()> {
         while self.dir.is_some()
             && let Some(name) = self.given.keys().next().cloned()
         {
@@ -883,7 +967,7 @@ impl Client {
         Ok(())
     }
 
-    async fn find_directory(&mut self, life: &Life, executed: &Executed) -> Result<()> {
+    async fn find_directory(&mut self, life: &Life, executed: &Arc<Executed>) -> Result<()> {
         self.dir = self.named(life, executed, &self.directory()).await?;
         if self.dir.is_none() {
             // One that was moved and not written out may have either name.
@@ -894,7 +978,7 @@ impl Client {
     }
 
     /// Of the name that its directory does not have: what a rename left there that a loss of power came into.
-    async fn find_other(&mut self, life: &Life, executed: &Executed) -> Result<Files> {
+    async fn find_other(&mut self, life: &Life, executed: &Arc<Executed>) -> Result<Files> {
         let Some(dir) = self.named(life, executed, &self.name_of_directory(!self.is_moved)).await? else {
             return Ok(Files::new());
         };
@@ -906,7 +990,7 @@ impl Client {
     }
 
     /// What is at its names.
-    async fn found(&mut self, life: &Life, executed: &Executed) -> Result<Files> {
+    async fn found(&mut self, life: &Life, executed: &Arc<Executed>) -> Result<Files> {
         let mut found = Files::new();
         for name in (0..NAMES).map(|n| format!("f{n}")) {
             if let Some(node) = self.lookup(life, executed, &name).await? {
@@ -919,7 +1003,7 @@ impl Client {
     }
 
     /// What was safe is there; what is there counts from now on.
-    async fn look_after_loss(&mut self, life: &Life, executed: &Executed) -> Result<()> {
+    async fn look_after_loss(&mut self, life: &Life, executed: &Arc<Executed>) -> Result<()> {
         self.find_given(life, executed).await?;
         let mut found = self.found(life, executed).await?;
         if life.plan.faults > 0 && found.keys().any(|name| !self.kept.contains(name)) {
@@ -976,6 +1060,10 @@ impl Client {
         self.safe_records = self.appended.clone();
         Ok(())
     }
+}
+
+fn is_unavailable(outcome: &Result<(Done, Option<OwnedFd>), Wrong>) -> bool {
+    matches!(outcome, Err(Wrong::Cause(Cause::Unavailable)))
 }
 
 fn shown(act: &Act) -> String {

@@ -22,7 +22,12 @@ pub(super) struct Disk {
     rng: Mutex<SmallRng>,
     durable: Mutex<Durable>,
     boots: Mutex<u32>,
+    /// How long it may take, if some of its calls take longer.
+    hangs: Mutex<Option<Duration>>,
 }
+
+/// One of so many calls does.
+const HANGS_ONE_IN: u32 = 60;
 
 /// What no loss of power takes.
 #[derive(Default)]
@@ -39,9 +44,20 @@ impl Disk {
     /// As this thread's.
     pub(super) fn new(dir: PathBuf, fate: Arc<Fate>, seed: u64) -> Arc<Self> {
         let rng = Mutex::new(SmallRng::seed_from_u64(seed));
-        let disk = Arc::new(Self { dir, fate, rng, durable: Mutex::default(), boots: Mutex::new(1) });
+        let disk = Arc::new(Self {
+            dir,
+            fate,
+            rng,
+            durable: Mutex::default(),
+            boots: Mutex::new(1),
+            hangs: Mutex::default(),
+        });
         simulated::set(disk.clone());
         disk
+    }
+
+    pub(super) fn set_hangs(&self, limit: Option<Duration>) {
+        *lock(&self.hangs) = limit;
     }
 
     fn files(&self) -> BTreeMap<String, PathBuf> {
@@ -94,9 +110,14 @@ impl Disk {
 
 impl Simulated for Disk {
     fn take(self: Arc<Self>, job: Box<dyn FnOnce() + Send>) {
-        let micros = lock(&self.rng).random_range(0..3000);
+        let mut time = Duration::from_micros(lock(&self.rng).random_range(0..3000));
+        if let Some(limit) = *lock(&self.hangs)
+            && lock(&self.rng).random_ratio(1, HANGS_ONE_IN)
+        {
+            time = limit.mul_f64(lock(&self.rng).random_range(0.5..4.0));
+        }
         tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_micros(micros)).await;
+            tokio::time::sleep(time).await;
             self.fate.is_alive().await;
             job();
         });

@@ -17,6 +17,8 @@ pub(super) struct Plan {
     pub(super) loses_power: bool,
     /// The volume has files when its history begins.
     pub(super) has_files: bool,
+    /// Some calls of the staging disk take longer than they may.
+    pub(super) hangs: bool,
 }
 
 impl Plan {
@@ -29,8 +31,16 @@ impl Plan {
             holds_conditions: !seed.is_multiple_of(5),
             versions_of_bytes: bit(3),
             has_files: bit(4),
+            hangs: (seed / 11).is_multiple_of(3),
             loses_power: seed.is_multiple_of(3),
         }
+    }
+}
+
+impl Plan {
+    /// Not each request gets a proper answer.
+    pub(super) fn fails(&self) -> bool {
+        self.faults > 0 || self.hangs
     }
 }
 

@@ -13,6 +13,7 @@ mod client;
 mod disk;
 mod fate;
 mod life;
+mod silent;
 mod store;
 mod trace;
 mod uploads;
@@ -38,8 +39,8 @@ use trace::trace;
 use volume::{Access, Parameters, ScopeId, SourceUrl, VolumeId, VolumeSpec};
 
 const VOLUME: &str = "simulated";
-/// How long a staging disk may take; here it never takes so long.
-const DISK_LIMIT: Duration = Duration::from_secs(60);
+/// How long a staging disk may take.
+const DISK_LIMIT: Duration = Duration::from_secs(2);
 /// What is left to upload is uploaded by then, once nothing fails any more.
 const UPLOADS: Duration = Duration::from_secs(3600);
 const LIVES: usize = 6;
@@ -119,6 +120,7 @@ impl World {
     fn history(mut self) -> Summary {
         for life in 0..LIVES {
             self.store.set_faults(self.plan.faults);
+            self.disk.set_hangs(self.plan.hangs.then_some(DISK_LIMIT));
             // Each in its turn: some come seldom.
             let step = STEPS[(self.seed as usize % STEPS.len() * 5 + life) % STEPS.len()];
             let armed = self.rng.random_bool(0.8).then(|| (step, self.rng.random_range(0..2)));
@@ -140,6 +142,7 @@ impl World {
         // Nothing fails any more.
         self.store.settles();
         self.store.set_faults(0);
+        self.disk.set_hangs(None);
         self.fate.begins(None);
         assert_eq!(self.life(LIVES, true), End::Quiet);
         self.summary.operations =
@@ -159,8 +162,8 @@ impl World {
         });
         let end = runtime.block_on(async {
             tokio::spawn(clock());
-            let (spec, faults) = (self.spec(), self.plan.faults);
-            let staging = Staging::new(self.path("staging"), DISK_LIMIT);
+            let (spec, fails) = (self.spec(), self.plan.fails());
+            let staging = Arc::new(Staging::new(self.path("staging"), DISK_LIMIT));
             let (of, numbers, fate) = (scope.clone(), numbers.clone(), self.fate.clone());
             let opening = tokio::spawn(async move {
                 loop {
@@ -169,7 +172,7 @@ impl World {
                         // It is published again, if its agent lives.
                         Err(refusal) => {
                             fate.is_alive().await;
-                            assert!(faults > 0, "{}", refusal.message);
+                            assert!(fails, "{}", refusal.message);
                         }
                     }
                 }
@@ -192,7 +195,7 @@ impl World {
                 let (client, life) = (client.clone(), life.clone());
                 tasks.spawn(async move {
                     let mut client = client.lock().await;
-                    let executed = Executed::default();
+                    let executed = Arc::new(Executed::default());
                     life.area.join(client.mount, &executed);
                     let worked = client.work(&life, &executed, step_count, is_last).await;
                     if worked.is_err() {

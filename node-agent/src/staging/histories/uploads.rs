@@ -26,15 +26,15 @@ const SOON: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// With one volume.
-struct Node {
+pub(super) struct Node {
     dir: tempfile::TempDir,
     store: Arc<SimulatedStore>,
-    staging: Staging,
+    staging: Arc<Staging>,
     numbers: Arc<StateDir>,
     scope: Option<Arc<Scope>>,
 }
 
-fn store() -> Arc<SimulatedStore> {
+pub(super) fn store() -> Arc<SimulatedStore> {
     SimulatedStore::new(Arc::new(Fate::default()), 1, true, false)
 }
 
@@ -47,13 +47,18 @@ fn spec() -> VolumeSpec {
 
 impl Node {
     fn new(store: &Arc<SimulatedStore>) -> Self {
+        Self::on_disk(store, SOON)
+    }
+
+    /// `limit`: how long the disk may take.
+    pub(super) fn on_disk(store: &Arc<SimulatedStore>, limit: Duration) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let numbers = Arc::new(StateDir::open(&dir.path().join("state")).unwrap());
-        let staging = Staging::new(dir.path().join("staging"), SOON);
+        let staging = Arc::new(Staging::new(dir.path().join("staging"), limit));
         Self { store: store.clone(), staging, numbers, scope: None, dir }
     }
 
-    async fn open(&mut self) -> Result<Arc<Area>, String> {
+    pub(super) async fn open(&mut self) -> Result<Arc<Area>, String> {
         let scope = self.scope.get_or_insert_with(|| {
             let (id, store) = (ScopeId::parse(&"0a".repeat(16)).unwrap(), self.store.clone());
             scope_over(self.dir.path(), id, self.numbers.clone(), |_| Ok(store)).0

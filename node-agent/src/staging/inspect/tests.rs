@@ -140,7 +140,7 @@ impl Sink for Gate {
 struct Node {
     dir: tempfile::TempDir,
     does: watch::Sender<Does>,
-    staging: Staging,
+    staging: Arc<Staging>,
     numbers: Arc<StateDir>,
     scope: Option<Arc<Scope>>,
     spec: VolumeSpec,
@@ -164,7 +164,7 @@ impl Node {
         let inflight = Inflight::map(Inflight::create(Room::ReadWrite).unwrap()).unwrap();
         let numbers = Arc::new(StateDir::open(&dir.path().join("state")).unwrap());
         Self {
-            staging: Staging::new(dir.path().join("staging"), Duration::from_secs(60)),
+            staging: Arc::new(Staging::new(dir.path().join("staging"), Duration::from_secs(60))),
             does: watch::Sender::new(Does::Refuses),
             numbers,
             scope: None,
@@ -499,7 +499,7 @@ async fn what_a_mount_that_may_still_come_has_open_is_not_discarded() {
     let discarded = node.discard(&[]).await;
     assert_eq!((discarded.files, discarded.left.len()), (1, 1));
     assert!(discarded.left[0].1.contains("try again in"), "{discarded:?}");
-    node.staging.started = Instant::now().checked_sub(STRANGERS).unwrap();
+    Arc::get_mut(&mut node.staging).unwrap().started = Instant::now().checked_sub(STRANGERS).unwrap();
     assert_eq!(node.discard(&[]).await.files, 1);
 }
 
