@@ -21,6 +21,7 @@ HISTORIES ?= 100000
 FUZZ_SECONDS ?= 3600
 COUNT ?= 50
 DURATION ?= 60s
+WRITING ?= 4m
 SEED ?=
 ROUNDS ?=
 RELEASE := target/release
@@ -28,7 +29,7 @@ RELEASE := target/release
 DEMO := node-agent fuse-worker hdfs-helper csi-plugin s3-server oracle demo
 CRATES := cache cgroups cli csi-plugin e2e failpoint fuse-abi fuse-worker hdfs hdfs-helper hostile inflight journal link lockdown mounts node-agent proto sim startup store testkit version volume
 
-.PHONY: help build release check test e2e demo lint model coverage proto sim advisories bench kernels kills torture cycles faults handovers memory listing mutants renewals frozen away noisy scopes fuzz fuzz-smoke scale burst open-files soak stores posix $(CRATES:%=test-%)
+.PHONY: help build release check test e2e demo lint model coverage proto sim advisories bench kernels kills torture writers cycles faults handovers memory listing mutants renewals frozen away noisy scopes fuzz fuzz-smoke scale burst open-files soak stores posix $(CRATES:%=test-%)
 
 help: ## Show this list.
 	@grep -hE '^[a-zA-Z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -97,6 +98,10 @@ kills: release ## KILLS=1000 deaths of workers under the oracle, 20 volumes.
 torture: release ## DURATION=60s (or 2h) of deaths of every part, SEED=; make torture TORTURE="--hang-limit 4s" for more.
 	scripts/versions --release
 	scripts/long-run torture $(RELEASE)/node-suite torture --duration $(DURATION) $(if $(SEED),--seed $(SEED)) --json target/torture.json $(TORTURE)
+
+writers: release ## WRITING=4m (or 1h) of the same under programs that write, SEED=; make writers WRITERS="--hang-limit 4s" for more.
+	scripts/versions --release
+	scripts/long-run writers $(RELEASE)/node-suite writers --duration $(WRITING) $(if $(SEED),--seed $(SEED)) $(WRITERS)
 
 soak: release ## SOAK=4h of the same faults, one each ten seconds, while pods come and go: growth of each process an hour.
 	scripts/versions --release

@@ -6,6 +6,7 @@ use e2e::node::{AgentOptions, Node, Protocol};
 use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::kills::{self, KillPlan};
 use e2e::scenario::resets::ResetsPlan;
+use e2e::scenario::torture::writers::{self, WritersPlan};
 use e2e::scenario::torture::{self, Class, Length, Plan, SoakPlan, TortureReport};
 use e2e::scenario::{
     away, burst, cycles, faults, frozen, hadoop, listing, memory, noisy, renewals, resets, scale, scopes,
@@ -160,6 +161,23 @@ enum Command {
         /// Also writes the report here, for `torture-sum`.
         #[arg(long)]
         json: Option<PathBuf>,
+    },
+    /// The same under programs that write: each call succeeds, each operation happens once, and the store has in the end what
+    /// was written.
+    Writers {
+        #[arg(long, value_parser = humantime::parse_duration, default_value = "4m")]
+        duration: Duration,
+        /// After so much time all is compared, and begun anew in the other mode.
+        #[arg(long, value_parser = humantime::parse_duration, default_value = "60s")]
+        leg: Duration,
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Only these classes; repeat it for more.
+        #[arg(long = "class")]
+        classes: Vec<Class>,
+        /// What stands still for so long is replaced; with it, hangs are among the faults.
+        #[arg(long, value_parser = humantime::parse_duration)]
+        hang_limit: Option<Duration>,
     },
     /// The same faults, seldom, while pods come and go: what each process has more in an hour.
     Soak {
@@ -334,6 +352,11 @@ fn run() -> Result<()> {
             }
             report.ensure_clean(&[])?;
             node.finish()
+        }
+        Command::Writers { duration, leg, seed: given, classes, hang_limit } => {
+            let classes = if classes.is_empty() { WritersPlan::classes(hang_limit)? } else { classes };
+            println!("{}", writers::run_for(duration, leg, seed(given), &classes, hang_limit)?);
+            Ok(())
         }
         Command::Soak { time, every, rest, seed: given, json } => {
             let mut node = Node::start(AgentOptions::default())?;

@@ -14,7 +14,6 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use testkit::faults::{Fault, Rule, Script};
 
 fn writes(plan: &WritersPlan) -> Result<()> {
     let mut node = Node::start(AgentOptions::default())?;
@@ -42,27 +41,11 @@ fn programs_write_beside_each_other_while_nothing_dies() -> Result<()> {
     Ok(())
 }
 
-/// Errors, resets, answers that are lost although the write has happened, and slow ones.
-fn faults(seed: u64) -> Script {
-    let some = |fault, probability| Rule::with_probability(fault, probability);
-    let rules = vec![
-        some(Fault::Status { code: 503, retry_after_s: None }, 0.03),
-        some(Fault::Reset, 0.02),
-        some(Fault::LostAnswer, 0.02),
-        some(Fault::LostAnswer, 0.1).op("PutObject"),
-        some(Fault::LostAnswer, 0.2).op("CompleteMultipartUpload"),
-        some(Fault::LostAnswer, 0.1).op("CopyObject"),
-        some(Fault::LostAnswer, 0.1).op("DeleteObject"),
-        some(Fault::Latency { ms: 100 }, 0.1),
-    ];
-    Script { seed, rules }
-}
-
 #[test]
 fn a_store_that_fails_at_times_has_each_object_once_and_right() -> Result<()> {
     for mode in [WriteMode::Through, WriteMode::Back] {
         let (seed, time) = (seed(), Duration::from_secs(12));
-        let faults = Some(faults(seed));
+        let faults = Some(WritersPlan::store_faults(seed));
         writes(&WritersPlan { classes: Vec::new(), time, faults, ..WritersPlan::short(mode, seed) })?;
     }
     Ok(())
@@ -72,7 +55,11 @@ fn a_store_that_fails_at_times_has_each_object_once_and_right() -> Result<()> {
 fn deaths_beside_a_store_that_fails_at_times_are_not_noticed_either() -> Result<()> {
     for mode in [WriteMode::Through, WriteMode::Back] {
         let (seed, time) = (seed(), Duration::from_secs(12));
-        writes(&WritersPlan { time, faults: Some(faults(seed)), ..WritersPlan::short(mode, seed) })?;
+        writes(&WritersPlan {
+            time,
+            faults: Some(WritersPlan::store_faults(seed)),
+            ..WritersPlan::short(mode, seed)
+        })?;
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use super::Plan;
 use super::class::Class;
 use super::killer::Killer;
 use crate::clock::wait_until;
-use crate::node::{Mounted, Node};
+use crate::node::{AgentOptions, Mounted, Node, Protocol};
 use crate::pod::Running;
 use crate::random::Random;
 use anyhow::{Context, Result, ensure};
@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-use testkit::faults::Script;
+use testkit::faults::{Fault, Rule, Script};
 use writer::Writer;
 
 /// What a name of the volume's directory must have in the end: its bytes.
@@ -95,6 +95,32 @@ impl WritersPlan {
             patience: Duration::from_secs(60),
         }
     }
+
+    /// Each class of which no call is declared to fail. Hangs need a limit that is shorter than a program's patience, an OOM kill
+    /// a group.
+    pub fn classes(hang_limit: Option<Duration>) -> Result<Vec<Class>> {
+        // A crowd is of readers, helpers are of another store; what was open on a mount that ends is lost; and a staging disk that
+        // hangs is an error.
+        let others = [Class::Crowd, Class::Helpers, Class::MountEnded, Class::DiskHang];
+        let all = Plan::classes(hang_limit, Protocol::S3)?;
+        Ok(all.into_iter().filter(|class| !others.contains(class)).collect())
+    }
+
+    /// Errors, resets, answers that are lost although the write has happened, and slow ones.
+    pub fn store_faults(seed: u64) -> Script {
+        let some = Rule::with_probability;
+        let rules = vec![
+            some(Fault::Status { code: 503, retry_after_s: None }, 0.03),
+            some(Fault::Reset, 0.02),
+            some(Fault::LostAnswer, 0.02),
+            some(Fault::LostAnswer, 0.1).op("PutObject"),
+            some(Fault::LostAnswer, 0.2).op("CompleteMultipartUpload"),
+            some(Fault::LostAnswer, 0.1).op("CopyObject"),
+            some(Fault::LostAnswer, 0.1).op("DeleteObject"),
+            some(Fault::Latency { ms: 100 }, 0.1),
+        ];
+        Script { seed, rules }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -104,6 +130,18 @@ pub struct WritersReport {
     pub deaths: BTreeMap<&'static str, u64>,
     pub files: usize,
     pub bytes: usize,
+}
+
+impl WritersReport {
+    fn add(&mut self, other: Self) {
+        self.operations += other.operations;
+        self.records += other.records;
+        for (class, deaths) in other.deaths {
+            *self.deaths.entry(class).or_default() += deaths;
+        }
+        self.files += other.files;
+        self.bytes += other.bytes;
+    }
 }
 
 impl std::fmt::Display for WritersReport {
@@ -204,6 +242,47 @@ pub fn work(work: &Work) -> Result<()> {
     }
     println!("{}", serde_json::to_string(&worked)?);
     Ok(())
+}
+
+/// Legs of `leg` each, on a node of its own each: both modes, without and with a store that fails at times. The report of each
+/// goes to standard error.
+pub fn run_for(
+    time: Duration,
+    leg: Duration,
+    seed: u64,
+    classes: &[Class],
+    hang_limit: Option<Duration>,
+) -> Result<WritersReport> {
+    let begun = Instant::now();
+    let mut total = WritersReport::default();
+    for number in 0.. {
+        if begun.elapsed() >= time {
+            break;
+        }
+        let mode = if number % 2 == 0 { WriteMode::Through } else { WriteMode::Back };
+        let seed = seed.wrapping_add(number);
+        let faults = (number % 4 >= 2).then(|| WritersPlan::store_faults(seed));
+        let plan = WritersPlan {
+            time: leg,
+            classes: classes.to_vec(),
+            faults,
+            patience: Duration::from_secs(120),
+            ..WritersPlan::short(mode, seed)
+        };
+        let mut node = Node::start(AgentOptions { hang_limit, ..AgentOptions::default() })?;
+        if classes.iter().any(|class| class.is_panic()) {
+            super::panics::allow(&mut node);
+            // From their next start on.
+            Killer::restart_agent(&mut node)?;
+            Killer::restart_broker(&mut node)?;
+            node.wait_whole(plan.patience)?;
+        }
+        let report = run(&mut node, &plan)?;
+        node.finish()?;
+        eprintln!("writers: {:.0} s, {mode:?}: {report}", begun.elapsed().as_secs_f64());
+        total.add(report);
+    }
+    Ok(total)
 }
 
 /// Publishes, lets write, kills, compares, unpublishes.
