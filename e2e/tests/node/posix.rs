@@ -1,5 +1,6 @@
 //! Test suites that others wrote, in volumes that can be written to: fsx, whose one file must always read as it was written,
-//! and pjdfstest, which knows what POSIX wants of each call. scripts/posix installs and names them.
+//! fio, which knows the checksum of each block that it wrote, and pjdfstest, which knows what POSIX wants of each call.
+//! scripts/posix installs and names them.
 
 use crate::seed;
 use anyhow::{Context, Result, ensure};
@@ -219,6 +220,92 @@ fn fsx_does_not_notice_deaths_of_agents_in_a_directory() -> Result<()> {
 #[test]
 fn fsx_does_not_notice_deaths_of_agents_when_written_back() -> Result<()> {
     exercise_under_deaths(Store::S3, "back", agent_dies)
+}
+
+// ---------------------------------------------------------------------- fio
+
+/// One of fio's ways to write.
+struct Job {
+    engine: &'static str,
+    rw: &'static str,
+    sizes: &'static str,
+}
+
+/// Blocks of both sorts of programs, and such as are written through a mapping.
+const JOBS: [Job; 3] = [
+    Job { engine: "psync", rw: "randwrite", sizes: "512-64k" },
+    Job { engine: "psync", rw: "write", sizes: "1m-1m" },
+    Job { engine: "mmap", rw: "randwrite", sizes: "4k-4k" },
+];
+
+/// Of each of two files; more where more operations of fsx are asked for.
+fn megabytes() -> u64 {
+    (operations() / 600).clamp(8, 64)
+}
+
+/// Each block with its checksum. `only`: they were written before.
+fn fio(mounted: &Mounted, job: &Job, seed: u64, only: bool) -> Result<Child> {
+    let Job { engine, rw, sizes } = job;
+    let mut command = Command::new("fio");
+    command.args(["--name=verified", "--numjobs=2", "--fallocate=none", "--end_fsync=1"]);
+    command.arg(format!("--size={}m", megabytes()));
+    command.args(["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--verify_backlog=100"]);
+    command.args([format!("--ioengine={engine}"), format!("--rw={rw}"), format!("--bsrange={sizes}")]);
+    command.arg(format!("--randseed={seed}")).arg(format!("--directory={}", mounted.target.display()));
+    // Its state of a verification that was cut short, to a place of its own.
+    command.current_dir("/tmp").args(only.then_some("--verify_only"));
+    command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
+    command.stderr(std::process::Stdio::piped()).spawn().context("fio")
+}
+
+fn ended_well(fio: Child, what: &str) -> Result<()> {
+    let run = fio.wait_with_output()?;
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    ensure!(run.status.success(), "{what}: {}\n{}\n{}", run.status, said(&run.stdout), said(&run.stderr));
+    Ok(())
+}
+
+/// Workers die while it writes; then an agent, and all is read once more.
+fn verified(store: Store, mode: &str) -> Result<()> {
+    let seed = seed() % (1 << 31);
+    let mut node = Node::start(AgentOptions::default())?;
+    let mounted = workspace(&mut node, store, mode)?;
+    for job in &JOBS {
+        let what = format!("{} by {}, seed {seed}", job.rw, job.engine);
+        let mut writing = fio(&mounted, job, seed, false)?;
+        let mut deaths = 0;
+        while writing.try_wait()?.is_none() {
+            worker_dies(&mut node, &mounted)?;
+            deaths += 1;
+            let _ = wait_until(DEATHS_EVERY, || writing.try_wait().is_ok_and(|ended| ended.is_some()));
+        }
+        ended_well(writing, &what)?;
+        agent_dies(&mut node, &mounted)?;
+        // Not from the kernel's pages.
+        for number in 0..2 {
+            let file = File::open(mounted.target.join(format!("verified.{number}.0")))?;
+            file.sync_all()?;
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+        }
+        ended_well(fio(&mounted, job, seed, true)?, &format!("{what}, read after an agent's death"))?;
+        println!("fio: {what}: {} MiB, {deaths} deaths of workers", 2 * megabytes());
+    }
+    node.finish()
+}
+
+#[test]
+fn fio_finds_each_block_as_written_on_s3_written_through() -> Result<()> {
+    verified(Store::S3, "through")
+}
+
+#[test]
+fn fio_finds_each_block_as_written_on_s3_written_back() -> Result<()> {
+    verified(Store::S3, "back")
+}
+
+#[test]
+fn fio_finds_each_block_as_written_in_a_directory_written_back() -> Result<()> {
+    verified(Store::Directory, "back")
 }
 
 // ---------------------------------------------------------------------- pjdfstest
