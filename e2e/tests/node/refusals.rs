@@ -379,3 +379,49 @@ fn a_staging_disk_that_hangs_is_an_error_in_time_and_nothing_that_was_acknowledg
     drop(reader);
     node.finish()
 }
+
+/// After an fsync that failed the kernel may take pages for clean that are on no disk: the next one must not believe it. And nobody
+/// knows what of the journal is there: an agent that starts anew finds out.
+#[test]
+fn a_staging_disk_that_fails_is_an_error_and_nothing_that_is_said_to_be_safe_is_lost() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    node.stop_agent()?;
+    let uid = node.options().uid;
+    let disk = FaultyDisk::of_staging(node.places(), uid)?;
+    node.start_agent()?;
+    let mounted = node.workspace("fails", "fails", &[("writeMode", "back")])?;
+    let path = |name: &str| mounted.target.join(name);
+    let safe = File::create_new(path("safe"))?;
+    safe.write_all_at(b"safe", 0)?;
+    safe.sync_all()?;
+    drop(safe);
+    let eio = |calls: &[Call]| disk.set(&DiskFaults { eio: calls.to_vec(), ..DiskFaults::default() });
+    let large = bytes(Trouble::Denied, LARGE);
+    let file = File::options().read(true).write(true).create_new(true).open(path("large"))?;
+    file.write_all_at(&large, 0)?;
+    eio(&[Call::Fsync])?;
+    ensure!(errno(file.sync_all()) == Some(libc::EIO), "fsync on a disk whose fsync fails");
+    // All of it is written once more, or it is not safe.
+    eio(&[Call::Write])?;
+    ensure!(errno(file.sync_all()) == Some(libc::EIO), "it was said to be safe, and was not written anew");
+    eio(&[])?;
+    file.sync_all()?;
+    ensure!(fs::read(path("safe"))? == b"safe" && fs::read(path("large"))? == large);
+    // Of the journal, too.
+    eio(&[Call::Fsync])?;
+    let made = File::create_new(path("made")).and_then(|made| made.sync_all());
+    ensure!(errno(made) == Some(libc::EIO), "a name was said to be safe");
+    eio(&[])?;
+    // To close what can be written to is a call to the mount, which no process must inherit.
+    drop(file);
+    node.kill_agent()?;
+    node.start_agent()?;
+    node.wait_served(PATIENCE)?;
+    fs::write(path("new"), b"new")?;
+    for (name, bytes) in [("safe", &b"safe"[..]), ("large", &large), ("new", b"new")] {
+        ensure!(fs::read(path(name))? == bytes, "{name}");
+        let is_there = || fs::read(node.server.file(&format!("fails/{name}"))).is_ok_and(|b| b == bytes);
+        ensure!(wait_until(PATIENCE, is_there), "{name} does not get to the store");
+    }
+    node.finish()
+}

@@ -3,7 +3,7 @@
 use super::believed::{Believed, Coming};
 use super::buffers::Buffers;
 use super::discards::Discards;
-use super::disk::{Disk, Gone, write_out};
+use super::disk::{Disk, Gone, write_anew, write_out};
 use super::failures::Failures;
 use super::file::{File, now_ns};
 use super::locks::{Held, Locks, child};
@@ -205,11 +205,25 @@ impl Area {
         done.await
     }
 
-    /// Writes out the bytes of a staged file.
-    pub(super) async fn write_out_data(&self, data: Arc<std::fs::File>) -> Result<(), Wrong> {
-        let dir = self.files.clone();
+    /// Writes out the bytes of a staged file. `alone`: nobody changes them meanwhile.
+    pub(super) async fn write_out_data(
+        &self,
+        file: &File,
+        data: Arc<std::fs::File>,
+        alone: bool,
+    ) -> Result<(), Wrong> {
+        let (dir, doubt) = (self.files.clone(), file.doubt.clone());
         let done = self.on_disk(move || {
-            write_out(&data, &dir).map_err(|error| {
+            let _turn = lock(&doubt.turn);
+            let written = match (doubt.has_failed.load(Acquire), alone) {
+                (false, _) => Ok(()),
+                (true, true) => write_anew(&data),
+                // It has come to be so since somebody asked.
+                (true, false) => Err(rustix::io::Errno::IO),
+            };
+            let written = written.and_then(|()| write_out(&data, &dir));
+            doubt.has_failed.store(written.is_err(), Release);
+            written.map_err(|error| {
                 tracing::error!(%error, "the staging disk did not write out");
                 disk_wrong(error)
             })

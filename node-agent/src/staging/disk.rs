@@ -142,3 +142,41 @@ pub(super) fn write_out(data: &std::fs::File, dir: &OwnedFd) -> rustix::io::Resu
     super::simulated::written_out(data);
     Ok(())
 }
+
+/// Has the kernel take all of it for not written out: after an fsync that failed it may call pages clean that are not on the disk,
+/// and the next fsync would say that they are safe. Nobody may change it meanwhile.
+pub(super) fn write_anew(data: &std::fs::File) -> rustix::io::Result<()> {
+    let size = rustix::fs::fstat(data)?.st_size as u64;
+    let (mut at, mut bytes) = (0, vec![0; 1 << 20]);
+    while let Some(range) = data_after(data, at)?.filter(|range| range.start < size) {
+        at = range.start;
+        while at < range.end.min(size) {
+            let len = bytes.len().min((range.end.min(size) - at) as usize);
+            let read = rustix::io::retry_on_intr(|| rustix::io::pread(data, &mut bytes[..len], at))?;
+            if read == 0 {
+                return Ok(());
+            }
+            let mut written = 0;
+            while written < read {
+                let from = at + written as u64;
+                written +=
+                    rustix::io::retry_on_intr(|| rustix::io::pwrite(data, &bytes[written..read], from))?;
+            }
+            at += read as u64;
+        }
+    }
+    Ok(())
+}
+
+/// The first run of data at or behind `at`; without an end where the file system tells no holes.
+pub(super) fn data_after(data: &std::fs::File, at: u64) -> rustix::io::Result<Option<std::ops::Range<u64>>> {
+    match rustix::fs::seek(data, rustix::fs::SeekFrom::Data(at)) {
+        Ok(start) => {
+            let end = rustix::fs::seek(data, rustix::fs::SeekFrom::Hole(start)).unwrap_or(u64::MAX);
+            Ok(Some(start..end))
+        }
+        Err(rustix::io::Errno::NXIO) => Ok(None),
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => Ok(Some(at..u64::MAX)),
+        Err(error) => Err(error),
+    }
+}

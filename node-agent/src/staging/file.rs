@@ -8,7 +8,7 @@ use crate::lock::lock;
 use link::writable::Node;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
@@ -46,6 +46,16 @@ pub(super) struct File {
     /// Change by which a part was touched last, by its number.
     touched: Mutex<HashMap<u32, u64>>,
     pub(super) sums: Sums,
+    pub(super) doubt: Arc<Doubt>,
+}
+
+/// Whether the kernel may take pages of a file for clean that are not on the disk.
+#[derive(Default)]
+pub(super) struct Doubt {
+    /// Held on a thread of the disk while the file is written out: of two who do it at once one alone learns of an error.
+    pub(super) turn: Mutex<()>,
+    /// The last attempt has failed. Lost with this agent.
+    pub(super) has_failed: AtomicBool,
 }
 
 /// Now, nanoseconds since 1970.
@@ -84,6 +94,7 @@ impl File {
             in_order: AtomicU64::new(0),
             touched: Mutex::default(),
             sums: Sums::default(),
+            doubt: Arc::default(),
         })
     }
 

@@ -1,11 +1,11 @@
 //! The bytes of staged files for a person, from areas that a mount has or not. Writers go on meanwhile.
 
 use super::closed::Closed;
-use super::disk::{Disk, Silence};
+use super::disk::{Disk, Silence, data_after};
 use super::names::data_name;
 use super::registry::Staging;
 use super::staged::StagedFile;
-use rustix::fs::{Mode, OFlags, SeekFrom, Stat};
+use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -135,18 +135,5 @@ impl Readable {
             })
         })
         .await
-    }
-}
-
-/// The first run of data at or behind `at`; without an end where the file system tells no holes.
-fn data_after(data: &std::fs::File, at: u64) -> rustix::io::Result<Option<std::ops::Range<u64>>> {
-    match rustix::fs::seek(data, SeekFrom::Data(at)) {
-        Ok(start) => {
-            let end = rustix::fs::seek(data, SeekFrom::Hole(start)).unwrap_or(u64::MAX);
-            Ok(Some(start..end))
-        }
-        Err(Errno::NXIO) => Ok(None),
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(at..u64::MAX)),
-        Err(error) => Err(error),
     }
 }

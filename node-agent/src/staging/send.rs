@@ -466,12 +466,12 @@ impl Area {
 
     /// Its bytes, so that no loss of power takes them.
     pub(super) async fn write_out(&self, file: &Arc<File>) -> Result<(), Wrong> {
-        let (at, data) = {
-            let content = file.content.write().await;
-            (file.changes(), content.clone())
-        };
+        let content = file.content.write().await;
+        let (at, data) = (file.changes(), content.clone());
+        // Writers wait only where all of it is to be written anew.
+        let alone = file.doubt.has_failed.load(Acquire).then_some(content);
         if let Some(data) = data {
-            self.write_out_data(data).await?;
+            self.write_out_data(file, data, alone.is_some()).await?;
             file.note_written_out(at);
         }
         Ok(())
