@@ -234,6 +234,34 @@ fn a_directory_of_more_than_a_journals_frame_is_left_to_who_copies_it() -> Resul
     node.finish()
 }
 
+/// A listing of several answers, between which files get to the store.
+#[test]
+fn each_name_is_listed_once_while_the_files_get_to_the_store() -> Result<()> {
+    const FILES: usize = 1500;
+    let mut node = started()?;
+    let mounted = workspace(&mut node, "listed", &[("writeMode", "back")])?;
+    let dir = mounted.target.join("d");
+    fs::create_dir(&dir)?;
+    for number in 0..FILES {
+        fs::write(dir.join(format!("f{number}")), b"1")?;
+    }
+    let stored = || fs::read_dir(node.server.file("listed/d")).map_or(0, Iterator::count);
+    let mut listings = 0;
+    let all_stored = wait_until(PATIENCE, || {
+        let listed = fs::read_dir(&dir).and_then(|entries| {
+            entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<std::io::Result<Vec<_>>>()
+        });
+        let listed = listed.expect("a directory is listed");
+        let different: std::collections::BTreeSet<_> = listed.iter().collect();
+        assert_eq!((listed.len(), different.len()), (FILES, FILES), "with {} in the store", stored());
+        listings += 1;
+        stored() == FILES
+    });
+    ensure!(all_stored, "{} of {FILES} got to the store", stored());
+    println!("{listings} listings meanwhile");
+    node.finish()
+}
+
 #[test]
 fn lengths_and_holes_and_appends() -> Result<()> {
     let mut node = started()?;

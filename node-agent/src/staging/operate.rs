@@ -5,10 +5,10 @@ use super::file::{File, now_ns};
 use super::names::{State, file_entry, open_entry};
 use super::record::Record;
 use super::{Executed, Outcome};
-use cache::meta::{Attributes, Kind, ROOT};
+use cache::meta::{Attributes, Kind, Lookup, ROOT};
 use link::Cause;
 use link::broker::MountId;
-use link::writable::{Done, Name, Operation, Owner, SetAttributes, Wrong};
+use link::writable::{Done, Name, Node, Operation, Owner, SetAttributes, Wrong};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -165,15 +165,14 @@ impl Area {
             node.ino = above;
             names.add(b"..", AFTER_DOT_DOT, node);
         }
-        // What the area says of this directory: names that the store does not have so, and those that it has still.
+        // What the area says of this directory: the names of its files, and those that only the store has still. A file that gets to the
+        // store between two answers keeps its place in the listing, so those that the store has by now are among the area's, too.
         let (staged, gone) = {
             let _still = self.moving.read().await;
             let path = self.path_of_dir(dir)?;
             let state = self.state();
-            let staged = State::in_dir(&state.paths, &path).filter_map(|(name, ino)| {
-                let file = state.files.get(ino).filter(|file| file.speaks())?;
-                Some((name.to_vec(), file.clone()))
-            });
+            let staged = State::in_dir(&state.paths, &path)
+                .filter_map(|(name, ino)| Some((name.to_vec(), state.files.get(ino)?.clone())));
             let staged: BTreeMap<Vec<u8>, Arc<File>> = staged.collect();
             let moved = State::in_dir(&state.moved, &path).map(|(name, _)| name.to_vec());
             let gone: BTreeSet<Vec<u8>> =
@@ -207,11 +206,21 @@ impl Area {
         let mut staged: Vec<_> = staged.into_iter().filter(|(_, file)| file.ino > after).collect();
         staged.sort_by_key(|(_, file)| file.ino);
         for (name, file) in staged {
-            if !names.add(&name, STAGED | file.ino, file.node()) {
+            let node = if file.speaks() { Some(file.node()) } else { self.stored_in(dir, &name)? };
+            let Some(node) = node else { continue }; // somebody else has removed it
+            if !names.add(&name, STAGED | file.ino, node) {
                 break;
             }
         }
         Ok(Done::Names(names.list))
+    }
+
+    /// What the store has at this name, as last known.
+    fn stored_in(&self, dir: u64, name: &[u8]) -> Result<Option<Node>, Wrong> {
+        Ok(match self.scope.names.lookup(dir, name).map_err(|e| self.meta_wrong(&e))? {
+            Lookup::Found { attributes, .. } => Some(self.stored_node(&attributes)),
+            _ => None,
+        })
     }
 
     /// Of a directory, as last known.
