@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
 /// One may be held up by a journal that is written out while another writes bytes.
-const THREADS: usize = 3;
+pub(super) const THREADS: usize = 3;
 
 type Job = Box<dyn FnOnce() + Send>;
 

@@ -2,6 +2,7 @@
 
 use super::client::OWNER;
 use super::uploads::{Node, store};
+use crate::staging::disk::THREADS;
 use crate::staging::{Area, Caller, Executed, Outcome};
 use cache::meta::ROOT;
 use inflight::{Inflight, Room};
@@ -11,24 +12,29 @@ use link::writable::{Done, Operation, Wrong};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 const MOUNT: MountId = MountId(1);
 const LIMIT: Duration = Duration::from_millis(200);
 
 /// All threads of the disk wait until what is returned goes.
-fn hang(area: &Arc<Area>) -> Vec<mpsc::Sender<()>> {
-    let stuck = (0..8).map(|_| {
+async fn hang(area: &Arc<Area>) -> Vec<mpsc::Sender<()>> {
+    let mut stuck = Vec::new();
+    for _ in 0..THREADS {
         let (mend, mended) = mpsc::channel::<()>();
+        let (enter, entered) = oneshot::channel();
         let area = area.clone();
         let wait = move || {
+            let _ = enter.send(());
             let _ = mended.recv(); // its end is what is waited for
             Ok(())
         };
         tokio::spawn(async move { area.on_disk(wait).await });
-        mend
-    });
-    stuck.collect()
+        entered.await.unwrap();
+        stuck.push(mend);
+    }
+    stuck
 }
 
 /// As the server of questions asks: what came of it, or an error and what goes on.
@@ -74,7 +80,7 @@ async fn who_is_told_that_an_open_has_failed_has_nothing_open_when_it_is_done_af
     assert_eq!(times(made.ino), 1);
 
     // Both have begun before anybody knows that it hangs.
-    let stuck = hang(&area);
+    let stuck = hang(&area).await;
     let open = Operation::Open { ino: made.ino, write: true };
     let (opened, created) =
         tokio::join!(ask(&area, &executed, 2, open.clone()), ask(&area, &executed, 3, create("b")));
