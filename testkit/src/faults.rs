@@ -30,6 +30,9 @@ pub struct Rule {
     /// Text that the key must contain (of a listing: its prefix).
     #[serde(default)]
     pub key: Option<String>,
+    /// Only requests for a range of bytes that begins here or behind.
+    #[serde(default)]
+    pub from: Option<u64>,
     /// 0 to 1. With neither `probability` nor `nth` the rule always hits.
     #[serde(default)]
     pub probability: Option<f64>,
@@ -96,7 +99,7 @@ pub enum Fault {
 
 impl Rule {
     pub fn always(fault: Fault) -> Self {
-        Self { fault, op: None, key: None, probability: None, nth: Vec::new(), times: None }
+        Self { fault, op: None, key: None, from: None, probability: None, nth: Vec::new(), times: None }
     }
     pub fn with_probability(fault: Fault, probability: f64) -> Self {
         Self { probability: Some(probability), ..Self::always(fault) }
@@ -110,6 +113,9 @@ impl Rule {
     pub fn key(self, key: &str) -> Self {
         Self { key: Some(key.to_owned()), ..self }
     }
+    pub fn from(self, offset: u64) -> Self {
+        Self { from: Some(offset), ..self }
+    }
     pub fn times(self, times: u64) -> Self {
         Self { times: Some(times), ..self }
     }
@@ -121,6 +127,13 @@ pub struct Seen<'a> {
     pub op: &'a str,
     pub key: &'a str,
     pub range: &'a str,
+}
+
+impl Seen<'_> {
+    /// The first byte that is asked for, of a request for a range.
+    fn begins(&self) -> Option<u64> {
+        self.range.strip_prefix("bytes=")?.split_once('-')?.0.parse().ok()
+    }
 }
 
 /// What to do to one request and its answer.
@@ -226,6 +239,7 @@ impl Faults {
         {
             if rule.op.as_deref().is_some_and(|op| op != seen.op)
                 || rule.key.as_deref().is_some_and(|key| !seen.key.contains(key))
+                || rule.from.is_some_and(|from| seen.begins().is_none_or(|begins| begins < from))
             {
                 continue;
             }

@@ -25,7 +25,7 @@ pub(super) async fn run(
     let request = pb::ReadStagingRequest { volume_id: volume, paths };
     let mut stream = agent.read_staging(request).await.map_err(|status| said(&status))?.into_inner();
     let top = Top::open(to)?;
-    let (mut files, mut copied, mut left) = (0_u64, 0_u64, 0_u64);
+    let (mut files, mut copied, mut partial, mut left) = (0_u64, 0_u64, 0_u64, 0_u64);
     let mut current: Option<(Vec<u8>, Result<Copy<'_>>)> = None;
     while let Some(piece) = stream.message().await.map_err(|status| said(&status))? {
         match piece.piece.context("the agent says nothing: report this")? {
@@ -51,7 +51,16 @@ pub(super) async fn run(
                 };
                 match finished {
                     Ok(()) => {
-                        (files, copied) = (files + 1, copied + end.size);
+                        (files, copied) = (files + 1, copied + end.size.saturating_sub(end.missing));
+                        if end.missing > 0 {
+                            partial += 1;
+                            remark(format_args!(
+                                "  {} is not whole: {} of it are in the store's object alone, and the copy has zeros in their place. \
+                                 Unless somebody else has changed that object, `millpond staging upload` brings and sends them",
+                                shown(&path),
+                                bytes(end.missing)
+                            ));
+                        }
                         if end.changed {
                             remark(format_args!(
                                 "  {} was written to while it was copied: the copy may be a mixture",
@@ -71,6 +80,8 @@ pub(super) async fn run(
     print(format_args!("{files} files, {} copied to {}", bytes(copied), to.display()))?;
     if left > 0 {
         remark(format_args!("{left} files were not copied"));
+    }
+    if left + partial > 0 {
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)

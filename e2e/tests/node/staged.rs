@@ -4,14 +4,15 @@ use crate::operators::{json, millpond};
 use crate::promises::errno;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, Mounted, Node, secrets};
+use e2e::node::{AgentOptions, Mounted, Node, Proxy, secrets};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
+use testkit::content;
 use testkit::faults::{Fault, Rule, Script};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -294,6 +295,40 @@ fn a_conflict_is_shown_exported_and_given_up_for_what_somebody_else_has_written(
     // And the file can be changed again.
     write_sync(&mounted.target.join("a"), b"after")?;
     ensure!(fs::read(node.server.file("both/a"))? == b"after");
+    node.finish()
+}
+
+/// A large object that somebody else replaces before all of it is here: its bytes were in the old object alone.
+#[test]
+fn a_copy_of_what_is_not_whole_says_so() -> Result<()> {
+    const BYTES: u64 = 96 << 20;
+    let mut node = Node::start(AgentOptions::default())?;
+    fs::create_dir_all(node.server.file("large"))?;
+    fs::write(node.server.file("large/a"), content::bytes(content::id("large"), 0..BYTES))?;
+    node.server.rescan()?;
+    // All of it takes ten seconds and more.
+    let proxy = Proxy::start(node.places(), node.server.address(), 1, 2)?;
+    let endpoint = proxy.endpoint();
+    let mounted = node.workspace("large", "large", &[("writeMode", "back"), ("endpoint", &endpoint)])?;
+    let id = mounted.id.as_str();
+    let file = File::options().write(true).open(mounted.target.join("a"))?;
+    file.write_all_at(b"ours", 50 << 20)?;
+    file.sync_all()?;
+    fs::write(node.server.file("large/a"), "theirs")?;
+    node.server.rescan()?;
+    let is_conflict = || listed(&node, id).is_ok_and(|area| area["conflicts"] == 1);
+    ensure!(wait_until(PATIENCE, is_conflict), "{}", listed(&node, id)?);
+    let (dir, text) = to(&node, "exported")?;
+    let export = millpond(&node, &["staging", "export", id, "--to", &text])?;
+    ensure!(!export.status.success() && out(&export).starts_with("1 files"), "{}", out(&export));
+    ensure!(err(&export).contains("a is not whole"), "{}", err(&export));
+    let copy = fs::read(dir.join("a"))?;
+    ensure!(copy.len() as u64 == BYTES && &copy[50 << 20..(50 << 20) + 4] == b"ours");
+    drop(file);
+    let discard = millpond(&node, &["staging", "discard", id, "a", "--yes"])?;
+    ensure!(discard.status.success() && out(&discard).starts_with("1 files"), "{}", out(&discard));
+    let is_theirs = || fs::read(mounted.target.join("a")).is_ok_and(|read| read == b"theirs");
+    ensure!(wait_until(PATIENCE, is_theirs));
     node.finish()
 }
 

@@ -14,6 +14,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use testkit::content;
+use testkit::faults::{Fault, Rule, Script};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const NOBODY: u32 = 65534;
@@ -379,6 +381,51 @@ fn what_a_store_has_is_changed_in_place() -> Result<()> {
     ensure!(fs::metadata(&path)?.permissions().mode() & 0o777 == 0o600);
     fs::remove_file(&path)?;
     ensure!(names(&mounted.target)? == set(&["dir"]), "a directory stays when its last file goes");
+    node.finish()
+}
+
+#[test]
+fn a_large_object_is_changed_before_all_of_it_is_here() -> Result<()> {
+    const BYTES: u64 = 192 << 20;
+    let mut node = started()?;
+    let mut expected = content::bytes(content::id("large"), 0..BYTES);
+    fs::create_dir_all(node.server.file("old"))?;
+    fs::write(node.server.file("old/large"), &expected)?;
+    node.server.rescan()?;
+    let mounted = workspace(&mut node, "old", &[("writeMode", "back")])?;
+    let path = mounted.target.join("large");
+    // Nobody has it open while an agent is started: the close of what a new process inherits waits for an agent.
+    let mut change = |path: &Path, offset: u64, bytes: &[u8]| -> Result<()> {
+        let end = offset as usize + bytes.len();
+        expected.resize(expected.len().max(end), 0);
+        expected[offset as usize..end].copy_from_slice(bytes);
+        let file = OpenOptions::new().write(true).open(path)?;
+        file.write_all_at(bytes, offset)?;
+        Ok(file.sync_all()?)
+    };
+    // What lies behind does not come.
+    let stalled = Rule::always(Fault::Stall { ms: None }).op("GetObject").from(64 << 20);
+    node.server.set_faults(&Script { seed: 0, rules: vec![stalled] })?;
+    // Over two blocks, and behind the end.
+    change(&path, (20 << 20) - 3, b"changed")?;
+    change(&path, BYTES, b"grown")?;
+    // The next agent goes on, and brings nothing over it.
+    node.kill_agent()?;
+    node.start_agent()?;
+    change(&path, 40 << 20, b"after a death")?;
+    let renamed = mounted.target.join("renamed");
+    fs::rename(&path, &renamed)?;
+    node.kill_agent()?;
+    node.start_agent()?;
+    change(&renamed, (20 << 20) - 1, b"again")?;
+    ensure!(in_store(&node, "old/renamed").is_none(), "not all of it is here");
+    node.server.no_faults()?;
+    change(&renamed, 150 << 20, b"at last")?;
+    let read = fs::read(&renamed)?;
+    ensure!(read == expected, "{:?}", read.iter().zip(&expected).position(|(is, wanted)| is != wanted));
+    let is_stored = || in_store(&node, "old/renamed").as_ref() == Some(&expected);
+    ensure!(wait_until(PATIENCE, is_stored), "it does not get to the store");
+    ensure!(wait_until(PATIENCE, || in_store(&node, "old/large").is_none()));
     node.finish()
 }
 

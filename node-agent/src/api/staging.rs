@@ -191,6 +191,7 @@ async fn send_file(
             modified_ns: end.modified_ns,
             changed: end.changed,
             failure: String::new(),
+            missing: file.missing,
         },
         Ok(Err(failure)) => pb::StagedEnd { failure, ..pb::StagedEnd::default() },
         Err(()) => return None,

@@ -1,7 +1,8 @@
 //! A staging area that no mount has, as its journal tells of it. Nothing of it is made, sent or tidied up here.
 
 use super::Waiting;
-use super::names::{FILE, FILES, OPEN, SOURCE_KEY, data_name, result_of};
+use super::elsewhere::Elsewhere;
+use super::names::{ELSEWHERE, FILE, FILES, OPEN, SOURCE_KEY, data_name, result_of};
 use super::opening::{FORMAT, JOURNAL};
 use super::record::Record;
 use super::staged::{StagedFile, in_order};
@@ -22,6 +23,8 @@ pub(super) struct Closed {
     pub(super) files: OwnedFd,
     pub(super) source: Option<String>,
     records: Vec<(u64, Record, u64)>,
+    /// Of files that have not all their bytes here, by inode number.
+    elsewhere: HashMap<u64, Elsewhere>,
     /// How often its programs had it open when its agent was gone, by inode number.
     opens: HashMap<u64, u32>,
 }
@@ -42,7 +45,8 @@ impl Closed {
             rustix::fs::openat(&top, FILES, flags, Mode::empty()).map_err(|e| format!("its files: {e}"))?;
         let (journal, _) =
             Journal::open(top.as_fd(), JOURNAL, FORMAT).map_err(|e| format!("its journal: {e}"))?;
-        let mut closed = Self { journal, files, source: None, records: Vec::new(), opens: HashMap::new() };
+        let (records, elsewhere, opens) = (Vec::new(), HashMap::new(), HashMap::new());
+        let mut closed = Self { journal, files, source: None, records, elsewhere, opens };
         closed.read()?;
         Ok(Some(closed))
     }
@@ -58,6 +62,10 @@ impl Closed {
                     let record: Record = postcard::from_bytes(value).map_err(|_| unknown(key))?;
                     let size = size(&self.files, ino, &record);
                     self.records.push((ino, record, size));
+                }
+                Some((&ELSEWHERE, ino)) => {
+                    let ino = u64::from_be_bytes(ino.try_into().map_err(|_| unknown(key))?);
+                    self.elsewhere.insert(ino, postcard::from_bytes(value).map_err(|_| unknown(key))?);
                 }
                 Some((&OPEN, rest)) => {
                     let (_, ino) = result_of(rest).ok_or_else(|| unknown(key))?;
@@ -82,7 +90,9 @@ impl Closed {
             let since = Duration::from_nanos(record.ctime_ns.try_into().unwrap_or(0));
             let since = UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH).min(SystemTime::now());
             let opens = self.opens.get(ino).copied().unwrap_or(0);
-            StagedFile::of(*ino, record, *size, since, opens)
+            let elsewhere = self.elsewhere.get(ino).filter(|_| record.local);
+            let missing = elsewhere.map_or(0, Elsewhere::missing);
+            StagedFile::of(*ino, record, (*size, missing), since, opens)
         });
         in_order(shown.collect())
     }

@@ -16,6 +16,10 @@ impl Discards {
         }
     }
 
+    pub(super) fn is_begun(&self, ino: u64) -> bool {
+        self.0.borrow().contains(&ino)
+    }
+
     /// From now on, as long as the answer lives.
     pub(super) fn begin(&self, ino: u64) -> Discard<'_> {
         self.0.send_modify(|wanted| _ = wanted.insert(ino));

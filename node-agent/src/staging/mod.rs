@@ -14,6 +14,7 @@
 
 mod area;
 mod believed;
+mod bring;
 mod buffers;
 mod closed;
 mod description;
@@ -21,6 +22,7 @@ mod directories;
 mod discard;
 mod discards;
 mod disk;
+mod elsewhere;
 mod executed;
 mod failures;
 mod file;
@@ -62,6 +64,7 @@ use link::writable::{Done, Wrong};
 
 /// The steps at which an agent can die here; each is one of a history.
 pub const STEPS: &[&str] = &[
+    "agent.staging.brought",
     "agent.staging.commit",
     "agent.staging.committed",
     "agent.staging.complete",

@@ -180,6 +180,9 @@ impl Area {
         for _ in 0..LOOKS_MAX {
             let content = file.content.write().await;
             if content.is_some() {
+                drop(content);
+                // Its object is asked for by the name that its directory has.
+                self.bring_range(file, 0..u64::MAX).await?;
                 return Ok(None);
             }
             if file.record().clean {

@@ -1,5 +1,6 @@
 //! What an area knows: its files by inode number and by name, who has what open, and how that stands in the journal.
 
+use super::elsewhere::Elsewhere;
 use super::file::File;
 use super::locks::{name, parent};
 use super::ongoing::Noted;
@@ -18,6 +19,8 @@ use store::WriteId;
 /// Where the bytes of files lie, below the area's directory.
 pub(super) const FILES: &str = "files";
 /// First bytes of the journal's keys.
+/// Of files, and so before them.
+pub(super) const ELSEWHERE: u8 = b'e';
 pub(super) const FILE: u8 = b'f';
 pub(super) const RESULT: u8 = b'r';
 pub(super) const APPEND: u8 = b'a';
@@ -62,6 +65,8 @@ pub(super) struct State {
     pub(super) late: BTreeMap<String, Late>,
     /// Uploads in parts that the store may have, by their writes.
     pub(super) uploads: BTreeMap<WriteId, Noted>,
+    /// Of files that follow in the journal, by inode number.
+    pub(super) elsewhere: HashMap<u64, Elsewhere>,
     /// Whose results stand in the journal.
     pub(super) results: HashMap<MountId, VecDeque<u64>>,
 }
@@ -110,6 +115,11 @@ pub(super) fn file_entry(ino: u64, record: Option<&Record>) -> Result<Entry, Wro
     Ok(([&[FILE][..], &ino.to_be_bytes()].concat(), value))
 }
 
+pub(super) fn elsewhere_entry(ino: u64, elsewhere: Option<&Elsewhere>) -> Result<Entry, Wrong> {
+    let value = elsewhere.map(postcard::to_stdvec).transpose().map_err(|_| Wrong::Cause(Cause::Internal))?;
+    Ok(([&[ELSEWHERE][..], &ino.to_be_bytes()].concat(), value))
+}
+
 pub(super) fn moved_entry(path: &[u8], moved: Option<&Option<Moved>>) -> Result<Entry, Wrong> {
     let value = moved.map(postcard::to_stdvec).transpose().map_err(|_| Wrong::Cause(Cause::Internal))?;
     Ok(([&[MOVED][..], path].concat(), value))
@@ -154,7 +164,13 @@ impl State {
             }
             data = Some(Arc::new(opened.into()));
         }
+        let is_local = record.local;
         let file = File::new(ino, record, data, size);
+        if is_local && let Some(mut elsewhere) = self.elsewhere.remove(&ino) {
+            // It may have been cut off just before.
+            elsewhere.cut(size);
+            file.recall_elsewhere(elsewhere);
+        }
         self.insert(&file);
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! Opens the directory of an area, and reads what its journal says.
 
+use super::elsewhere::Elsewhere;
 use super::names::{
-    APPEND, BEGUN, BOOT_KEY, Entry, FILE, FILES, LATE, MOVED, OPEN, PROBE_KEY, RESULT, ROOT_KEY, SOURCE_KEY,
-    State, TAG_KEY, Tag, UPLOAD, changes, result_of,
+    APPEND, BEGUN, BOOT_KEY, ELSEWHERE, Entry, FILE, FILES, LATE, MOVED, OPEN, PROBE_KEY, RESULT, ROOT_KEY,
+    SOURCE_KEY, State, TAG_KEY, Tag, UPLOAD, changes, elsewhere_entry, result_of,
 };
 use super::ongoing::Noted;
 use super::random::random;
@@ -101,6 +102,9 @@ pub(super) fn open(dir: &Path, source: &str) -> Result<Opened, String> {
         known.push((BOOT_KEY.to_vec(), Some(boot.as_bytes().to_vec())));
     }
     let mut recovering = None;
+    if !read.is_recovered {
+        change(&mut journal, std::mem::take(&mut read.changes))?;
+    }
     if read.is_recovered {
         tracing::warn!(
             dir = %dir.display(),
@@ -153,7 +157,7 @@ fn read(journal: &Journal, files: BorrowedFd<'_>, boot: &str) -> Result<Replayed
     let mut read = Replayed::default();
     let before = journal.iter().find(|(key, _)| *key == BOOT_KEY);
     read.is_recovered = before.is_some_and(|(_, before)| before != boot.as_bytes());
-    // In the order of the keys: appends before files.
+    // In the order of the keys: appends, and what files have elsewhere, before files.
     for (key, value) in journal.iter() {
         let unknown =
             || format!("its journal has a record that this version does not understand ({key:02x?})");
@@ -162,6 +166,15 @@ fn read(journal: &Journal, files: BorrowedFd<'_>, boot: &str) -> Result<Replayed
             continue;
         }
         match key.split_first() {
+            Some((&ELSEWHERE, ino)) => {
+                let ino = u64::from_be_bytes(ino.try_into().map_err(|_| unknown())?);
+                let mut elsewhere: Elsewhere = postcard::from_bytes(value).map_err(|_| unknown())?;
+                if read.is_recovered {
+                    elsewhere = elsewhere.after_loss_of_power();
+                    read.changes.push(elsewhere_entry(ino, Some(&elsewhere)).map_err(|_| unknown())?);
+                }
+                read.state.elsewhere.insert(ino, elsewhere);
+            }
             Some((&FILE, ino)) => {
                 let ino = u64::from_be_bytes(ino.try_into().map_err(|_| unknown())?);
                 let mut record: Option<Record> = Some(postcard::from_bytes(value).map_err(|_| unknown())?);
@@ -227,6 +240,10 @@ fn read(journal: &Journal, files: BorrowedFd<'_>, boot: &str) -> Result<Replayed
             }
             _ => return Err(unknown()),
         }
+    }
+    // Of files that are gone, or have no bytes here.
+    for (ino, _) in read.state.elsewhere.drain() {
+        read.changes.push(elsewhere_entry(ino, None).map_err(|wrong| format!("{wrong:?}"))?);
     }
     Ok(read)
 }

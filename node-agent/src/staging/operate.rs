@@ -1,6 +1,7 @@
 //! What the kernel asks for, one operation at a time.
 
 use super::area::{Area, Caller, Found};
+use super::bring::How;
 use super::file::{File, now_ns};
 use super::names::{State, file_entry, open_entry};
 use super::record::Record;
@@ -121,6 +122,7 @@ impl Area {
     async fn locate(&self, ino: u64) -> Result<(Done, Option<OwnedFd>), Wrong> {
         match self.inode(ino).await? {
             Found::Staged(file) if file.content.read().await.is_some() => {
+                self.bring_here(&file, None, How::All).await?;
                 let size = file.size();
                 Ok((Done::Staged { size }, Some(self.readable(ino).await?)))
             }
@@ -131,7 +133,7 @@ impl Area {
                 match known.filter(|known| file.is_of(&known.token)) {
                     Some(known) => Ok((Done::Stored { version: known.version }, None)),
                     None => {
-                        self.bring_here(&file, None).await?;
+                        self.bring_here(&file, None, How::All).await?;
                         Ok((Done::Staged { size: file.size() }, Some(self.readable(ino).await?)))
                     }
                 }
@@ -380,7 +382,7 @@ impl Area {
         // Before its bytes are brought, of which only those are that stay.
         self.note_dirty(&file, set.size.is_some()).await?;
         if let Some(size) = set.size {
-            self.bring_here(&file, Some(size)).await?;
+            self.bring_here(&file, Some(size), How::AsTouched).await?;
         }
         let content = file.content.write().await;
         if let Some(size) = set.size
@@ -437,7 +439,7 @@ impl Area {
     /// Who has it open reads on when its object is gone.
     async fn keep_for_readers(&self, file: &Arc<File>) -> Result<(), Wrong> {
         let is_open = self.state().is_open(file.ino);
-        if is_open { self.bring_here(file, None).await } else { Ok(()) }
+        if is_open { self.bring_here(file, None, How::All).await } else { Ok(()) }
     }
 
     async fn rename(

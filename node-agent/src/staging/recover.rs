@@ -142,23 +142,28 @@ impl Area {
     async fn recover_former(&self, file: &File) -> Result<(), Wrong> {
         let before = file.record();
         let mut record = before.clone();
+        // Of its bytes all are there, or those that are not here.
+        let (is_local, leans) = (record.local, !record.local || file.is_partial());
+        let note_size = |size: u64| {
+            if !is_local {
+                file.set_stored_size(size);
+            }
+        };
         for object in std::mem::take(&mut record.former) {
             let Some(seen) = self.see(&object.path).await? else { continue };
             if is_of(&seen, &object.writes) {
-                if let Some(base) =
-                    record.base.as_mut().filter(|base| !record.local && base.path == object.path)
-                {
+                if let Some(base) = record.base.as_mut().filter(|base| leans && base.path == object.path) {
                     (base.version, base.size) = (seen.version.0.clone(), seen.size);
-                    file.set_stored_size(seen.size);
+                    note_size(seen.size);
                 }
                 let (version, made_by) = (Some(seen.version.0), seen.write.map(|id| id.to_string()));
                 record.former.push(Former { path: object.path, version, made_by, writes: Vec::new() });
             } else if !self.is_newer(&seen, object.made_by.as_deref()) {
-                let stored = record.base.as_mut().filter(|base| !record.local && base.path == object.path);
+                let stored = record.base.as_mut().filter(|base| leans && base.path == object.path);
                 if let Some(base) = stored.filter(|_| object.version.as_ref() == Some(&seen.version.0)) {
                     // Later bytes than those of `base`, if it is another version: what was here of them is lost.
                     (base.version, base.size) = (seen.version.0, seen.size);
-                    file.set_stored_size(seen.size);
+                    note_size(seen.size);
                 }
                 record.former.push(object); // as the journal has it, or somebody else's
             }

@@ -9,7 +9,7 @@ use super::believed::STRANGERS;
 use super::file::File;
 use super::late::{self, GivenUp};
 use super::locks::{name, parent};
-use super::names::{PROBE_KEY, State, data_name, file_entry};
+use super::names::{PROBE_KEY, State, data_name, elsewhere_entry, file_entry};
 use super::ongoing::{Begun, Ongoing};
 use super::parts;
 use super::record::{Former, Object, Record};
@@ -155,6 +155,10 @@ impl Area {
         let content = file.content.write().await;
         if file.record() != record {
             return Ok(false); // another name, say: begun anew
+        }
+        if file.is_partial() {
+            drop(content);
+            return self.bring_to_send(file).await.map(|()| false);
         }
         let (seen, size) = (file.changes(), file.size());
         let data = match (&record.base, &*content) {
@@ -451,9 +455,20 @@ impl Area {
             self.send(&file).await?;
         } else if !file.is_synced() {
             // A close comes after nearly every fsync.
-            let at = file.changes();
-            self.write_out(&file).await?;
-            let content = file.content.write().await;
+            let (at, content) = loop {
+                let (at, brought) = (file.changes(), file.brought());
+                self.write_out(&file).await?;
+                let content = file.content.write().await;
+                match brought {
+                    // It was sent meanwhile, and so blocks have come that were not written out.
+                    Some(_) if file.brought().is_none() => {}
+                    Some(brought) => {
+                        file.with_elsewhere(|elsewhere| elsewhere.note_safe(brought));
+                        break (at, content);
+                    }
+                    None => break (at, content),
+                }
+            };
             let mut record = file.noted(file.record());
             record.durable = record.local && file.is_written_out(file.sent());
             self.put_record(&file, record).await?;
@@ -510,21 +525,24 @@ impl Area {
         .await
     }
 
-    /// The object with the bytes of a file, of which none are here, may be another one by now, which a write of ours has made of
+    /// The object with the bytes of a file, of which none are here or not all, may be another one by now, which a write of ours has made of
     /// it and whose answer did not come. False: it is not. To be called by whoever holds `sending`.
     pub(super) async fn rebase(&self, file: &Arc<File>) -> Result<bool, Wrong> {
         let record = file.record();
-        let Some(base) = record.base.filter(|_| !record.local) else { return Ok(false) };
+        let leans = |record: &Record| !record.local || file.is_partial();
+        let Some(base) = record.base.clone().filter(|_| leans(&record)) else { return Ok(false) };
         let seen = self.sink.look(&base.path).await.map_err(|e| self.store_wrong("look", &base.path, &e))?;
         let Some(seen) = seen.filter(|seen| seen.version != base.version()) else { return Ok(false) };
         let is_late = self.is_of_no_record(&base.path, &seen);
         let mut is_ours = false;
         let change = |record: &mut Record| {
             let is_there = record.path.as_ref() == Some(&base.path);
+            let is_leaning = leans(record);
             let former = record.former.iter_mut().find(|former| former.path == base.path && !is_there);
             let writes = former.as_ref().map_or(&record.writes, |former| &former.writes);
-            let is_known = is_late || (is_there || former.is_some()) && is_of(&seen, writes);
-            is_ours = is_known && !record.local && record.base.as_ref() == Some(&base);
+            // One that was given up may have other bytes than those that are here in part.
+            let is_known = is_late && !record.local || (is_there || former.is_some()) && is_of(&seen, writes);
+            is_ours = is_known && is_leaning && record.base.as_ref() == Some(&base);
             if !is_ours {
                 return;
             }
@@ -535,7 +553,9 @@ impl Area {
                 None => {}
             }
             record.base = Some(Object { path: base.path, version: seen.version.0, size: seen.size });
-            file.set_stored_size(seen.size);
+            if !record.local {
+                file.set_stored_size(seen.size);
+            }
         };
         self.change_record(file, change).await?;
         Ok(is_ours)
@@ -641,13 +661,17 @@ impl Area {
                     record.made_by = Some(id.to_string());
                     record.base = Some(object);
                     record.same = true;
-                    record.durable = record.local && sent.is_written_out(seen);
+                    // Blocks that have come since it was written out are not on the disk, and are no change.
+                    record.durable = record.local && sent.is_written_out(seen) && sent.has_safe_blocks();
+                    sent.set_elsewhere(None);
                 }
                 // Renamed or unlinked meanwhile: what was written is at a former name.
                 false => {
                     if record.path.is_some() && record.local && sent.has_same_bytes(seen) {
                         // The store copies it from there.
                         (record.base, record.same) = (Some(object.clone()), true);
+                        record.durable &= sent.has_safe_blocks();
+                        sent.set_elsewhere(None);
                     } else if let Some(base) =
                         record.base.as_mut().filter(|base| !record.local && base.path == object.path)
                     {
@@ -781,8 +805,13 @@ impl Area {
     ) -> Result<(), Wrong> {
         let (mut entries, late) = self.give_up(given_up)?;
         entries.push(file_entry(file.ino, Some(&record))?);
+        let (elsewhere, is_noted) = file.elsewhere_beside(&record);
+        if elsewhere.is_some() || is_noted {
+            entries.push(elsewhere_entry(file.ino, elsewhere.as_ref())?);
+        }
         let changed = file.clone();
         let apply = move |state: &mut State| {
+            changed.note_elsewhere_noted(elsewhere.is_some());
             state.set(&changed, record);
             state.remember_late(late);
         };
@@ -998,6 +1027,8 @@ impl Area {
             let ino = file.ino;
             let forgotten = lock(&journal).as_mut().is_some_and(|journal| {
                 let gone = file_entry(ino, None).is_ok_and(|(key, _)| journal.delete(&key).is_ok());
+                // A stray is removed at the next start.
+                let _ = elsewhere_entry(ino, None).map(|(key, _)| journal.delete(&key));
                 if durably {
                     failpoint::hit("agent.staging.discarded");
                 }

@@ -24,6 +24,8 @@ pub(crate) struct StagedFile {
     pub(crate) state: StagedState,
     /// Its bytes are here. Otherwise the store has them.
     pub(crate) is_here: bool,
+    /// So many of them are not, but in the object that is in the store under the name that it has there.
+    pub(crate) missing: u64,
     pub(crate) since: SystemTime,
     /// How often programs have it open.
     pub(crate) opens: u32,
@@ -31,7 +33,13 @@ pub(crate) struct StagedFile {
 
 impl StagedFile {
     /// None: nothing of it waits.
-    pub(super) fn of(ino: u64, record: &Record, size: u64, since: SystemTime, opens: u32) -> Option<Self> {
+    pub(super) fn of(
+        ino: u64,
+        record: &Record,
+        (size, missing): (u64, u64),
+        since: SystemTime,
+        opens: u32,
+    ) -> Option<Self> {
         if !record.waits() {
             return None;
         }
@@ -42,7 +50,7 @@ impl StagedFile {
         };
         let former = record.former.first().map(|former| &former.path);
         let path = record.path.as_ref().or(former)?.clone();
-        Some(Self { path, ino, size, state, is_here: record.local, since, opens })
+        Some(Self { path, ino, size, state, is_here: record.local, missing, since, opens })
     }
 
     /// Where its bytes lie, below the area's directory.

@@ -1,10 +1,10 @@
 //! The bytes of staged files.
 
 use super::area::{Area, Caller, Found, file_wrong};
+use super::bring::How;
 use super::file::{File, now_ns};
-use super::record::{Append, Object, Record};
+use super::record::{Append, Record};
 use super::{Executed, Outcome, parts};
-use cache::data::Presence;
 use fuse_abi::{InHeader, WRITE_KILL_SUIDGID, WriteIn};
 use link::Cause;
 use link::writable::{Done, Wrong};
@@ -17,14 +17,10 @@ use tokio::sync::RwLockWriteGuard;
 const HEAD: usize = InHeader::BYTES + WriteIn::BYTES;
 /// Largest WRITE, bytes.
 const WRITE_MAX: usize = 1 << 20;
-/// So much of an object is copied at once into its staged file, bytes.
-const COPY_STEP: u64 = 4 << 20;
 /// So much of the staging disk stays free, bytes: the journal must grow, and others live there, too.
 const FREE_MIN: u64 = 256 << 20;
 /// So many bytes are written before the disk is asked again how much is free.
 const ROOM_SEEN_MAX: u64 = 64 << 20;
-/// How often an object may turn out to be another one of ours while its bytes are brought here.
-const REBASED_MAX: u32 = 4;
 /// How long a writer waits for room on the staging disk while something is sent, and how often it looks.
 const ROOM_LOOKS: u32 = 100;
 const ROOM_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
@@ -56,6 +52,9 @@ impl Area {
         };
         end_of(head.offset)?;
         self.make_room(u64::from(len)).await?;
+        if !append {
+            self.bring_range(&file, head.offset..end_of(head.offset)?).await?;
+        }
         // What follows on what was written in order before.
         let in_order = if append {
             // Alone: the kernel's idea of the end is that of its own mount.
@@ -126,20 +125,20 @@ impl Area {
             if written.is_ok() {
                 writing.done(bytes.as_slice());
             }
-            buffers.give_back(bytes.0);
+            buffers.give_back(bytes.buffer);
             written
         });
         done.await
     }
 
-    /// The file of this inode, with its bytes here, noted as one that the store does not have.
+    /// The file of this inode, noted as one that the store does not have. Of a large one most bytes may not be here yet.
     pub(super) async fn to_change(&self, ino: u64) -> Result<Arc<File>, Wrong> {
         let found = match self.by_ino(ino) {
             Some(file) if file.speaks() => Found::Staged(file),
             _ => self.inode(ino).await?,
         };
         let file = self.staged(found).await?;
-        self.bring_here(&file, None).await?;
+        self.bring_here(&file, None, How::AsTouched).await?;
         self.note_dirty(&file, true).await?;
         Ok(file)
     }
@@ -163,79 +162,6 @@ impl Area {
         self.put_record(file, record).await
     }
 
-    /// Copies the bytes that the store has, up to `size` if that is said, unless they are here.
-    pub(super) async fn bring_here(&self, file: &Arc<File>, size: Option<u64>) -> Result<(), Wrong> {
-        if file.content.read().await.is_some() {
-            return Ok(());
-        }
-        // While the store makes a copy of it under another name or with other attributes, its version is neither.
-        let _silent = file.turn().await;
-        for _ in 0..REBASED_MAX {
-            match self.bring(file, size).await {
-                Err(Wrong::Cause(Cause::Stale) | Wrong::Conflict) if self.rebase(file).await? => {}
-                brought => return brought,
-            }
-        }
-        Err(Wrong::Cause(Cause::Unavailable))
-    }
-
-    async fn bring(&self, file: &Arc<File>, size: Option<u64>) -> Result<(), Wrong> {
-        let mut content = file.content.write().await;
-        if content.is_some() {
-            return Ok(());
-        }
-        let record = file.record();
-        let base = record.base.clone().ok_or(Wrong::Cause(Cause::Internal))?;
-        let wanted = size.map_or(base.size, |size| size.min(base.size));
-        self.make_room(wanted).await?;
-        let data = self.make_data(file.ino).await?;
-        file.sums.clear();
-        if wanted > 0 {
-            self.copy(file.ino, &base, data.clone(), wanted).await?;
-        }
-        let mut record = file.noted(record);
-        (record.local, record.durable) = (true, false);
-        self.put_record(file, record).await?;
-        *content = Some(data);
-        Ok(())
-    }
-
-    async fn copy(&self, ino: u64, base: &Object, data: Arc<std::fs::File>, size: u64) -> Result<(), Wrong> {
-        let known = || {
-            let known = self.scope.names.last_attributes(ino).map_err(|e| self.meta_wrong(&e))?;
-            Ok::<_, Wrong>(known.filter(|known| known.token == base.version))
-        };
-        let attributes = match known()? {
-            None if self.know_base(ino, base).await? => known()?,
-            known => known,
-        };
-        let attributes = attributes.ok_or(Wrong::Conflict)?;
-        let cached = self.scope.current(&attributes, cache::data::ReadOptions::default())?;
-        let mut offset = 0;
-        while offset < size {
-            let len = COPY_STEP.min(size - offset);
-            let read = async { cached.read(offset, len as u32).await.map_err(|e| e.cause) };
-            let found = self.scope.within(self.spec.parameters.store_timeout, None, read).await?;
-            let to = data.clone();
-            match found {
-                Presence::Uncached(bytes) => {
-                    self.on_disk(move || to.write_all_at(&bytes, offset).map_err(file_wrong)).await?;
-                }
-                Presence::Present { .. } => {
-                    let from = cached.descriptors().await.map_err(|_| Wrong::Cause(Cause::Unavailable))?.data;
-                    let copied = self.on_disk(move || {
-                        let mut bytes = vec![0; len as usize];
-                        let read = std::fs::File::from(from).read_exact_at(&mut bytes, offset);
-                        read.and_then(|()| to.write_all_at(&bytes, offset)).map_err(file_wrong)
-                    });
-                    copied.await?;
-                }
-            }
-            offset += len;
-        }
-        Ok(())
-    }
-
     /// Cuts it off, or lets it grow by a hole. `content`: of this file.
     pub(super) async fn resize(
         &self,
@@ -253,6 +179,7 @@ impl Area {
         }
         self.on_disk(move || data.set_len(size).map_err(file_wrong)).await?;
         file.resized(size);
+        file.with_elsewhere(|elsewhere| elsewhere.cut(size));
         Ok(())
     }
 
@@ -294,7 +221,11 @@ fn unprivileged(mode: u32) -> u32 {
 }
 
 /// A WRITE, with what stands before its bytes.
-struct Written(Vec<u8>);
+struct Written {
+    buffer: Vec<u8>,
+    /// Of all of it.
+    len: usize,
+}
 
 impl Written {
     fn len(&self) -> usize {
@@ -302,7 +233,7 @@ impl Written {
     }
 
     fn as_slice(&self) -> &[u8] {
-        self.0.get(HEAD..).unwrap_or_default()
+        self.buffer.get(HEAD..self.len).unwrap_or_default()
     }
 }
 
@@ -319,12 +250,12 @@ impl Area {
         if header.opcode != fuse_abi::opcode::WRITE || header.len as usize != end || end > HEAD + WRITE_MAX {
             return Err(Wrong::Cause(Cause::Internal));
         }
-        let mut bytes = self.buffers.take(end);
-        let again = caller.inflight.head(caller.unique, &mut bytes).ok_or(GONE)?;
+        let mut buffer = self.buffers.take(end);
+        let again = caller.inflight.head(caller.unique, &mut buffer[..end]).ok_or(GONE)?;
         // All of it is this request's: what was in the buffer before may be another volume's.
-        if bytes[..HEAD] != front || again.len as usize != end {
+        if buffer[..HEAD] != front || again.len as usize != end {
             return Err(Wrong::Cause(Cause::Internal)); // a worker that changes what the kernel has said
         }
-        Ok((head, Written(bytes)))
+        Ok((head, Written { buffer, len: end }))
     }
 }

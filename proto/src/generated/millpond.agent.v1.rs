@@ -339,6 +339,9 @@ pub struct StagedEnd {
     /// Why it cannot be read; empty: it was.
     #[prost(string, tag = "4")]
     pub failure: ::prost::alloc::string::String,
+    /// So many bytes are in the store's object alone, and were not sent: they are none of the pieces.
+    #[prost(uint64, tag = "5")]
+    pub missing: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DiscardStagingRequest {

@@ -300,7 +300,13 @@ impl World {
         );
         for (path, (bytes, mode)) in expected {
             let object = &found[&path];
-            assert!(*object.bytes == bytes, "seed {seed}: the bytes of {path} in the store");
+            let differs = object.bytes.iter().zip(&bytes).position(|(is, wanted)| is != wanted);
+            assert!(
+                *object.bytes == bytes,
+                "seed {seed}: {path} has {} bytes in the store instead of {}, and others from {differs:?} on",
+                object.bytes.len(),
+                bytes.len()
+            );
             assert_eq!(object.attributes.mode, Some(mode), "seed {seed}: the mode of {path} in the store");
         }
     }
