@@ -57,8 +57,8 @@ e2e: ## Millpond in a real Kubernetes, built and started here (the first time 15
 stores: ## The stores' contract against servers that others wrote: moto, Azurite, fake-gcs-server, versitygw, MinIO, Ceph RGW, nginx, Apache, OSS's client, Hadoop; installed here.
 	scripts/long-run stores scripts/stores moto azurite fake-gcs-server versitygw minio ceph-rgw nginx nginx-json apache apache-dav oss-sdk hdfs
 
-posix: ## Test suites that others wrote, in volumes that can be written to: OPERATIONS=200000 of fsx each, SEED=, also under deaths; fio; pjdfstest; Jupyter.
-	MILLPOND_FSX_OPERATIONS=$(OPERATIONS) MILLPOND_TEST_LIMIT=3600 $(if $(SEED),MILLPOND_SEED=$(SEED)) scripts/long-run posix scripts/posix
+posix: ## Test suites that others wrote, in volumes that can be written to, on MinIO, too: OPERATIONS=200000 of fsx each, SEED=, also under deaths; fio; pjdfstest; Jupyter.
+	MILLPOND_FSX_OPERATIONS=$(OPERATIONS) MILLPOND_TEST_LIMIT=3600 $(if $(SEED),MILLPOND_SEED=$(SEED)) scripts/long-run posix scripts/posix --minio
 
 demo: ## Real files from a real S3 server into twenty pods, workers killed meanwhile, every byte compared, a table.
 	cargo build --locked --release --workspace $(DEMO:%=--bin %)

@@ -13,4 +13,5 @@ pub mod passthrough;
 pub mod process;
 pub mod proxy;
 pub mod s3;
+pub mod servers;
 pub mod tls;

@@ -433,27 +433,30 @@ impl Node {
 
     /// A new volume that can be written to, at a new pod, as of a claim of access mode ReadWriteMany.
     pub fn workspace(&mut self, name: &str, prefix: &str, more: &[(&str, &str)]) -> Result<Mounted> {
-        let volume = self.create(name, prefix, &[&[("access", "readWrite")], more].concat())?;
+        let secrets = self.options.store.secrets();
+        let secrets: Vec<_> = secrets.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        self.workspace_of(name, self.parameters(prefix, more), &secrets)
+    }
+
+    /// The same of a store that the parameters name.
+    pub fn workspace_of(
+        &mut self,
+        name: &str,
+        mut parameters: HashMap<String, String>,
+        secrets: &[(&str, &str)],
+    ) -> Result<Mounted> {
+        parameters.insert("access".to_owned(), "readWrite".to_owned());
+        let volume = self.create_with(name, &parameters)?;
         self.contexts.insert(volume.id.clone(), volume.context.clone());
-        Ok(self.publish_writable(&volume, &format!("pod-{name}"))?)
+        Ok(self.publish_writable_with(&volume, &format!("pod-{name}"), secrets)?)
     }
 
     /// The same of a directory below the node's allowed root.
     pub fn directory_workspace(&mut self, name: &str, dir: &Path, more: &[(&str, &str)]) -> Result<Mounted> {
         let source = format!("file://{}", dir.display());
-        let own = [("source", source.as_str()), ("access", "readWrite")];
-        let mut parameters = self.parameters("", &[&own, more].concat());
+        let mut parameters = self.parameters("", &[&[("source", source.as_str())], more].concat());
         parameters.retain(|key, _| key != "endpoint" && key != "allowHttp");
-        let volume = self.create_with(name, &parameters)?;
-        let target = self.target(&volume, &format!("pod-{name}"))?;
-        let mut request = self.publish_request(&volume, &target);
-        request.readonly = false;
-        request.volume_capability = Some(plugin::capability_of(AccessMode::MultiNodeMultiWriter));
-        request.secrets.clear();
-        self.plugin().publish(request)?;
-        let mounted = Mounted { id: volume.id, target };
-        self.published.push(mounted.clone());
-        Ok(mounted)
+        self.workspace_of(name, parameters, &[])
     }
 
     /// The same volume at another pod.

@@ -32,6 +32,9 @@ mod poison;
 mod posix;
 mod promises;
 mod reading;
+// scripts/stores installs what it runs.
+#[cfg(feature = "real-servers")]
+mod real_s3;
 mod refusals;
 mod renewals;
 mod sanity;

@@ -2,6 +2,7 @@
 //! fio, which knows the checksum of each block that it wrote, and pjdfstest, which knows what POSIX wants of each call.
 //! scripts/posix installs and names them.
 
+use crate::real_s3::RealS3;
 use crate::seed;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
@@ -22,8 +23,11 @@ const FSX: &str = include_str!("../../posix/fsx.toml");
 /// Where the bytes go.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Store {
+    /// The testkit's.
     S3,
     Directory,
+    Moto,
+    Minio,
 }
 
 fn tool(name: &str) -> PathBuf {
@@ -38,25 +42,56 @@ fn operations() -> u64 {
         .map_or(5_000, |text| text.parse().expect("MILLPOND_FSX_OPERATIONS is a number"))
 }
 
-/// Where the store keeps the file that fsx writes.
-fn stored(node: &Node, store: Store) -> PathBuf {
-    match store {
-        Store::S3 => node.server.file("posix/exercised"),
-        Store::Directory => node.places().buckets().join("posix-directory/exercised"),
-    }
+/// A volume of a new node.
+struct Workspace {
+    node: Node,
+    mounted: Mounted,
+    /// Ended after its node.
+    real: Option<RealS3>,
+    store: Store,
 }
 
-fn workspace(node: &mut Node, store: Store, mode: &str) -> Result<Mounted> {
-    let mode = ("writeMode", mode);
-    match store {
-        Store::S3 => node.workspace("posix", "posix", &[mode]),
-        Store::Directory => {
-            let dir = node.places().buckets().join("posix-directory");
-            fs::create_dir(&dir)?;
-            let agent = node.options().uid;
-            std::os::unix::fs::chown(&dir, Some(agent), Some(agent))?;
-            node.directory_workspace("posix", &dir, &[mode])
+const PREFIX: &str = "posix";
+
+impl Workspace {
+    fn new(store: Store, mode: &str) -> Result<Self> {
+        let mut node = Node::start(AgentOptions::default())?;
+        let mode = ("writeMode", mode);
+        let real = match store {
+            Store::S3 | Store::Directory => None,
+            Store::Moto => Some(RealS3::moto(&node)?),
+            Store::Minio => Some(RealS3::minio(&node)?),
+        };
+        let mounted = match &real {
+            Some(real) => real.workspace(&mut node, PREFIX, PREFIX, &[mode])?,
+            None if store == Store::Directory => {
+                let dir = Self::directory(&node);
+                fs::create_dir(&dir)?;
+                let agent = node.options().uid;
+                std::os::unix::fs::chown(&dir, Some(agent), Some(agent))?;
+                node.directory_workspace(PREFIX, &dir, &[mode])?
+            }
+            None => node.workspace(PREFIX, PREFIX, &[mode])?,
+        };
+        Ok(Self { node, mounted, real, store })
+    }
+
+    fn directory(node: &Node) -> PathBuf {
+        node.places().buckets().join("posix-directory")
+    }
+
+    /// What the store keeps of a file.
+    fn stored(&self, name: &str) -> Result<Vec<u8>> {
+        let key = format!("{PREFIX}/{name}");
+        match &self.real {
+            Some(real) => real.read(&self.node, &key),
+            None if self.store == Store::Directory => Ok(fs::read(Self::directory(&self.node).join(name))?),
+            None => Ok(fs::read(self.node.server.file(&key))?),
         }
+    }
+
+    fn finish(self) -> Result<()> {
+        self.node.finish()
     }
 }
 
@@ -69,8 +104,8 @@ struct Exerciser {
 }
 
 impl Exerciser {
-    fn start(node: &Node, mounted: &Mounted, seed: u64, operations: u64) -> Result<Self> {
-        let places = node.places().root().join("fsx");
+    fn start(workspace: &Workspace, seed: u64, operations: u64) -> Result<Self> {
+        let places = workspace.node.places().root().join("fsx");
         fs::create_dir(&places)?;
         fs::write(places.join("fsx.toml"), FSX)?;
         let said = File::create(places.join("said"))?;
@@ -79,7 +114,7 @@ impl Exerciser {
             .arg(places.join("fsx.toml"))
             .arg("-P")
             .arg(&places)
-            .arg(mounted.target.join("exercised"))
+            .arg(workspace.mounted.target.join("exercised"))
             .stdin(std::process::Stdio::null())
             .stdout(said.try_clone()?)
             .stderr(said)
@@ -92,13 +127,13 @@ impl Exerciser {
         Ok(self.process.try_wait()?)
     }
 
-    /// `stored`: where the store keeps its file.
-    fn finish(mut self, mounted: &Mounted, operations: u64, stored: &Path) -> Result<()> {
+    fn finish(mut self, workspace: &Workspace, operations: u64) -> Result<()> {
+        let target = &workspace.mounted.target;
         let status = self.process.wait()?;
         let said = fs::read_to_string(self.places.join("said"))?;
         if !status.success() {
             let good = fs::read(self.places.join("exercised.fsxgood")).unwrap_or_default();
-            let differs = fs::read(mounted.target.join("exercised")).map(|is| first_difference(&is, &good));
+            let differs = fs::read(target.join("exercised")).map(|is| first_difference(&is, &good));
             let last: Vec<&str> = said.lines().rev().take(60).collect();
             let last: Vec<&str> = last.into_iter().rev().collect();
             anyhow::bail!(
@@ -108,9 +143,9 @@ impl Exerciser {
         }
         println!("fsx: {operations} operations");
         // In the store as well, sooner or later.
-        let is = fs::read(mounted.target.join("exercised"))?;
-        let is_stored = || fs::read(stored).is_ok_and(|stored| stored == is);
-        ensure!(wait_until(PATIENCE, is_stored), "{} has other bytes than the volume", stored.display());
+        let is = fs::read(target.join("exercised"))?;
+        let is_stored = || workspace.stored("exercised").is_ok_and(|stored| stored == is);
+        ensure!(wait_until(PATIENCE, is_stored), "the store has other bytes than the volume");
         Ok(())
     }
 }
@@ -130,16 +165,11 @@ fn first_difference(is: &[u8], good: &[u8]) -> String {
 
 fn exercise(store: Store, mode: &str) -> Result<()> {
     let (seed, operations) = (seed(), operations());
-    let mut node = Node::start(AgentOptions::default())?;
-    let mounted = workspace(&mut node, store, mode)?;
+    let workspace = Workspace::new(store, mode)?;
     let begun = Instant::now();
-    Exerciser::start(&node, &mounted, seed, operations)?.finish(
-        &mounted,
-        operations,
-        &stored(&node, store),
-    )?;
+    Exerciser::start(&workspace, seed, operations)?.finish(&workspace, operations)?;
     println!("{:.1} s", begun.elapsed().as_secs_f64());
-    node.finish()
+    workspace.finish()
 }
 
 #[test]
@@ -162,39 +192,58 @@ fn fsx_finds_nothing_in_a_directory_written_back() -> Result<()> {
     exercise(Store::Directory, "back")
 }
 
+#[test]
+fn fsx_finds_nothing_on_moto_written_through() -> Result<()> {
+    exercise(Store::Moto, "through")
+}
+
+#[test]
+fn fsx_finds_nothing_on_moto_written_back() -> Result<()> {
+    exercise(Store::Moto, "back")
+}
+
+#[test]
+fn fsx_finds_nothing_on_minio_written_through() -> Result<()> {
+    exercise(Store::Minio, "through")
+}
+
+#[test]
+fn fsx_finds_nothing_on_minio_written_back() -> Result<()> {
+    exercise(Store::Minio, "back")
+}
+
 /// `die` takes something down; the next time it does so a second after its return.
 fn exercise_under_deaths(
     store: Store,
     mode: &str,
-    mut die: impl FnMut(&mut Node, &Mounted) -> Result<()>,
+    mut die: impl FnMut(&mut Workspace) -> Result<()>,
 ) -> Result<()> {
     let (seed, operations) = (seed(), operations());
-    let mut node = Node::start(AgentOptions::default())?;
-    let mounted = workspace(&mut node, store, mode)?;
-    let mut fsx = Exerciser::start(&node, &mounted, seed, operations)?;
+    let mut workspace = Workspace::new(store, mode)?;
+    let mut fsx = Exerciser::start(&workspace, seed, operations)?;
     let mut deaths = 0;
     while fsx.ended()?.is_none() {
-        die(&mut node, &mounted)?;
+        die(&mut workspace)?;
         deaths += 1;
         // Not to wait for what is over.
         let over = || fsx.ended().is_ok_and(|ended| ended.is_some());
         let _ = wait_until(DEATHS_EVERY, over);
     }
-    fsx.finish(&mounted, operations, &stored(&node, store))?;
+    fsx.finish(&workspace, operations)?;
     println!("{deaths} deaths");
     ensure!(deaths > 1, "it was over before anybody died");
-    node.finish()
+    workspace.finish()
 }
 
-fn worker_dies(node: &mut Node, mounted: &Mounted) -> Result<()> {
-    let worker = node.worker_of(&mounted.id, PATIENCE)?;
-    node.signal_worker(worker, rustix::process::Signal::KILL)
+fn worker_dies(workspace: &mut Workspace) -> Result<()> {
+    let worker = workspace.node.worker_of(&workspace.mounted.id, PATIENCE)?;
+    workspace.node.signal_worker(worker, rustix::process::Signal::KILL)
 }
 
-fn agent_dies(node: &mut Node, _: &Mounted) -> Result<()> {
-    node.kill_agent()?;
-    node.start_agent()?;
-    node.wait_served(PATIENCE)
+fn agent_dies(workspace: &mut Workspace) -> Result<()> {
+    workspace.node.kill_agent()?;
+    workspace.node.start_agent()?;
+    workspace.node.wait_served(PATIENCE)
 }
 
 #[test]
@@ -220,6 +269,16 @@ fn fsx_does_not_notice_deaths_of_agents_in_a_directory() -> Result<()> {
 #[test]
 fn fsx_does_not_notice_deaths_of_agents_when_written_back() -> Result<()> {
     exercise_under_deaths(Store::S3, "back", agent_dies)
+}
+
+#[test]
+fn fsx_does_not_notice_deaths_of_workers_on_minio() -> Result<()> {
+    exercise_under_deaths(Store::Minio, "back", worker_dies)
+}
+
+#[test]
+fn fsx_does_not_notice_deaths_of_agents_on_minio() -> Result<()> {
+    exercise_under_deaths(Store::Minio, "through", agent_dies)
 }
 
 // ---------------------------------------------------------------------- fio
@@ -268,29 +327,31 @@ fn ended_well(fio: Child, what: &str) -> Result<()> {
 /// Workers die while it writes; then an agent, and all is read once more.
 fn verified(store: Store, mode: &str) -> Result<()> {
     let seed = seed() % (1 << 31);
-    let mut node = Node::start(AgentOptions::default())?;
-    let mounted = workspace(&mut node, store, mode)?;
+    let mut workspace = Workspace::new(store, mode)?;
     for job in &JOBS {
         let what = format!("{} by {}, seed {seed}", job.rw, job.engine);
-        let mut writing = fio(&mounted, job, seed, false)?;
+        let mut writing = fio(&workspace.mounted, job, seed, false)?;
         let mut deaths = 0;
         while writing.try_wait()?.is_none() {
-            worker_dies(&mut node, &mounted)?;
+            worker_dies(&mut workspace)?;
             deaths += 1;
             let _ = wait_until(DEATHS_EVERY, || writing.try_wait().is_ok_and(|ended| ended.is_some()));
         }
         ended_well(writing, &what)?;
-        agent_dies(&mut node, &mounted)?;
+        agent_dies(&mut workspace)?;
         // Not from the kernel's pages.
         for number in 0..2 {
-            let file = File::open(mounted.target.join(format!("verified.{number}.0")))?;
+            let file = File::open(workspace.mounted.target.join(format!("verified.{number}.0")))?;
             file.sync_all()?;
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
         }
-        ended_well(fio(&mounted, job, seed, true)?, &format!("{what}, read after an agent's death"))?;
+        ended_well(
+            fio(&workspace.mounted, job, seed, true)?,
+            &format!("{what}, read after an agent's death"),
+        )?;
         println!("fio: {what}: {} MiB, {deaths} deaths of workers", 2 * megabytes());
     }
-    node.finish()
+    workspace.finish()
 }
 
 #[test]
@@ -306,6 +367,11 @@ fn fio_finds_each_block_as_written_on_s3_written_back() -> Result<()> {
 #[test]
 fn fio_finds_each_block_as_written_in_a_directory_written_back() -> Result<()> {
     verified(Store::Directory, "back")
+}
+
+#[test]
+fn fio_finds_each_block_as_written_on_minio_written_through() -> Result<()> {
+    verified(Store::Minio, "through")
 }
 
 // ---------------------------------------------------------------------- pjdfstest
@@ -332,7 +398,7 @@ fn excluded(store: Store) -> BTreeMap<&'static str, &'static str> {
         };
         let applies = match of {
             "all" => true,
-            "s3" => store == Store::S3,
+            "s3" => store != Store::Directory,
             "file" => store == Store::Directory,
             _ => panic!("excluded.txt: all, s3 or file, not {line:?}"),
         };
@@ -342,11 +408,11 @@ fn excluded(store: Store) -> BTreeMap<&'static str, &'static str> {
 }
 
 fn conform(store: Store, mode: &str) -> Result<()> {
-    let mut node = Node::start(AgentOptions::default())?;
-    let mounted = workspace(&mut node, store, mode)?;
+    let workspace = Workspace::new(store, mode)?;
+    let target = &workspace.mounted.target;
     // Its other users make names in it.
-    fs::set_permissions(&mounted.target, fs::Permissions::from_mode(0o777))?;
-    let places = node.places().root().join("pjdfstest");
+    fs::set_permissions(target, fs::Permissions::from_mode(0o777))?;
+    let places = workspace.node.places().root().join("pjdfstest");
     fs::create_dir(&places)?;
     let config = format!(
         "[features]\nposix_fallocate = {{}}\nrename_ctime = {{}}\nutime_now = {{}}\nutimensat = {{}}\n\
@@ -359,7 +425,7 @@ fn conform(store: Store, mode: &str) -> Result<()> {
         .arg("-c")
         .arg(places.join("pjdfstest.toml"))
         // By a short name, so that a socket's fits into its address.
-        .current_dir(&mounted.target)
+        .current_dir(target)
         .args(["-p", "/proc/self/cwd"])
         .arg("-s") // another file system, for EXDEV
         .arg(&places)
@@ -415,7 +481,7 @@ fn conform(store: Store, mode: &str) -> Result<()> {
         );
     }
     ensure!(wrong.is_empty(), "{} cases:\n{}", wrong.len(), wrong.join("\n"));
-    node.finish()
+    workspace.finish()
 }
 
 #[test]
@@ -436,4 +502,24 @@ fn pjdfstest_passes_in_a_directory_written_through() -> Result<()> {
 #[test]
 fn pjdfstest_passes_in_a_directory_written_back() -> Result<()> {
     conform(Store::Directory, "back")
+}
+
+#[test]
+fn pjdfstest_passes_on_moto_written_through() -> Result<()> {
+    conform(Store::Moto, "through")
+}
+
+#[test]
+fn pjdfstest_passes_on_moto_written_back() -> Result<()> {
+    conform(Store::Moto, "back")
+}
+
+#[test]
+fn pjdfstest_passes_on_minio_written_through() -> Result<()> {
+    conform(Store::Minio, "through")
+}
+
+#[test]
+fn pjdfstest_passes_on_minio_written_back() -> Result<()> {
+    conform(Store::Minio, "back")
 }

@@ -13,20 +13,13 @@ use object_store::azure::{AzureAccessKey, AzureAuthorizer, AzureCredential};
 use object_store::client::HttpRequestBody;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use testkit::process::Process;
+pub(crate) use testkit::servers::{KEY_ID, REGION, SECRET_KEY, program};
 
 const STRICT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 const STRICT_PATH: &AsciiSet = &STRICT.remove(b'/');
-
-/// Of every server of S3.
-pub(crate) const REGION: &str = "us-east-1";
-
-/// Of those that look at S3's signatures.
-pub(crate) const KEY_ID: &str = "key-of-tests";
-pub(crate) const SECRET_KEY: &str = "secret-of-tests";
 
 /// The account that every installation of Azurite has, as its documentation says.
 const ACCOUNT: &str = "devstoreaccount1";
@@ -99,13 +92,6 @@ pub(crate) fn chosen() -> Vec<Start> {
         }
     };
     names.split_whitespace().map(start).collect()
-}
-
-/// A program that `scripts/stores` has installed.
-pub(crate) fn program(name: &str) -> PathBuf {
-    let dir = std::env::var_os("MILLPOND_STORES_DIR")
-        .expect("scripts/stores says where they are (MILLPOND_STORES_DIR)");
-    PathBuf::from(dir).join(name)
 }
 
 pub(crate) fn free_port() -> u16 {
@@ -261,18 +247,7 @@ impl Real {
 }
 
 async fn moto() -> Real {
-    let mut real = Real::start("moto", "s3", |port, _| {
-        let mut command = Command::new("python3");
-        command.env("PYTHONPATH", program("moto")).args([
-            "-m",
-            "moto.server",
-            "-H",
-            "127.0.0.1",
-            "-p",
-            &port.to_string(),
-        ]);
-        command
-    });
+    let mut real = Real::start("moto", "s3", |port, _| testkit::servers::moto(port));
     real.secrets = vec![("accessKeyId", "id".into()), ("secretAccessKey", "secret".into())];
     // A line break.
     real.refuses = 1;
@@ -370,17 +345,7 @@ async fn versitygw() -> Real {
 }
 
 async fn minio() -> Real {
-    let real = Real::start("minio", "s3", |port, dir| {
-        let mut command = Command::new(program("minio/minio"));
-        command.args(["server", "--quiet", "--address", &format!("127.0.0.1:{port}"), "--certs-dir"]);
-        command.args([dir.join("certificates"), dir.join("root")]);
-        command.envs([("MINIO_ROOT_USER", KEY_ID), ("MINIO_ROOT_PASSWORD", SECRET_KEY)]);
-        // It makes a folder there.
-        command.env("HOME", dir);
-        // As it comes it takes any region.
-        command.envs([("MINIO_REGION", REGION), ("MINIO_BROWSER", "off"), ("MINIO_UPDATE", "off")]);
-        command
-    });
+    let real = Real::start("minio", "s3", testkit::servers::minio);
     let mut real = real.with_bucket_and_keys().await;
     (real.looks_at_token, real.looks_at_region) = (true, true);
     real.below_a_file = Below::Hidden;
