@@ -77,6 +77,6 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
             Command::Doctor(options) => doctor::run(&api, options).await,
         }
     });
-    runtime.shutdown_background();
+    startup::leave_to_the_end(runtime);
     done
 }

@@ -52,7 +52,7 @@ pub fn run_until_signal(config: Config, kernel: Arc<dyn Kernel>) -> anyhow::Resu
         run(config, kernel, Box::pin(stop)).await
     })?;
     // Work that outlived the drain must not hold the process.
-    runtime.shutdown_background();
+    startup::leave_to_the_end(runtime);
     Ok(())
 }
 

@@ -15,7 +15,7 @@ pub fn run(config: Config) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let done = runtime.block_on(run_until_stopped(config));
     // Threads that wait in the kernel or for the broker end with the process.
-    runtime.shutdown_background();
+    startup::leave_to_the_end(runtime);
     done
 }
 

@@ -24,6 +24,13 @@ pub fn begin(program: &'static str) {
     failpoints::listen();
 }
 
+/// Leaves the threads of a runtime to the end of the process, which is to be next. Shut down in the background they would be
+/// detached while they end, and glibc's `pthread_detach` (2.36) reads a thread's memory once more after the thread may have given it
+/// back: an agent that had done all its work has died of SIGSEGV so.
+pub fn leave_to_the_end<T>(runtime: T) {
+    std::mem::forget(runtime);
+}
+
 /// 1 and not 0: a core file is never smaller than a page, and a handler that `core_pattern` names as a pipe is given
 /// the core whatever the limit is, unless it is 1 (core(5), fs/coredump.c). Where the hard limit is 0 already it stays.
 fn forbid_core_dumps() {
