@@ -1,7 +1,7 @@
 //! Volumes that can be written to, seen by a program on a whole node.
 
 use crate::promises::{errno, names};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, Mounted, Node};
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use testkit::content;
@@ -394,33 +394,52 @@ fn a_large_object_is_changed_before_all_of_it_is_here() -> Result<()> {
     node.server.rescan()?;
     let mounted = workspace(&mut node, "old", &[("writeMode", "back")])?;
     let path = mounted.target.join("large");
-    // Nobody has it open while an agent is started: the close of what a new process inherits waits for an agent.
-    let mut change = |path: &Path, offset: u64, bytes: &[u8]| -> Result<()> {
+    let mut expect = |offset: u64, bytes: &[u8]| {
         let end = offset as usize + bytes.len();
         expected.resize(expected.len().max(end), 0);
         expected[offset as usize..end].copy_from_slice(bytes);
+    };
+    // Nobody has it open while an agent is started: the close of what a new process inherits waits for an agent.
+    let change = |path: &Path, offset: u64, bytes: &[u8]| -> Result<()> {
         let file = OpenOptions::new().write(true).open(path)?;
         file.write_all_at(bytes, offset)?;
         Ok(file.sync_all()?)
     };
     // What lies behind does not come.
-    let stalled = Rule::always(Fault::Stall { ms: None }).op("GetObject").from(64 << 20);
-    node.server.set_faults(&Script { seed: 0, rules: vec![stalled] })?;
+    let stalled = |from: u64| Rule::always(Fault::Stall { ms: None }).op("GetObject").from(from);
+    node.server.set_faults(&Script { seed: 0, rules: vec![stalled(64 << 20)] })?;
     // Over two blocks, and behind the end.
     change(&path, (20 << 20) - 3, b"changed")?;
+    expect((20 << 20) - 3, b"changed");
     change(&path, BYTES, b"grown")?;
-    // The next agent goes on, and brings nothing over it.
+    expect(BYTES, b"grown");
+    // The next agent goes on, and dies as a block has come. The one after it brings nothing over what was written.
     node.kill_agent()?;
+    node.server.set_faults(&Script { seed: 0, rules: vec![stalled(128 << 20)] })?;
+    node.options().failpoints.agent = Some("agent.staging.brought");
     node.start_agent()?;
-    change(&path, 40 << 20, b"after a death")?;
+    let of = format!("of={}", path.display());
+    let mut writing = Command::new("dd")
+        .args([of.as_str(), "bs=1", "seek=104857600", "conv=notrunc,fsync", "status=none"])
+        .stdin(Stdio::piped())
+        .spawn()?;
+    writing.stdin.take().context("a pipe")?.write_all(b"after a death")?;
+    ensure!(wait_until(PATIENCE, || node.agent_has_ended()), "no agent has died");
+    node.kill_agent()?;
+    node.options().failpoints.agent = None;
+    node.start_agent()?;
+    ensure!(writing.wait()?.success());
+    expect(100 << 20, b"after a death");
     let renamed = mounted.target.join("renamed");
     fs::rename(&path, &renamed)?;
     node.kill_agent()?;
     node.start_agent()?;
     change(&renamed, (20 << 20) - 1, b"again")?;
+    expect((20 << 20) - 1, b"again");
     ensure!(in_store(&node, "old/renamed").is_none(), "not all of it is here");
     node.server.no_faults()?;
     change(&renamed, 150 << 20, b"at last")?;
+    expect(150 << 20, b"at last");
     let read = fs::read(&renamed)?;
     ensure!(read == expected, "{:?}", read.iter().zip(&expected).position(|(is, wanted)| is != wanted));
     let is_stored = || in_store(&node, "old/renamed").as_ref() == Some(&expected);

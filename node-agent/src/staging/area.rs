@@ -81,6 +81,8 @@ pub(crate) struct Area {
     /// Bytes that may be written before the disk is asked again how much is free.
     pub(super) room: AtomicU64,
     pub(super) buffers: Arc<Buffers>,
+    /// Held by whoever brings the bytes of a file that nobody waits for.
+    pub(super) filling: Arc<tokio::sync::Semaphore>,
     /// Rises whenever somebody could not read an object because it is another one by now.
     pub(super) stale: AtomicU64,
     /// Directories that have an object of their own in the store, or need none.

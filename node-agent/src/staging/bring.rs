@@ -24,6 +24,8 @@ use std::sync::Arc;
 const COPY_STEP: u64 = 4 << 20;
 /// Of one file, brought at once.
 const BLOCKS_AT_ONCE: usize = 4;
+/// Files of an area that get their bytes without anybody who waits for them.
+pub(super) const FILES_AT_ONCE: usize = 4;
 /// How often an object may turn out to be another one of ours while its bytes are brought here.
 const REBASED_MAX: u32 = 4;
 
@@ -102,20 +104,32 @@ impl Area {
         Ok(())
     }
 
-    /// Nobody waits for it.
+    /// Nobody waits for it. Of a volume as few files at once as it has to have: a program may change a thousand. Neither the area nor
+    /// the file is held while nothing comes.
     fn bring_the_rest(&self, file: &Arc<File>) {
-        let Some(area) = self.me.upgrade() else { return };
-        let file = file.clone();
+        let (area, filling, ino) = (self.me.clone(), self.filling.clone(), file.ino);
         tokio::spawn(async move {
+            let Ok(_turn) = filling.acquire().await else { return };
+            let mut next = 0;
             // Whoever needs a byte that has not come asks again.
-            let _ = area.bring_blocks(&file, 0..u64::MAX, |file| area.discards.is_begun(file.ino)).await;
+            while let Some(area) = area.upgrade()
+                && let Some(file) = area.by_ino(ino)
+                && !area.discards.is_begun(ino)
+                && let Some((_, bytes)) = file.first_missing(next..u64::MAX)
+            {
+                let len = (bytes.end - bytes.start).saturating_mul(BLOCKS_AT_ONCE as u64);
+                next = bytes.start.saturating_add(len);
+                if area.bring_blocks(&file, bytes.start..next).await.is_err() {
+                    return;
+                }
+            }
         });
     }
 
     /// Has the blocks of these bytes here. Not for who sends the file.
     pub(super) async fn bring_range(&self, file: &Arc<File>, range: Range<u64>) -> Result<(), Wrong> {
         let mut tried = 0;
-        while let Err(wrong) = self.bring_blocks(file, range.clone(), |_| false).await {
+        while let Err(wrong) = self.bring_blocks(file, range.clone()).await {
             tried += 1;
             if !is_of_another(&wrong) || tried > REBASED_MAX {
                 return Err(wrong);
@@ -129,7 +143,7 @@ impl Area {
     /// All of it, for whoever holds `sending`.
     pub(super) async fn bring_to_send(&self, file: &Arc<File>) -> Result<(), Wrong> {
         let mut tried = 0;
-        while let Err(wrong) = self.bring_blocks(file, 0..u64::MAX, |_| false).await {
+        while let Err(wrong) = self.bring_blocks(file, 0..u64::MAX).await {
             tried += 1;
             if !is_of_another(&wrong) || tried > REBASED_MAX {
                 return Err(wrong);
@@ -139,19 +153,12 @@ impl Area {
         Ok(())
     }
 
-    /// `ends`: before each, whether the others are left.
-    async fn bring_blocks(
-        &self,
-        file: &Arc<File>,
-        range: Range<u64>,
-        ends: impl Fn(&File) -> bool,
-    ) -> Result<(), Wrong> {
+    async fn bring_blocks(&self, file: &Arc<File>, range: Range<u64>) -> Result<(), Wrong> {
         let mut under_way = FuturesUnordered::new();
         let mut next = range.start;
         loop {
             while under_way.len() < BLOCKS_AT_ONCE
                 && let Some((block, bytes)) = file.first_missing(next..range.end)
-                && !ends(file)
             {
                 next = bytes.end.max(next.saturating_add(1));
                 under_way.push(self.bring_block(file, block));
