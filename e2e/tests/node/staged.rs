@@ -4,7 +4,7 @@ use crate::operators::{json, millpond};
 use crate::promises::errno;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, Mounted, Node, Proxy, secrets};
+use e2e::node::{AgentOptions, Mounted, Node, secrets};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -301,21 +301,22 @@ fn a_conflict_is_shown_exported_and_given_up_for_what_somebody_else_has_written(
 /// A large object that somebody else replaces before all of it is here: its bytes were in the old object alone.
 #[test]
 fn a_copy_of_what_is_not_whole_says_so() -> Result<()> {
-    const BYTES: u64 = 96 << 20;
+    const BYTES: u64 = 192 << 20;
     let mut node = Node::start(AgentOptions::default())?;
     fs::create_dir_all(node.server.file("large"))?;
     fs::write(node.server.file("large/a"), content::bytes(content::id("large"), 0..BYTES))?;
     node.server.rescan()?;
-    // All of it takes ten seconds and more.
-    let proxy = Proxy::start(node.places(), node.server.address(), 1, 2)?;
-    let endpoint = proxy.endpoint();
-    let mounted = node.workspace("large", "large", &[("writeMode", "back"), ("endpoint", &endpoint)])?;
+    let mounted = back(&mut node, "large")?;
+    // What lies behind is asked of the store, and does not come.
+    let stalled = Rule::always(Fault::Stall { ms: None }).op("GetObject").from(64 << 20);
+    node.server.set_faults(&Script { seed: 0, rules: vec![stalled] })?;
     let id = mounted.id.as_str();
     let file = File::options().write(true).open(mounted.target.join("a"))?;
     file.write_all_at(b"ours", 50 << 20)?;
     file.sync_all()?;
     fs::write(node.server.file("large/a"), "theirs")?;
     node.server.rescan()?;
+    node.server.no_faults()?;
     let is_conflict = || listed(&node, id).is_ok_and(|area| area["conflicts"] == 1);
     ensure!(wait_until(PATIENCE, is_conflict), "{}", listed(&node, id)?);
     let (dir, text) = to(&node, "exported")?;

@@ -3,7 +3,7 @@
 //! Those of a large one come as they are touched: who writes waits for the blocks that he writes to, and the others follow meanwhile.
 //! Whoever reads, or sends it, waits for all of them, and so does whoever removes its object.
 
-use super::area::{Area, file_wrong};
+use super::area::{Area, disk_wrong, file_wrong};
 use super::elsewhere::Elsewhere;
 use super::file::{Claim, File};
 use super::names::elsewhere_entry;
@@ -15,6 +15,8 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use link::Cause;
 use link::writable::Wrong;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -24,8 +26,8 @@ use std::sync::Arc;
 const COPY_STEP: u64 = 4 << 20;
 /// Of one file, brought at once.
 const BLOCKS_AT_ONCE: usize = 4;
-/// Files of an area that get their bytes without anybody who waits for them.
-pub(super) const FILES_AT_ONCE: usize = 4;
+/// Files of an area that get their bytes at once without anybody who waits for them.
+pub(super) const FILLED_AT_ONCE: usize = 4;
 /// How often an object may turn out to be another one of ours while its bytes are brought here.
 const REBASED_MAX: u32 = 4;
 
@@ -77,7 +79,7 @@ impl Area {
         let elsewhere = if how == How::AsTouched { Elsewhere::new(wanted) } else { None };
         if elsewhere.is_some() {
             let data = data.clone();
-            self.on_disk(move || data.set_len(wanted).map_err(file_wrong)).await?;
+            self.on_disk(move || reserve(&data, wanted)).await?;
         } else {
             self.copy(file.ino, &base, &data, wanted).await?;
         }
@@ -104,8 +106,8 @@ impl Area {
         Ok(())
     }
 
-    /// Nobody waits for it. Of a volume as few files at once as it has to have: a program may change a thousand. Neither the area nor
-    /// the file is held while nothing comes.
+    /// Nobody waits for it. Few files of a volume at once: a program may change a thousand. Neither the area nor the file is held
+    /// while it is not its turn.
     fn bring_the_rest(&self, file: &Arc<File>) {
         let (area, filling, ino) = (self.me.clone(), self.filling.clone(), file.ino);
         tokio::spawn(async move {
@@ -128,26 +130,27 @@ impl Area {
 
     /// Has the blocks of these bytes here. Not for who sends the file.
     pub(super) async fn bring_range(&self, file: &Arc<File>, range: Range<u64>) -> Result<(), Wrong> {
+        self.bring_following(file, range, false).await
+    }
+
+    /// All of it, for whoever holds `sending`.
+    pub(super) async fn bring_to_send(&self, file: &Arc<File>) -> Result<(), Wrong> {
+        self.bring_following(file, 0..u64::MAX, true).await
+    }
+
+    async fn bring_following(
+        &self,
+        file: &Arc<File>,
+        range: Range<u64>,
+        is_sender: bool,
+    ) -> Result<(), Wrong> {
         let mut tried = 0;
         while let Err(wrong) = self.bring_blocks(file, range.clone()).await {
             tried += 1;
             if !is_of_another(&wrong) || tried > REBASED_MAX {
                 return Err(wrong);
             }
-            let _silent = file.turn().await;
-            self.follow_base(file, wrong).await?;
-        }
-        Ok(())
-    }
-
-    /// All of it, for whoever holds `sending`.
-    pub(super) async fn bring_to_send(&self, file: &Arc<File>) -> Result<(), Wrong> {
-        let mut tried = 0;
-        while let Err(wrong) = self.bring_blocks(file, 0..u64::MAX).await {
-            tried += 1;
-            if !is_of_another(&wrong) || tried > REBASED_MAX {
-                return Err(wrong);
-            }
+            let _silent = if is_sender { None } else { Some(file.turn().await) };
             self.follow_base(file, wrong).await?;
         }
         Ok(())
@@ -298,6 +301,14 @@ impl Fetched {
                 Ok(bytes.into())
             }
         }
+    }
+}
+
+/// Of this length, with the room for it: who reads or sends the file does not find the disk full later.
+fn reserve(data: &std::fs::File, len: u64) -> Result<(), Wrong> {
+    match rustix::fs::fallocate(data, FallocateFlags::empty(), 0, len) {
+        Err(Errno::OPNOTSUPP) => data.set_len(len).map_err(file_wrong), // not every file system can
+        reserved => reserved.map_err(disk_wrong),
     }
 }
 

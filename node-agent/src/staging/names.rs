@@ -18,8 +18,7 @@ use store::WriteId;
 
 /// Where the bytes of files lie, below the area's directory.
 pub(super) const FILES: &str = "files";
-/// First bytes of the journal's keys.
-/// Of files, and so before them.
+/// First bytes of the journal's keys. What a file has elsewhere is read before the file.
 pub(super) const ELSEWHERE: u8 = b'e';
 pub(super) const FILE: u8 = b'f';
 pub(super) const RESULT: u8 = b'r';

@@ -102,15 +102,12 @@ pub(super) fn open(dir: &Path, source: &str) -> Result<Opened, String> {
         known.push((BOOT_KEY.to_vec(), Some(boot.as_bytes().to_vec())));
     }
     let mut recovering = None;
-    if !read.is_recovered {
-        change(&mut journal, std::mem::take(&mut read.changes))?;
-    }
+    change(&mut journal, std::mem::take(&mut read.changes))?;
     if read.is_recovered {
         tracing::warn!(
             dir = %dir.display(),
             "this node has started anew since the volume was mounted here last: what was not written out is taken from the store"
         );
-        change(&mut journal, std::mem::take(&mut read.changes))?;
         recovering = Some(known);
     } else if !known.is_empty() {
         change(&mut journal, known)?;

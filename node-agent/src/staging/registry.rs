@@ -3,7 +3,7 @@
 
 use super::area::Area;
 use super::believed::{AllKnown, Believed};
-use super::bring::FILES_AT_ONCE;
+use super::bring::FILLED_AT_ONCE;
 use super::buffers::Buffers;
 use super::discards::Discards;
 use super::disk::{Disk, Gone, Silence};
@@ -181,7 +181,7 @@ impl Staging {
             able: OnceCell::new(),
             room: AtomicU64::new(0),
             buffers: self.buffers.clone(),
-            filling: Arc::new(tokio::sync::Semaphore::new(FILES_AT_ONCE)),
+            filling: Arc::new(tokio::sync::Semaphore::new(FILLED_AT_ONCE)),
             stale: AtomicU64::new(0),
             kept_dirs: Mutex::default(),
             times: Times::default(),
