@@ -27,30 +27,31 @@ impl Memory {
     /// agent does for it.
     #[inline(always)]
     fn load_as(&self, offset: usize, out: &mut [u8], ordering: Ordering) {
+        let word = |at: usize| self.u64(at).load(ordering).to_ne_bytes();
         let mut at = offset;
         let (words, rest) = out.as_chunks_mut::<8>();
-        for word in words {
-            *word = self.u64(at).load(ordering).to_ne_bytes();
+        for whole in words {
+            *whole = word(at);
             at += 8;
         }
         if !rest.is_empty() {
-            let word = self.u64(at).load(ordering).to_ne_bytes();
-            rest.copy_from_slice(&word[..rest.len()]);
+            rest.copy_from_slice(&word(at)[..rest.len()]);
         }
     }
 
     #[inline(always)]
     fn store_as(&self, offset: usize, data: &[u8], ordering: Ordering) {
+        let store = |at: usize, word: [u8; 8]| self.u64(at).store(u64::from_ne_bytes(word), ordering);
         let mut at = offset;
         let (words, rest) = data.as_chunks::<8>();
-        for word in words {
-            self.u64(at).store(u64::from_ne_bytes(*word), ordering);
+        for whole in words {
+            store(at, *whole);
             at += 8;
         }
         if !rest.is_empty() {
-            let mut word = [0; 8];
-            word[..rest.len()].copy_from_slice(rest);
-            self.u64(at).store(u64::from_ne_bytes(word), ordering);
+            let mut padded = [0; 8];
+            padded[..rest.len()].copy_from_slice(rest);
+            store(at, padded);
         }
     }
 }
