@@ -43,7 +43,7 @@ $(CRATES:%=test-%): test-%:
 	scripts/test $*
 
 build: ## Build every program for tests (dev profile, dependencies optimised).
-	cargo build --locked --workspace --bins
+	scripts/build --bins
 
 release: ## Build every program as it is shipped.
 	cargo build --locked --release --workspace --bins
