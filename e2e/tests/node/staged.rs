@@ -326,6 +326,9 @@ fn a_copy_of_what_is_not_whole_says_so() -> Result<()> {
     let copy = fs::read(dir.join("a"))?;
     ensure!(copy.len() as u64 == BYTES && &copy[50 << 20..(50 << 20) + 4] == b"ours");
     drop(file);
+    // The kernel tells of it later.
+    let closed = || listed(&node, id).is_ok_and(|area| area["staged"][0]["opens"] == 0);
+    ensure!(wait_until(PATIENCE, closed));
     let discard = millpond(&node, &["staging", "discard", id, "a", "--yes"])?;
     ensure!(discard.status.success() && out(&discard).starts_with("1 files"), "{}", out(&discard));
     let is_theirs = || fs::read(mounted.target.join("a")).is_ok_and(|read| read == b"theirs");

@@ -9,6 +9,7 @@
 //!  mounts, and what they had open and asked for    are gone
 //!  bytes that the store has in an older version    the store's count, unless later ones were written out
 //!  bytes of a file that the store never had        are gone, unless they were written out
+//!  bytes here that were those of an object         may have others among them: they are sent again
 //!  a name where the store has a lost write of ours is the store's
 //! ```
 
@@ -56,6 +57,12 @@ pub(super) fn recovered(ino: u64, mut record: Record) -> Result<(Option<Record>,
     };
     if is_gone || record.clean {
         return Ok((None, Some(file_entry(ino, None)?)));
+    }
+    if record.local && !is_unsafe && record.same {
+        // It may have been written to since, and the disk may have those bytes without the note of it.
+        record.same = false;
+        let entry = file_entry(ino, Some(&record))?;
+        return Ok((Some(record), Some(entry)));
     }
     let Some(base) = record.base.as_ref().filter(|_| is_unsafe) else { return Ok((Some(record), None)) };
     let is_all = record.path.as_ref() == Some(&base.path)
@@ -266,5 +273,48 @@ impl Area {
     pub(super) fn is_lost(&self, seen: &Seen, losses: usize) -> bool {
         let Some(id) = seen.write.map(|id| id.to_string()) else { return false };
         self.lost_tags.iter().take(losses).any(|tag| id.starts_with(&hex::encode(tag)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The note that a file was written to may be lost, and its bytes not.
+    #[test]
+    fn bytes_that_are_here_are_those_of_no_object_after_a_loss_of_power() {
+        let base = Object { path: b"old".to_vec(), version: "1".to_owned(), size: 0 };
+        let renamed = Record {
+            path: Some(b"new".to_vec()),
+            local: true,
+            durable: true,
+            base: Some(base.clone()),
+            target: None,
+            made_by: None,
+            clean: false,
+            same: true,
+            former: vec![Former {
+                path: base.path,
+                version: Some(base.version),
+                made_by: None,
+                writes: Vec::new(),
+            }],
+            writes: Vec::new(),
+            unsettled: false,
+            conflict: false,
+            mode: 0o640,
+            uid: 0,
+            gid: 0,
+            atime_ns: 0,
+            mtime_ns: 0,
+            ctime_ns: 0,
+        };
+        let expected = Record { same: false, ..renamed.clone() };
+        let (record, entry) = recovered(1, renamed.clone()).unwrap();
+        assert_eq!(record.as_ref(), Some(&expected));
+        assert_eq!(entry, Some(file_entry(1, Some(&expected)).unwrap()));
+        // The store's alone are.
+        let stored = Record { local: false, ..renamed };
+        assert_eq!(recovered(1, stored.clone()).unwrap(), (Some(stored), None));
     }
 }
