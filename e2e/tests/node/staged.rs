@@ -5,6 +5,7 @@ use crate::promises::errno;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, Mounted, Node, secrets};
+use e2e::scenario::ended::{Ending, end};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -333,6 +334,68 @@ fn a_copy_of_what_is_not_whole_says_so() -> Result<()> {
     ensure!(discard.status.success() && out(&discard).starts_with("1 files"), "{}", out(&discard));
     let is_theirs = || fs::read(mounted.target.join("a")).is_ok_and(|read| read == b"theirs");
     ensure!(wait_until(PATIENCE, is_theirs));
+    node.finish()
+}
+
+/// Another process ends the mount while somebody writes: the next one has what was synced, and nothing stays open.
+#[test]
+fn a_workspace_that_somebody_ends_has_what_was_synced_and_is_written_on() -> Result<()> {
+    const BYTES: u64 = 96 << 20;
+    let mut node = Node::start(AgentOptions::default())?;
+    fs::create_dir_all(node.server.file("work"))?;
+    let mut expected = content::bytes(content::id("large"), 0..BYTES);
+    fs::write(node.server.file("work/large"), &expected)?;
+    node.server.rescan()?;
+    let mounted = back(&mut node, "work")?;
+    let (pod, id) = (node.pod(&mounted)?, mounted.id.as_str());
+    let at = |name: &str| pod.reach().join(name);
+    for (round, how) in [Ending::Abort, Ending::ForcedUnmount].into_iter().enumerate() {
+        // Some of it is here, and does not get away.
+        let stalled = Rule::always(Fault::Stall { ms: None }).op("GetObject").from(64 << 20);
+        let refused = Rule::always(Fault::Status { code: 403, retry_after_s: None }).op("PutObject");
+        node.server.set_faults(&Script { seed: 0, rules: vec![stalled, refused] })?;
+        let name = format!("new-{round}");
+        write_sync(&at(&name), b"synced")?;
+        let (large, new) =
+            (File::options().write(true).open(at("large"))?, File::options().append(true).open(at(&name))?);
+        let offset = (10 + 20 * round) << 20;
+        large.write_all_at(b"ours", offset as u64)?;
+        large.sync_all()?;
+        expected[offset..offset + 4].copy_from_slice(b"ours");
+        (&new).write_all(b" and written")?;
+        end(&node, &mounted, how)?;
+        // A descriptor of the mount that was is of no other one.
+        let ended = || large.sync_all().is_err() && new.sync_all().is_err();
+        ensure!(wait_until(PATIENCE, ended), "{how:?}");
+        drop((large, new));
+        let is_there = || fs::read(at(&name)).is_ok_and(|read| read.starts_with(b"synced"));
+        ensure!(wait_until(PATIENCE, is_there), "{how:?}: its paths do not work again");
+        let closed = || {
+            let all = |area: Value| {
+                area["staged"].as_array().is_some_and(|all| all.iter().all(|file| file["opens"] == 0))
+            };
+            listed(&node, id).is_ok_and(all)
+        };
+        ensure!(wait_until(PATIENCE, closed), "{how:?}: {}", listed(&node, id)?);
+        let mut again = File::options().append(true).open(at(&name))?;
+        again.write_all(b", and again")?;
+        again.sync_all()?;
+        drop(again);
+        node.server.no_faults()?;
+        let read = fs::read(at("large"))?;
+        ensure!(
+            read == expected,
+            "{how:?}: {:?}",
+            read.iter().zip(&expected).position(|(is, wanted)| is != wanted)
+        );
+        let is_stored = || {
+            let stored = |name: &str| fs::read(node.server.file(&format!("work/{name}"))).unwrap_or_default();
+            stored("large") == expected && stored(&name).ends_with(b", and again")
+        };
+        ensure!(wait_until(PATIENCE, is_stored), "{how:?}: {}", listed(&node, id)?);
+    }
+    drop(pod);
+    node.unpublish(&mounted)?;
     node.finish()
 }
 

@@ -1,6 +1,7 @@
 //! Volumes that can be written to, seen by a program on a whole node.
 
 use crate::promises::{errno, names};
+use crate::seed;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
 use e2e::node::{AgentOptions, Mounted, Node};
@@ -445,6 +446,43 @@ fn a_large_object_is_changed_before_all_of_it_is_here() -> Result<()> {
     let is_stored = || in_store(&node, "old/renamed").as_ref() == Some(&expected);
     ensure!(wait_until(PATIENCE, is_stored), "it does not get to the store");
     ensure!(wait_until(PATIENCE, || in_store(&node, "old/large").is_none()));
+    node.finish()
+}
+
+/// None of the bytes of an answer that is not what it says gets into a file.
+#[test]
+fn blocks_of_a_large_object_come_whole_or_not() -> Result<()> {
+    const BYTES: u64 = 96 << 20;
+    let mut node = started()?;
+    let mut expected = content::bytes(content::id("large"), 0..BYTES);
+    fs::create_dir_all(node.server.file("old"))?;
+    fs::write(node.server.file("old/large"), &expected)?;
+    node.server.rescan()?;
+    let mounted = workspace(&mut node, "old", &[("writeMode", "back"), ("storeTimeout", "3s")])?;
+    let mut rules = vec![Rule::always(Fault::WrongLength).op("GetObject").from(64 << 20)];
+    rules.extend(
+        [Fault::Truncate, Fault::ResetBody, Fault::WrongLength, Fault::StallBody { ms: Some(50) }]
+            .map(|fault| Rule::with_probability(fault, 0.15).op("GetObject")),
+    );
+    node.server.set_faults(&Script { seed: seed(), rules })?;
+    let path = mounted.target.join("large");
+    let file = OpenOptions::new().write(true).open(&path)?;
+    // Each comes when it is asked for again.
+    for offset in [3, (20 << 20) - 2, 50 << 20] {
+        file.write_all_at(b"changed", offset)?;
+        expected[offset as usize..][..7].copy_from_slice(b"changed");
+    }
+    file.sync_all()?;
+    // The object is shorter than the store has said.
+    let refused = file.write_at(b"changed", 80 << 20).err().and_then(|e| e.raw_os_error());
+    ensure!(refused == Some(libc::EIO), "{refused:?}");
+    node.server.no_faults()?;
+    file.write_all_at(b"at last", 80 << 20)?;
+    expected[80 << 20..][..7].copy_from_slice(b"at last");
+    drop(file);
+    let read = fs::read(&path)?;
+    ensure!(read == expected, "{:?}", read.iter().zip(&expected).position(|(is, wanted)| is != wanted));
+    ensure!(wait_until(PATIENCE, || in_store(&node, "old/large").as_ref() == Some(&expected)));
     node.finish()
 }
 
