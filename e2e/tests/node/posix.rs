@@ -15,8 +15,6 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two deaths.
-const DEATHS_EVERY: Duration = Duration::from_secs(1);
 const EXCLUDED: &str = include_str!("../../posix/excluded.txt");
 const FSX: &str = include_str!("../../posix/fsx.toml");
 
@@ -212,7 +210,12 @@ fn fsx_finds_nothing_on_minio_written_back() -> Result<()> {
     exercise(Store::Minio, "back")
 }
 
-/// `die` takes something down; the next time it does so a second after its return.
+/// Between two deaths: a long run is to do its operations, too.
+fn deaths_every() -> Duration {
+    Duration::from_secs((operations() / 20_000).clamp(1, 10))
+}
+
+/// `die` takes something down; the next time it does so [`deaths_every`] after its return.
 fn exercise_under_deaths(
     store: Store,
     mode: &str,
@@ -227,7 +230,7 @@ fn exercise_under_deaths(
         deaths += 1;
         // Not to wait for what is over.
         let over = || fsx.ended().is_ok_and(|ended| ended.is_some());
-        let _ = wait_until(DEATHS_EVERY, over);
+        let _ = wait_until(deaths_every(), over);
     }
     fsx.finish(&workspace, operations)?;
     println!("{deaths} deaths");
@@ -335,7 +338,7 @@ fn verified(store: Store, mode: &str) -> Result<()> {
         while writing.try_wait()?.is_none() {
             worker_dies(&mut workspace)?;
             deaths += 1;
-            let _ = wait_until(DEATHS_EVERY, || writing.try_wait().is_ok_and(|ended| ended.is_some()));
+            let _ = wait_until(deaths_every(), || writing.try_wait().is_ok_and(|ended| ended.is_some()));
         }
         ended_well(writing, &what)?;
         agent_dies(&mut workspace)?;
