@@ -5,7 +5,7 @@
 
 use super::area::{Area, disk_wrong, file_wrong};
 use super::elsewhere::Elsewhere;
-use super::file::{Claim, File};
+use super::file::File;
 use super::names::elsewhere_entry;
 use super::record::Object;
 use crate::lock::lock;
@@ -92,10 +92,10 @@ impl Area {
             file.change();
         }
         // What the journal has of an earlier time goes.
-        file.note_elsewhere_noted(true);
-        file.set_elsewhere(elsewhere);
+        file.rest.note_noted(true);
+        file.rest.set(elsewhere);
         if let Err(wrong) = self.put_record(file, record).await {
-            file.set_elsewhere(None);
+            file.rest.set(None);
             return Err(wrong);
         }
         *content = Some(data);
@@ -117,7 +117,7 @@ impl Area {
             while let Some(area) = area.upgrade()
                 && let Some(file) = area.by_ino(ino)
                 && !area.discards.is_begun(ino)
-                && let Some((_, bytes)) = file.first_missing(next..u64::MAX)
+                && let Some((_, bytes)) = file.rest.first_missing(next..u64::MAX)
             {
                 let len = (bytes.end - bytes.start).saturating_mul(BLOCKS_AT_ONCE as u64);
                 next = bytes.start.saturating_add(len);
@@ -161,7 +161,7 @@ impl Area {
         let mut next = range.start;
         loop {
             while under_way.len() < BLOCKS_AT_ONCE
-                && let Some((block, bytes)) = file.first_missing(next..range.end)
+                && let Some((block, bytes)) = file.rest.first_missing(next..range.end)
             {
                 next = bytes.end.max(next.saturating_add(1));
                 under_way.push(self.bring_block(file, block));
@@ -183,7 +183,7 @@ impl Area {
         let seen = self.sink.look(&base.path).await.map_err(|e| self.store_wrong("look", &base.path, &e))?;
         if seen.is_none_or(|seen| seen.version != base.version()) {
             tracing::error!(
-                volume = %self.volume, path = %String::from_utf8_lossy(&base.path), inode = file.ino, missing = file.missing(),
+                volume = %self.volume, path = %String::from_utf8_lossy(&base.path), inode = file.ino, missing = file.rest.bytes(),
                 "somebody else has changed it in the store before all its bytes were here: what was written here is kept in the staging area"
             );
             self.change_record(file, |record| record.conflict = true).await?;
@@ -194,10 +194,12 @@ impl Area {
     /// In a task of its own, which is not cut off in the middle: what the disk did late would undo what is written there later.
     async fn bring_block(&self, file: &Arc<File>, block: u64) -> Result<(), Wrong> {
         let area = self.me.upgrade().ok_or(Wrong::Cause(Cause::Unavailable))?;
-        let Some(claim) = file.claim(block).await else { return Ok(()) };
+        let Some(claim) = file.rest.claim(block).await else { return Ok(()) };
+        let file = file.clone();
         let brought = tokio::spawn(async move {
+            let _claim = claim;
             let mut at = None;
-            while let Some(next) = area.bring_step(&claim, at).await? {
+            while let Some(next) = area.bring_step(&file, block, at).await? {
                 at = Some(next);
             }
             Ok(())
@@ -205,11 +207,10 @@ impl Area {
         brought.await.unwrap_or(Err(Wrong::Cause(Cause::Internal)))
     }
 
-    /// From this byte on, or the first one of the block. Returns where to go on; None: the block is here. The file is not held while
-    /// the store is waited for.
-    async fn bring_step(&self, claim: &Claim, at: Option<u64>) -> Result<Option<u64>, Wrong> {
-        let (file, block) = (&claim.file, claim.block);
-        let Some(range) = file.missing_block(block) else { return Ok(None) };
+    /// From this byte on, or the first one of the block, which nobody else brings. Returns where to go on; None: the block is here. The
+    /// file is not held while the store is waited for.
+    async fn bring_step(&self, file: &Arc<File>, block: u64, at: Option<u64>) -> Result<Option<u64>, Wrong> {
+        let Some(range) = file.rest.missing_block(block) else { return Ok(None) };
         let base = file.record().base.ok_or(Wrong::Cause(Cause::Internal))?;
         let at = at.unwrap_or(range.start);
         // Shorter only where a loss of power has taken that the file was cut off: then what was there is a hole.
@@ -217,7 +218,7 @@ impl Area {
         let fetched = if len > 0 { Some(self.fetch(file.ino, &base, at, len).await?) } else { None };
         // Nobody cuts it off from here on.
         let content = file.content.read().await;
-        let Some(range) = file.missing_block(block) else { return Ok(None) };
+        let Some(range) = file.rest.missing_block(block) else { return Ok(None) };
         let data = content.clone().ok_or(Wrong::Cause(Cause::Internal))?;
         let (len, journal) = (len.min(range.end.saturating_sub(at)), self.journal.clone());
         if let Some(fetched) = fetched.filter(|_| len > 0) {
@@ -236,11 +237,11 @@ impl Area {
         if next < range.end.min(base.size) {
             return Ok(Some(next));
         }
-        let _noting = file.noting.lock().await;
-        let Some(with) = file.elsewhere().map(|elsewhere| elsewhere.with(block)) else { return Ok(None) };
+        let _noting = file.rest.noting.lock().await;
+        let Some(with) = file.rest.get().map(|elsewhere| elsewhere.with(block)) else { return Ok(None) };
         failpoint::hit("agent.staging.brought");
         let (entry, noted) = (elsewhere_entry(file.ino, Some(&with))?, file.clone());
-        self.commit(vec![entry], move |_| noted.set_elsewhere(Some(with))).await?;
+        self.commit(vec![entry], move |_| noted.rest.set(Some(with))).await?;
         Ok(None)
     }
 

@@ -1,14 +1,13 @@
 //! One staged file: its record, its bytes, and how far the store has it.
 
-use super::elsewhere::{Blocks, Elsewhere};
 use super::ongoing::Ongoing;
 use super::parts;
 use super::record::Record;
+use super::rest::Rest;
 use super::sums::Sums;
 use crate::lock::lock;
 use link::writable::Node;
-use std::collections::{BTreeSet, HashMap};
-use std::ops::Range;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -49,15 +48,7 @@ pub(super) struct File {
     touched: Mutex<HashMap<u32, u64>>,
     pub(super) sums: Sums,
     pub(super) doubt: Arc<Doubt>,
-    /// None: all its bytes are here, or none.
-    elsewhere: Mutex<Option<Elsewhere>>,
-    /// The journal says something of that.
-    is_elsewhere_noted: AtomicBool,
-    /// Blocks that are being brought, and who waits for one of them.
-    coming: Mutex<BTreeSet<u64>>,
-    came: tokio::sync::Notify,
-    /// Held by whoever notes that a block has come.
-    pub(super) noting: tokio::sync::Mutex<()>,
+    pub(super) rest: Arc<Rest>,
 }
 
 /// Whether the kernel may take pages of a file for clean that are not on the disk.
@@ -67,19 +58,6 @@ pub(super) struct Doubt {
     pub(super) turn: Mutex<()>,
     /// The last attempt has failed. Lost with this agent.
     pub(super) has_failed: AtomicBool,
-}
-
-/// Nobody else brings this block meanwhile.
-pub(super) struct Claim {
-    pub(super) file: Arc<File>,
-    pub(super) block: u64,
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        lock(&self.file.coming).remove(&self.block);
-        self.file.came.notify_waiters();
-    }
 }
 
 /// Now, nanoseconds since 1970.
@@ -119,85 +97,8 @@ impl File {
             touched: Mutex::default(),
             sums: Sums::default(),
             doubt: Arc::default(),
-            elsewhere: Mutex::default(),
-            is_elsewhere_noted: AtomicBool::new(false),
-            coming: Mutex::default(),
-            came: tokio::sync::Notify::new(),
-            noting: tokio::sync::Mutex::default(),
+            rest: Arc::default(),
         })
-    }
-
-    pub(super) fn recall_elsewhere(&self, elsewhere: Elsewhere) {
-        *lock(&self.elsewhere) = Some(elsewhere);
-        self.is_elsewhere_noted.store(true, Release);
-    }
-
-    pub(super) fn elsewhere(&self) -> Option<Elsewhere> {
-        lock(&self.elsewhere).clone()
-    }
-
-    pub(super) fn set_elsewhere(&self, elsewhere: Option<Elsewhere>) {
-        *lock(&self.elsewhere) = elsewhere;
-    }
-
-    pub(super) fn with_elsewhere(&self, change: impl FnOnce(&mut Elsewhere)) {
-        if let Some(elsewhere) = lock(&self.elsewhere).as_mut() {
-            change(elsewhere);
-        }
-    }
-
-    /// The first block with a byte of `range` that is not here, and its bytes.
-    pub(super) fn first_missing(&self, range: Range<u64>) -> Option<(u64, Range<u64>)> {
-        lock(&self.elsewhere).as_ref().and_then(|elsewhere| elsewhere.first_missing(range))
-    }
-
-    /// The bytes of this block, if it is not here.
-    pub(super) fn missing_block(&self, block: u64) -> Option<Range<u64>> {
-        lock(&self.elsewhere).as_ref().and_then(|elsewhere| elsewhere.missing_block(block))
-    }
-
-    /// The right to bring this block, once nobody else does. None: it is here.
-    pub(super) async fn claim(self: &Arc<Self>, block: u64) -> Option<Claim> {
-        loop {
-            let came = self.came.notified();
-            tokio::pin!(came);
-            came.as_mut().enable();
-            self.missing_block(block)?;
-            if lock(&self.coming).insert(block) {
-                return Some(Claim { file: self.clone(), block });
-            }
-            came.await;
-        }
-    }
-
-    /// Bytes that its object has and that are not here.
-    pub(super) fn missing(&self) -> u64 {
-        lock(&self.elsewhere).as_ref().map_or(0, Elsewhere::missing)
-    }
-
-    pub(super) fn is_partial(&self) -> bool {
-        self.first_missing(0..u64::MAX).is_some()
-    }
-
-    /// No loss of power takes a block that has come.
-    pub(super) fn has_safe_blocks(&self) -> bool {
-        lock(&self.elsewhere).as_ref().is_none_or(Elsewhere::is_over)
-    }
-
-    /// The blocks that are here.
-    pub(super) fn brought(&self) -> Option<Blocks> {
-        lock(&self.elsewhere).as_ref().map(Elsewhere::now)
-    }
-
-    /// What the journal is to have beside this record, and whether it has something then. To be called with the content alone.
-    pub(super) fn elsewhere_beside(&self, record: &Record) -> (Option<Elsewhere>, bool) {
-        let mut elsewhere = lock(&self.elsewhere);
-        elsewhere.take_if(|elsewhere| !record.local || elsewhere.is_over());
-        (elsewhere.clone(), self.is_elsewhere_noted.load(Acquire))
-    }
-
-    pub(super) fn note_elsewhere_noted(&self, is_noted: bool) {
-        self.is_elsewhere_noted.store(is_noted, Release);
     }
 
     pub(super) fn record(&self) -> Record {

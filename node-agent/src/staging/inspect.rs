@@ -57,7 +57,7 @@ impl Area {
         let shown = state.files.values().filter_map(|file| {
             let since = file.waits_since().map_or_else(SystemTime::now, time_of);
             let opens = state.opens.get(&file.ino).map_or(0, |mounts| mounts.values().sum());
-            StagedFile::of(file.ino, &file.record(), (file.size(), file.missing()), since, opens)
+            StagedFile::of(file.ino, &file.record(), (file.size(), file.rest.bytes()), since, opens)
         });
         in_order(shown.collect())
     }

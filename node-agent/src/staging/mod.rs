@@ -43,6 +43,7 @@ mod reading;
 mod record;
 mod recover;
 mod registry;
+mod rest;
 mod send;
 #[cfg(test)]
 mod simulated;

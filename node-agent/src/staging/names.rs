@@ -168,7 +168,7 @@ impl State {
         if is_local && let Some(mut elsewhere) = self.elsewhere.remove(&ino) {
             // It may have been cut off just before.
             elsewhere.cut(size);
-            file.recall_elsewhere(elsewhere);
+            file.rest.recall(elsewhere);
         }
         self.insert(&file);
         Ok(())

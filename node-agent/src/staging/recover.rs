@@ -150,7 +150,7 @@ impl Area {
         let before = file.record();
         let mut record = before.clone();
         // Of its bytes all are there, or those that are not here.
-        let (is_local, leans) = (record.local, !record.local || file.is_partial());
+        let (is_local, leans) = (record.local, !record.local || !file.rest.is_empty());
         let note_size = |size: u64| {
             if !is_local {
                 file.set_stored_size(size);

@@ -156,7 +156,7 @@ impl Area {
         if file.record() != record {
             return Ok(false); // another name, say: begun anew
         }
-        if file.is_partial() {
+        if !file.rest.is_empty() {
             drop(content);
             return self.bring_to_send(file).await.map(|()| false);
         }
@@ -456,14 +456,14 @@ impl Area {
         } else if !file.is_synced() {
             // A close comes after nearly every fsync.
             let (at, content) = loop {
-                let (at, brought) = (file.changes(), file.brought());
+                let (at, brought) = (file.changes(), file.rest.brought());
                 self.write_out(&file).await?;
                 let content = file.content.write().await;
                 match brought {
                     // It was sent meanwhile, and so blocks have come that were not written out.
-                    Some(_) if file.brought().is_none() => {}
+                    Some(_) if file.rest.brought().is_none() => {}
                     Some(brought) => {
-                        file.with_elsewhere(|elsewhere| elsewhere.note_safe(brought));
+                        file.rest.change(|elsewhere| elsewhere.note_safe(brought));
                         break (at, content);
                     }
                     None => break (at, content),
@@ -529,7 +529,7 @@ impl Area {
     /// it and whose answer did not come. False: it is not. To be called by whoever holds `sending`.
     pub(super) async fn rebase(&self, file: &Arc<File>) -> Result<bool, Wrong> {
         let record = file.record();
-        let leans = |record: &Record| !record.local || file.is_partial();
+        let leans = |record: &Record| !record.local || !file.rest.is_empty();
         let Some(base) = record.base.clone().filter(|_| leans(&record)) else { return Ok(false) };
         let seen = self.sink.look(&base.path).await.map_err(|e| self.store_wrong("look", &base.path, &e))?;
         let Some(seen) = seen.filter(|seen| seen.version != base.version()) else { return Ok(false) };
@@ -662,16 +662,16 @@ impl Area {
                     record.base = Some(object);
                     record.same = true;
                     // Blocks that have come since it was written out are not on the disk, and are no change.
-                    record.durable = record.local && sent.is_written_out(seen) && sent.has_safe_blocks();
-                    sent.set_elsewhere(None);
+                    record.durable = record.local && sent.is_written_out(seen) && sent.rest.is_over();
+                    sent.rest.set(None);
                 }
                 // Renamed or unlinked meanwhile: what was written is at a former name.
                 false => {
                     if record.path.is_some() && record.local && sent.has_same_bytes(seen) {
                         // The store copies it from there.
                         (record.base, record.same) = (Some(object.clone()), true);
-                        record.durable &= sent.has_safe_blocks();
-                        sent.set_elsewhere(None);
+                        record.durable &= sent.rest.is_over();
+                        sent.rest.set(None);
                     } else if let Some(base) =
                         record.base.as_mut().filter(|base| !record.local && base.path == object.path)
                     {
@@ -805,13 +805,13 @@ impl Area {
     ) -> Result<(), Wrong> {
         let (mut entries, late) = self.give_up(given_up)?;
         entries.push(file_entry(file.ino, Some(&record))?);
-        let (elsewhere, is_noted) = file.elsewhere_beside(&record);
+        let (elsewhere, is_noted) = file.rest.beside(record.local);
         if elsewhere.is_some() || is_noted {
             entries.push(elsewhere_entry(file.ino, elsewhere.as_ref())?);
         }
         let changed = file.clone();
         let apply = move |state: &mut State| {
-            changed.note_elsewhere_noted(elsewhere.is_some());
+            changed.rest.note_noted(elsewhere.is_some());
             state.set(&changed, record);
             state.remember_late(late);
         };

@@ -179,7 +179,7 @@ impl Area {
         }
         self.on_disk(move || data.set_len(size).map_err(file_wrong)).await?;
         file.resized(size);
-        file.with_elsewhere(|elsewhere| elsewhere.cut(size));
+        file.rest.change(|elsewhere| elsewhere.cut(size));
         Ok(())
     }
 
