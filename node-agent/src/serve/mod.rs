@@ -148,7 +148,8 @@ impl Server {
                 answered = self.answer(mount, questions, ask) => answered,
                 () = mount.let_go(unique) => Err(Cause::Unavailable), // the caller has gone
             },
-            Ask::Writable(operation) => self.operate(mount, unique, operation).await,
+            // On its own: what any task may need is allocated for every task, of which a hostile worker has thousands wait.
+            Ask::Writable(operation) => Box::pin(self.operate(mount, unique, operation)).await,
             Ask::File { .. } | Ask::Read { .. } | Ask::Direct { .. } => {
                 let answered = self.answer(mount, questions, ask).await;
                 if let (Err(Cause::Stale), Some(area)) = (&answered, &mount.area) {
