@@ -68,6 +68,15 @@ fn listed(node: &Node, volume: &str) -> Result<Value> {
     all.iter().find(|area| area["volumeId"] == volume).cloned().context("no area of this volume")
 }
 
+/// No mount has one of its files open any more: the kernel tells of a close later.
+fn wait_closed(node: &Node, volume: &str) -> Result<()> {
+    let is_closed = |file: &Value| file["opens"] == 0;
+    let all = |area: Value| area["staged"].as_array().is_some_and(|files| files.iter().all(is_closed));
+    let closed = wait_until(PATIENCE, || listed(node, volume).is_ok_and(all));
+    ensure!(closed, "{}", listed(node, volume)?);
+    Ok(())
+}
+
 fn secret() -> String {
     serde_json::json!(secrets().into_iter().collect::<std::collections::BTreeMap<_, _>>()).to_string()
 }
@@ -286,8 +295,7 @@ fn a_conflict_is_shown_exported_and_given_up_for_what_somebody_else_has_written(
     ensure!(!in_use.status.success() && err(&in_use).contains("has it open"), "{}", err(&in_use));
     ensure!(fs::read(mounted.target.join("a"))? == b"ours!");
     drop(file);
-    let closed = || listed(&node, id).is_ok_and(|area| area["staged"][0]["opens"] == 0);
-    ensure!(wait_until(PATIENCE, closed), "a close comes when the kernel has the time");
+    wait_closed(&node, id)?;
     let discard = millpond(&node, &["staging", "discard", id, "a", "--yes"])?;
     ensure!(discard.status.success() && out(&discard).starts_with("1 files, 5 B"), "{}", out(&discard));
     let theirs = || fs::read(mounted.target.join("a")).is_ok_and(|bytes| bytes == b"theirs");
@@ -327,9 +335,7 @@ fn a_copy_of_what_is_not_whole_says_so() -> Result<()> {
     let copy = fs::read(dir.join("a"))?;
     ensure!(copy.len() as u64 == BYTES && &copy[50 << 20..(50 << 20) + 4] == b"ours");
     drop(file);
-    // The kernel tells of it later.
-    let closed = || listed(&node, id).is_ok_and(|area| area["staged"][0]["opens"] == 0);
-    ensure!(wait_until(PATIENCE, closed));
+    wait_closed(&node, id)?;
     let discard = millpond(&node, &["staging", "discard", id, "a", "--yes"])?;
     ensure!(discard.status.success() && out(&discard).starts_with("1 files"), "{}", out(&discard));
     let is_theirs = || fs::read(mounted.target.join("a")).is_ok_and(|read| read == b"theirs");
@@ -370,13 +376,7 @@ fn a_workspace_that_somebody_ends_has_what_was_synced_and_is_written_on() -> Res
         drop((large, new));
         let is_there = || fs::read(at(&name)).is_ok_and(|read| read.starts_with(b"synced"));
         ensure!(wait_until(PATIENCE, is_there), "{how:?}: its paths do not work again");
-        let closed = || {
-            let all = |area: Value| {
-                area["staged"].as_array().is_some_and(|all| all.iter().all(|file| file["opens"] == 0))
-            };
-            listed(&node, id).is_ok_and(all)
-        };
-        ensure!(wait_until(PATIENCE, closed), "{how:?}: {}", listed(&node, id)?);
+        wait_closed(&node, id).with_context(|| format!("{how:?}"))?;
         let mut again = File::options().append(true).open(at(&name))?;
         again.write_all(b", and again")?;
         again.sync_all()?;
