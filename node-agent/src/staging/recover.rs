@@ -14,11 +14,11 @@
 //! ```
 
 use super::area::Area;
+use super::conditions::is_of;
 use super::file::File;
 use super::locks::parent;
 use super::names::{APPEND, BEGUN, Entry, OPEN, RESULT, file_entry};
 use super::record::{Former, Object, Record};
-use super::send::is_of;
 use cache::meta::{Lookup, ROOT};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt};

@@ -12,7 +12,7 @@ use super::locks::{Held, Locks};
 use super::opening;
 use super::random::random;
 use super::times::Times;
-use super::{Waiting, send, uploads};
+use super::{Waiting, upkeep, uploads};
 use crate::lock::lock;
 use crate::state::StateDir;
 use crate::volumes::scope::Scope;
@@ -204,7 +204,7 @@ impl Staging {
         areas.retain(|_, area| area.strong_count() > 0);
         areas.insert(spec.id.clone(), Arc::downgrade(&area));
         drop(areas);
-        send::keep_sending(&area);
+        upkeep::keep_sending(&area);
         uploads::keep_ending(&area);
         Ok(area)
     }
