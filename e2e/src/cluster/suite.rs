@@ -201,6 +201,7 @@ pub(super) fn tree_map(namespace: &str, trees: &[(String, Tree)]) -> Result<Valu
     let mut data = json!({
         "notebook.py": include_str!("../../cluster/notebook.py"),
         "workspace.py": include_str!("../../cluster/workspace.py"),
+        "jupyter.py": include_str!("../../jupyter/notebook.py"),
     });
     for (prefix, tree) in trees {
         data[format!("{prefix}.json")] = json!(serde_json::to_string(tree)?);

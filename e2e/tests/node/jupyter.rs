@@ -1,5 +1,5 @@
 //! A real Jupyter server whose directory, and whose home, are in a volume that is written to, and a person at a notebook there, while
-//! workers, agents and brokers die. scripts/posix installs Jupyter.
+//! workers, agents and brokers die. scripts/posix says where Jupyter is.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::clock::wait_until;
@@ -49,7 +49,8 @@ fn python() -> Command {
     let at = std::env::var_os("MILLPOND_JUPYTER")
         .expect("scripts/posix says where Jupyter is: run this test by it");
     let at = PathBuf::from(at);
-    let mut command = Command::new("python3");
+    // The one that it was installed for.
+    let mut command = Command::new("/usr/bin/python3");
     command
         .env("PYTHONPATH", &at)
         .env("JUPYTER_PATH", at.join("share/jupyter"))

@@ -13,6 +13,7 @@ mod reboot;
 mod security;
 mod stores;
 mod uninstall;
+mod working;
 mod workspaces;
 
 use super::Suite;
@@ -77,7 +78,7 @@ pub const ALL: &[Check] = &[
     },
     Check {
         name: "workspaces",
-        claim: "pods write to shared and to single claims while workers, agent and broker die; retained and deleted directories",
+        claim: "pods, one of them a Jupyter server, write to shared and to single claims while workers, agent and broker die; retained and deleted directories",
         own_cluster: STOPS,
         run: workspaces::run,
     },

@@ -1,6 +1,6 @@
-//! Volumes that pods write to: shared, owned by one pod, under a program that works while every part dies, and their end.
+//! Volumes that pods write to: shared, owned by one pod, under programs that work while every part dies, and their end.
 
-use super::holders::{CHOICES, Holder, delete_pods, replaced};
+use super::working::{self, NOTEBOOK};
 use crate::cluster::Suite;
 use crate::cluster::names::*;
 use crate::cluster::objects::{self, Pod};
@@ -11,18 +11,17 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use testkit::faults::{Fault, Rule, Script};
 
-const KILLS: usize = 30;
 /// Where volumes of the suite that can be written to lie in its bucket.
 const WORK: &str = "work";
-const BACK: &str = "workspace-back";
-const THROUGH: &str = "workspace-through";
+pub(super) const BACK: &str = "workspace-back";
+pub(super) const THROUGH: &str = "workspace-through";
 
 pub(super) fn run(suite: &mut Suite) -> Result<()> {
     prepare(suite)?;
     let kept = suite.kubectl.wait_bound(TENANT, BACK)?;
     shared(suite).context("two pods of one ReadWriteMany claim")?;
     let gone = suite.kubectl.wait_bound(TENANT, THROUGH)?;
-    working(suite).context("a program that works while everything dies")?;
+    working::run(suite).context("programs that work while everything dies")?;
     left(suite, &kept).context("what a pod leaves behind it")?;
     deleted(suite, &kept, &gone).context("deleted claims")
 }
@@ -119,105 +118,6 @@ fn shared(suite: &Suite) -> Result<()> {
     names.iter().try_for_each(|name| k.wait_gone("pod", TENANT, name).map(drop))
 }
 
-/// In both kinds of volume at once.
-fn working(suite: &Suite) -> Result<()> {
-    const NAME: &str = "worker";
-    let k = &suite.kubectl;
-    let other = json!({ "name": "through", "persistentVolumeClaim": { "claimName": THROUGH } });
-    let pod = writer(Pod::new(TENANT, NAME, "exec python3 /trees/workspace.py /data /through").claim(BACK))
-        .mount(json!({ "name": "through", "mountPath": "/through" }))
-        .with("restartPolicy", "Always".into());
-    let mut object = pod.object();
-    object["spec"]["volumes"].as_array_mut().context("a pod has volumes")?.push(other);
-    k.apply(&[object])?;
-    k.wait_ready(TENANT, NAME)?;
-    // The claim is one pod's.
-    let seen = "python3 -c 'import hashlib; d = open(\"/data/work/checkpoint\", \"rb\").read(); \
-        print(hashlib.sha256(d[64:]).hexdigest().encode() == d[:64])'";
-    k.apply(&[writer(Pod::new(TENANT, "waits", seen).claim(THROUGH)).object()])?;
-    k.wait_event(TENANT, "Pod", "waits", &["ReadWriteOncePod"])?;
-    rounds(suite, NAME, 1)?;
-
-    for kill in 0..KILLS {
-        kill_one_of(suite, 2)?;
-        if kill == KILLS / 2 {
-            end_life(suite, NAME, 1)?;
-        }
-    }
-    println!("    {KILLS} dead workers, and a restarted container");
-    for holders in CHOICES {
-        replaced(suite, holders, || delete_pods(suite, holders))?;
-        rounds(suite, NAME, 1)?;
-        println!("    pods deleted and replaced: {holders:?}");
-    }
-    for holder in [Holder::Agent, Holder::Broker] {
-        replaced(suite, &[holder], || {
-            let pid = holder.wait(suite, None)?;
-            suite.view().kill(pid)
-        })?;
-        rounds(suite, NAME, 1)?;
-        println!("    killed: {holder:?}");
-    }
-    rounds(suite, NAME, 2)?;
-    println!("    the program: {}", end_life(suite, NAME, 2)?);
-    k.delete("pod", TENANT, NAME)?;
-    k.wait_gone("pod", TENANT, NAME)?;
-    let read = k.wait_succeeded(TENANT, "waits")?;
-    ensure!(read.trim() == "True", "the next pod found another checkpoint: {read}");
-    println!("    ReadWriteOncePod: the second pod ran when the first had gone, and found its checkpoint");
-    k.delete("pod", TENANT, "waits")?;
-    k.wait_gone("pod", TENANT, "waits").map(drop)
-}
-
-/// Ends the program, for the how many-th time, and judges its life.
-fn end_life(suite: &Suite, pod: &str, nth: u64) -> Result<String> {
-    let k = &suite.kubectl;
-    k.exec(TENANT, pod, "main", &["kill", "-TERM", "1"])?;
-    let last = k.wait("the program's last words", PATIENCE, |k| {
-        let lives = k.get("pod", TENANT, pod)?["status"]["containerStatuses"][0]["restartCount"].as_u64();
-        let is_over = lives >= Some(nth);
-        is_over.then(|| k.run(&["logs", "-n", TENANT, pod, "--previous"])).transpose()
-    })?;
-    good(&last)
-}
-
-/// The last line of a life in which no call failed.
-fn good(log: &str) -> Result<String> {
-    let last = log.lines().last().context("the program said nothing")?;
-    let said: Value = serde_json::from_str(last)?;
-    ensure!(said["failed"] == 0 && said["rounds"].as_u64() > Some(0), "the program saw failures: {log}");
-    Ok(last.to_owned())
-}
-
-/// The program goes on for so many rounds from now.
-fn rounds(suite: &Suite, pod: &str, more: u64) -> Result<()> {
-    let so_far = |log: &str| -> u64 {
-        let said = log.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
-        said.and_then(|said| said["rounds"].as_u64()).unwrap_or(0)
-    };
-    let k = &suite.kubectl;
-    let mut first = None;
-    k.wait("more rounds of the program", PATIENCE, |k| {
-        let now = so_far(&k.logs(TENANT, pod, "main")?);
-        Ok((now >= *first.get_or_insert(now) + more).then_some(()))
-    })
-}
-
-/// `kill -9` of one worker; returns when all of them serve again.
-fn kill_one_of(suite: &Suite, all: usize) -> Result<()> {
-    let view = suite.view();
-    let serving = |not: u32| {
-        suite.kubectl.wait("every worker at work", PATIENCE, |_| {
-            let workers = view.workers()?;
-            Ok((workers.len() >= all && !workers.contains(&not)).then_some(workers))
-        })
-    };
-    let workers = serving(0)?;
-    let pid = workers[workers.iter().map(|pid| *pid as usize).sum::<usize>() % workers.len()];
-    view.kill(pid)?;
-    serving(pid).map(drop)
-}
-
 /// The store does not take what a pod has written when it goes: that is told, kept, and sent with the next pod.
 fn left(suite: &Suite, volume: &str) -> Result<()> {
     let k = &suite.kubectl;
@@ -246,7 +146,7 @@ fn left(suite: &Suite, volume: &str) -> Result<()> {
 
 fn deleted(suite: &Suite, kept: &str, gone: &str) -> Result<()> {
     let k = &suite.kubectl;
-    for (volume, name) in [(kept, "left"), (gone, "work/checkpoint")] {
+    for (volume, name) in [(kept, "left"), (kept, NOTEBOOK), (gone, "work/checkpoint")] {
         ensure!(object(suite, volume, name).is_some(), "{volume} has no {name}");
     }
     for (claim, volume) in [(BACK, kept), (THROUGH, gone)] {
