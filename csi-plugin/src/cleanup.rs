@@ -6,8 +6,10 @@ use mounts::{MemoryTier, MountEntry, Ours, parse_mountinfo};
 use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 
+/// Where the agent's state directory has its staging areas.
+const STAGING: &str = "staging";
 /// Directories of ours by name: removed when nothing is left in them.
 const OUR_NAME: &str = "millpond";
 
@@ -37,6 +39,15 @@ pub enum CleanupError {
         .0.display()
     )]
     Running(PathBuf),
+    #[error(
+        "something that was written on this node is not in its store yet: apply Millpond's manifests again, and upload, export or discard it (millpond staging, docs/operations.md), then run this again; with --discard-staging it is lost\n{}",
+        .0.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+    )]
+    Waits(Vec<String>),
+    #[error(
+        "it is not known whether something that was written on this node is not in its store yet ({0}): with --discard-staging it is lost if there is"
+    )]
+    Unknown(String),
     #[error("cannot remove {}: {source}", path.display())]
     Remove { path: PathBuf, source: io::Error },
     #[error(transparent)]
@@ -54,6 +65,17 @@ pub fn clean(config: &CleanupConfig) -> Result<Vec<String>, CleanupError> {
     }
     if link::Packet::connect(&config.broker_socket).is_ok() {
         return Err(CleanupError::Running(config.broker_socket.clone()));
+    }
+    if !config.discard_staging {
+        let waits = config
+            .own_dirs
+            .iter()
+            .map(|dir| what_waits(dir, config))
+            .collect::<Result<Vec<_>, _>>()?
+            .concat();
+        if !waits.is_empty() {
+            return Err(CleanupError::Waits(waits));
+        }
     }
 
     let mut done = Vec::new();
@@ -80,6 +102,24 @@ pub fn clean(config: &CleanupConfig) -> Result<Vec<String>, CleanupError> {
         done.push(format!("left: the cache in {} (--cache removes it too)", path.display()));
     }
     Ok(done)
+}
+
+/// In the staging areas of this directory, a line for each volume: as the agent's own program tells it, for their form is its own.
+fn what_waits(dir: &Path, config: &CleanupConfig) -> Result<Vec<String>, CleanupError> {
+    let is_empty = match fs::read_dir(dir.join(STAGING)) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => true,
+        Err(e) => return Err(CleanupError::Unknown(format!("{}: {e}", dir.display()))),
+    };
+    if is_empty {
+        return Ok(Vec::new());
+    }
+    let asked = Command::new(&config.agent).arg("--waiting").arg(dir).stdin(Stdio::null()).output();
+    let told = asked.map_err(|e| CleanupError::Unknown(format!("{}: {e}", config.agent.display())))?;
+    match told.status.success() {
+        true => Ok(String::from_utf8_lossy(&told.stdout).lines().map(str::to_owned).collect()),
+        false => Err(CleanupError::Unknown(String::from_utf8_lossy(&told.stderr).trim().to_owned())),
+    }
 }
 
 /// Mounts of ours that pods may use.
@@ -153,7 +193,19 @@ mod tests {
             cache_roots: vec![lib.join("cache")],
             memory_tier: None,
             with_cache: false,
+            discard_staging: false,
+            agent: root.join("no-agent"),
         }
+    }
+
+    /// A program that says this of any directory.
+    fn agent_that_says(root: &Path, script: &str) -> PathBuf {
+        let path = root.join("agent");
+        // Written by another process: what one here has open for writing cannot be executed while a thread beside it forks.
+        let write = r#"printf '#!/bin/sh\n%s\n' "$2" > "$1" && chmod 755 "$1""#;
+        let written = Command::new("sh").args(["-c", write, "sh"]).arg(&path).arg(script).status();
+        assert!(written.unwrap().success());
+        path
     }
 
     fn left(root: &Path) -> Vec<String> {
@@ -198,6 +250,35 @@ mod tests {
         assert!(matches!(error, CleanupError::Running(_)));
         assert!(error.to_string().contains("DaemonSets first"), "{error}");
         assert!(config.state_dir.exists());
+    }
+
+    #[test]
+    fn it_refuses_while_something_waits_for_its_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let mut config = node(&root);
+        let state = root.join("lib/millpond/state");
+        fs::create_dir(state.join(STAGING)).unwrap();
+        assert!(what_waits(&state, &config).unwrap().is_empty(), "nothing was ever written: nobody is asked");
+        fs::create_dir(state.join(STAGING).join("pvc-1")).unwrap();
+        let error = clean(&config).unwrap_err();
+        assert!(matches!(error, CleanupError::Unknown(_)), "{error}");
+        let others = dir.path().join("programs");
+        fs::create_dir(&others).unwrap();
+        config.agent = agent_that_says(&others, "echo \"$1 $(basename $2)\"; echo volume pvc-1: 3 files");
+        let error = clean(&config).unwrap_err();
+        assert!(
+            matches!(&error, CleanupError::Waits(lines) if *lines == ["--waiting state", "volume pvc-1: 3 files"]),
+            "{error}"
+        );
+        assert!(error.to_string().contains("--discard-staging"), "{error}");
+        config.agent = agent_that_says(&others, "echo its disk fails >&2; exit 1");
+        let error = clean(&config).unwrap_err();
+        assert!(matches!(&error, CleanupError::Unknown(why) if why == "its disk fails"), "{error}");
+        assert!(state.exists() && config.state_dir.exists(), "nothing was removed");
+        config.discard_staging = true;
+        clean(&config).unwrap();
+        assert!(!state.exists());
     }
 
     #[test]

@@ -99,6 +99,9 @@ pub struct Arguments {
     /// With --mode cleanup: remove the cache as well.
     #[arg(long)]
     pub cache: bool,
+    /// With --mode cleanup: remove staging areas also if something that was written is not in its store yet. It is lost then.
+    #[arg(long)]
+    pub discard_staging: bool,
     /// Address of the API server, without authentication; default: KUBECONFIG, else from inside the cluster.
     #[arg(long, env = "MILLPOND_KUBERNETES_API", hide = true)]
     pub kubernetes_api: Option<String>,
@@ -189,6 +192,10 @@ pub struct CleanupConfig {
     pub cache_roots: Vec<PathBuf>,
     pub memory_tier: Option<PathBuf>,
     pub with_cache: bool,
+    /// Whatever waits in staging areas is lost.
+    pub discard_staging: bool,
+    /// The program that knows what a staging area holds: node-agent.
+    pub agent: PathBuf,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -296,6 +303,9 @@ impl Arguments {
             cache_roots: self.cache_roots.clone(),
             memory_tier: self.memory_tier.as_ref().map(|tier| tier.path.clone()),
             with_cache: self.cache,
+            discard_staging: self.discard_staging,
+            // They come in one image, and in one directory.
+            agent: std::env::current_exe().unwrap_or_default().with_file_name("node-agent"),
         });
         let node = match self.mode {
             Mode::Controller | Mode::Cleanup => None,

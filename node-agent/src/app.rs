@@ -232,6 +232,7 @@ impl App {
             }
         });
         let mut servers = vec![serving, collect::start(&volumes), tell_of_uploads(&volumes, told, &runtime)];
+        servers.push(volumes.staging.keep_room(volumes.collecting.clone()));
         let metrics_address = match config.agent.metrics {
             None => None,
             Some(address) => {

@@ -43,3 +43,4 @@ pub use app::App;
 pub use config::Config;
 pub use run::run;
 pub use staging::STEPS as STAGING_STEPS;
+pub use staging::what_waits;

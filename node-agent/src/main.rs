@@ -20,6 +20,10 @@ struct Arguments {
     /// Check the configuration and exit.
     #[arg(long)]
     check: bool,
+    /// Tell of which volumes something waits for its store in the staging areas of this state directory, a line each, and exit.
+    /// No agent may run.
+    #[arg(long, value_name = "STATE_DIR")]
+    waiting: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -36,6 +40,12 @@ fn run(arguments: &Arguments) -> Result<()> {
     if arguments.check {
         Config::load(&arguments.config)?;
         writeln!(std::io::stdout(), "{}: fine", arguments.config.display())?;
+        return Ok(());
+    }
+    if let Some(state_dir) = &arguments.waiting {
+        for line in node_agent::what_waits(state_dir).map_err(anyhow::Error::msg)? {
+            writeln!(std::io::stdout(), "{line}")?;
+        }
         return Ok(());
     }
     log::start()?;

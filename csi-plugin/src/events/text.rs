@@ -133,7 +133,7 @@ pub(crate) fn uploads_done(volume: &VolumeId, node: &str) -> String {
 
 pub(crate) fn uploads_left(volume: &str, unsent: &Unsent, node: &str) -> String {
     format!(
-        "Volume {volume}: {} written on node {node} {} not in its store when the volume was unpublished ({}). The node goes on for some minutes. What is left then is kept on it, and sent when the volume is published on that node again or `millpond staging upload` is run there; pods on other nodes do not see it before.",
+        "Volume {volume}: {} written on node {node} {} not in its store when the volume was unpublished ({}). If the store gave no answer, the node goes on for some minutes. What is left then is kept on it, and sent when the volume is published on that node again or `millpond staging upload` is run there; pods on other nodes do not see it before.",
         files(unsent),
         were(unsent.files),
         last(unsent)

@@ -37,6 +37,7 @@ mod reading;
 mod real_s3;
 mod refusals;
 mod renewals;
+mod room;
 mod sanity;
 mod scale;
 mod scopes;

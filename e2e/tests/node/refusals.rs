@@ -13,10 +13,12 @@ use std::net::SocketAddr;
 use std::os::fd::IntoRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use testkit::fault_fs::{Call, DiskFaults};
 use testkit::faults::{Fault, Rule, Script};
-use testkit::s3::{Config, Directory, Server};
+use testkit::s3::{Config, Directory, Lies, Server};
 
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Goes in parts.
@@ -63,26 +65,29 @@ struct Store {
     server: Option<Server>,
     address: SocketAddr,
     dir: PathBuf,
+    lies: Lies,
 }
 
 impl Store {
     fn start(node: &Node, name: &str) -> Result<Self> {
-        let dir = node.places().buckets().join(name);
-        fs::create_dir_all(&dir)?;
-        let server = Self::serve(node, &dir, ([127, 0, 0, 1], 0).into(), None)?;
-        Ok(Self { address: server.address(), server: Some(server), dir })
+        Self::that_lies(node, name, Lies::default())
     }
 
-    fn serve(
-        node: &Node,
-        dir: &std::path::Path,
-        listen: SocketAddr,
-        trouble: Option<Trouble>,
-    ) -> Result<Server> {
+    fn that_lies(node: &Node, name: &str, lies: Lies) -> Result<Self> {
+        let dir = node.places().buckets().join(name);
+        fs::create_dir_all(&dir)?;
+        let mut store = Self { address: ([127, 0, 0, 1], 0).into(), server: None, dir, lies };
+        let server = store.serve(node, None)?;
+        (store.address, store.server) = (server.address(), Some(server));
+        Ok(store)
+    }
+
+    fn serve(&self, node: &Node, trouble: Option<Trouble>) -> Result<Server> {
         let name = if matches!(trouble, Some(Trouble::NoBucket)) { "another" } else { BUCKET };
         let faults = trouble.map(Trouble::faults).unwrap_or_default();
-        let bucket = Directory::new(dir, Duration::ZERO);
-        let config = Config { listen, faults, ..Config::default() }.bucket(name, bucket);
+        let bucket = Directory::new(&self.dir, Duration::ZERO);
+        let (listen, lies) = (self.address, self.lies);
+        let config = Config { listen, faults, lies, ..Config::default() }.bucket(name, bucket);
         Ok(node.runtime().block_on(Server::start(config))?)
     }
 
@@ -90,7 +95,7 @@ impl Store {
         self.server = None;
         // The listener before is closed by a task of its own.
         wait_until(PATIENCE, || {
-            self.server = Self::serve(node, &self.dir, self.address, trouble).ok();
+            self.server = self.serve(node, trouble).ok();
             self.server.is_some()
         });
         ensure!(self.server.is_some(), "the store did not come back on {}", self.address);
@@ -261,6 +266,78 @@ fn a_full_staging_disk_holds_writers_up_and_fails_them_only_if_nothing_can_go() 
     ensure!(wait_until(PATIENCE, fits_again), "there is no room although the store takes everything");
     let get_there = || store.object("full/renamed").as_ref() == Some(&bytes);
     ensure!(wait_until(PATIENCE, get_there), "what was kept does not get to the store");
+    node.finish()
+}
+
+/// Of stores that ignore conditions: whoever has written there meanwhile keeps what he has written.
+#[test]
+fn what_a_store_does_not_hold_is_looked_at_before_something_is_written_or_removed() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let lies = Lies {
+        ignores_if_match_on_put: true,
+        ignores_if_none_match: true,
+        ignores_if_match_on_delete: true,
+        ignores_conditions_on_complete: true,
+        ..Lies::default()
+    };
+    let store = Store::that_lies(&node, "liar", lies)?;
+    let mounted = store.workspace(&mut node, "liar", "through")?;
+    let theirs = |name: &str| fs::write(store.dir.join("liar").join(name), b"theirs");
+    let has_theirs = |name: &str| store.object(&format!("liar/{name}")).as_deref() == Some(b"theirs");
+    for name in ["small", "large", "removed"] {
+        let len = if name == "small" { 1000 } else { LARGE };
+        close(written(&mounted, name, &bytes(Trouble::Denied, len))?)?;
+    }
+    for (name, len) in [("small", 1000), ("large", LARGE), ("new", 1000), ("new-large", LARGE)] {
+        let file = written(&mounted, name, &bytes(Trouble::Reset, len))?;
+        theirs(name)?;
+        ensure!(errno(file.sync_all()) == Some(libc::ESTALE), "{name}: nobody is told");
+        ensure!(has_theirs(name), "{name}: theirs is gone");
+        ensure!(fs::read(mounted.target.join(name))? == bytes(Trouble::Reset, len), "{name}: ours is gone");
+    }
+    theirs("removed")?;
+    fs::remove_file(mounted.target.join("removed"))?;
+    ensure!(has_theirs("removed"), "theirs was removed");
+    ensure!(fs::read(mounted.target.join("removed"))? == b"theirs");
+    node.finish()
+}
+
+/// It is sent while it is written to without a pause, which waits in the end, and is refused just then.
+#[test]
+fn a_conflict_that_writers_wait_for_lets_them_go() -> Result<()> {
+    let mut node = Node::start(AgentOptions::default())?;
+    let mounted = node.workspace("busy", "busy", &[])?;
+    // The kernel of one mount lets nobody write to a file during its fsync.
+    let other = node.workspace_again(&mounted, "other")?;
+    let path = mounted.target.join("a");
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
+    file.write_all_at(&bytes(Trouble::Denied, 3 * LARGE), 0)?;
+    file.sync_all()?;
+    fs::write(node.server.file("busy/a"), b"theirs")?;
+    node.server.rescan()?;
+    // Each part has been written to again before all have arrived.
+    let slow = Rule::always(Fault::Latency { ms: 300 }).op("UploadPart");
+    node.server.set_faults(&Script { seed: 0, rules: vec![slow] })?;
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| -> Result<()> {
+        let writing = scope.spawn(|| -> io::Result<u64> {
+            let file = File::options().write(true).open(other.target.join("a"))?;
+            let mut times = 0;
+            while !is_over.load(Relaxed) {
+                file.write_all_at(&[times as u8; 4096], times % 15_000 * 4096)?;
+                times += 1;
+            }
+            Ok(times)
+        });
+        let told =
+            file.write_all_at(b"ours", 0).err().map_or_else(|| errno(file.sync_all()), |e| e.raw_os_error());
+        is_over.store(true, Relaxed);
+        let times = writing.join().expect("it has not panicked")?;
+        ensure!(told == Some(libc::ESTALE) && times > 0, "fsync: {told:?}, after {times} writes");
+        Ok(())
+    })?;
+    ensure!(fs::read(node.server.file("busy/a"))? == b"theirs", "theirs is gone");
+    ensure!(fs::read(&path)?.len() == 3 * LARGE);
     node.finish()
 }
 

@@ -80,6 +80,11 @@ pub(crate) struct Area {
     pub(super) able: OnceCell<Abilities>,
     /// Bytes that may be written before the disk is asked again how much is free.
     pub(super) room: AtomicU64,
+    /// Of files that are sent without anybody who waits for them.
+    pub(super) sending_small: Arc<tokio::sync::Semaphore>,
+    pub(super) sending_large: Arc<tokio::sync::Semaphore>,
+    /// Rises whenever the store has taken something: a file, or a part of one.
+    pub(super) arrived: AtomicU64,
     pub(super) buffers: Arc<Buffers>,
     /// Held by whoever brings the bytes of a file that nobody waits for.
     pub(super) filling: Arc<tokio::sync::Semaphore>,

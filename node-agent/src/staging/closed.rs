@@ -97,6 +97,15 @@ impl Closed {
         in_order(shown.collect())
     }
 
+    /// Files of which the store has all and that no program had open, by inode number, the least lately changed first.
+    pub(super) fn clean(&self) -> Vec<u64> {
+        let is_open = |ino: &u64| self.opens.get(ino).is_some_and(|times| *times > 0);
+        let clean = self.records.iter().filter(|(ino, record, _)| record.clean && !is_open(ino));
+        let mut clean: Vec<_> = clean.map(|(ino, record, _)| (record.ctime_ns, *ino)).collect();
+        clean.sort_unstable();
+        clean.into_iter().map(|(_, ino)| ino).collect()
+    }
+
     /// Forgets these files, and then removes their bytes. Blocking.
     pub(super) fn discard(mut self, inos: &[u64]) -> Result<(), String> {
         let failed = |e: journal::JournalError| format!("its journal: {e}");

@@ -14,8 +14,13 @@ use store::{Abilities, Condition, Seen, StoreError, Version};
 const PROBES: u32 = 5;
 
 impl Area {
-    /// What must be at `path` for it to be written. Where the store does not hold it, it is looked at before.
-    pub(super) async fn condition_of(&self, target: Option<&str>, path: &[u8]) -> Result<Condition, Wrong> {
+    /// What must be at `path` for it to be written. Where the store does not hold it, it is looked at before: a conflict that the
+    /// store would not see is told as its own would be.
+    pub(super) async fn condition_of(
+        &self,
+        target: Option<&str>,
+        path: &[u8],
+    ) -> Result<Result<Condition, StoreError>, Wrong> {
         let able = self.able().await?;
         let wanted = target.map_or(Condition::Absent, |version| Condition::Is(Version(version.to_owned())));
         let holds = match &wanted {
@@ -23,7 +28,7 @@ impl Area {
             _ => able.is && able.is_in_parts,
         };
         if holds || self.sink.limits().parts_max == 0 {
-            return Ok(wanted);
+            return Ok(Ok(wanted));
         }
         let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
         let is_so = match (&wanted, &seen) {
@@ -36,15 +41,18 @@ impl Area {
             Condition::Absent => able.absent,
             _ => able.is,
         };
-        match is_so {
+        Ok(match is_so {
             true if able_at_all => Ok(wanted),
             true => Ok(Condition::Any),
-            false => Ok(wanted),
-        }
+            false => Err(StoreError::Conflict {
+                what: String::from_utf8_lossy(path).into_owned(),
+                found: seen.map(|seen| seen.version),
+            }),
+        })
     }
 
     /// What this store does with conditions: tried once, on a file of our own.
-    async fn able(&self) -> Result<Abilities, Wrong> {
+    pub(super) async fn able(&self) -> Result<Abilities, Wrong> {
         let probed = self.able.get_or_try_init(|| async {
             let path = self.probe_path().await?;
             let mut tried = 0;

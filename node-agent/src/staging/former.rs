@@ -43,7 +43,9 @@ impl Area {
 
     /// True: somebody else has put something else there. It is theirs, and seen again from the next look on.
     async fn remove_object(&self, object: &Former) -> Result<bool, Wrong> {
-        let version = match object.writes.is_empty() {
+        // Some servers take away whatever is there.
+        let is_certain = object.writes.is_empty() && self.able().await?.is_at_delete;
+        let version = match is_certain {
             true => object.version.clone(),
             // Asked of the store, and not seen how it ended.
             false => {

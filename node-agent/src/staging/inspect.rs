@@ -7,11 +7,11 @@ use super::closed::Closed;
 use super::description::{self, Description};
 use super::disk::{Disk, Silence};
 use super::failures::Failure;
-use super::registry::Staging;
+use super::registry::{DIRECTORY, Staging};
 use super::staged::{StagedFile, in_order};
 use crate::lock::lock;
 use link::{Refusal, RefusalKind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use volume::VolumeId;
@@ -80,20 +80,7 @@ impl Staging {
     /// Volumes that have an area on this node. `limit`: of the disk.
     pub(crate) async fn volumes(&self, limit: Duration) -> Result<Vec<VolumeId>, String> {
         let dir = self.dir.clone();
-        let listed = on_disk(limit, move || {
-            let entries = match std::fs::read_dir(&dir) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-                entries => entries.map_err(|e| format!("{}: {e}", dir.display()))?,
-            };
-            let mut ids = Vec::new();
-            for entry in entries {
-                let name = entry.map_err(|e| format!("{}: {e}", dir.display()))?.file_name();
-                ids.extend(name.to_str().and_then(|name| VolumeId::parse(name).ok()));
-            }
-            ids.sort_by(|one, other| one.as_str().cmp(other.as_str()));
-            Ok(ids)
-        });
-        listed.await?
+        on_disk(limit, move || volumes_in(&dir)).await?
     }
 
     /// Mounts of the agent before may come to this one for so long still; None: all that were there have come.
@@ -180,6 +167,42 @@ impl Staging {
         inspected.oldest = inspected.files.iter().map(|file| file.since).min();
         Looked::Area(Box::new(inspected))
     }
+}
+
+/// Of which volumes something waits in the areas of this state directory, a line each: also of those that cannot be looked into.
+/// Blocking. For when there is no agent.
+pub fn what_waits(state_dir: &Path) -> Result<Vec<String>, String> {
+    let dir = state_dir.join(DIRECTORY);
+    let mut lines = Vec::new();
+    for id in volumes_in(&dir)? {
+        match Closed::open(&dir.join(id.as_str())) {
+            Ok(None) => {}
+            Ok(Some(closed)) => match closed.waiting() {
+                Waiting { files: 0, .. } => {}
+                Waiting { files, bytes, .. } => {
+                    let files = if files == 1 { "1 file".into() } else { format!("{files} files") };
+                    lines.push(format!("volume {id}: {files}, {bytes} bytes"));
+                }
+            },
+            Err(why) => lines.push(format!("volume {id} cannot be looked into: {why}")),
+        }
+    }
+    Ok(lines)
+}
+
+/// Volumes that have an area in this directory, in order. Blocking.
+fn volumes_in(dir: &Path) -> Result<Vec<VolumeId>, String> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(|e| format!("{}: {e}", dir.display()))?,
+    };
+    let mut ids = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(|e| format!("{}: {e}", dir.display()))?.file_name();
+        ids.extend(name.to_str().and_then(|name| VolumeId::parse(name).ok()));
+    }
+    ids.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+    Ok(ids)
 }
 
 /// On a thread of its own: a disk that hangs holds up nobody else.

@@ -49,6 +49,7 @@ mod record;
 mod recover;
 mod registry;
 mod rest;
+mod room;
 mod send;
 mod sent;
 #[cfg(test)]
@@ -64,9 +65,10 @@ mod write;
 
 pub(crate) use area::{Area, Caller};
 pub(crate) use executed::Executed;
+pub use inspect::what_waits;
 pub(crate) use inspect::{Inspected, Looked};
 pub(crate) use reading::Readable;
-pub(crate) use registry::{Staging, make_root};
+pub(crate) use registry::{DIRECTORY, Staging, make_root};
 pub(crate) use staged::{StagedFile, StagedState, lies_at_or_below};
 
 use link::writable::{Done, Wrong};

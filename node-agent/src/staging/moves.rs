@@ -306,9 +306,14 @@ impl Area {
             let write = Write { id, attributes };
             let mut target = None;
             loop {
-                let condition = self.condition_of(target.as_deref(), &new).await?;
                 let (path, version) = (&base.path, base.version());
-                match self.sink.copy(path, &version, base.size, &new, &write, &condition).await {
+                let copied = match self.condition_of(target.as_deref(), &new).await? {
+                    Ok(condition) => {
+                        self.sink.copy(path, &version, base.size, &new, &write, &condition).await
+                    }
+                    Err(conflict) => Err(conflict),
+                };
+                match copied {
                     Ok(written) => {
                         let object = Object { path: new, version: written.version.0, size: base.size };
                         return Ok(Ok((file.ino, Copied { object, id })));

@@ -3,7 +3,7 @@
 use super::area::{Area, Caller, Found};
 use super::bring::How;
 use super::file::{File, now_ns};
-use super::names::{State, file_entry, open_entry};
+use super::names::{APPEND, BEGUN, RESULT, State, file_entry, open_entry, result_key};
 use super::record::Record;
 use super::{Executed, Outcome};
 use cache::meta::{Attributes, Kind, Lookup, ROOT};
@@ -300,15 +300,40 @@ impl Area {
             let of_mount = state.opens.iter().filter(|(_, mounts)| mounts.contains_key(&mount));
             of_mount.map(|(ino, _)| *ino).collect()
         };
-        let entries = opened.iter().map(|ino| open_entry(mount, *ino, 0)).collect();
+        let mut entries: Vec<_> = opened.iter().map(|ino| open_entry(mount, *ino, 0)).collect();
+        // Nor does anybody ask what came of its requests.
+        let answered = self.state().results.get(&mount).cloned().unwrap_or_default();
+        for unique in &answered {
+            entries.extend([RESULT, APPEND, BEGUN].map(|kind| (result_key(kind, mount, *unique), None)));
+        }
         let closed = opened.clone();
         let gone = self.commit(entries, move |state| {
             closed.into_iter().for_each(|ino| state.set_open(mount, ino, 0));
+            state.results.remove(&mount);
+            for unique in answered {
+                state.appends.remove(&(mount, unique));
+                state.begun.remove(&(mount, unique));
+            }
         });
         if gone.await.is_ok() {
             for ino in opened {
                 self.forget_unlinked(ino).await;
             }
+        }
+    }
+
+    /// Those that an agent before has left when it died just before: nobody asks for them any more.
+    pub(super) async fn forget_all_unlinked(&self) {
+        let over: Vec<u64> = {
+            let state = self.state();
+            let nameless = state.files.values().filter(|file| {
+                let record = file.record();
+                record.clean && record.path.is_none() && record.former.is_empty()
+            });
+            nameless.map(|file| file.ino).filter(|ino| !state.is_open(*ino)).collect()
+        };
+        for ino in over {
+            self.forget_unlinked(ino).await;
         }
     }
 

@@ -13,12 +13,15 @@ use link::writable::Wrong;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::AcqRel;
 use store::{Condition, Part, StoreError, Written};
 
 /// Parts of one file on their way at once. Over 20 ms eight fill no link whose connections have 100 MB/s each.
 const PARTS_AT_ONCE: usize = 16;
 
 impl Area {
+    /// None: it is to be begun anew. An error of the store is for [`Area::refused`], which needs the content that the caller may have
+    /// alone (`alone`).
     pub(super) async fn send_parts(
         &self,
         file: &Arc<File>,
@@ -27,13 +30,17 @@ impl Area {
         path: &[u8],
         condition: &Condition,
         alone: bool,
-    ) -> Result<Option<(Written, Sent)>, Wrong> {
+    ) -> Result<Result<Option<(Written, Sent)>, StoreError>, Wrong> {
         for _ in 0..ROUNDS {
             let (seen, size) = (file.changes(), file.size());
             let pieces = if alone { Pieces::AllAlone } else { Pieces::All };
             self.send_pieces(file, ongoing, data, path, size, pieces).await?;
             let Some(begun) = ongoing.upload.as_mut() else { continue };
-            begun.parts.retain(|number, _| *number < parts::count(size).max(1));
+            begun.parts.retain(|number, _| *number < parts::count(size));
+            let bytes: u64 = begun.parts.values().map(|(part, _)| part.bytes).sum();
+            if begun.parts.len() != parts::count(size) as usize || bytes != size {
+                continue; // one came to nothing, and a store makes an object of the others
+            }
             if file.changes() != seen && !alone {
                 let current = begun.parts.iter().all(|(number, (_, at))| file.is_untouched(*number, *at));
                 if !current || file.size() != size {
@@ -50,18 +57,21 @@ impl Area {
                 Ok(written) => {
                     ongoing.upload = None;
                     self.forget_upload(upload.write).await;
-                    return Ok(Some((written, Sent { id: upload.write, seen, size, owner: Some(owner) })));
+                    return Ok(Ok(Some((
+                        written,
+                        Sent { id: upload.write, seen, size, owner: Some(owner) },
+                    ))));
                 }
                 // Ended by somebody, or a part that came late is in the place of ours: begun anew.
                 Err(StoreError::NotFound { .. }) => self.abandon(ongoing).await,
                 Err(error) => {
                     self.abandon(ongoing).await;
-                    return self.refused(file, path, &error).await.map(|()| None);
+                    return Ok(Err(error));
                 }
             }
         }
         // Somebody writes on and on: he waits at last.
-        if alone { Err(Wrong::Cause(Cause::Unavailable)) } else { Ok(None) }
+        if alone { Err(Wrong::Cause(Cause::Unavailable)) } else { Ok(Ok(None)) }
     }
 
     /// Sends the parts of the first `size` bytes that the store does not have as they are. If somebody ends the upload meanwhile
@@ -137,7 +147,10 @@ impl Area {
             };
             match sent {
                 None => break,
-                Some(Ok((number, at, Ok(part)))) => arrived.push((number, (part, at))),
+                Some(Ok((number, at, Ok(part)))) => {
+                    self.arrived.fetch_add(1, AcqRel);
+                    arrived.push((number, (part, at)));
+                }
                 // Written to meanwhile: the next round sends it.
                 Some(Ok((number, at, Err(StoreError::Damaged { .. })))) if !file.is_untouched(number, at) => {
                 }

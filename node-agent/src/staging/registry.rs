@@ -12,20 +12,24 @@ use super::locks::{Held, Locks};
 use super::opening;
 use super::random::random;
 use super::times::Times;
-use super::{Waiting, upkeep, uploads};
+use super::upkeep::{self, FILES_AT_ONCE};
+use super::{Waiting, uploads};
 use crate::lock::lock;
 use crate::state::StateDir;
 use crate::volumes::scope::Scope;
 use link::{Refusal, RefusalKind};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use store::{Sink, StoreError};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::Instant;
 use volume::{ScopeId, VolumeId, VolumeSpec};
+
+/// In the agent's state directory.
+pub(crate) const DIRECTORY: &str = "staging";
 
 /// All areas of this node.
 pub(crate) struct Staging {
@@ -42,6 +46,8 @@ pub(crate) struct Staging {
     buffers: Arc<Buffers>,
     /// Areas in which nothing waits and that were not opened since: source, and whether they are described.
     pub(super) idle: Mutex<HashMap<VolumeId, (Option<String>, bool)>>,
+    /// Areas that hold nothing that the store has, too, and that were not opened since.
+    pub(super) emptied: Mutex<HashSet<VolumeId>>,
     /// When this agent began to take mounts.
     pub(super) started: Instant,
 }
@@ -56,6 +62,7 @@ impl Staging {
             areas: Mutex::default(),
             buffers: Arc::default(),
             idle: Mutex::default(),
+            emptied: Mutex::default(),
             started: Instant::now(),
         }
     }
@@ -137,6 +144,7 @@ impl Staging {
             return Ok(area);
         }
         lock(&self.idle).remove(&spec.id);
+        lock(&self.emptied).remove(&spec.id);
         scope.note_written();
         let sink = scope.source.sink().ok_or_else(|| {
             Refusal::new(
@@ -180,8 +188,11 @@ impl Staging {
             drawn: AtomicU64::new(0),
             able: OnceCell::new(),
             room: AtomicU64::new(0),
+            sending_small: Arc::new(Semaphore::new(FILES_AT_ONCE)),
+            sending_large: Arc::new(Semaphore::new(FILES_AT_ONCE)),
+            arrived: AtomicU64::new(0),
             buffers: self.buffers.clone(),
-            filling: Arc::new(tokio::sync::Semaphore::new(FILLED_AT_ONCE)),
+            filling: Arc::new(Semaphore::new(FILLED_AT_ONCE)),
             stale: AtomicU64::new(0),
             kept_dirs: Mutex::default(),
             times: Times::default(),

@@ -128,7 +128,10 @@ impl Area {
             Some(former) => (&former.path[..], former.version.as_deref()),
             None => (path, record.target.as_deref()),
         };
-        let condition = self.condition_of(target, path).await?;
+        let condition = match self.condition_of(target, path).await? {
+            Ok(condition) => condition,
+            Err(conflict) => return self.refused(file, path, &conflict).await.map(|()| false),
+        };
         let content = file.content.write().await;
         if file.record() != record {
             return Ok(false); // another name, say: begun anew
@@ -158,8 +161,9 @@ impl Area {
             let written = self.send_parts(file, ongoing, &data, path, &condition, held.is_some()).await;
             drop(held);
             return match written? {
-                Some((written, what)) => self.sent(file, path, written, what).await.map(|()| true),
-                None => Ok(false),
+                Ok(Some((written, what))) => self.sent(file, path, written, what).await.map(|()| true),
+                Ok(None) => Ok(false),
+                Err(error) => self.refused(file, path, &error).await.map(|()| false),
             };
         }
         if record.path.as_deref() != Some(path) {

@@ -9,6 +9,7 @@ use super::names::{State, elsewhere_entry, file_entry};
 use super::record::{Object, Record};
 use link::writable::{Owner, Wrong};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::AcqRel;
 use store::{WriteId, Written};
 use volume::Permissions;
 
@@ -25,6 +26,7 @@ impl Area {
         failpoint::hit("agent.staging.sent");
         let object = Object { path: path.to_vec(), version: written.version.0, size };
         self.failures.over(path);
+        self.arrived.fetch_add(1, AcqRel);
         // Before the store's word counts: a look-up would be told what was there before.
         self.note_fact(file, &object).await?;
         let sent = file.clone();

@@ -14,8 +14,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Files that are sent at once without anybody who waits for them: one that the store does not take holds up no other.
-const FILES_AT_ONCE: usize = 4;
+/// Files that are sent at once without anybody who waits for them, of the small and of the large: one that the store does not take holds
+/// up no other.
+pub(super) const FILES_AT_ONCE: usize = 4;
 /// What nobody waits for is sent when it has not changed for so long.
 const QUIET: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(500);
@@ -32,21 +33,35 @@ impl Area {
             !record.clean && !record.conflict && lock(&file.changed_at).elapsed() >= QUIET
         };
         // By number: who holds one keeps it from being dropped.
-        let due: Vec<u64> = self.state().files.values().filter(is_due).map(|file| file.ino).collect();
-        let sent = futures::stream::iter(due).for_each_concurrent(FILES_AT_ONCE, async |ino| {
-            let Some(file) = self.by_ino(ino) else { return };
-            if let Ok(mut ongoing) = file.sending.try_lock() {
+        let due: Vec<(u64, bool)> = {
+            let state = self.state();
+            state.files.values().filter(is_due).map(|file| (file.ino, file.size() > WHOLE_MAX)).collect()
+        };
+        for (ino, is_large) in due {
+            // A large one takes long: others of its kind come later, and no small one waits for it.
+            let slot = match is_large {
+                true => self.sending_large.clone().try_acquire_owned().ok(),
+                false => self.sending_small.clone().acquire_owned().await.ok(),
+            };
+            let (Some(slot), Some(area)) = (slot, self.me.upgrade()) else { continue };
+            let Some(file) = self.by_ino(ino) else { continue };
+            {
+                let Ok(mut ongoing) = file.sending.try_lock() else { continue }; // somebody sends it
                 if ongoing.tried.is_some_and(|tried| tried.elapsed() < AGAIN) {
-                    return;
+                    continue;
                 }
                 ongoing.tried = Some(Instant::now());
             }
-            if self.send_unless_discarded(&file).await.is_ok() {
-                file.turn().await.tried = None;
-            }
-            self.forget_unlinked(file.ino).await;
-        });
-        sent.await;
+            tokio::spawn(async move {
+                let _slot = slot;
+                if area.send_unless_discarded(&file).await.is_ok() {
+                    file.turn().await.tried = None;
+                }
+                drop(file);
+                area.forget_unlinked(ino).await;
+            });
+        }
+        self.forget_all_unlinked().await;
         self.end_all_moves().await;
         let clean = self.state().files.values().filter(|file| file.record().clean).count();
         if clean > CLEAN_MAX {

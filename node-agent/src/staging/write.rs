@@ -10,21 +10,12 @@ use link::Cause;
 use link::writable::{Done, Wrong};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use tokio::sync::RwLockWriteGuard;
 
 /// Where the bytes of a WRITE begin.
 const HEAD: usize = InHeader::BYTES + WriteIn::BYTES;
 /// Largest WRITE, bytes.
 const WRITE_MAX: usize = 1 << 20;
-/// So much of the staging disk stays free, bytes: the journal must grow, and others live there, too.
-const FREE_MIN: u64 = 256 << 20;
-/// So many bytes are written before the disk is asked again how much is free.
-const ROOM_SEEN_MAX: u64 = 64 << 20;
-/// How long a writer waits for room on the staging disk while something is sent, and how often it looks.
-const ROOM_LOOKS: u32 = 100;
-const ROOM_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
-
 impl Area {
     /// Writes what stands in the connection's shared memory.
     pub(super) async fn write(&self, caller: &Caller<'_>, ino: u64, executed: &Executed) -> Outcome {
@@ -181,31 +172,6 @@ impl Area {
         file.resized(size);
         file.rest.change(|elsewhere| elsewhere.cut(size));
         Ok(())
-    }
-
-    /// Waits until the staging disk has room for so many bytes more: what the store has goes first, then what can be sent is
-    /// waited for.
-    pub(super) async fn make_room(&self, bytes: u64) -> Result<(), Wrong> {
-        let take = |left: u64| left.checked_sub(bytes);
-        if self.room.fetch_update(AcqRel, Acquire, take).is_ok() {
-            return Ok(()); // seen a short while ago
-        }
-        let mut looks = 0;
-        loop {
-            let (_, free) = self.disk_space().await?;
-            if let Some(left) = free.checked_sub(bytes.saturating_add(FREE_MIN)) {
-                self.room.store((left / 2).min(ROOM_SEEN_MAX), Release);
-                return Ok(());
-            }
-            if self.drop_clean().await {
-                continue;
-            }
-            looks += 1;
-            if looks > ROOM_LOOKS {
-                return Err(Wrong::NoSpace);
-            }
-            tokio::time::sleep(ROOM_PAUSE).await;
-        }
     }
 }
 

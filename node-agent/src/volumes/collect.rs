@@ -104,7 +104,7 @@ pub(crate) struct Leave(Mutex<bool>);
 
 impl Leave {
     /// One store at a time; None: not any more.
-    fn with<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+    pub(crate) fn with<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let ended = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (!*ended).then(work)
     }

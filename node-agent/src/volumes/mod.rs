@@ -13,7 +13,7 @@ mod staged;
 use crate::admission::{Admission, has_room};
 use crate::config::Config;
 use crate::handoff::order::Order;
-use crate::staging::{Area, Staging};
+use crate::staging::{self, Area, Staging};
 use crate::supervisor::{self, Descriptors, Mount, MountContext, Parts};
 use crate::volumes::scope::{Member, Scope, Wants};
 use arrivals::{Arrival, Mounts, Present, Unsettled};
@@ -86,7 +86,8 @@ impl Volumes {
         orders: mpsc::UnboundedSender<Order>,
     ) -> Arc<Self> {
         let config = &opener.config;
-        let staging = Arc::new(Staging::new(config.agent.state_dir.join("staging"), config.disk_timeout()));
+        let staging =
+            Arc::new(Staging::new(config.agent.state_dir.join(staging::DIRECTORY), config.disk_timeout()));
         Arc::new(Self {
             staging,
             opener,

@@ -99,12 +99,17 @@ fn conflict(what: &[u8], found: Option<String>) -> StoreError {
     StoreError::Conflict { what: String::from_utf8_lossy(what).into_owned(), found: found.map(Version) }
 }
 
-fn bytes_of(body: &Body) -> Vec<u8> {
+/// As the product's client sends them: they may be others by now than those that were read.
+fn bytes_of(body: &Body, what: &[u8]) -> Result<Vec<u8>, StoreError> {
     let mut bytes = vec![0; body.len() as usize];
-    body.file.read_exact_at(&mut bytes, body.range.start).unwrap();
+    let read = body.file.read_exact_at(&mut bytes, body.range.start);
     let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &bytes) as u32;
-    assert_eq!(sum, body.crc32c, "what is sent is what was read");
-    bytes
+    let why = match read {
+        Err(error) => error.to_string(),
+        Ok(()) if sum != body.crc32c => "it has another checksum".into(),
+        Ok(()) => return Ok(bytes),
+    };
+    Err(StoreError::Damaged { what: String::from_utf8_lossy(what).into_owned(), why })
 }
 
 impl Inner {
@@ -413,7 +418,8 @@ impl Sink for SimulatedStore {
         write: &Write,
         condition: &Condition,
     ) -> Result<Written, StoreError> {
-        let (to, bytes, write, condition) = (path.to_vec(), bytes_of(body), *write, condition.clone());
+        self.pause().await;
+        let (to, bytes, write, condition) = (path.to_vec(), bytes_of(body, path)?, *write, condition.clone());
         self.call("put", self.may_be_late(&condition), path, move |inner| {
             inner.check(&to, &condition)?;
             inner.make(&to, bytes, &write, "whole")
@@ -434,7 +440,18 @@ impl Sink for SimulatedStore {
     }
 
     async fn part(&self, upload: &Upload, number: u32, body: &Body) -> Result<Part, StoreError> {
-        let (id, bytes, crc32c) = (upload.id.clone(), bytes_of(body), body.crc32c);
+        self.pause().await;
+        let is_bad = {
+            let mut inner = lock(&self.inner);
+            // A probe's bytes come from no disk.
+            let is_file = !upload.path.starts_with(b".millpond-probe");
+            is_file && inner.faults > 0 && inner.rng.random_range(0..1000) < inner.faults
+        };
+        if is_bad {
+            let what = String::from_utf8_lossy(&upload.path).into_owned();
+            return Err(StoreError::Damaged { what, why: "a sector, this time".into() });
+        }
+        let (id, bytes, crc32c) = (upload.id.clone(), bytes_of(body, &upload.path)?, body.crc32c);
         let path = upload.path.clone();
         self.call("part", true, &upload.path, move |inner| {
             inner.count += 1;
