@@ -27,7 +27,7 @@ use std::collections::{HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 use store::{Abilities, NoPlace, Sink, StoreError, WriteId};
 use tokio::sync::{OnceCell, watch};
@@ -55,6 +55,8 @@ pub(crate) struct Area {
     /// Held by whoever makes one.
     pub(super) turn: Arc<Mutex<()>>,
     pub(super) released: AtomicBool,
+    /// Held with others by whoever changes staged bytes; false: a successor has them.
+    pub(super) has_bytes: Arc<RwLock<bool>>,
     pub(super) state: Arc<Mutex<State>>,
     pub(super) locks: Locks,
     /// Held by a rename that lets a file wait for another one.
@@ -269,6 +271,19 @@ impl Area {
         self.disk.run(job).await.unwrap_or(Err(Wrong::Cause(Cause::Internal)))
     }
 
+    /// On such a thread, what changes staged bytes: never once a successor has them, which does anew what was not answered.
+    pub(super) async fn change_data<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> Result<T, Wrong> + Send + 'static,
+    ) -> Result<T, Wrong> {
+        let has_bytes = self.has_bytes.clone();
+        let done = self.on_disk(move || {
+            let has_bytes = has_bytes.read().unwrap_or_else(PoisonError::into_inner);
+            if *has_bytes { job() } else { Err(Wrong::Cause(Cause::Unavailable)) }
+        });
+        done.await
+    }
+
     /// Returns when whoever waits from now on has waited for as long as the staging disk may take, and it does not answer. What was
     /// asked is to go on to its end all the same: it may have been done in part, and nobody else touches what it holds.
     pub(crate) async fn is_silent(&self) {
@@ -335,10 +350,11 @@ impl Area {
         Ok(at_end)
     }
 
-    /// A file is cut off: what was appended before is not appended again.
-    pub(super) fn end_appends(&self, ino: u64) -> Result<Vec<Entry>, Wrong> {
+    /// A file ends here: what was appended behind that is not appended again, and nothing is kept free for it.
+    pub(super) fn end_appends(&self, ino: u64, size: u64) -> Result<Vec<Entry>, Wrong> {
         let mut state = self.state();
-        let of_it = state.appends.iter_mut().filter(|(_, append)| append.ino == ino && !append.is_over);
+        let is_behind = |append: &Append| append.ino == ino && append.end > size && !append.is_over;
+        let of_it = state.appends.iter_mut().filter(|(_, append)| is_behind(append));
         of_it
             .map(|(request, append)| {
                 append.is_over = true;
@@ -607,8 +623,10 @@ impl Area {
         let mut dropping = self.dropping.subscribe();
         let _ = dropping.wait_for(|dropping| !dropping.contains(&attributes.ino)).await; // its sender is here
         let mut state = self.state();
+        // What somebody has in his hands he may be about to change: one of two would never be sent, and nobody would be told that
+        // another node has changed it meanwhile.
         if let Some(file) = state.files.get(&attributes.ino)
-            && (file.speaks() || file.is_of(&attributes.token))
+            && (file.speaks() || file.is_of(&attributes.token) || Arc::strong_count(file) > 1)
         {
             return Ok(file.clone());
         }
@@ -652,7 +670,7 @@ impl Area {
     /// An empty file for the bytes of this inode; one that was left there is emptied.
     pub(super) async fn make_data(&self, ino: u64) -> Result<Arc<std::fs::File>, Wrong> {
         let dir = self.files.clone();
-        let made = self.on_disk(move || {
+        let made = self.change_data(move || {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             rustix::fs::openat(&dir, data_name(ino), flags, Mode::from_raw_mode(0o600)).map_err(disk_wrong)
         });
@@ -686,14 +704,18 @@ impl Area {
     pub(crate) fn release(&self) {
         self.released.store(true, Release);
         let end = Instant::now() + RELEASE_LIMIT;
+        let mut has_bytes = true;
         while Instant::now() < end {
-            if let Ok(mut journal) = self.journal.try_lock() {
+            if has_bytes && let Ok(mut is_ours) = self.has_bytes.try_write() {
+                (*is_ours, has_bytes) = (false, false);
+            }
+            if !has_bytes && let Ok(mut journal) = self.journal.try_lock() {
                 *journal = None;
                 return;
             }
             std::thread::sleep(Duration::from_millis(1)); // a change is just being written
         }
-        tracing::error!(volume = %self.volume, "the staging disk does not answer: its journal is let go with this process");
+        tracing::error!(volume = %self.volume, "the staging disk does not answer: what this agent has of it is let go with the process");
     }
 
     pub(super) fn is_released(&self) -> bool {

@@ -79,17 +79,23 @@ impl Area {
         let elsewhere = if how == How::AsTouched { Elsewhere::new(wanted) } else { None };
         if elsewhere.is_some() {
             let data = data.clone();
-            self.on_disk(move || reserve(&data, wanted)).await?;
+            self.change_data(move || reserve(&data, wanted)).await?;
         } else {
             self.copy(file.ino, &base, &data, wanted).await?;
         }
         let mut record = file.noted(record);
         (record.local, record.durable) = (true, false);
         let goes_on = elsewhere.is_some();
-        if goes_on {
-            // From here on the store is asked for no copy of it, whose version would be another one.
+        // From here on the store is asked for no copy of it, whose version would be another one; and of one that is being cut off not
+        // all bytes are here. Not noted before: it could not be sent without its bytes if they cannot be had.
+        if goes_on || size.is_some() {
             (record.clean, record.same) = (false, false);
             file.change();
+        }
+        // Of an earlier time: another object may have been here in between.
+        let over = self.end_appends(file.ino, 0)?;
+        if !over.is_empty() {
+            self.commit(over, |_| ()).await?;
         }
         // What the journal has of an earlier time goes.
         file.rest.note_noted(true);
@@ -251,7 +257,7 @@ impl Area {
         while offset < size {
             let len = COPY_STEP.min(size - offset);
             let (fetched, to) = (self.fetch(ino, base, offset, len).await?, data.clone());
-            let copied = self.on_disk(move || {
+            let copied = self.change_data(move || {
                 let bytes = fetched.bytes(offset, len)?;
                 to.write_all_at(&bytes, offset).map_err(file_wrong)
             });

@@ -60,6 +60,11 @@ impl Executed {
         lock(&self.requests).done.get(&unique).is_some_and(|request| request.given_up.load(Acquire))
     }
 
+    #[cfg(test)]
+    pub(super) fn is_begun(&self, unique: u64) -> bool {
+        lock(&self.requests).done.contains_key(&unique)
+    }
+
     /// What an agent that is gone has noted.
     pub(crate) fn recall(&self, unique: u64, outcome: Outcome) {
         let request = Request { outcome: OnceCell::new_with(Some(outcome)), ..Request::default() };

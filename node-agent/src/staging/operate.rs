@@ -404,11 +404,10 @@ impl Area {
             return self.set_of_directory(attributes, set).await;
         }
         let file = self.staged(found).await?;
-        // Before its bytes are brought, of which only those are that stay.
-        self.note_dirty(&file, set.size.is_some()).await?;
         if let Some(size) = set.size {
             self.bring_here(&file, Some(size), How::AsTouched).await?;
         }
+        self.note_dirty(&file, set.size.is_some()).await?;
         let content = file.content.write().await;
         if let Some(size) = set.size
             && size != file.size()

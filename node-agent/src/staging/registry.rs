@@ -21,7 +21,7 @@ use link::{Refusal, RefusalKind};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
 use store::{Sink, StoreError};
 use tokio::sync::{OnceCell, Semaphore};
@@ -171,6 +171,7 @@ impl Staging {
             changes: Arc::default(),
             turn: Arc::default(),
             released: AtomicBool::new(false),
+            has_bytes: Arc::new(RwLock::new(true)),
             state: Arc::new(Mutex::new(opened.state)),
             locks: Locks::default(),
             ordering: tokio::sync::Mutex::default(),

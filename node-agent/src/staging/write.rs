@@ -62,7 +62,13 @@ impl Area {
             let at_end = Append { ino, offset, end: end_of(offset)?, is_over: false };
             let append = self.append_at(caller, at_end).await?;
             if !append.is_over {
-                self.put_bytes(&file, data, bytes, append.offset).await?;
+                let put = self.put_bytes(&file, data, bytes, append.offset).await;
+                if let Err(wrong) = put {
+                    // Nobody gets that place after all.
+                    let over = self.end_appends(ino, append.offset)?;
+                    self.commit(over, |_| ()).await?;
+                    return Err(wrong);
+                }
             }
             (!append.is_over && file.wrote(append.offset, append.end)).then_some(append.offset..append.end)
         } else {
@@ -108,7 +114,7 @@ impl Area {
         offset: u64,
     ) -> Result<(), Wrong> {
         let (file, buffers) = (file.clone(), self.buffers.clone());
-        let done = self.on_disk(move || {
+        let done = self.change_data(move || {
             failpoint::hit("agent.staging.write");
             // Ends here, and not with whoever waits for it: a disk may take longer.
             let writing = file.sums.begin(offset..offset + bytes.len() as u64);
@@ -164,11 +170,11 @@ impl Area {
             return Err(Wrong::TooLarge);
         }
         let data = content.as_ref().ok_or(Wrong::Cause(Cause::Internal))?.clone();
-        let over = self.end_appends(file.ino)?;
+        let over = self.end_appends(file.ino, size)?;
         if !over.is_empty() {
             self.commit(over, |_| ()).await?;
         }
-        self.on_disk(move || data.set_len(size).map_err(file_wrong)).await?;
+        self.change_data(move || data.set_len(size).map_err(file_wrong)).await?;
         file.resized(size);
         file.rest.change(|elsewhere| elsewhere.cut(size));
         Ok(())

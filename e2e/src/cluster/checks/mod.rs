@@ -114,7 +114,7 @@ pub const ALL: &[Check] = &[
     },
     Check {
         name: "uninstall",
-        claim: "the clean-up refuses while volumes are mounted; afterwards nothing is left but the cache, which it names",
+        claim: "the clean-up refuses while volumes are mounted, or while something is in no store; afterwards nothing is left but the cache, which it names",
         own_cluster: None,
         run: uninstall::run,
     },

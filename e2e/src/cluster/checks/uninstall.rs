@@ -1,12 +1,15 @@
 //! Uninstall: a clean-up on each node, then `kubectl delete -k`. Nothing stays but the cache.
 
+use super::workspaces;
 use crate::cluster::Suite;
 use crate::cluster::names::*;
-use crate::cluster::objects::Pod;
+use crate::cluster::objects::{self, Pod};
 use crate::cluster::waits::PATIENCE;
 use anyhow::{Context, Result, ensure};
 use std::process::Command;
 
+/// Of the volume of which something is not in its store.
+const LEFT: &str = "left-behind";
 /// Of everything that the manifests may make.
 const KINDS: &str = "customresourcedefinitions,csidrivers,storageclasses,clusterroles,clusterrolebindings,priorityclasses,namespaces";
 
@@ -15,7 +18,11 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     suite.claim("last")?;
     k.apply(&[Pod::sleeper(TENANT, "last").claim("last").object()])?;
     k.wait_ready(TENANT, "last")?;
-    let refused = clean_up(suite)?;
+    // The store of another cluster is a pod that takes everything.
+    if suite.is_ours() {
+        leave_something(suite)?;
+    }
+    let refused = clean_up(suite, &[])?;
     ensure!(!refused.0, "the clean-up removed what a pod uses");
     ensure!(refused.1.contains("mounted"), "the clean-up does not say why it refuses: {}", refused.1);
 
@@ -26,14 +33,19 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     k.delete("pvc", TENANT, "last")?;
     k.wait_gone("pv", "", &volume)?;
     k.run(&["delete", "pods,pvc,jobs,deployments", "--all", "-n", TENANT])?;
-    k.run(&["delete", "storageclass", CLASS, "deletion", "--ignore-not-found"])?;
+    k.run(&["delete", "storageclass", CLASS, LEFT, "deletion", "--ignore-not-found"])?;
     k.wait("no volume left", PATIENCE, |k| Ok(k.list("pv", "", &[])?.is_empty().then_some(())))?;
     k.run(&["delete", "daemonset", AGENT, NODE, "-n", SYSTEM, "--wait=true", "--timeout=300s"])?;
     k.wait("the DaemonSets' pods gone", PATIENCE, |k| {
         let pods = k.list("pods", SYSTEM, &["-l", "app.kubernetes.io/component in (node, agent)"])?;
         Ok(pods.is_empty().then_some(()))
     })?;
-    let done = clean_up(suite)?;
+    if suite.is_ours() {
+        let refused = clean_up(suite, &[])?;
+        ensure!(!refused.0, "the clean-up removed what no store has");
+        ensure!(refused.1.contains("1 file"), "the clean-up does not say what waits: {}", refused.1);
+    }
+    let done = clean_up(suite, if suite.is_ours() { &["--discard-staging"] } else { &[] })?;
     ensure!(done.0, "the clean-up failed: {}", done.1);
     ensure!(done.1.contains(CACHE), "the clean-up does not name the cache that it leaves");
 
@@ -55,10 +67,26 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
     Ok(())
 }
 
+/// What a pod has written stays in a staging area: its store does not take it.
+fn leave_something(suite: &Suite) -> Result<()> {
+    let k = &suite.kubectl;
+    k.apply(&[
+        workspaces::class(suite, LEFT, &[("writeMode", "back")]),
+        objects::claim(TENANT, LEFT, LEFT, "ReadWriteMany", &[]),
+        workspaces::writer(Pod::sleeper(TENANT, LEFT).claim(LEFT)).object(),
+    ])?;
+    k.wait_ready(TENANT, LEFT)?;
+    workspaces::refuse_writes(suite)?;
+    workspaces::shell(suite, LEFT, "echo lost > /data/lost && sync /data/lost")?;
+    k.delete("pod", TENANT, LEFT)?;
+    k.wait_gone("pod", TENANT, LEFT)?;
+    suite.bucket.no_faults()
+}
+
 /// Whether it did its work, and what it said.
-fn clean_up(suite: &Suite) -> Result<(bool, String)> {
+fn clean_up(suite: &Suite, arguments: &[&str]) -> Result<(bool, String)> {
     let mut command = Command::new(suite.source().join("deploy/manifests/cleanup/run"));
-    command.env("KUBECTL", suite.kubectl.words());
+    command.args(arguments).env("KUBECTL", suite.kubectl.words());
     let output = command.output()?;
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);

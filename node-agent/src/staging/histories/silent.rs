@@ -1,4 +1,4 @@
-//! A staging disk that does not answer, call by call.
+//! A staging disk that does not answer, and an agent whose successor has it, call by call.
 
 use super::client::OWNER;
 use super::uploads::{Node, store};
@@ -8,7 +8,7 @@ use cache::meta::ROOT;
 use inflight::{Inflight, Room};
 use link::Cause;
 use link::broker::MountId;
-use link::writable::{Done, Operation, Wrong};
+use link::writable::{Done, Operation, SetAttributes, Wrong};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -106,4 +106,36 @@ async fn who_is_told_that_an_open_has_failed_has_nothing_open_when_it_is_done_af
     assert_eq!(times(b.ino), 0);
     let c = ask(&area, &executed, 6, find("c")).await.ok().unwrap();
     assert_eq!(c, Ok(Done::Absent), "it was begun on a disk that hangs");
+}
+
+/// What it has begun may get to the disk when its successor has executed it anew, and others have gone on from there.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_was_succeeded_changes_no_bytes() {
+    let store = store();
+    let mut node = Node::on_disk(&store, LIMIT);
+    let area = node.open().await.unwrap();
+    let executed = Arc::new(Executed::default());
+    area.join(MOUNT, &executed);
+    let Ok(Ok(Done::Node(made))) = ask(&area, &executed, 1, create("a")).await else { panic!("not made") };
+    let cut = |size| {
+        let set = SetAttributes { size: Some(size), ..SetAttributes::default() };
+        Operation::SetAttributes { ino: made.ino, set }
+    };
+    let Ok(Ok(_)) = ask(&area, &executed, 2, cut(5)).await else { panic!("not done") };
+    // It waits for a thread of the disk when the successor comes.
+    let stuck = hang(&area).await;
+    let waiting = {
+        let (area, executed, operation) = (area.clone(), executed.clone(), cut(0));
+        tokio::spawn(async move { ask(&area, &executed, 3, operation).await.map_err(drop) })
+    };
+    while !executed.is_begun(3) {
+        tokio::task::yield_now().await;
+    }
+    area.release();
+    drop(stuck);
+    let done = waiting.await.unwrap();
+    assert!(!matches!(done, Ok(Ok(_))), "{done:?}");
+    assert_eq!(node.staged(made.ino), 5);
+    assert!(ask(&area, &executed, 4, cut(1)).await.is_ok_and(|done| done.is_err()));
+    assert_eq!(node.staged(made.ino), 5);
 }

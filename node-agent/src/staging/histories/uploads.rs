@@ -73,6 +73,11 @@ impl Node {
         self.open().await.unwrap()
     }
 
+    /// Bytes that are staged of this inode.
+    pub(super) fn staged(&self, ino: u64) -> u64 {
+        std::fs::metadata(self.dir.path().join(format!("staging/v/files/{ino:016x}"))).unwrap().len()
+    }
+
     async fn close(&self, area: Arc<Area>) {
         let weak = Arc::downgrade(&area);
         drop(area);
