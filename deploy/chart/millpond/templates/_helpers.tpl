@@ -42,6 +42,11 @@ app.kubernetes.io/component: {{ . }}
 {{- $extra | toJson -}}
 {{- end -}}
 
+{{/* Directories of file:// sources, those that are only read and those that are written to, as JSON. */}}
+{{- define "millpond.roots" -}}
+{{- concat .Values.allow.roots (.Values.allow.writableRoots | default (list)) | uniq | toJson -}}
+{{- end -}}
+
 {{- define "millpond.nothing" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
