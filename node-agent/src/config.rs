@@ -33,7 +33,8 @@ pub struct Agent {
     pub broker_socket: Option<PathBuf>,
     /// Operator API.
     pub api_socket: PathBuf,
-    /// What must not be lost: the inode high-water mark.
+    /// What must not be lost: the inode high-water mark, the key of the scopes' names, and in `staging` what was written and is not
+    /// in its store yet, whether a mount has the volume or not.
     pub state_dir: PathBuf,
     /// The fuse-worker binary; default: next to this one.
     pub worker: Option<PathBuf>,
