@@ -17,7 +17,7 @@ use volume::VolumeId;
 
 /// So much of the disk stays free, bytes: the journal must grow, and others live there, too.
 const FREE_MIN: u64 = 256 << 20;
-/// Percent of the disk that files leave free which the store has. kubelet evicts pods below 10.
+/// Percent of the disk that files leave free which the store has, an eighth. kubelet evicts pods below 10.
 const FREE_PERCENT: u64 = 12;
 /// Between two looks at that.
 const LOOK: Duration = Duration::from_secs(2);
