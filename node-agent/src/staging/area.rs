@@ -222,7 +222,9 @@ impl Area {
         alone: bool,
     ) -> Result<(), Wrong> {
         let (dir, doubt) = (self.files.clone(), file.doubt.clone());
-        let done = self.on_disk(move || {
+        // What was written before it failed is written once more.
+        let bytes = if alone { file.size() } else { file.unwritten() };
+        let done = self.on_disk_for(bytes, move || {
             let _turn = lock(&doubt.turn);
             let written = match (doubt.has_failed.load(Acquire), alone) {
                 (false, _) => Ok(()),
@@ -268,7 +270,16 @@ impl Area {
         &self,
         job: impl FnOnce() -> Result<T, Wrong> + Send + 'static,
     ) -> Result<T, Wrong> {
-        self.disk.run(job).await.unwrap_or(Err(Wrong::Cause(Cause::Internal)))
+        self.on_disk_for(0, job).await
+    }
+
+    /// The same of what moves so many bytes.
+    pub(super) async fn on_disk_for<T: Send + 'static>(
+        &self,
+        bytes: u64,
+        job: impl FnOnce() -> Result<T, Wrong> + Send + 'static,
+    ) -> Result<T, Wrong> {
+        self.disk.run_for(bytes, job).await.unwrap_or(Err(Wrong::Cause(Cause::Internal)))
     }
 
     /// On such a thread, what changes staged bytes: never once a successor has them, which does anew what was not answered.

@@ -81,6 +81,7 @@ impl Area {
             let data = data.clone();
             self.change_data(move || reserve(&data, wanted)).await?;
         } else {
+            file.note_unwritten(wanted);
             self.copy(file.ino, &base, &data, wanted).await?;
         }
         let mut record = file.noted(record);
@@ -228,6 +229,7 @@ impl Area {
         let data = content.clone().ok_or(Wrong::Cause(Cause::Internal))?;
         let (len, journal) = (len.min(range.end.saturating_sub(at)), self.journal.clone());
         if let Some(fetched) = fetched.filter(|_| len > 0) {
+            file.note_unwritten(len);
             let copied = self.on_disk(move || {
                 let bytes = fetched.bytes(at, len)?;
                 // A successor of this agent, which may have brought the block and let it be written to, has the journal.

@@ -11,6 +11,9 @@ use tokio::sync::{oneshot, watch};
 /// One may be held up by a journal that is written out while another writes bytes.
 pub(super) const THREADS: usize = 3;
 
+/// What a disk moves in a second at least, bytes.
+const SLOWEST: u64 = 20 << 20;
+
 type Job = Box<dyn FnOnce() + Send>;
 
 pub(super) struct Disk {
@@ -99,8 +102,24 @@ impl Disk {
         &self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Gone> {
-        let mut result = self.begin(job)?;
-        match tokio::time::timeout(self.limit, &mut result).await {
+        self.run_for(0, job).await
+    }
+
+    /// The same of a call that moves so many bytes: a disk that is slow, or has many callers, does not hang.
+    pub(super) async fn run_for<T: Send + 'static>(
+        &self,
+        bytes: u64,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Gone> {
+        let (taken, is_taken) = oneshot::channel();
+        let mut result = self.begin(move || {
+            let _ = taken.send(()); // nobody waits for it any more: done all the same
+            job()
+        })?;
+        // If it waits because others take too long, they tell.
+        is_taken.await.map_err(|_| Gone)?;
+        let limit = self.limit + Duration::from_secs(bytes / SLOWEST);
+        match tokio::time::timeout(limit, &mut result).await {
             Ok(done) => done.map_err(|_| Gone),
             Err(_) => {
                 let _silent = self.silence.begins();

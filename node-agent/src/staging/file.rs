@@ -29,6 +29,8 @@ pub(super) struct File {
     sent: AtomicU64,
     /// Up to this change its bytes were written out.
     written_out: AtomicU64,
+    /// Bytes that were written since it was begun to be written out last, as far as is known.
+    unwritten: AtomicU64,
     /// Up to this change all of it was, with what the journal says of it.
     synced: AtomicU64,
     pub(super) changed_at: Mutex<Instant>,
@@ -86,6 +88,7 @@ impl File {
             changes: AtomicU64::new(1),
             sent: AtomicU64::new(0),
             written_out: AtomicU64::new(0),
+            unwritten: AtomicU64::new(size),
             synced: AtomicU64::new(0),
             changed_at: Mutex::new(Instant::now()),
             waits_since: Mutex::new(waits_since),
@@ -118,6 +121,15 @@ impl File {
 
     pub(super) fn size(&self) -> u64 {
         self.size.load(Acquire)
+    }
+
+    /// Bytes that may have to be written out.
+    pub(super) fn unwritten(&self) -> u64 {
+        self.unwritten.load(Acquire)
+    }
+
+    pub(super) fn note_unwritten(&self, bytes: u64) {
+        self.unwritten.fetch_add(bytes, AcqRel);
     }
 
     /// Bytes from the beginning that a writer has written one after the other.
@@ -163,8 +175,17 @@ impl File {
         *since = waits.then(|| since.unwrap_or_else(Instant::now));
     }
 
-    pub(super) fn note_written_out(&self, change: u64) {
+    /// `unwritten`: how much there was to write out then, bytes.
+    pub(super) fn note_written_out(&self, change: u64, unwritten: u64) {
         self.written_out.fetch_max(change, AcqRel);
+        // Never fails: it always gives a value.
+        let _ = self.unwritten.fetch_update(AcqRel, Acquire, |now| Some(now.saturating_sub(unwritten)));
+    }
+
+    /// No byte has changed since all were written out.
+    pub(super) fn has_bytes_written_out(&self) -> bool {
+        let change = self.written_out.load(Acquire);
+        change > 0 && self.has_same_bytes(change)
     }
 
     /// Its bytes as they were at this change, and later ones, are on the disk.

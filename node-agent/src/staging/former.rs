@@ -6,10 +6,12 @@ use super::file::File;
 use super::late::GivenUp;
 use super::locks::parent;
 use super::record::{Former, Record};
-use super::send::ROUNDS;
 use link::writable::Wrong;
 use std::sync::Arc;
 use store::{Condition, StoreError, Version};
+
+/// How often it is tried to remove an object in whose place a write that was given up comes in between.
+const TRIES: u32 = 3;
 
 impl Area {
     /// Its former names go.
@@ -61,7 +63,7 @@ impl Area {
             }
         };
         let mut version = version;
-        for _ in 0..ROUNDS {
+        for _ in 0..TRIES {
             let Some(is) = version.take() else { return Ok(false) };
             match self.sink.delete(&object.path, &Condition::Is(Version(is))).await {
                 Ok(()) | Err(StoreError::NotFound { .. }) => return Ok(false),

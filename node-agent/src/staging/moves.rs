@@ -527,11 +527,26 @@ impl Area {
         self.keep_dir(parent(path)).await?;
         self.sync_disk().await?; // no loss of power brings its name back, or hides what has it next
         failpoint::hit("agent.staging.move-end");
-        self.sink.remove_dir(path).await.map_err(|e| self.store_wrong("rmdir", path, &e))?;
-        lock(&self.kept_dirs).remove(path);
-        self.unplace(path).await?; // a listing tells it, too
-        let path = path.to_vec();
-        self.commit(vec![moved_entry(&path, None)?], move |state| drop(state.moved.remove(&path))).await?;
-        self.sync_disk().await
+        let is_theirs = match self.sink.remove_dir(path).await {
+            // Something is in it that is nobody's here: it is a directory of its own from now on.
+            Err(StoreError::Conflict { .. }) => true,
+            removed => {
+                removed.map_err(|e| self.store_wrong("rmdir", path, &e))?;
+                lock(&self.kept_dirs).remove(path);
+                self.unplace(path).await?; // a listing tells it, too
+                false
+            }
+        };
+        let gone = path.to_vec();
+        self.commit(vec![moved_entry(path, None)?], move |state| drop(state.moved.remove(&gone))).await?;
+        self.sync_disk().await?;
+        if is_theirs {
+            tracing::warn!(
+                volume = %self.volume, path = %String::from_utf8_lossy(path),
+                "a directory that was renamed here has something in it that was put there by somebody else, or given up here: it stays"
+            );
+            self.look_again(path).await;
+        }
+        Ok(())
     }
 }

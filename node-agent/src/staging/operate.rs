@@ -4,7 +4,6 @@ use super::area::{Area, Caller, Found};
 use super::bring::How;
 use super::file::{File, now_ns};
 use super::names::{APPEND, BEGUN, RESULT, State, file_entry, open_entry, result_key};
-use super::record::Record;
 use super::{Executed, Outcome};
 use cache::meta::{Attributes, Kind, Lookup, ROOT};
 use link::Cause;
@@ -506,8 +505,12 @@ impl Area {
             self.keep_for_readers(replaced).await?;
         }
         // As file systems do it for programs that write, close and rename over: a loss of power leaves the old file or the new one.
-        let is_new = |record: &Record| record.local && record.base.is_none() && !record.durable;
-        let made_durable = replaced.is_some() && is_new(&file.record());
+        let is_all_here = |file: &File| file.record().local && file.rest.is_over();
+        let has_store_them = |file: &File| file.record().base.is_some() && file.record().same;
+        let made_durable = replaced.is_some()
+            && is_all_here(&file)
+            && !has_store_them(&file)
+            && !file.has_bytes_written_out();
         if made_durable {
             self.write_out(&file).await?;
         }
@@ -527,7 +530,7 @@ impl Area {
             None => None,
         };
         let mut record = file.noted(file.record());
-        record.durable |= made_durable && record.base.is_none();
+        record.durable |= made_durable && is_all_here(&file);
         record.moved(to.clone());
         record.ctime_ns = now_ns();
         file.change();

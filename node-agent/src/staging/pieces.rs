@@ -41,11 +41,10 @@ impl Area {
             if begun.parts.len() != parts::count(size) as usize || bytes != size {
                 continue; // one came to nothing, and a store makes an object of the others
             }
-            if file.changes() != seen && !alone {
-                let current = begun.parts.iter().all(|(number, (_, at))| file.is_untouched(*number, *at));
-                if !current || file.size() != size {
-                    continue;
-                }
+            // Of one that came to nothing, what was sent before may still be there.
+            let current = begun.parts.iter().all(|(number, (_, at))| file.is_untouched(*number, *at));
+            if !current || file.size() != size {
+                continue;
             }
             let all: Vec<Part> = begun.parts.values().map(|(part, _)| part.clone()).collect();
             let (upload, owner) = (begun.upload.clone(), begun.owner);

@@ -89,8 +89,15 @@ impl Area {
     /// What is at this path, or below it, and has another name here by now or none: the store is told first.
     /// `own`: the file that is to come there itself.
     pub(super) async fn sent_before(&self, path: &[u8], own: Option<u64>) -> Result<(), Wrong> {
-        let owner = self.state().gone.get(path).copied();
-        if let Some(ino) = owner.filter(|owner| Some(*owner) != own) {
+        let mut tried = 0;
+        loop {
+            let owner = self.state().gone.get(path).copied();
+            let Some(ino) = owner.filter(|owner| Some(*owner) != own) else { break };
+            tried += 1;
+            if tried > ATTEMPTS {
+                return Err(Wrong::Cause(Cause::Unavailable));
+            }
+            // Whoever replaces that file meanwhile takes over what it has left there.
             self.send_before(ino).await?;
         }
         let was_directory = self.state().moved.contains_key(path);
@@ -259,7 +266,7 @@ impl Area {
         if let Some(crc32c) = known.filter(|_| !copied) {
             return Ok(Body { file: data, range, crc32c });
         }
-        let read = self.on_disk(move || {
+        let read = self.on_disk_for(range.end - range.start, move || {
             let failed = |_| Wrong::Cause(Cause::Internal);
             let copy = match copied {
                 true => Some(rustix::fs::memfd_create("millpond-part", MemfdFlags::CLOEXEC).map_err(failed)?),

@@ -54,8 +54,9 @@ impl Area {
         // Writers wait only where all of it is to be written anew.
         let alone = file.doubt.has_failed.load(Acquire).then_some(content);
         if let Some(data) = data {
+            let unwritten = file.unwritten();
             self.write_out_data(file, data, alone.is_some()).await?;
-            file.note_written_out(at);
+            file.note_written_out(at, unwritten);
         }
         Ok(())
     }

@@ -114,6 +114,7 @@ impl Area {
         offset: u64,
     ) -> Result<(), Wrong> {
         let (file, buffers) = (file.clone(), self.buffers.clone());
+        file.note_unwritten(bytes.len() as u64);
         let done = self.change_data(move || {
             failpoint::hit("agent.staging.write");
             // Ends here, and not with whoever waits for it: a disk may take longer.

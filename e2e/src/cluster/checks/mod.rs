@@ -15,6 +15,7 @@ mod stores;
 mod uninstall;
 mod working;
 mod workspaces;
+mod writable;
 
 use super::Suite;
 use anyhow::Result;

@@ -1,6 +1,6 @@
 //! The node loses its power: what the boot before left is cleaned, pods come back, the cache is warm.
 
-use super::workspaces;
+use super::writable;
 use crate::cluster::Suite;
 use crate::cluster::names::*;
 use crate::cluster::objects::{self, Pod};
@@ -82,17 +82,17 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
 fn pending(suite: &Suite) -> Result<String> {
     let k = &suite.kubectl;
     k.apply(&[
-        workspaces::class(suite, PENDING, &[("writeMode", "back")]),
+        writable::class(suite, PENDING, &[("writeMode", "back")]),
         objects::claim(TENANT, PENDING, PENDING, "ReadWriteMany", &[]),
     ])?;
     let volume = k.wait_bound(TENANT, PENDING)?;
-    let app = workspaces::writer(Pod::sleeper(TENANT, PENDING).claim(PENDING)).deployment(1);
+    let app = writable::writer(Pod::sleeper(TENANT, PENDING).claim(PENDING)).deployment(1);
     k.apply(&[app])?;
     k.wait_rolled_out("deployment", TENANT, PENDING)?;
-    workspaces::refuse_writes(suite)?;
+    writable::refuse_writes(suite)?;
     let pod = only_pod(suite)?;
-    workspaces::shell(suite, &pod, "seq 100000 > /data/numbers && sync /data/numbers")?;
-    ensure!(workspaces::object(suite, &volume, "numbers").is_none(), "the store has it");
+    writable::shell(suite, &pod, "seq 100000 > /data/numbers && sync /data/numbers")?;
+    ensure!(writable::object(suite, &volume, "numbers").is_none(), "the store has it");
     Ok(volume)
 }
 
@@ -101,13 +101,12 @@ fn sent(suite: &Suite, volume: &str) -> Result<()> {
     let k = &suite.kubectl;
     k.wait_rolled_out("deployment", TENANT, PENDING)?;
     let pod = only_pod(suite)?;
-    let numbers = workspaces::shell(suite, &pod, "cat /data/numbers")?;
+    let numbers = writable::shell(suite, &pod, "cat /data/numbers")?;
     ensure!(numbers.lines().eq((1..=100_000).map(|n| n.to_string())), "{} bytes", numbers.len());
-    ensure!(workspaces::object(suite, volume, "numbers").is_none(), "the store has it");
+    ensure!(writable::object(suite, volume, "numbers").is_none(), "the store has it");
     suite.bucket.no_faults()?;
     k.wait("what was pending in the store", PATIENCE, |_| {
-        Ok((workspaces::object(suite, volume, "numbers").as_deref() == Some(numbers.as_bytes()))
-            .then_some(()))
+        Ok((writable::object(suite, volume, "numbers").as_deref() == Some(numbers.as_bytes())).then_some(()))
     })?;
     println!("    what was written and not uploaded before the power failed is there, and went to the store");
     k.delete("deployment", TENANT, PENDING)?;

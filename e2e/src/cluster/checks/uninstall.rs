@@ -1,6 +1,6 @@
 //! Uninstall: a clean-up on each node, then `kubectl delete -k`. Nothing stays but the cache.
 
-use super::workspaces;
+use super::writable;
 use crate::cluster::Suite;
 use crate::cluster::names::*;
 use crate::cluster::objects::{self, Pod};
@@ -71,13 +71,13 @@ pub(super) fn run(suite: &mut Suite) -> Result<()> {
 fn leave_something(suite: &Suite) -> Result<()> {
     let k = &suite.kubectl;
     k.apply(&[
-        workspaces::class(suite, LEFT, &[("writeMode", "back")]),
+        writable::class(suite, LEFT, &[("writeMode", "back")]),
         objects::claim(TENANT, LEFT, LEFT, "ReadWriteMany", &[]),
-        workspaces::writer(Pod::sleeper(TENANT, LEFT).claim(LEFT)).object(),
+        writable::writer(Pod::sleeper(TENANT, LEFT).claim(LEFT)).object(),
     ])?;
     k.wait_ready(TENANT, LEFT)?;
-    workspaces::refuse_writes(suite)?;
-    workspaces::shell(suite, LEFT, "echo lost > /data/lost && sync /data/lost")?;
+    writable::refuse_writes(suite)?;
+    writable::shell(suite, LEFT, "echo lost > /data/lost && sync /data/lost")?;
     k.delete("pod", TENANT, LEFT)?;
     k.wait_gone("pod", TENANT, LEFT)?;
     suite.bucket.no_faults()

@@ -2,7 +2,7 @@
 //! whoever sits at a notebook of it.
 
 use super::holders::{CHOICES, Holder, delete_pods, replaced};
-use super::workspaces::{BACK, THROUGH, object, writer};
+use super::writable::{BACK, THROUGH, object, writer};
 use crate::cluster::Suite;
 use crate::cluster::names::*;
 use crate::cluster::objects::Pod;
