@@ -54,9 +54,9 @@ pub(crate) struct Area {
     pub(super) changes: Arc<Mutex<VecDeque<Change>>>,
     /// Held by whoever makes one.
     pub(super) turn: Arc<Mutex<()>>,
-    pub(super) released: AtomicBool,
-    /// Held with others by whoever changes staged bytes; false: a successor has them.
-    pub(super) has_bytes: Arc<RwLock<bool>>,
+    pub(super) released: Arc<AtomicBool>,
+    /// Held with others by whoever changes staged bytes, so that a release knows that nobody does any more.
+    pub(super) changing: Arc<RwLock<()>>,
     pub(super) state: Arc<Mutex<State>>,
     pub(super) locks: Locks,
     /// Held by a rename that lets a file wait for another one.
@@ -287,10 +287,10 @@ impl Area {
         &self,
         job: impl FnOnce() -> Result<T, Wrong> + Send + 'static,
     ) -> Result<T, Wrong> {
-        let has_bytes = self.has_bytes.clone();
+        let (changing, released) = (self.changing.clone(), self.released.clone());
         let done = self.on_disk(move || {
-            let has_bytes = has_bytes.read().unwrap_or_else(PoisonError::into_inner);
-            if *has_bytes { job() } else { Err(Wrong::Cause(Cause::Unavailable)) }
+            let _changing = changing.read().unwrap_or_else(PoisonError::into_inner);
+            if released.load(Acquire) { Err(Wrong::Cause(Cause::Unavailable)) } else { job() }
         });
         done.await
     }
@@ -715,14 +715,18 @@ impl Area {
     pub(crate) fn release(&self) {
         self.released.store(true, Release);
         let end = Instant::now() + RELEASE_LIMIT;
-        let mut has_bytes = true;
-        while Instant::now() < end {
-            if has_bytes && let Ok(mut is_ours) = self.has_bytes.try_write() {
-                (*is_ours, has_bytes) = (false, false);
-            }
-            if !has_bytes && let Ok(mut journal) = self.journal.try_lock() {
+        loop {
+            let is_late = Instant::now() >= end;
+            // Whatever takes longer than a release waits may still come to pass: its successor is not to wait for that.
+            let is_idle = self.changing.try_write().is_ok();
+            if (is_idle || is_late)
+                && let Ok(mut journal) = self.journal.try_lock()
+            {
                 *journal = None;
                 return;
+            }
+            if is_late {
+                break;
             }
             std::thread::sleep(Duration::from_millis(1)); // a change is just being written
         }

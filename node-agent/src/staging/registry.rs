@@ -20,8 +20,8 @@ use crate::volumes::scope::Scope;
 use link::{Refusal, RefusalKind};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use store::{Sink, StoreError};
 use tokio::sync::{OnceCell, Semaphore};
@@ -170,8 +170,8 @@ impl Staging {
             journal: Arc::new(Mutex::new(Some(opened.journal))),
             changes: Arc::default(),
             turn: Arc::default(),
-            released: AtomicBool::new(false),
-            has_bytes: Arc::new(RwLock::new(true)),
+            released: Arc::default(),
+            changing: Arc::default(),
             state: Arc::new(Mutex::new(opened.state)),
             locks: Locks::default(),
             ordering: tokio::sync::Mutex::default(),

@@ -60,19 +60,24 @@ impl Area {
 impl Staging {
     /// For as long as the agent has this. `leave`: it ends what concerns areas that no mount has.
     pub(crate) fn keep_room(self: &Arc<Self>, leave: Arc<Leave>) -> tokio::task::JoinHandle<()> {
-        let staging = Arc::downgrade(self);
+        let (staging, limit) = (Arc::downgrade(self), self.limit);
         tokio::spawn(async move {
+            // Threads of its own: a disk that hangs holds up nobody else.
+            let disk = match Disk::start(limit, Silence::default()) {
+                Ok(disk) => disk,
+                Err(error) => return tracing::error!(%error, "nobody makes room on the staging disk"),
+            };
             loop {
                 tokio::time::sleep(LOOK).await;
                 let Some(staging) = staging.upgrade() else { return };
                 // What cannot be looked at now is looked at the next time.
-                let _ = staging.tidy(&leave).await;
+                let _ = staging.tidy(&disk, &leave).await;
             }
         })
     }
 
-    async fn tidy(&self, leave: &Arc<Leave>) -> Option<()> {
-        while self.is_low().await? {
+    async fn tidy(&self, disk: &Disk, leave: &Arc<Leave>) -> Option<()> {
+        while self.is_low(disk).await? {
             let mut dropped = false;
             for area in self.open_areas() {
                 dropped |= !area.is_released() && area.drop_clean().await;
@@ -81,11 +86,11 @@ impl Staging {
                 break;
             }
         }
-        if !self.is_low().await? {
+        if !self.is_low(disk).await? {
             return Some(());
         }
         for id in self.volumes(self.limit).await.ok()? {
-            if self.empty(id, leave).await? && !self.is_low().await? {
+            if self.empty(disk, id, leave).await? && !self.is_low(disk).await? {
                 break;
             }
         }
@@ -94,13 +99,13 @@ impl Staging {
 
     /// Removes what the store has of an area that no mount has. True: there was something. None: a successor may have it by now, or
     /// the disk does not answer.
-    async fn empty(&self, id: VolumeId, leave: &Arc<Leave>) -> Option<bool> {
+    async fn empty(&self, disk: &Disk, id: VolumeId, leave: &Arc<Leave>) -> Option<bool> {
         let _turn = self.turn(&id).await; // nobody opens it meanwhile
         if self.open_area(&id).is_some() || lock(&self.emptied).contains(&id) {
             return Some(false);
         }
         let (dir, leave) = (self.dir.join(id.as_str()), leave.clone());
-        let emptied = self.on_own_disk(move || leave.with(|| empty(&dir))).await??;
+        let emptied = disk.run(move || leave.with(|| empty(&dir))).await.ok()??;
         lock(&self.emptied).insert(id.clone()); // what fails is not tried each time
         match emptied {
             Ok(0) => Some(false),
@@ -116,19 +121,12 @@ impl Staging {
     }
 
     /// Of the disk. None: it does not answer, or no volume has an area here.
-    async fn is_low(&self) -> Option<bool> {
+    async fn is_low(&self, disk: &Disk) -> Option<bool> {
         let dir = self.dir.clone();
-        let about = self.on_own_disk(move || rustix::fs::statvfs(&dir).ok()).await??;
+        let about = disk.run(move || rustix::fs::statvfs(&dir).ok()).await.ok()??;
         let (all, free) =
             (about.f_blocks.saturating_mul(about.f_frsize), about.f_bavail.saturating_mul(about.f_frsize));
         Some(is_low(all, free))
-    }
-
-    /// On a thread of its own: a disk that hangs holds up nobody else.
-    async fn on_own_disk<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-        let disk = Disk::start(self.limit, Silence::default()).ok()?;
-        // To its end: whatever it holds is held until then.
-        disk.run(job).await.ok()
     }
 }
 

@@ -68,20 +68,25 @@ fn create(name: &str) -> Operation {
     Operation::Create { parent: ROOT, name: name.into(), owner: OWNER, exclusive: true, open: true }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn who_is_told_that_an_open_has_failed_has_nothing_open_when_it_is_done_after_all() {
-    let store = store();
-    let mut node = Node::on_disk(&store, LIMIT);
+/// That is open, by its inode number.
+async fn with_a_file() -> (Node, Arc<Area>, Arc<Executed>, u64) {
+    let mut node = Node::on_disk(&store(), LIMIT);
     let area = node.open().await.unwrap();
     let executed = Arc::new(Executed::default());
     area.join(MOUNT, &executed);
     let Ok(Ok(Done::Node(made))) = ask(&area, &executed, 1, create("a")).await else { panic!("not made") };
+    (node, area, executed, made.ino)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_told_that_an_open_has_failed_has_nothing_open_when_it_is_done_after_all() {
+    let (_node, area, executed, ino) = with_a_file().await;
     let times = |ino| area.state().times_open(MOUNT, ino);
-    assert_eq!(times(made.ino), 1);
+    assert_eq!(times(ino), 1);
 
     // Both have begun before anybody knows that it hangs.
     let stuck = hang(&area).await;
-    let open = Operation::Open { ino: made.ino, write: true };
+    let open = Operation::Open { ino, write: true };
     let (opened, created) =
         tokio::join!(ask(&area, &executed, 2, open.clone()), ask(&area, &executed, 3, create("b")));
     let (Err(opened), Err(created)) = (opened, created) else {
@@ -97,7 +102,7 @@ async fn who_is_told_that_an_open_has_failed_has_nothing_open_when_it_is_done_af
     for done in [opened, created] {
         assert_eq!(done.await.unwrap(), Err(Wrong::Cause(Cause::Unavailable)));
     }
-    assert_eq!(times(made.ino), 1, "once, as it was");
+    assert_eq!(times(ino), 1, "once, as it was");
     // A worker that comes after the one that asked gets the same answer.
     let again = ask(&area, &executed, 2, open).await.ok().unwrap();
     assert_eq!(again, Err(Wrong::Cause(Cause::Unavailable)));
@@ -111,15 +116,10 @@ async fn who_is_told_that_an_open_has_failed_has_nothing_open_when_it_is_done_af
 /// What it has begun may get to the disk when its successor has executed it anew, and others have gone on from there.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_was_succeeded_changes_no_bytes() {
-    let store = store();
-    let mut node = Node::on_disk(&store, LIMIT);
-    let area = node.open().await.unwrap();
-    let executed = Arc::new(Executed::default());
-    area.join(MOUNT, &executed);
-    let Ok(Ok(Done::Node(made))) = ask(&area, &executed, 1, create("a")).await else { panic!("not made") };
+    let (node, area, executed, ino) = with_a_file().await;
     let cut = |size| {
         let set = SetAttributes { size: Some(size), ..SetAttributes::default() };
-        Operation::SetAttributes { ino: made.ino, set }
+        Operation::SetAttributes { ino, set }
     };
     let Ok(Ok(_)) = ask(&area, &executed, 2, cut(5)).await else { panic!("not done") };
     // It waits for a thread of the disk when the successor comes.
@@ -135,7 +135,7 @@ async fn an_agent_that_was_succeeded_changes_no_bytes() {
     drop(stuck);
     let done = waiting.await.unwrap();
     assert!(!matches!(done, Ok(Ok(_))), "{done:?}");
-    assert_eq!(node.staged(made.ino), 5);
+    assert_eq!(node.staged(ino), 5);
     assert!(ask(&area, &executed, 4, cut(1)).await.is_ok_and(|done| done.is_err()));
-    assert_eq!(node.staged(made.ino), 5);
+    assert_eq!(node.staged(ino), 5);
 }
