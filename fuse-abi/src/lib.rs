@@ -24,7 +24,7 @@ pub use init::{InitIn, InitOut};
 pub use ioctl::BackingMap;
 pub use notify::NotifyInvalInodeOut;
 pub use open::OpenOut;
-pub use request::{InterruptIn, MkdirIn, ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut};
+pub use request::{CreateIn, InterruptIn, MkdirIn, ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut};
 pub use statfs::Kstatfs;
 pub use xattr::GetxattrOut;
 

@@ -21,6 +21,7 @@ pub const INIT: u32 = 26;
 pub const OPENDIR: u32 = 27;
 pub const READDIR: u32 = 28;
 pub const RELEASEDIR: u32 = 29;
+pub const CREATE: u32 = 35;
 /// 7.7. Its answer is optional, and carries [`crate::header::INT_REQ_BIT`].
 pub const INTERRUPT: u32 = 36;
 /// 7.8.

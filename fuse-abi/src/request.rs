@@ -54,6 +54,17 @@ pub struct WriteOut {
 }
 layout!(WriteOut, 8);
 
+/// `struct fuse_create_in` (7.12); the name follows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct CreateIn {
+    pub flags: u32,
+    pub mode: u32,
+    pub umask: u32,
+    pub open_flags: u32,
+}
+layout!(CreateIn, 16);
+
 /// `struct fuse_mkdir_in` (7.12); the name follows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -194,7 +194,12 @@ pub struct Question {
 impl Question {
     /// When to give up. It moves while it is waited for: a volume may come that waits longer.
     pub(crate) fn deadline(&self) -> Instant {
-        self.begun + self.paused + self.limit.unwrap_or_else(|| self.store_timeout())
+        self.begun + self.paused + self.limit()
+    }
+
+    /// How long it may take.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit.unwrap_or_else(|| self.store_timeout())
     }
 
     fn store_timeout(&self) -> Duration {

@@ -217,6 +217,18 @@ pub trait Sink: Send + Sync + fmt::Debug {
     /// Ends an upload and gives back what its parts take. One that is over already is no error.
     async fn abandon(&self, upload: &Upload) -> Result<(), StoreError>;
 
+    /// Takes back what a write to `path` has left that nobody waits for any more, where a store keeps such a thing under the
+    /// write's own name. It may have come to pass all the same. `condition`: what it was asked with, if that is known.
+    async fn withdraw(
+        &self,
+        path: &[u8],
+        write: WriteId,
+        condition: Option<&Condition>,
+    ) -> Result<(), StoreError> {
+        let _ = (path, write, condition); // what of an object does not come to pass is an upload of its own, or nothing
+        Ok(())
+    }
+
     /// Uploads below the volume's prefix that are under way since `age` or longer, whoever began them. As many as one answer may
     /// have: the others are told once these are over. None of a store that does not tell its time, and none of a whole bucket,
     /// which is no volume's own.

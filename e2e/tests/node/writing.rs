@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use testkit::content;
 use testkit::faults::{Fault, Rule, Script};
@@ -112,6 +112,57 @@ fn what_a_second_pod_changes_as_soon_as_it_is_there_is_seen_by_the_first() -> Re
         ensure!(!absent.exists(), "round {round}");
         node.unpublish(&two)?;
     }
+    node.finish()
+}
+
+/// Who comes second opens what the first has made, on the way that files take that are there; and who opens what is just being
+/// removed opens it, or makes a new one.
+#[test]
+fn pods_that_make_open_and_remove_one_name_at_once_are_told_no_error() -> Result<()> {
+    const ROUNDS: usize = 300;
+    let mut node = started()?;
+    let one = workspace(&mut node, "race", &[("writeMode", "back")])?;
+    let two = node.workspace_again(&one, "race-two")?;
+    let barrier = std::sync::Barrier::new(4);
+    let open_and_write = |path: &Path, number: usize| -> Result<()> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(number != 2);
+        let file = options.open(path).context("open")?;
+        let mine = number as u8 + 1;
+        file.write_all_at(&[mine; 10], number as u64 * 10).context("write")?;
+        let mut bytes = [0; 10];
+        let read = file.read_at(&mut bytes, number as u64 * 10).context("read")?;
+        // Another one may have cut it off since.
+        ensure!(bytes[..read].iter().all(|byte| *byte == mine || *byte == 0), "{bytes:?}");
+        Ok(())
+    };
+    let remove = |path: &Path| match fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        removed => removed.map(|()| true).context("unlink"),
+    };
+    let removed = AtomicU32::new(0);
+    let works = |target: &Path, number: usize| {
+        let path = target.join("a");
+        let mut failed = Vec::new();
+        for round in 0..ROUNDS {
+            barrier.wait();
+            let done = match number {
+                3 => remove(&path).map(|is_removed| drop(removed.fetch_add(u32::from(is_removed), Relaxed))),
+                _ => open_and_write(&path, number),
+            };
+            failed.extend(done.err().map(|error| format!("{number} in round {round}: {error:?}")));
+        }
+        failed
+    };
+    let failed = std::thread::scope(|scope| {
+        let pods = [&one, &two, &one, &two].into_iter().enumerate();
+        let works = &works;
+        let tasks: Vec<_> =
+            pods.map(|(number, pod)| scope.spawn(move || works(&pod.target, number))).collect();
+        tasks.into_iter().flat_map(|task| task.join().expect("no panic")).collect::<Vec<_>>()
+    });
+    ensure!(failed.is_empty(), "{} failed: {failed:#?}", failed.len());
+    println!("{} of {ROUNDS} were there to be removed", removed.into_inner());
     node.finish()
 }
 

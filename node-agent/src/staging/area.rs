@@ -10,6 +10,7 @@ use super::locks::{Held, Locks, child};
 use super::names::{
     APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, Tag, append_entry, changes, data_name, result_key,
 };
+use super::opens::Parted;
 use super::record::{Append, Object, Record, Root};
 use super::times::Times;
 use super::told::Told;
@@ -69,6 +70,7 @@ pub(crate) struct Area {
     pub(super) dropping: Arc<watch::Sender<HashSet<u64>>>,
     /// Held by whoever counts an open file.
     pub(super) counting: tokio::sync::Mutex<()>,
+    pub(super) parted: Mutex<Parted>,
     /// Mounts that are here. Others that the journal tells of have ended with their agent.
     pub(super) mounts: Mutex<HashSet<MountId>>,
     /// What their kernels believe of what they were told.

@@ -181,7 +181,7 @@ impl Area {
     }
 
     /// The object is another one by now: one that a write of ours has made of it, or somebody else's. Then what is not here is lost.
-    async fn follow_base(&self, file: &Arc<File>, wrong: Wrong) -> Result<(), Wrong> {
+    pub(super) async fn follow_base(&self, file: &Arc<File>, wrong: Wrong) -> Result<(), Wrong> {
         let record = file.record();
         let Some(base) = record.base.filter(|_| !record.conflict) else { return Err(wrong) };
         if self.rebase(file).await? {

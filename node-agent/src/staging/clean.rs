@@ -2,7 +2,8 @@
 
 use super::area::Area;
 use super::file::File;
-use super::names::{data_name, elsewhere_entry, file_entry};
+use super::late::{Changed, late_entry};
+use super::names::{changes, data_name, elsewhere_entry, file_entry};
 use crate::lock::lock;
 use link::Cause;
 use link::writable::Wrong;
@@ -41,28 +42,33 @@ impl Area {
             self.dropping.send_modify(|dropping| _ = dropping.insert(ino));
             state.remove(ino);
         }
-        self.forget(file, false).await.is_ok()
+        self.forget(file, Changed::new(), false).await.is_ok()
     }
 
     /// Of a file that was taken from memory: its record goes, and then its bytes. If the record stays, so does the file.
-    /// `durably`: no loss of power brings it back.
-    pub(super) async fn forget(&self, file: Arc<File>, durably: bool) -> Result<(), Wrong> {
+    /// `late`: what of it may come to pass at the store all the same; `durably`: no loss of power brings it back.
+    pub(super) async fn forget(&self, file: Arc<File>, late: Changed, durably: bool) -> Result<(), Wrong> {
+        let ino = file.ino;
+        let mut entries = vec![file_entry(ino, None)?, elsewhere_entry(ino, None)?];
+        for (id, late) in &late {
+            entries.push(late_entry(id, late.as_ref())?);
+        }
         let (state, journal, files, dropping) =
             (self.state.clone(), self.journal.clone(), self.files.clone(), self.dropping.clone());
         let forgotten = self.in_order(move || {
-            let ino = file.ino;
             let forgotten = lock(&journal).as_mut().is_some_and(|journal| {
-                let gone = file_entry(ino, None).is_ok_and(|(key, _)| journal.delete(&key).is_ok());
-                // A stray is removed at the next start.
-                let _ = elsewhere_entry(ino, None).map(|(key, _)| journal.delete(&key));
+                let gone = journal.batch(&changes(&entries)).is_ok();
                 if durably {
                     failpoint::hit("agent.staging.discarded");
                 }
                 gone && (!durably || journal.sync().is_ok())
             });
             match forgotten {
-                // A stray is removed at the next start.
-                true => drop(rustix::fs::unlinkat(&*files, data_name(ino), AtFlags::empty())),
+                true => {
+                    lock(&state).remember_late(late);
+                    // A stray is removed at the next start.
+                    let _ = rustix::fs::unlinkat(&*files, data_name(ino), AtFlags::empty());
+                }
                 false => lock(&state).insert(&file),
             }
             dropping.send_modify(|dropping| _ = dropping.remove(&ino));

@@ -2,14 +2,15 @@
 
 use super::Waiting;
 use super::elsewhere::Elsewhere;
-use super::names::{ELSEWHERE, FILE, FILES, OPEN, SOURCE_KEY, data_name, result_of};
+use super::late::{late_entry, late_of};
+use super::names::{ELSEWHERE, Entry, FILE, FILES, OPEN, SOURCE_KEY, changes, data_name, result_of};
 use super::opening::{FORMAT, JOURNAL};
 use super::record::Record;
 use super::staged::{StagedFile, in_order};
-use journal::{Change, Journal};
+use journal::Journal;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -109,10 +110,18 @@ impl Closed {
     /// Forgets these files, and then removes their bytes. Blocking.
     pub(super) fn discard(mut self, inos: &[u64]) -> Result<(), String> {
         let failed = |e: journal::JournalError| format!("its journal: {e}");
+        // What the store was asked for may come to pass all the same, and is ours.
+        let dropped: HashSet<u64> = inos.iter().copied().collect();
+        for (_, record, _) in self.records.iter().filter(|(ino, ..)| dropped.contains(ino)) {
+            let late = late_of(record);
+            let entries = late.iter().map(|(id, late)| late_entry(id, late.as_ref()));
+            let entries = entries.collect::<Result<Vec<_>, _>>().map_err(|wrong| format!("{wrong:?}"))?;
+            self.journal.batch(&changes(&entries)).map_err(failed)?;
+        }
         for some in inos.chunks(AT_ONCE) {
-            let keys: Vec<_> = some.iter().map(|ino| [&[FILE][..], &ino.to_be_bytes()].concat()).collect();
-            let changes: Vec<Change<'_>> = keys.iter().map(|key| Change::Delete { key }).collect();
-            self.journal.batch(&changes).map_err(failed)?;
+            let gone = |ino: &u64| ([&[FILE][..], &ino.to_be_bytes()].concat(), None);
+            let entries: Vec<Entry> = some.iter().map(gone).collect();
+            self.journal.batch(&changes(&entries)).map_err(failed)?;
         }
         failpoint::hit("agent.staging.discarded");
         // A record that came back without its bytes would be sent as an empty file.

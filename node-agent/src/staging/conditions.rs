@@ -8,7 +8,7 @@ use link::Cause;
 use link::writable::Wrong;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
-use store::{Abilities, Condition, Seen, StoreError, Version};
+use store::{Abilities, Condition, Seen, StoreError, Version, Write, WriteId, Written};
 
 /// How often it is tried what a store can do, where something comes in between.
 const PROBES: u32 = 5;
@@ -22,7 +22,7 @@ impl Area {
         path: &[u8],
     ) -> Result<Result<Condition, StoreError>, Wrong> {
         let able = self.able().await?;
-        let wanted = target.map_or(Condition::Absent, |version| Condition::Is(Version(version.to_owned())));
+        let wanted = wanted(target);
         let holds = match &wanted {
             Condition::Absent => able.absent && able.absent_in_parts,
             _ => able.is && able.is_in_parts,
@@ -88,6 +88,8 @@ impl Area {
 
     /// An agent that is gone, or an attempt that has failed, has asked for a write: has it come to pass?
     pub(super) async fn settle(&self, file: &Arc<File>, path: &[u8]) -> Result<(), Wrong> {
+        let record = file.record();
+        self.withdraw(path, &record.writes, record.target.as_deref()).await?;
         let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
         let is_late = seen.as_ref().is_some_and(|seen| self.is_of_no_record(path, seen));
         self.change_record(file, |record| {
@@ -95,6 +97,39 @@ impl Area {
             adopt(file, record, path, seen, is_late);
         })
         .await
+    }
+
+    /// What these writes to `path` have left, where there was `target` before them. They may have come to pass.
+    pub(super) async fn withdraw(
+        &self,
+        path: &[u8],
+        writes: &[String],
+        target: Option<&str>,
+    ) -> Result<(), Wrong> {
+        let condition = wanted(target);
+        for id in writes.iter().filter_map(|write| WriteId::parse(write)) {
+            let withdrawn = self.sink.withdraw(path, id, Some(&condition)).await;
+            withdrawn.map_err(|e| self.store_wrong("removal", path, &e))?;
+        }
+        Ok(())
+    }
+
+    /// As [`store::Sink::copy`]: where the store does not hold it, it is looked before whether its source is that object.
+    pub(super) async fn copy_object(
+        &self,
+        from: &Object,
+        to: &[u8],
+        write: &Write,
+        condition: &Condition,
+    ) -> Result<Result<Written, StoreError>, Wrong> {
+        if !self.able().await?.is_at_copy {
+            let seen = self.sink.look(&from.path).await;
+            let seen = seen.map_err(|e| self.store_wrong("look", &from.path, &e))?;
+            if seen.is_none_or(|seen| seen.version != from.version()) {
+                return Ok(Err(StoreError::Stale { what: String::from_utf8_lossy(&from.path).into_owned() }));
+            }
+        }
+        Ok(self.sink.copy(&from.path, &from.version(), from.size, to, write, condition).await)
     }
 
     /// The store did not take it. Ok: it is to be tried again.
@@ -197,6 +232,11 @@ fn adopt(file: &File, record: &mut Record, path: &[u8], seen: Option<Seen>, is_l
     record.target = Some(seen.version.0);
     record.made_by = seen.write.map(|id| id.to_string());
     true
+}
+
+/// What is to be at a name where there was this version of an object, or nothing.
+fn wanted(target: Option<&str>) -> Condition {
+    target.map_or(Condition::Absent, |version| Condition::Is(Version(version.to_owned())))
 }
 
 /// One of these writes has made it.

@@ -4,6 +4,8 @@ use super::area::Area;
 use super::closed::Closed;
 use super::file::File;
 use super::inspect::on_disk;
+use super::late::late_of;
+use super::record::Former;
 use super::registry::Staging;
 use super::staged::StagedFile;
 use futures::StreamExt;
@@ -103,18 +105,24 @@ impl Area {
         let begun = std::mem::take(&mut *ongoing);
         drop(ongoing);
         if let Some(area) = self.me.upgrade() {
+            let objects: Vec<Former> = record.object().into_iter().chain(record.former).collect();
             // The store may be away.
             tokio::spawn(async move {
                 let mut begun = begun;
                 area.abandon(&mut begun).await;
+                for Former { path, writes, version, .. } in objects {
+                    let _ = area.withdraw(&path, &writes, version.as_deref()).await; // it has been logged
+                }
             });
         }
         Ok(Some((file, names)))
     }
 
     async fn put_aside(&self, file: Arc<File>, names: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Left> {
+        // What the store was asked for may come to pass when nobody knows of the file any more. It is ours all the same.
+        let late = late_of(&file.record());
         // A record that came back without its bytes would be sent as an empty file.
-        let forgotten = tokio::time::timeout(self.disk.limit(), self.forget(file, true)).await; // its job has all that follows
+        let forgotten = tokio::time::timeout(self.disk.limit(), self.forget(file, late, true)).await; // its job has all that follows
         forgotten.ok().and_then(Result::ok).ok_or(Left::Disk)?;
         for path in &names {
             self.failures.over(path);

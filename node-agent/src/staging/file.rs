@@ -42,6 +42,8 @@ pub(super) struct File {
     waiting: AtomicU32,
     /// A writer has filled another part, or somebody has come to wait.
     pub(super) grown: tokio::sync::Notify,
+    /// The store had its name before it came here, and so do listings.
+    is_listed: AtomicBool,
     /// [`Area::stale`](super::Area) when it was asked last what its object is.
     pub(super) looked: AtomicU64,
     /// Up to here it was written in order, from its beginning.
@@ -78,6 +80,7 @@ impl File {
     pub(super) fn new(ino: u64, record: Record, data: Option<Arc<std::fs::File>>, size: u64) -> Arc<Self> {
         let (mtime_ns, touched_ns) = (record.mtime_ns, record.ctime_ns);
         let waits_since = record.waits().then(|| instant_of(record.ctime_ns));
+        let is_listed = record.base.as_ref().is_some_and(|base| record.path.as_ref() == Some(&base.path));
         Arc::new(Self {
             ino,
             record: Mutex::new(record),
@@ -95,6 +98,7 @@ impl File {
             sending: tokio::sync::Mutex::default(),
             waiting: AtomicU32::new(0),
             grown: tokio::sync::Notify::new(),
+            is_listed: AtomicBool::new(is_listed),
             looked: AtomicU64::new(0),
             in_order: AtomicU64::new(0),
             touched: Mutex::default(),
@@ -117,6 +121,14 @@ impl File {
     /// Its bytes here are those of this version of the object.
     pub(super) fn is_of(&self, token: &str) -> bool {
         lock(&self.record).base.as_ref().is_some_and(|base| base.version == token)
+    }
+
+    pub(super) fn is_listed(&self) -> bool {
+        self.is_listed.load(Acquire)
+    }
+
+    pub(super) fn note_listed(&self, is_listed: bool) {
+        self.is_listed.store(is_listed, Release);
     }
 
     pub(super) fn size(&self) -> u64 {
@@ -234,13 +246,18 @@ impl File {
         self.size.fetch_max(end, AcqRel);
         // Whoever writes elsewhere leaves it where it is.
         let is_next = self.in_order.compare_exchange(offset, end, AcqRel, Acquire).is_ok();
+        self.wrote_some(offset, end);
+        is_next
+    }
+
+    /// The same of a write that came to nothing, or to a part of it.
+    pub(super) fn wrote_some(&self, offset: u64, end: u64) {
         self.touch();
         let change = self.change();
         let mut touched = lock(&self.touched);
         for part in parts::of(offset)..=parts::of(end.saturating_sub(1).max(offset)) {
             touched.insert(part, change);
         }
-        is_next
     }
 
     /// To be called with the content alone.
@@ -269,7 +286,12 @@ impl File {
     }
 
     pub(super) fn node(&self) -> Node {
-        let record = lock(&self.record);
+        let record = self.record();
+        self.node_as(&record)
+    }
+
+    /// As it looks with this record.
+    pub(super) fn node_as(&self, record: &Record) -> Node {
         let (size, mtime_ns) = (self.size(), self.mtime_ns());
         Node {
             ino: self.ino,

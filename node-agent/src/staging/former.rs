@@ -51,6 +51,7 @@ impl Area {
             true => object.version.clone(),
             // Asked of the store, and not seen how it ended.
             false => {
+                self.withdraw(&object.path, &object.writes, object.version.as_deref()).await?;
                 let seen = self.sink.look(&object.path).await;
                 let seen = seen.map_err(|e| self.store_wrong("look", &object.path, &e))?;
                 match seen {

@@ -3,14 +3,14 @@
 
 use super::area::Area;
 use super::names::{Entry, LATE, State};
-use super::record::Late;
+use super::record::{Late, Record};
 use super::staged::lies_at_or_below;
 use futures::{StreamExt, TryStreamExt};
 use link::Cause;
 use link::writable::Wrong;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use store::{Condition, Seen};
+use store::{Condition, Seen, WriteId};
 
 /// A signed request is refused after a quarter of an hour at the latest; by then it is known what came of it, nanoseconds.
 const KEPT_NS: i64 = 20 * 60 * 1_000_000_000;
@@ -37,6 +37,17 @@ pub(super) struct GivenUp {
 pub(super) fn late_entry(id: &str, late: Option<&Late>) -> Result<Entry, Wrong> {
     let value = late.map(postcard::to_stdvec).transpose().map_err(|_| Wrong::Cause(Cause::Internal))?;
     Ok(([&[LATE][..], id.as_bytes()].concat(), value))
+}
+
+/// The writes of a file that is dropped, which nobody asks about any more.
+pub(super) fn late_of(record: &Record) -> Changed {
+    let given_up_ns = super::file::now_ns();
+    let objects = record.object().into_iter().chain(record.former.iter().cloned());
+    let late = objects.flat_map(|object| {
+        let late = Late { path: object.path, given_up_ns, is_removed: object.version.is_none() };
+        object.writes.into_iter().map(move |id| (id, Some(late.clone())))
+    });
+    late.collect()
 }
 
 impl Area {
@@ -130,6 +141,14 @@ impl Area {
 
     async fn remove_late_at(&self, path: &[u8]) -> Result<(), Wrong> {
         let failed = |what| move |error| self.store_wrong(what, path, &error);
+        let writes: Vec<WriteId> = {
+            let state = self.state();
+            let here = state.late.iter().filter(|(_, late)| late.path == path);
+            here.filter_map(|(id, _)| WriteId::parse(id)).collect()
+        };
+        for id in writes {
+            self.sink.withdraw(path, id, None).await.map_err(failed("removal"))?;
+        }
         let seen = self.sink.look(path).await.map_err(failed("look"))?;
         let Some(seen) = seen.filter(|seen| self.is_late(path, seen)) else { return Ok(()) };
         let shown = String::from_utf8_lossy(path);

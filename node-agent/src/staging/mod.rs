@@ -39,6 +39,7 @@ mod moves;
 mod names;
 mod ongoing;
 mod opening;
+mod opens;
 mod operate;
 mod parts;
 mod pieces;
@@ -57,6 +58,8 @@ mod simulated;
 mod staged;
 mod sums;
 mod sync;
+#[cfg(test)]
+mod testing;
 mod times;
 mod told;
 mod upkeep;

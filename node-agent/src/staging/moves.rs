@@ -306,11 +306,8 @@ impl Area {
             let write = Write { id, attributes };
             let mut target = None;
             loop {
-                let (path, version) = (&base.path, base.version());
                 let copied = match self.condition_of(target.as_deref(), &new).await? {
-                    Ok(condition) => {
-                        self.sink.copy(path, &version, base.size, &new, &write, &condition).await
-                    }
+                    Ok(condition) => self.copy_object(&base, &new, &write, &condition).await?,
                     Err(conflict) => Err(conflict),
                 };
                 match copied {
@@ -326,7 +323,7 @@ impl Area {
                         target = Some(late.ok_or(Wrong::NotEmpty)?.version.0);
                     }
                     Err(StoreError::Stale { .. } | StoreError::NotFound { .. }) => return Ok(Err(file)),
-                    Err(error) => return Err(self.store_wrong("copy", path, &error)),
+                    Err(error) => return Err(self.store_wrong("copy", &base.path, &error)),
                 }
             }
         });

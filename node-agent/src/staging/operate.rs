@@ -3,11 +3,10 @@
 use super::area::{Area, Caller, Found};
 use super::bring::How;
 use super::file::{File, now_ns};
-use super::names::{APPEND, BEGUN, RESULT, State, file_entry, open_entry, result_key};
+use super::names::{State, file_entry, open_entry};
 use super::{Executed, Outcome};
 use cache::meta::{Attributes, Kind, Lookup, ROOT};
 use link::Cause;
-use link::broker::MountId;
 use link::writable::{Done, Name, Node, Operation, Owner, SetAttributes, Wrong};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -45,7 +44,9 @@ impl Area {
             Operation::Space => self.on_answering_disk(self.space()).await,
             Operation::Sync { ino, closing } => self.on_answering_disk(self.sync(ino, closing)).await,
             // Done again it would undo what others have done since.
-            Operation::SetAttributes { ino, set } => once(boxed(self.set_attributes(ino, &set))).await,
+            Operation::SetAttributes { ino, set } => {
+                once(boxed(self.set_attributes(caller, ino, &set))).await
+            }
             Operation::Write { ino } => self.write(caller, ino, executed).await,
             // Each of these happens once, however often its request is executed.
             Operation::Create { parent, name, owner, exclusive, open } => {
@@ -166,8 +167,9 @@ impl Area {
             node.ino = above;
             names.add(b"..", AFTER_DOT_DOT, node);
         }
-        // What the area says of this directory: the names of its files, and those that only the store has still. A file that gets to the
-        // store between two answers keeps its place in the listing, so those that the store has by now are among the area's, too.
+        // What the area says of this directory: the names of its files, and those that only the store has still. A file keeps its place
+        // in the listing, whatever comes of it between two answers: one that was taken from the store stays among the store's, and one
+        // that gets there later among the area's.
         let (staged, gone) = {
             let _still = self.moving.read().await;
             let path = self.path_of_dir(dir)?;
@@ -186,7 +188,8 @@ impl Area {
             let mut room = names.room();
             let mut whole = true;
             let read = self.scope.names.read_dir(dir, after, &mut |name, attributes| {
-                if staged.contains_key(name) || gone.contains(name) {
+                let is_later = staged.get(name).is_some_and(|file| !file.is_listed());
+                if is_later || gone.contains(name) {
                     return true;
                 }
                 whole = room.checked_sub(name.len() + NAME_COSTS).map(|left| room = left).is_some();
@@ -197,7 +200,11 @@ impl Area {
             });
             read.map_err(|e| self.meta_wrong(&e))?.ok_or(Wrong::Cause(Cause::Unavailable))?;
             for (name, attributes) in known {
-                names.add(&name, attributes.ino, self.stored_node(&attributes));
+                let node = match staged.get(&name).filter(|file| file.speaks()) {
+                    Some(file) => file.node(),
+                    None => self.stored_node(&attributes),
+                };
+                names.add(&name, attributes.ino, node);
             }
             if !whole {
                 return Ok(Done::Names(names.list));
@@ -207,7 +214,13 @@ impl Area {
         let mut staged: Vec<_> = staged.into_iter().filter(|(_, file)| file.ino > after).collect();
         staged.sort_by_key(|(_, file)| file.ino);
         for (name, file) in staged {
-            let node = if file.speaks() { Some(file.node()) } else { self.stored_in(dir, &name)? };
+            let node = match (file.is_listed(), file.speaks()) {
+                (false, true) => Some(file.node()),
+                (false, false) => self.stored_in(dir, &name)?,
+                // It has its place above, unless the store has lost its name.
+                (true, true) if self.stored_in(dir, &name)?.is_none() => Some(file.node()),
+                (true, _) => None,
+            };
             let Some(node) = node else { continue }; // somebody else has removed it
             if !names.add(&name, STAGED | file.ino, node) {
                 break;
@@ -234,124 +247,6 @@ impl Area {
         }
     }
 
-    // ------------------------------------------------------------------ opens
-
-    async fn open(&self, caller: &Caller<'_>, ino: u64) -> Outcome {
-        match self.inode(ino).await? {
-            Found::Stored(Attributes { kind: Kind::Directory, .. }) => Err(Wrong::IsDirectory),
-            _ => self.count_open(caller, ino, Ok(Done::Done)).await,
-        }
-    }
-
-    /// Notes that it is open once more, with the outcome of the request by which it is.
-    async fn count_open(&self, caller: &Caller<'_>, ino: u64, outcome: Outcome) -> Outcome {
-        let _counting = self.counting.lock().await;
-        let (mount, times) = (caller.mount, self.state().times_open(caller.mount, ino).saturating_add(1));
-        let mut entries = self.result_entries(caller, &outcome)?;
-        entries.push(open_entry(mount, ino, times));
-        self.commit(entries, move |state| state.set_open(mount, ino, times)).await?;
-        outcome
-    }
-
-    async fn close(&self, caller: &Caller<'_>, ino: u64) -> Outcome {
-        let outcome = Ok(Done::Done);
-        {
-            let _counting = self.counting.lock().await;
-            let (mount, times) = (caller.mount, self.state().times_open(caller.mount, ino).saturating_sub(1));
-            let mut entries = self.result_entries(caller, &outcome)?;
-            entries.push(open_entry(mount, ino, times));
-            self.commit(entries, move |state| state.set_open(mount, ino, times)).await?;
-        }
-        self.forget_unlinked(ino).await;
-        self.send_closed(ino);
-        outcome
-    }
-
-    /// A mount has ended: it has nothing open any more.
-    pub(crate) async fn leave(self: &Arc<Self>, mount: MountId) {
-        crate::lock::lock(&self.mounts).remove(&mount);
-        let area = self.clone();
-        let _ = self.unless_silent(async move { area.let_go(mount).await }).await; // it goes on
-    }
-
-    /// Mounts that the journal tells of and that no agent serves any more have nothing open.
-    pub(super) async fn forget_strangers(&self) {
-        let strangers: BTreeSet<MountId> = {
-            let here = crate::lock::lock(&self.mounts);
-            let state = self.state();
-            state
-                .opens
-                .values()
-                .flat_map(|mounts| mounts.keys())
-                .filter(|mount| !here.contains(mount))
-                .copied()
-                .collect()
-        };
-        for mount in strangers {
-            self.let_go(mount).await;
-        }
-    }
-
-    async fn let_go(&self, mount: MountId) {
-        let _counting = self.counting.lock().await;
-        let opened: Vec<u64> = {
-            let state = self.state();
-            let of_mount = state.opens.iter().filter(|(_, mounts)| mounts.contains_key(&mount));
-            of_mount.map(|(ino, _)| *ino).collect()
-        };
-        let mut entries: Vec<_> = opened.iter().map(|ino| open_entry(mount, *ino, 0)).collect();
-        // Nor does anybody ask what came of its requests.
-        let answered = self.state().results.get(&mount).cloned().unwrap_or_default();
-        for unique in &answered {
-            entries.extend([RESULT, APPEND, BEGUN].map(|kind| (result_key(kind, mount, *unique), None)));
-        }
-        let closed = opened.clone();
-        let gone = self.commit(entries, move |state| {
-            closed.into_iter().for_each(|ino| state.set_open(mount, ino, 0));
-            state.results.remove(&mount);
-            for unique in answered {
-                state.appends.remove(&(mount, unique));
-                state.begun.remove(&(mount, unique));
-            }
-        });
-        if gone.await.is_ok() {
-            for ino in opened {
-                self.forget_unlinked(ino).await;
-            }
-        }
-    }
-
-    /// Those that an agent before has left when it died just before: nobody asks for them any more.
-    pub(super) async fn forget_all_unlinked(&self) {
-        let over: Vec<u64> = {
-            let state = self.state();
-            let nameless = state.files.values().filter(|file| {
-                let record = file.record();
-                record.clean && record.path.is_none() && record.former.is_empty()
-            });
-            nameless.map(|file| file.ino).filter(|ino| !state.is_open(*ino)).collect()
-        };
-        for ino in over {
-            self.forget_unlinked(ino).await;
-        }
-    }
-
-    /// What has no name, no reader and nothing in the store is over.
-    pub(super) async fn forget_unlinked(&self, ino: u64) {
-        let is_over = {
-            let state = self.state();
-            let file = state.files.get(&ino).map(|file| file.record());
-            file.is_some_and(|record| record.path.is_none() && record.former.is_empty())
-                && !state.is_open(ino)
-        };
-        if is_over
-            && let Ok(entry) = file_entry(ino, None)
-            && self.commit(vec![entry], move |state| state.remove(ino)).await.is_ok()
-        {
-            self.remove_data(ino).await;
-        }
-    }
-
     // ------------------------------------------------------------------ files
 
     async fn create(
@@ -367,10 +262,7 @@ impl Area {
             return match found {
                 _ if exclusive => Err(Wrong::Exists),
                 Found::Stored(Attributes { kind: Kind::Directory, .. }) => Err(Wrong::IsDirectory),
-                found => {
-                    let node = self.node(&found);
-                    self.count_open(caller, node.ino, Ok(Done::Node(node))).await
-                }
+                found => self.open_made(caller, found).await,
             };
         }
         self.is_directory(dir).await?;
@@ -381,6 +273,10 @@ impl Area {
         let record = Self::new_record(path, owner.mode, owner.uid, owner.gid);
         let file = File::new(ino, record.clone(), Some(data), 0);
         let outcome = Ok(Done::Node(file.node()));
+        let _counting = if open { Some(self.counting.lock().await) } else { None };
+        if open {
+            self.is_here(caller)?;
+        }
         let mut entries = self.result_entries(caller, &outcome)?;
         entries.push(file_entry(ino, Some(&record))?);
         let mount = caller.mount;
@@ -395,12 +291,27 @@ impl Area {
         outcome
     }
 
-    async fn set_attributes(&self, ino: u64, set: &SetAttributes) -> Outcome {
+    async fn set_attributes(&self, caller: &Caller<'_>, ino: u64, set: &SetAttributes) -> Outcome {
+        self.change_attributes(Some(caller), ino, set).await
+    }
+
+    /// `asked`: by whose request, of which the result is to be noted.
+    pub(super) async fn change_attributes(
+        &self,
+        asked: Option<&Caller<'_>>,
+        ino: u64,
+        set: &SetAttributes,
+    ) -> Outcome {
         let found = self.inode(ino).await?;
         if let Found::Stored(attributes) = &found
             && attributes.kind == Kind::Directory
         {
-            return self.set_of_directory(attributes, set).await;
+            let outcome = self.set_of_directory(attributes, set).await;
+            if let Some(caller) = asked.filter(|_| outcome.is_ok()) {
+                let entries = self.result_entries(caller, &outcome)?;
+                self.commit(entries, |_| ()).await?;
+            }
+            return outcome;
         }
         let file = self.staged(found).await?;
         if let Some(size) = set.size {
@@ -428,9 +339,14 @@ impl Area {
         record.same &= set.size.is_none();
         let record = file.noted(record);
         file.change();
-        self.put_record(&file, record).await?;
+        let outcome = Ok(Done::Node(file.node_as(&record)));
+        let beside = match asked {
+            Some(caller) => self.result_entries(caller, &outcome)?,
+            None => Vec::new(),
+        };
+        self.put_record_beside(&file, record, beside).await?;
         drop(content);
-        Ok(Done::Node(file.node()))
+        outcome
     }
 
     async fn unlink(&self, caller: &Caller<'_>, dir: u64, name: &[u8]) -> Outcome {
@@ -440,9 +356,15 @@ impl Area {
             return Err(Wrong::IsDirectory);
         }
         let file = self.staged(found).await?;
-        self.keep_for_readers(&file).await?;
         let outcome = Ok(Done::Done);
-        let content = file.content.write().await;
+        let (content, counting) = loop {
+            self.keep_for_readers(&file).await?;
+            let content = file.content.write().await;
+            let counting = self.counting.lock().await;
+            if self.is_kept_for_readers(&file, &content) {
+                break (content, counting);
+            }
+        };
         let mut record = file.record().unlinked();
         record.ctime_ns = now_ns();
         file.change();
@@ -450,12 +372,12 @@ impl Area {
         entries.push(file_entry(file.ino, Some(&record))?);
         let removed = file.clone();
         self.commit(entries, move |state| state.set(&removed, record)).await?;
-        drop(content);
+        drop((content, counting));
         self.times.names_changed(dir);
         if self.is_through() {
             self.send(&file).await?;
         }
-        self.forget_unlinked(file.ino).await;
+        self.part(&file).await;
         outcome
     }
 
@@ -463,6 +385,13 @@ impl Area {
     async fn keep_for_readers(&self, file: &Arc<File>) -> Result<(), Wrong> {
         let is_open = self.state().is_open(file.ino);
         if is_open { self.bring_here(file, None, How::All).await } else { Ok(()) }
+    }
+
+    /// It is as [`Self::keep_for_readers`] wants it, although somebody may have opened it since. To be asked by whoever has the file's
+    /// content alone, and counts: from then on nobody opens it.
+    fn is_kept_for_readers(&self, file: &File, content: &Option<Arc<std::fs::File>>) -> bool {
+        let is_all_here = content.is_some() && file.rest.is_empty();
+        is_all_here || !self.state().is_open(file.ino)
     }
 
     async fn rename(
@@ -501,9 +430,6 @@ impl Area {
             Some(there) => Some(self.staged(there).await?),
             None => None,
         };
-        if let Some(replaced) = &replaced {
-            self.keep_for_readers(replaced).await?;
-        }
         // As file systems do it for programs that write, close and rename over: a loss of power leaves the old file or the new one.
         let is_all_here = |file: &File| file.record().local && file.rest.is_over();
         let has_store_them = |file: &File| file.record().base.is_some() && file.record().same;
@@ -519,20 +445,25 @@ impl Area {
         let must_wait = self.state().gone.contains_key(&to);
         let ordered = if must_wait { Some(self.ordering.lock().await) } else { None };
         self.untangle(&file, &to).await?;
-        // What is replaced is not sent there meanwhile: its object would be taken for somebody else's.
-        let silent = match &replaced {
-            Some(replaced) => Some(replaced.turn().await),
-            None => None,
-        };
-        let content = file.content.write().await;
-        let replaced_content = match &replaced {
-            Some(replaced) => Some(replaced.content.write().await),
-            None => None,
+        let (content, replacing) = match &replaced {
+            None => (file.content.write().await, None),
+            Some(replaced) => loop {
+                self.keep_for_readers(replaced).await?;
+                // What is replaced is not sent there meanwhile: its object would be taken for somebody else's.
+                let silent = replaced.turn().await;
+                let content = file.content.write().await;
+                let replaced_content = replaced.content.write().await;
+                let counting = self.counting.lock().await;
+                if self.is_kept_for_readers(replaced, &replaced_content) {
+                    break (content, Some((silent, replaced_content, counting)));
+                }
+            },
         };
         let mut record = file.noted(file.record());
         record.durable |= made_durable && is_all_here(&file);
         record.moved(to.clone());
         record.ctime_ns = now_ns();
+        file.note_listed(false);
         file.change();
         let mut entries = self.result_entries(caller, &outcome)?;
         let mut over = None;
@@ -561,11 +492,11 @@ impl Area {
             state.set(&moved, record);
         };
         self.commit(entries, apply).await?;
-        drop((content, replaced_content, silent, ordered));
+        drop((content, replacing, ordered));
         self.times.names_changed(from_dir);
         self.times.names_changed(to_dir);
         if let Some(replaced) = &replaced {
-            self.forget_unlinked(replaced.ino).await;
+            self.part(replaced).await;
         }
         if self.is_through() {
             self.send(&file).await?;
@@ -641,3 +572,6 @@ impl Names {
         fits
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -179,6 +179,7 @@ impl Staging {
             ending_moves: tokio::sync::Mutex::default(),
             dropping: Arc::default(),
             counting: tokio::sync::Mutex::new(()),
+            parted: Mutex::default(),
             mounts: Mutex::default(),
             believed: Believed::new(match opened.is_new {
                 true => AllKnown::Now,

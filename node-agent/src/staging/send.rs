@@ -215,7 +215,7 @@ impl Area {
         };
         self.sync_disk().await?; // likewise
         failpoint::hit("agent.staging.copy");
-        let copied = self.sink.copy(&base.path, &base.version(), base.size, path, &write, condition).await;
+        let copied = self.copy_object(base, path, &write, condition).await?;
         failpoint::hit("agent.staging.copied");
         match copied {
             Ok(written) => {
@@ -229,7 +229,11 @@ impl Area {
                 | StoreError::Unsupported { .. }
                 | StoreError::Denied { .. },
             ) if is_here => self.change_record(file, |record| record.same = false).await.map(|()| false),
-            Err(StoreError::Stale { .. }) if self.rebase(file).await? => Ok(false),
+            Err(error @ (StoreError::Stale { .. } | StoreError::NotFound { .. })) => {
+                let wrong = self.store_wrong("upload", path, &error);
+                let followed = self.follow_base(file, wrong).await;
+                if file.record().conflict { Err(Wrong::Conflict) } else { followed.map(|()| false) }
+            }
             Err(error) => self.refused(file, path, &error).await.map(|()| false),
         }
     }

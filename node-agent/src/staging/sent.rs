@@ -3,9 +3,9 @@
 use super::area::Area;
 use super::file::File;
 use super::former::note_former;
-use super::late::GivenUp;
+use super::late::{Changed, GivenUp};
 use super::locks::parent;
-use super::names::{State, elsewhere_entry, file_entry};
+use super::names::{Entry, State, elsewhere_entry, file_entry};
 use super::record::{Object, Record};
 use link::writable::{Owner, Wrong};
 use std::sync::Arc;
@@ -124,7 +124,27 @@ impl Area {
         record: Record,
         given_up: &GivenUp,
     ) -> Result<(), Wrong> {
-        let (mut entries, late) = self.give_up(given_up)?;
+        let (entries, late) = self.give_up(given_up)?;
+        self.put_record_with(file, record, entries, late).await
+    }
+
+    /// As [`Self::put_record`], with what else the journal is to be told at the same time.
+    pub(super) async fn put_record_beside(
+        &self,
+        file: &Arc<File>,
+        record: Record,
+        beside: Vec<Entry>,
+    ) -> Result<(), Wrong> {
+        self.put_record_with(file, record, beside, Changed::new()).await
+    }
+
+    async fn put_record_with(
+        &self,
+        file: &Arc<File>,
+        record: Record,
+        mut entries: Vec<Entry>,
+        late: Changed,
+    ) -> Result<(), Wrong> {
         entries.push(file_entry(file.ino, Some(&record))?);
         let (elsewhere, is_noted) = file.rest.beside(record.local);
         if elsewhere.is_some() || is_noted {

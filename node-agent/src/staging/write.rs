@@ -89,7 +89,14 @@ impl Area {
         if in_order.is_some_and(|written| parts::of(written.start) != parts::of(written.end)) {
             self.advance(&file);
         }
-        Ok(Done::Written { bytes: len })
+        let outcome = Ok(Done::Written { bytes: len });
+        let is_shared = self.state().opens.get(&ino).is_some_and(|mounts| mounts.len() > 1);
+        if is_shared {
+            // Done again it would undo what programs of another mount have written since. Those of this one wait for its answer.
+            let entries = self.result_entries(caller, &outcome)?;
+            self.commit(entries, |_| ()).await?;
+        }
+        outcome
     }
 
     /// As each file system does before somebody without a right to keep them writes. Where the bytes go through its page cache
@@ -114,6 +121,7 @@ impl Area {
         offset: u64,
     ) -> Result<(), Wrong> {
         let (file, buffers) = (file.clone(), self.buffers.clone());
+        let (end, of_it) = (offset + bytes.len() as u64, file.clone());
         file.note_unwritten(bytes.len() as u64);
         let done = self.change_data(move || {
             failpoint::hit("agent.staging.write");
@@ -126,7 +134,11 @@ impl Area {
             buffers.give_back(bytes.buffer);
             written
         });
-        done.await
+        let written = done.await;
+        if written.is_err() {
+            of_it.wrote_some(offset, end);
+        }
+        written
     }
 
     /// The file of this inode, noted as one that the store does not have. Of a large one most bytes may not be here yet.

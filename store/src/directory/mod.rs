@@ -27,6 +27,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
@@ -88,6 +90,49 @@ impl Directory {
         let result = blocking(&self.tree, &question, slot, move || work(&tree)).await;
         report(meter, result)
     }
+
+    /// The same of work that moves bytes: it may take as long as it gets on.
+    async fn run_on<T: Send + 'static>(
+        &self,
+        op: &'static str,
+        work: impl FnOnce(&Tree, &Progress) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let question = self.access.question();
+        let slot = enter(&self.tree, &self.place, Lane::Upload, &question).await?;
+        let meter = Meter::start(&self.observer, op);
+        let (tree, progress) = (self.tree.clone(), Arc::new(Progress::default()));
+        let seen = progress.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            let _slot = slot;
+            work(&tree, &seen)
+        });
+        tokio::pin!(work);
+        let mut waited = question.in_time(&mut work).await;
+        let mut before = 0;
+        while waited.is_none() {
+            let now = progress.steps();
+            if now == before {
+                break;
+            }
+            before = now;
+            waited = tokio::time::timeout(question.limit(), &mut work).await.ok();
+        }
+        report(meter, ended(&self.tree, waited))
+    }
+}
+
+/// How far work on a blocking thread has come, for whoever waits for it.
+#[derive(Default)]
+struct Progress(AtomicU64);
+
+impl Progress {
+    fn step(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    fn steps(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
 }
 
 /// One directory takes at most a quarter of the slots: a thread that hangs in a network file system cannot be called
@@ -118,7 +163,16 @@ async fn blocking<T: Send + 'static>(
         let _slot = slot;
         work()
     });
-    match question.in_time(work).await {
+    let waited = question.in_time(work).await;
+    ended(tree, waited)
+}
+
+/// What came of work on a blocking thread; None: it was not waited for any longer.
+fn ended<T>(
+    tree: &Tree,
+    waited: Option<Result<Result<T, StoreError>, tokio::task::JoinError>>,
+) -> Result<T, StoreError> {
+    match waited {
         Some(Ok(result)) => result,
         Some(Err(e)) => Err(tree.unavailable("", format!("the reading thread failed: {e}"))),
         None => Err(tree.unavailable("", HANGS.into())),
@@ -460,5 +514,37 @@ mod tests {
         assert_eq!(settles_in(coarse, coarse + S / 2), ms(1500));
         assert_eq!(settles_in(coarse, coarse + 2 * S), ms(0));
         assert_eq!(settles_in(i64::MAX, i64::MIN), ms(50));
+    }
+
+    #[tokio::test]
+    async fn what_gets_on_is_waited_for_and_what_hangs_is_not() {
+        let at = tempfile::tempdir().unwrap();
+        let store_timeout = Duration::from_millis(200);
+        let spec = volume::VolumeSpec {
+            id: volume::VolumeId::parse("v").unwrap(),
+            source: volume::SourceUrl::Dir { path: at.path().to_owned() },
+            parameters: volume::Parameters { store_timeout, ..volume::Parameters::default() },
+        };
+        let access = Access::fixed(&spec, volume::Credentials::anonymous());
+        let limits = Limits::new(crate::LimitsConfig::default());
+        let directory =
+            Directory::new(at.path().to_owned(), access, "readers", &limits, Arc::new(crate::NoObserver));
+        let step = store_timeout / 4;
+        let moves = directory.run_on("put", move |_, progress| {
+            for _ in 0..20 {
+                std::thread::sleep(step);
+                progress.step();
+            }
+            Ok(7)
+        });
+        assert_eq!(moves.await.unwrap(), 7, "five times as long as it may take to answer");
+        let (goes_on, ends) = std::sync::mpsc::channel::<()>();
+        let hangs = directory.run_on("put", move |_, progress| {
+            progress.step();
+            let _ = ends.recv();
+            Ok(7)
+        });
+        assert!(matches!(hangs.await, Err(StoreError::Unavailable { .. })));
+        drop(goes_on);
     }
 }

@@ -4,8 +4,7 @@
 //! through this module; whoever writes past it between the look and the rename is found out afterwards, where the file
 //! system can exchange two names, and put back.
 
-use super::{Directory, RESOLVE, Tree, is_segments, modified_ns, version};
-use crate::dispatch::Lane;
+use super::{Directory, Progress, RESOLVE, Tree, is_segments, modified_ns, version};
 use crate::sink::{
     Attributes, Body, Condition, Leftover, Part, Seen, Sink, SinkLimits, Upload, Write, WriteId, Written,
 };
@@ -13,10 +12,11 @@ use crate::{StoreError, Version};
 use async_trait::async_trait;
 use crc_fast::{CrcAlgorithm, Digest};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RawMode, RenameFlags, Stat, Timespec, Timestamps, XattrFlags,
+    AtFlags, FileType, Mode, OFlags, RawDir, RawMode, RenameFlags, Stat, Timespec, Timestamps, XattrFlags,
 };
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
@@ -27,6 +27,12 @@ pub(super) struct DirectorySink(pub(super) Directory);
 const TEMPORARY: &str = ".millpond-";
 const WRITE: &str = "user.millpond.write";
 const COPY_BYTES: usize = 1 << 20;
+/// So much is copied at once by the kernel, bytes.
+const COPY_STEP: usize = 64 << 20;
+/// So much is written before it is brought to the disk: whoever waits sees that it gets on, bytes.
+const SYNC_STEP: u64 = 256 << 20;
+/// Nobody goes on with a file beside its place that has not changed for so long.
+const LEFT_AFTER: Duration = Duration::from_secs(20 * 60);
 /// Of a new file of which nobody has said it.
 const MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
@@ -190,6 +196,26 @@ impl Tree {
         Ok(Some(written))
     }
 
+    fn withdraw(
+        &self,
+        place: &Place<'_>,
+        id: WriteId,
+        condition: Option<&Condition>,
+    ) -> Result<(), StoreError> {
+        let made = match condition {
+            Some(condition) => match self.made_before(place, id, condition) {
+                Err(StoreError::Conflict { .. }) => return Ok(()), // what somebody else had made is back in its place
+                made => made?,
+            },
+            None => self.made(place, id)?,
+        };
+        match made {
+            // Where it was made, what lies beside it may be what somebody else had made meanwhile.
+            Some(_) => Ok(()),
+            None => self.remove(place, &temporary(id)),
+        }
+    }
+
     /// `fill` writes the bytes.
     fn make(
         &self,
@@ -222,6 +248,42 @@ impl Tree {
         self.sync_directory(place)?;
         let made = rustix::fs::fstat(&file).map_err(fail)?;
         Ok(Written { version: version(&made), confirmed: true })
+    }
+
+    /// What writes have left in this directory that have not gone on for so long. True: nothing else is in it.
+    fn remove_temporaries(&self, path: &[u8], idle: Duration) -> Result<bool, StoreError> {
+        let fail = |e| self.failed(path, e);
+        let dir = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let mut buffer = [MaybeUninit::uninit(); 32 << 10];
+        let mut names = RawDir::new(&dir, &mut buffer);
+        let mut left = Vec::new();
+        while let Some(found) = names.next() {
+            let name = found.map_err(fail)?.file_name().to_bytes().to_vec();
+            if matches!(&name[..], b"." | b"..") {
+                continue;
+            }
+            if !is_temporary(&name) {
+                return Ok(false);
+            }
+            left.push(name);
+        }
+        for name in left {
+            let name = OsStr::from_bytes(&name);
+            let about = match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => continue,
+                about => about.map_err(fail)?,
+            };
+            // Of a clock that was set back nothing is known.
+            if now.tv_sec.saturating_sub(about.st_ctime) < idle.as_secs() as i64 {
+                return Ok(false);
+            }
+            match rustix::fs::unlinkat(&dir, name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => return Err(fail(error)),
+            }
+        }
+        Ok(true)
     }
 
     /// Renames what lies beside its place into it.
@@ -274,10 +336,11 @@ impl Tree {
     }
 
     /// Whether what the disk gives back is what was written is known when all of it was read, before it has its name.
-    fn fill(&self, path: &[u8], body: &Body, to: &OwnedFd) -> Result<(), StoreError> {
+    fn fill(&self, path: &[u8], body: &Body, to: &OwnedFd, progress: &Progress) -> Result<(), StoreError> {
         let damaged = |why: String| StoreError::Damaged { what: self.what(path), why };
         let mut crc = Digest::new(CrcAlgorithm::Crc32Iscsi);
         let (mut buffer, mut at) = (Vec::with_capacity(COPY_BYTES), body.range.start);
+        let mut written = WrittenBack::default();
         while at < body.range.end {
             buffer.clear();
             let mut read = || rustix::io::pread(&*body.file, rustix::buffer::spare_capacity(&mut buffer), at);
@@ -290,6 +353,8 @@ impl Tree {
             crc.update(&buffer);
             write_all(to, &buffer).map_err(|e| self.failed(path, e))?;
             at += buffer.len() as u64;
+            progress.step();
+            written.add(buffer.len() as u64, to).map_err(|e| self.failed(path, e))?;
         }
         let found = crc.finalize();
         match found == u64::from(body.crc32c) {
@@ -308,17 +373,22 @@ impl Tree {
         wanted: &Version,
         from: &OwnedFd,
         to: &OwnedFd,
+        progress: &Progress,
     ) -> Result<(), StoreError> {
         let (mut offset, fail) = (0, |e| self.failed(path, e));
+        let mut written = WrittenBack::default();
         loop {
             let copied = rustix::io::retry_on_intr(|| {
-                rustix::fs::copy_file_range(from, Some(&mut offset), to, None, 1 << 30)
+                rustix::fs::copy_file_range(from, Some(&mut offset), to, None, COPY_STEP)
             });
             match copied {
                 Ok(0) => break,
-                Ok(_) => {}
+                Ok(copied) => {
+                    progress.step();
+                    written.add(copied as u64, to).map_err(fail)?;
+                }
                 Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) if offset == 0 => {
-                    return self.duplicate_by_reading(path, wanted, from, to);
+                    return self.duplicate_by_reading(path, wanted, from, to, progress);
                 }
                 Err(error) => return Err(fail(error)),
             }
@@ -332,8 +402,10 @@ impl Tree {
         wanted: &Version,
         from: &OwnedFd,
         to: &OwnedFd,
+        progress: &Progress,
     ) -> Result<(), StoreError> {
         let (mut buffer, mut at, fail) = (vec![0; COPY_BYTES], 0, |e| self.failed(path, e));
+        let mut written = WrittenBack::default();
         loop {
             let read =
                 rustix::io::retry_on_intr(|| rustix::io::pread(from, &mut buffer, at)).map_err(fail)?;
@@ -342,6 +414,8 @@ impl Tree {
             }
             write_all(to, &buffer[..read]).map_err(fail)?;
             at += read as u64;
+            progress.step();
+            written.add(read as u64, to).map_err(fail)?;
         }
     }
 
@@ -351,6 +425,23 @@ impl Tree {
             true => Ok(()),
             false => Err(StoreError::Stale { what: self.what(path) }),
         }
+    }
+}
+
+/// Brings a long file to the disk step by step: its last fsync(2) would seem to hang.
+#[derive(Default)]
+struct WrittenBack {
+    since: u64,
+}
+
+impl WrittenBack {
+    fn add(&mut self, bytes: u64, to: &OwnedFd) -> Result<(), Errno> {
+        self.since += bytes;
+        if self.since < SYNC_STEP {
+            return Ok(());
+        }
+        self.since = 0;
+        rustix::fs::fdatasync(to)
     }
 }
 
@@ -418,11 +509,11 @@ impl Sink for DirectorySink {
         condition: &Condition,
     ) -> Result<Written, StoreError> {
         let (path, body, write, condition) = (path.to_vec(), body.clone(), *write, condition.clone());
-        let work = move |tree: &Tree| {
+        let work = move |tree: &Tree, progress: &Progress| {
             let place = tree.place(&path)?;
-            tree.make(&place, &write, &condition, |file| tree.fill(&path, &body, file))
+            tree.make(&place, &write, &condition, |file| tree.fill(&path, &body, file, progress))
         };
-        self.0.run_in(Lane::Upload, "put", self.0.access.question(), work).await
+        self.0.run_on("put", work).await
     }
 
     async fn begin(&self, path: &[u8], _: &Write) -> Result<Upload, StoreError> {
@@ -438,15 +529,24 @@ impl Sink for DirectorySink {
         Err(StoreError::not_found(&self.0.tree.what(&upload.path)))
     }
 
-    /// What a write that was given up has left beside its place.
     async fn abandon(&self, upload: &Upload) -> Result<(), StoreError> {
-        let (path, id) = (upload.path.clone(), upload.write);
+        self.withdraw(&upload.path, upload.write, None).await
+    }
+
+    /// What lies beside its place.
+    async fn withdraw(
+        &self,
+        path: &[u8],
+        id: WriteId,
+        condition: Option<&Condition>,
+    ) -> Result<(), StoreError> {
+        let (path, condition) = (path.to_vec(), condition.cloned());
         let work = move |tree: &Tree| match tree.place(&path) {
-            Ok(place) => tree.remove(&place, &temporary(id)),
+            Ok(place) => tree.withdraw(&place, id, condition.as_ref()),
             Err(StoreError::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
         };
-        self.0.run("abandon", self.0.access.question(), work).await
+        self.0.run("delete", self.0.access.question(), work).await
     }
 
     async fn leftovers(&self, _: Duration) -> Result<Vec<Leftover>, StoreError> {
@@ -490,16 +590,18 @@ impl Sink for DirectorySink {
     ) -> Result<Written, StoreError> {
         let (from, to, wanted) = (from.to_vec(), to.to_vec(), version.clone());
         let (write, condition) = (*write, condition.clone());
-        let work = move |tree: &Tree| {
+        let work = move |tree: &Tree, progress: &Progress| {
             let place = tree.place(&to)?;
             // A second attempt finds its source gone, or another, where it is its own target.
             if let Some(written) = tree.made_before(&place, write.id, &condition)? {
                 return Ok(written);
             }
             let source = tree.open_file(&from, &wanted)?.file;
-            tree.make(&place, &write, &condition, |file| tree.duplicate(&from, &wanted, &source, file))
+            tree.make(&place, &write, &condition, |file| {
+                tree.duplicate(&from, &wanted, &source, file, progress)
+            })
         };
-        self.0.run_in(Lane::Upload, "copy", self.0.access.question(), work).await
+        self.0.run_on("copy", work).await
     }
 
     async fn make_dir(&self, path: &[u8], write: &Write) -> Result<(), StoreError> {
@@ -533,12 +635,48 @@ impl Sink for DirectorySink {
         let path = path.to_vec();
         let work = move |tree: &Tree| {
             let place = tree.place(&path)?;
-            match rustix::fs::unlinkat(&place.parent, place.name, AtFlags::REMOVEDIR) {
+            let removed = || rustix::fs::unlinkat(&place.parent, place.name, AtFlags::REMOVEDIR);
+            match removed() {
+                // Nobody is shown what else is in it.
+                Err(Errno::NOTEMPTY | Errno::EXIST) if tree.remove_temporaries(&path, LEFT_AFTER)? => {
+                    removed().map_err(|e| tree.failed(&path, e))?;
+                    tree.sync_directory(&place)
+                }
                 Ok(()) => tree.sync_directory(&place),
                 Err(Errno::NOENT) => Ok(()),
                 Err(error) => Err(tree.failed(&path, error)),
             }
         };
         self.0.run("delete", self.0.access.question(), work).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::sync::OnceLock;
+
+    /// A node that is gone has left it, with all that it knew.
+    #[test]
+    fn a_directory_with_nothing_in_it_but_what_a_dead_writer_has_left_can_be_removed() {
+        let at = tempfile::tempdir().unwrap();
+        let dir = at.path().join("dir");
+        fs::create_dir(&dir).unwrap();
+        let left = |n: u8| dir.join(temporary(WriteId::new([n; 16])));
+        fs::write(left(1), "half").unwrap();
+        let tree = Tree { path: at.path().to_owned(), root: OnceLock::new() };
+        assert!(!tree.remove_temporaries(b"dir", LEFT_AFTER).unwrap(), "it may be going on");
+        assert!(left(1).exists());
+        fs::write(dir.join("theirs"), "all").unwrap();
+        assert!(!tree.remove_temporaries(b"dir", Duration::ZERO).unwrap());
+        assert!(left(1).exists() && dir.join("theirs").exists());
+        fs::remove_file(dir.join("theirs")).unwrap();
+        fs::write(left(2), "half").unwrap();
+        assert!(tree.remove_temporaries(b"dir", Duration::ZERO).unwrap());
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+        let linked = dir.join(temporary(WriteId::new([3; 16])));
+        std::os::unix::fs::symlink(at.path(), &linked).unwrap();
+        assert!(tree.remove_temporaries(b"dir", Duration::ZERO).unwrap() && at.path().exists());
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use store::{
     Abilities, Access, Attributes, Condition, Kind, Limits, LimitsConfig, NoObserver, Sink, Source,
-    StoreError, Upload, Write,
+    StoreError, Write,
 };
 use volume::{Credentials, Parameters, SourceUrl, VolumeId, VolumeSpec};
 
@@ -85,8 +85,18 @@ async fn what_a_write_that_died_has_left_is_nobodys_file() {
     holds(&*source, "f", &written, &bytes).await;
     assert!(!beside.exists());
     fs::write(&beside, "half").unwrap();
-    sink.abandon(&Upload { path: b"f".to_vec(), id: String::new(), write: write.id }).await.unwrap();
-    assert!(!beside.exists());
+    // It has come to pass: what lies beside it may be what somebody else had written meanwhile.
+    sink.withdraw(b"f", write.id, None).await.unwrap();
+    assert!(beside.exists());
+    sink.withdraw(b"f", write.id, Some(&Condition::Absent)).await.unwrap();
+    assert!(!beside.exists() && root.join("f").exists());
+    for path in ["f", "new", "no/such/directory/f"] {
+        let other = id();
+        let beside = root.join(format!(".millpond-{other}"));
+        fs::write(&beside, "half").unwrap();
+        sink.withdraw(path.as_bytes(), other, Some(&Condition::Absent)).await.unwrap();
+        assert_eq!(beside.exists(), path.starts_with("no/"));
+    }
 }
 
 #[tokio::test]

@@ -3,10 +3,10 @@
 use super::life::Life;
 use super::trace::trace;
 use crate::lock::lock;
+use crate::staging::testing::bring_write;
 use crate::staging::{Caller, Executed};
 use anyhow::{Result, bail, ensure};
 use cache::meta::ROOT;
-use fuse_abi::{InHeader, WriteIn};
 use inflight::{Inflight, Room};
 use link::Cause;
 use link::broker::MountId;
@@ -144,6 +144,12 @@ enum Act {
         ino: u64,
     },
     OpenShared,
+    /// Somebody else has made it.
+    FindShared,
+    /// As a kernel that has looked it up anew.
+    OpenSharedAgain {
+        ino: u64,
+    },
     AppendShared,
     SyncShared,
     MakeEmpty {
@@ -180,6 +186,8 @@ pub(super) struct Client {
     /// Empty directories in its own: is it there? None: nobody knows.
     empty: BTreeMap<String, Option<bool>>,
     shared: Option<u64>,
+    /// It is there, and this program does not have it open yet.
+    found_shared: Option<u64>,
     /// Records that were appended, and those of them that are safe.
     appended: BTreeSet<u64>,
     safe_records: BTreeSet<u64>,
@@ -219,6 +227,7 @@ impl Client {
             kept: BTreeSet::new(),
             empty: BTreeMap::new(),
             shared: None,
+            found_shared: None,
             appended: BTreeSet::new(),
             safe_records: BTreeSet::new(),
             doubtful: BTreeSet::new(),
@@ -251,6 +260,7 @@ impl Client {
             self.may_have(&act);
         }
         (self.dir, self.shared, self.has_lost) = (None, None, true);
+        self.found_shared = None;
         self.unlinked.clear();
     }
 
@@ -389,27 +399,7 @@ impl Client {
             }
             _ => return,
         };
-        let len = InHeader::BYTES + WriteIn::BYTES + bytes.len();
-        let header = InHeader {
-            len: len as u32,
-            opcode: fuse_abi::opcode::WRITE,
-            unique,
-            nodeid: 2,
-            uid: 0,
-            gid: 0,
-            pid: 1,
-            total_extlen: 0,
-            padding: 0,
-        };
-        let write = WriteIn { offset: offset as u64, size: bytes.len() as u32, flags, ..WriteIn::default() };
-        let all = [&header.to_bytes()[..], &write.to_bytes()[..], bytes].concat();
-        let stage = self.inflight.acquire_stage().expect("each has one request at a time");
-        // SAFETY: the buffer is no shorter than the longest request.
-        unsafe { std::ptr::copy_nonoverlapping(all.as_ptr(), self.inflight.stage_pointer(stage), all.len()) };
-        let slot = self.inflight.put(stage, &header).expect("likewise");
-        self.inflight.commit_stage(stage, unique);
-        self.inflight.park(slot, unique);
-        self.inflight.release_stage(stage);
+        bring_write(&self.inflight, unique, offset as u64, bytes, flags);
     }
 
     fn record(&self, number: u64) -> Vec<u8> {
@@ -488,6 +478,8 @@ impl Client {
                 exclusive: false,
                 open: true,
             },
+            Act::FindShared => Operation::Lookup { parent: ROOT, name: name("shared") },
+            Act::OpenSharedAgain { ino } => Operation::Open { ino: *ino, write: true },
             Act::AppendShared => Operation::Write { ino: self.shared.unwrap() },
             Act::SyncShared => Operation::Sync { ino: self.shared.unwrap(), closing: false },
             Act::MakeEmpty { name: new } => {
@@ -517,7 +509,10 @@ impl Client {
             ensure!(
                 first.as_ref().map(|(done, _)| done) == second.as_ref().map(|(done, _)| done)
                     || life.plan.hangs && (is_unavailable(&first) || is_unavailable(&second))
-                    || matches!(act, Act::Sync { .. } | Act::SyncShared | Act::FindDirectory),
+                    || matches!(
+                        act,
+                        Act::Sync { .. } | Act::SyncShared | Act::FindDirectory | Act::FindShared
+                    ),
                 "{act:?} asked twice: {first:?}, {second:?}"
             );
             second
@@ -536,6 +531,7 @@ impl Client {
             Err(Wrong::Cause(Cause::Unavailable)) if life.plan.fails() => {
                 self.failed(life, executed, act).await
             }
+            Err(Wrong::Cause(Cause::Stale)) if matches!(act, Act::OpenShared) => Ok(()), // somebody else has made it
             // Of one before that was done and failed all the same.
             Err(Wrong::Exists) if matches!(act, Act::MakeDirectory) => Ok(()),
             Err(wrong @ (Wrong::Exists | Wrong::Cause(Cause::NotFound))) => match act {
@@ -589,7 +585,8 @@ impl Client {
                 Ok(())
             }
             _ if !life.plan.hangs => bail!("{act:?} is not the store's"),
-            Act::FindDirectory | Act::OpenShared | Act::Open { .. } => Ok(()),
+            Act::FindDirectory | Act::Open { .. } => Ok(()),
+            Act::OpenShared | Act::FindShared | Act::OpenSharedAgain { .. } => Ok(()),
             // Nobody asks for it again.
             Act::Close { .. } => self.done(life, act, Done::Done),
             Act::Create { name } => {
@@ -728,6 +725,9 @@ impl Client {
                 self.unlinked.retain(|known| known.is_open);
             }
             (Act::OpenShared, Done::Node(node)) => self.shared = Some(node.ino),
+            (Act::FindShared, Done::Node(node)) => self.found_shared = Some(node.ino),
+            (Act::FindShared, Done::Absent) => {}
+            (Act::OpenSharedAgain { ino }, Done::Done) => self.shared = Some(ino),
             (Act::AppendShared, Done::Written { bytes }) => {
                 ensure!(bytes as usize == RECORD);
                 self.appended.insert(self.next_record - 1);
@@ -755,7 +755,11 @@ impl Client {
             return if self.rng.random() { Act::FindDirectory } else { Act::MakeDirectory };
         }
         if self.shared.is_none() {
-            return Act::OpenShared;
+            return match self.found_shared {
+                Some(ino) => Act::OpenSharedAgain { ino },
+                None if self.rng.random() => Act::FindShared,
+                None => Act::OpenShared,
+            };
         }
         let name = format!("f{}", self.rng.random_range(0..NAMES));
         let open: Vec<u64> = self.open().collect();

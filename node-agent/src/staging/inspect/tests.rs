@@ -1,237 +1,19 @@
 //! What people see and do of an area that operations have made, at a store that a test directs.
 
 use super::super::discard::Discarded;
-use super::super::executed::Executed;
 use super::super::staged::{StagedState, lies_at_or_below};
-use super::super::{Area, Caller, Staging};
+use super::super::testing::{Does, Node, SOON, until};
 use super::*;
-use crate::state::StateDir;
-use crate::testing::scope_over;
-use crate::volumes::scope::Scope;
 use cache::meta::ROOT;
-use inflight::{Inflight, Room};
 use link::MountSpec;
-use link::broker::MountId;
-use link::writable::{Done, Operation, Owner};
+use link::writable::{Done, Operation};
 use std::fs;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use store::{
-    Body, ByteStream, Condition, Entry, Leftover, Page, Part, Seen, Sink, SinkLimits, Source, StoreError,
-    Upload, Version, Write, Written,
-};
-use tokio::sync::watch;
-use volume::{Parameters, ScopeId, SourceUrl, VolumeSpec, WriteMode};
 
 const LIMIT: Duration = Duration::from_secs(20);
-const SOON: Duration = Duration::from_secs(60);
-const MOUNT: MountId = MountId(1);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Does {
-    Takes,
-    Refuses,
-    /// Gives no answer to what would change it.
-    Hangs,
-}
-
-/// A directory that takes what is written, or not.
-#[derive(Clone, Debug)]
-struct Gate {
-    source: Arc<dyn Source>,
-    sink: Arc<dyn Sink>,
-    does: watch::Receiver<Does>,
-}
-
-impl Gate {
-    async fn pass(&self, path: &[u8]) -> Result<(), StoreError> {
-        if path.starts_with(b".millpond-probe-") {
-            return Ok(());
-        }
-        let mut does = self.does.clone();
-        let met = *does.wait_for(|does| *does != Does::Hangs).await.expect("the test goes on");
-        match met {
-            Does::Refuses => Err(StoreError::Full { what: "the store".into(), why: "no room".into() }),
-            Does::Takes | Does::Hangs => Ok(()),
-        }
-    }
-}
-
-#[async_trait::async_trait]
-impl Source for Gate {
-    async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
-        self.source.list(dir, token).await
-    }
-    async fn head(&self, path: &[u8]) -> Result<Option<Entry>, StoreError> {
-        self.source.head(path).await
-    }
-    async fn get(&self, path: &[u8], version: &Version, range: Range<u64>) -> Result<ByteStream, StoreError> {
-        self.source.get(path, version, range).await
-    }
-    async fn check(&self, limit: Duration) -> Result<(), StoreError> {
-        self.source.check(limit).await
-    }
-    fn sink(&self) -> Option<Arc<dyn Sink>> {
-        Some(Arc::new(self.clone()))
-    }
-}
-
-#[async_trait::async_trait]
-impl Sink for Gate {
-    fn limits(&self) -> SinkLimits {
-        self.sink.limits()
-    }
-    async fn put(
-        &self,
-        path: &[u8],
-        body: &Body,
-        write: &Write,
-        is: &Condition,
-    ) -> Result<Written, StoreError> {
-        self.pass(path).await?;
-        self.sink.put(path, body, write, is).await
-    }
-    async fn begin(&self, path: &[u8], write: &Write) -> Result<Upload, StoreError> {
-        self.pass(path).await?;
-        self.sink.begin(path, write).await
-    }
-    async fn part(&self, upload: &Upload, number: u32, body: &Body) -> Result<Part, StoreError> {
-        self.sink.part(upload, number, body).await
-    }
-    async fn complete(&self, upload: &Upload, parts: &[Part], is: &Condition) -> Result<Written, StoreError> {
-        self.sink.complete(upload, parts, is).await
-    }
-    async fn abandon(&self, upload: &Upload) -> Result<(), StoreError> {
-        self.sink.abandon(upload).await
-    }
-    async fn leftovers(&self, age: Duration) -> Result<Vec<Leftover>, StoreError> {
-        self.sink.leftovers(age).await
-    }
-    async fn look(&self, path: &[u8]) -> Result<Option<Seen>, StoreError> {
-        self.sink.look(path).await
-    }
-    async fn delete(&self, path: &[u8], is: &Condition) -> Result<(), StoreError> {
-        self.pass(path).await?;
-        self.sink.delete(path, is).await
-    }
-    async fn copy(
-        &self,
-        from: &[u8],
-        version: &Version,
-        size: u64,
-        to: &[u8],
-        write: &Write,
-        is: &Condition,
-    ) -> Result<Written, StoreError> {
-        self.pass(from).await?;
-        self.sink.copy(from, version, size, to, write, is).await
-    }
-    async fn make_dir(&self, path: &[u8], write: &Write) -> Result<(), StoreError> {
-        self.sink.make_dir(path, write).await
-    }
-    async fn remove_dir(&self, path: &[u8]) -> Result<(), StoreError> {
-        self.sink.remove_dir(path).await
-    }
-}
-
-/// A node with one volume.
-struct Node {
-    dir: tempfile::TempDir,
-    does: watch::Sender<Does>,
-    staging: Arc<Staging>,
-    numbers: Arc<StateDir>,
-    scope: Option<Arc<Scope>>,
-    spec: VolumeSpec,
-    unique: AtomicU64,
-    inflight: Inflight,
-    executed: Executed,
-}
 
 impl Node {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let at = dir.path().join("store");
-        fs::create_dir(&at).unwrap();
-        let source = SourceUrl::parse(&format!("file://{}", at.display())).unwrap();
-        let parameters = Parameters {
-            access: volume::Access::ReadWrite,
-            write_mode: WriteMode::Back,
-            ..Parameters::default()
-        };
-        let spec = VolumeSpec { id: VolumeId::parse("v").unwrap(), source, parameters };
-        let inflight = Inflight::map(Inflight::create(Room::ReadWrite).unwrap()).unwrap();
-        let numbers = Arc::new(StateDir::open(&dir.path().join("state")).unwrap());
-        Self {
-            staging: Arc::new(Staging::new(dir.path().join("staging"), Duration::from_secs(60))),
-            does: watch::Sender::new(Does::Refuses),
-            numbers,
-            scope: None,
-            spec,
-            unique: AtomicU64::new(1),
-            inflight,
-            executed: Executed::default(),
-            dir,
-        }
-    }
-
-    fn store(&self, name: &str) -> std::path::PathBuf {
-        self.dir.path().join("store").join(name)
-    }
-
-    async fn area(&mut self) -> Arc<Area> {
-        let scope = match &self.scope {
-            Some(scope) => scope.clone(),
-            None => {
-                let open = |access| {
-                    let limits = Arc::new(store::Limits::new(store::LimitsConfig::default()));
-                    let source = store::open(&self.spec, access, limits, Arc::new(store::NoObserver))?;
-                    let sink = source.sink().expect("a directory can be written to");
-                    Ok(Arc::new(Gate { source, sink, does: self.does.subscribe() }) as Arc<dyn Source>)
-                };
-                let id = ScopeId::parse(&"0a".repeat(16)).unwrap();
-                let (scope, changes) = scope_over(self.dir.path(), id, self.numbers.clone(), open);
-                drop(changes);
-                self.scope = Some(scope.clone());
-                scope
-            }
-        };
-        let area = self.staging.open(&self.spec, &scope, &self.numbers).await.unwrap();
-        area.join(MOUNT, &self.executed);
-        area
-    }
-
-    async fn does(&self, area: &Area, operation: Operation) -> Done {
-        let area = area.me.upgrade().unwrap();
-        let caller = Caller {
-            mount: MOUNT,
-            unique: self.unique.fetch_add(1, Ordering::Relaxed),
-            waits: &|_| false,
-            inflight: &self.inflight,
-            read_only: false,
-        };
-        area.execute(&caller, &self.executed, operation).await.unwrap().0
-    }
-
-    /// As a program does, but for the way that the bytes come.
-    async fn write(&self, area: &Area, name: &str, text: &[u8], keep_open: bool) -> u64 {
-        let (parent, name) = (ROOT, name.as_bytes().to_vec());
-        let owner = Owner { uid: 0, gid: 0, mode: 0o644 };
-        let made =
-            self.does(area, Operation::Create { parent, name, owner, exclusive: false, open: true }).await;
-        let Done::Node(node) = made else { panic!("{made:?}") };
-        let file = area.to_change(node.ino).await.unwrap();
-        let data = file.content.read().await.clone().unwrap();
-        data.write_all_at(text, 0).unwrap();
-        file.wrote(0, text.len() as u64);
-        drop(file);
-        if !keep_open {
-            self.does(area, Operation::Close { ino: node.ino }).await;
-        }
-        node.ino
-    }
-
     async fn list(&self) -> Inspected {
         match self.staging.inspect(&self.spec.id, LIMIT).await {
             Looked::Area(area) => *area,
@@ -258,23 +40,6 @@ impl Node {
         all.resize(end.size as usize, 0);
         (all, end.changed)
     }
-
-    /// The last mount goes, and with it what this process knows of the area.
-    async fn close(&mut self, area: Arc<Area>) {
-        area.leave(MOUNT).await;
-        let weak = Arc::downgrade(&area);
-        drop(area);
-        until(|| weak.strong_count() == 0).await;
-    }
-}
-
-async fn until(done: impl Fn() -> bool) {
-    let wait = async {
-        while !done() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(SOON, wait).await.expect("it comes to pass");
 }
 
 fn names(area: &Inspected) -> Vec<(&str, StagedState)> {
