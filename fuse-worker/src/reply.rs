@@ -147,10 +147,10 @@ impl Reply {
     }
 
     /// A name that is new, and open.
-    pub(crate) fn created(self, entry: &Entry, handle: u64, flags: u32) {
+    pub(crate) fn created(self, entry: &Entry, handle: u64, flags: u32) -> Delivery {
         let opened = OpenOut { fh: handle, open_flags: flags, backing_id: 0 };
         let body = [&entry_out(entry).to_bytes()[..], &opened.to_bytes()].concat();
-        self.send(0, &body);
+        self.send(0, &body)
     }
 
     pub(crate) fn written(self, bytes: u32) {

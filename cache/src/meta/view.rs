@@ -53,6 +53,15 @@ impl Question<'_> {
     }
 }
 
+/// Where a listing goes on.
+#[derive(Clone, Copy)]
+enum After<'a> {
+    Nothing,
+    /// After the name of this inode.
+    Inode(u64),
+    Name(&'a [u8]),
+}
+
 /// What a question found of a directory.
 enum Part {
     /// All that was asked for, or as much as there was time for.
@@ -227,6 +236,25 @@ impl View {
         after: Option<u64>,
         each: &mut dyn FnMut(&[u8], &Attributes) -> bool,
     ) -> Result<Option<()>, MetaError> {
+        self.read_dir_from(dir, after.map_or(After::Nothing, After::Inode), each)
+    }
+
+    /// The same after this name, which need not be there any more.
+    pub fn read_dir_after_name(
+        &self,
+        dir: u64,
+        name: &[u8],
+        each: &mut dyn FnMut(&[u8], &Attributes) -> bool,
+    ) -> Result<Option<()>, MetaError> {
+        self.read_dir_from(dir, After::Name(name), each)
+    }
+
+    fn read_dir_from(
+        &self,
+        dir: u64,
+        after: After<'_>,
+        each: &mut dyn FnMut(&[u8], &Attributes) -> bool,
+    ) -> Result<Option<()>, MetaError> {
         let (mut name, mut shown) = (Vec::new(), false);
         // Names that are not shown may be many: of a listing that is being stored, and of those before.
         let mut passed = Vec::new();
@@ -260,7 +288,7 @@ impl View {
         &self,
         question: &Question<'_>,
         dir: u64,
-        after: Option<u64>,
+        after: After<'_>,
         passed: &mut Vec<u8>,
         each: &mut dyn FnMut(&[u8], &Attributes) -> bool,
     ) -> Result<Part, MetaError> {
@@ -271,8 +299,9 @@ impl View {
         let start = match after {
             _ if !passed.is_empty() => passed.clone(),
             // No name is empty but the root's own, which has parent 0.
-            None => dir.to_be_bytes().to_vec(),
-            Some(ino) => match self.tables.key_of(txn, ino)? {
+            After::Nothing => dir.to_be_bytes().to_vec(),
+            After::Name(name) => [&dir.to_be_bytes()[..], name].concat(),
+            After::Inode(ino) => match self.tables.key_of(txn, ino)? {
                 Some(key) if split_key(key)?.0 == dir => key.to_vec(),
                 _ => return Err(MetaError::UnknownInode(ino)),
             },

@@ -4,16 +4,18 @@ use crate::operators::{json, millpond};
 use crate::promises::errno;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, Mounted, Node, secrets};
+use e2e::node::{AgentOptions, FaultyDisk, Mounted, Node, secrets};
 use e2e::scenario::ended::{Ending, end};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 use testkit::content;
+use testkit::fault_fs::{Call, DiskFaults};
 use testkit::faults::{Fault, Rule, Script};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -85,6 +87,43 @@ fn to(node: &Node, name: &str) -> Result<(PathBuf, String)> {
     let dir = node.places().root().join(name);
     let text = dir.to_str().context("a path of ours")?.to_owned();
     Ok((dir, text))
+}
+
+/// The kernel sends no RELEASE for what it has not opened.
+#[test]
+fn who_is_killed_while_a_file_is_opened_leaves_it_open_to_nobody() -> Result<()> {
+    let hang_limit = Some(Duration::from_secs(30));
+    let mut node = Node::start(AgentOptions { hang_limit, ..AgentOptions::default() })?;
+    node.stop_agent()?;
+    let uid = node.options().uid;
+    let disk = FaultyDisk::of_staging(node.places(), uid)?;
+    node.start_agent()?;
+    let mounted = back(&mut node, "killed")?;
+    refuse_writes(&node)?;
+    let path = mounted.target.join("a");
+    write_sync(&path, b"hello")?;
+    wait_closed(&node, mounted.id.as_str())?;
+    disk.set(&DiskFaults { hangs: Call::ALL.to_vec(), ..DiskFaults::default() })?;
+    let start = |program: &str, name: &str| -> Result<Child> {
+        let mut command = Command::new(program);
+        Ok(command.arg(mounted.target.join(name)).stdout(Stdio::null()).spawn()?)
+    };
+    let mut programs = [start("cat", "a")?, start("touch", "new")?];
+    let waits = |program: &Child| {
+        let at = fs::read_to_string(format!("/proc/{}/wchan", program.id()));
+        at.is_ok_and(|at| at.contains("request_wait_answer"))
+    };
+    let all_wait = wait_until(PATIENCE, || programs.iter().all(waits));
+    for program in &mut programs {
+        program.kill()?;
+        ensure!(program.wait()?.signal() == Some(9), "it ends although the disk hangs");
+    }
+    ensure!(all_wait, "they do not wait for the agent");
+    disk.set(&DiskFaults::default())?;
+    let opened = wait_until(PATIENCE, || fs::read(&path).is_ok_and(|read| read == b"hello"));
+    ensure!(opened, "{:?}", fs::read(&path));
+    wait_closed(&node, mounted.id.as_str())?;
+    node.finish()
 }
 
 #[test]

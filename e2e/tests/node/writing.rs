@@ -147,7 +147,7 @@ fn pods_that_make_open_and_remove_one_name_at_once_are_told_no_error() -> Result
         for round in 0..ROUNDS {
             barrier.wait();
             let done = match number {
-                3 => remove(&path).map(|is_removed| drop(removed.fetch_add(u32::from(is_removed), Relaxed))),
+                3 => remove(&path).map(|is_removed| _ = removed.fetch_add(u32::from(is_removed), Relaxed)),
                 _ => open_and_write(&path, number),
             };
             failed.extend(done.err().map(|error| format!("{number} in round {round}: {error:?}")));

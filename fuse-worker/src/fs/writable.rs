@@ -10,8 +10,10 @@ use super::shown::Shown;
 use super::{Batch, internal};
 use crate::client::{Answer, Link};
 use crate::errno::Failure;
-use crate::reply::{Entry, Listing, Reply, Stat};
+use crate::reply::{Delivery, Entry, Listing, Reply, Stat};
+use crate::transport::{Current, current, set_current};
 use cache::meta::ROOT;
+use fuse_abi::header::INT_REQ_BIT;
 use fuse_abi::open::{FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE};
 use link::worker::{Ask, READ_MAX, Reply as AgentReply};
 use link::writable::{BELIEVED_MAX, Done, Node, Operation, Owner, SetAttributes};
@@ -86,8 +88,12 @@ impl Writable {
     pub(super) fn create(&self, parent: u64, name: &[u8], owner: Owner, flags: i32, reply: Reply) {
         let exclusive = flags & libc::O_EXCL != 0;
         let operation = Operation::Create { parent, name: name.to_vec(), owner, exclusive, open: true };
+        let (link, unique) = (self.link.clone(), reply.unique());
         self.ask(operation, reply, move |done, ttl, reply| match done {
-            Done::Node(node) => reply.created(&entry(&node, ttl), WRITES, opened(flags)),
+            Done::Node(node) => {
+                let delivery = reply.created(&entry(&node, ttl), WRITES, opened(flags));
+                close_unless(delivery, &*link, node.ino, unique);
+            }
             _ => unexpected(reply),
         });
     }
@@ -128,8 +134,12 @@ impl Writable {
 
     pub(super) fn open(&self, ino: u64, flags: i32, reply: Reply) {
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let (link, unique) = (self.link.clone(), reply.unique());
         self.ask(Operation::Open { ino, write }, reply, move |done, _, reply| match done {
-            Done::Done => drop(reply.opened(u64::from(write), opened(flags), 0)),
+            Done::Done => {
+                let delivery = reply.opened(u64::from(write), opened(flags), 0);
+                close_unless(delivery, &*link, ino, unique);
+            }
             _ => unexpected(reply),
         });
     }
@@ -198,6 +208,17 @@ impl Writable {
             return reply.data(&[]);
         }
         self.reads.locate(ino, offset, len, 0, reply);
+    }
+}
+
+/// A file that the agent has counted as open, for a program that was killed meanwhile: no RELEASE will come. Asked under an id that no
+/// request of the kernel's has, for each is executed once.
+fn close_unless(delivery: Delivery, link: &dyn Link, ino: u64, unique: u64) {
+    if delivery == Delivery::Dropped {
+        let before = current();
+        set_current(Current { unique: unique | INT_REQ_BIT, ..before });
+        link.ask(Ask::Writable(Operation::Close { ino }), Box::new(|_| ()));
+        set_current(before);
     }
 }
 

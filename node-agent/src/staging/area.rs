@@ -6,11 +6,12 @@ use super::discards::Discards;
 use super::disk::{Disk, Gone, write_anew, write_out};
 use super::failures::Failures;
 use super::file::{File, now_ns};
+use super::left::Left;
 use super::locks::{Held, Locks, child};
 use super::names::{
     APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, Tag, append_entry, changes, data_name, result_key,
 };
-use super::opens::Parted;
+use super::parted::Parted;
 use super::record::{Append, Object, Record, Root};
 use super::times::Times;
 use super::told::Told;
@@ -71,6 +72,8 @@ pub(crate) struct Area {
     /// Held by whoever counts an open file.
     pub(super) counting: tokio::sync::Mutex<()>,
     pub(super) parted: Mutex<Parted>,
+    /// Names that files have left, for listings that go on after them.
+    pub(super) left: Mutex<Left>,
     /// Mounts that are here. Others that the journal tells of have ended with their agent.
     pub(super) mounts: Mutex<HashSet<MountId>>,
     /// What their kernels believe of what they were told.
@@ -520,16 +523,20 @@ impl Area {
         for _ in 0..LOOKED_UP_MAX {
             let asked = self.scope.lookup(dir, name, self.freshness());
             self.scope.within(self.spec.parameters.store_timeout, Some(dir), asked).await?;
-            return match self.scope.names.lookup(dir, name).map_err(|e| self.meta_wrong(&e))? {
-                Lookup::Found { attributes, .. } => Ok(Some(match staged {
-                    Some(file) if attributes.ino == file.ino && file.is_of(&attributes.token) => {
-                        Found::Staged(file)
-                    }
-                    _ => Found::Stored(attributes),
-                })),
-                Lookup::Absent { .. } => Ok(None),
+            let attributes = match self.scope.names.lookup(dir, name).map_err(|e| self.meta_wrong(&e))? {
+                Lookup::Found { attributes, .. } => attributes,
+                Lookup::Absent { .. } => return Ok(None),
                 Lookup::Unknown => continue, // what was known is not any more: somebody has changed it in between
             };
+            if let Some(file) = &staged
+                && attributes.ino == file.ino
+                && file.is_of(&attributes.token)
+            {
+                return Ok(staged.map(Found::Staged));
+            }
+            if let Some(attributes) = self.make_way(dir, attributes).await? {
+                return Ok(Some(Found::Stored(attributes)));
+            }
         }
         Err(Wrong::Cause(Cause::Unavailable))
     }
@@ -550,8 +557,18 @@ impl Area {
         let attributes = known.ok_or(Wrong::Cause(Cause::Stale))?;
         Ok(match staged {
             Some(file) if file.is_of(&attributes.token) => Found::Staged(file),
+            None if self.is_elsewhere(&attributes)? => return Err(Wrong::Cause(Cause::Stale)),
             _ => Found::Stored(attributes),
         })
+    }
+
+    /// The name by which the store knows this file leads to another one here, or to none: the store is not told yet. Nobody has it open.
+    pub(super) fn is_elsewhere(&self, attributes: &Attributes) -> Result<bool, Wrong> {
+        if attributes.kind != Kind::File {
+            return Ok(false);
+        }
+        let path = self.scope.names.path(attributes.ino).map_err(|e| self.meta_wrong(&e))?;
+        Ok(path.is_some_and(|path| self.state().is_others(&path, attributes.ino)))
     }
 
     pub(super) fn node(&self, found: &Found) -> Node {
@@ -642,6 +659,10 @@ impl Area {
             && (file.speaks() || file.is_of(&attributes.token) || Arc::strong_count(file) > 1)
         {
             return Ok(file.clone());
+        }
+        let is_replaced = record.path.as_ref().is_some_and(|path| state.is_others(path, attributes.ino));
+        if is_replaced {
+            return Err(Wrong::Cause(Cause::Stale)); // since it was found
         }
         let file = File::new(attributes.ino, record, None, attributes.size);
         state.insert(&file);

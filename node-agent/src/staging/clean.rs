@@ -49,6 +49,11 @@ impl Area {
     /// `late`: what of it may come to pass at the store all the same; `durably`: no loss of power brings it back.
     pub(super) async fn forget(&self, file: Arc<File>, late: Changed, durably: bool) -> Result<(), Wrong> {
         let ino = file.ino;
+        let mut late = late;
+        if !late.is_empty() {
+            let surplus = self.state().surplus_late(late.len());
+            late.extend(surplus);
+        }
         let mut entries = vec![file_entry(ino, None)?, elsewhere_entry(ino, None)?];
         for (id, late) in &late {
             entries.push(late_entry(id, late.as_ref())?);

@@ -2,8 +2,8 @@
 
 use super::Waiting;
 use super::elsewhere::Elsewhere;
-use super::late::{late_entry, late_of};
-use super::names::{ELSEWHERE, Entry, FILE, FILES, OPEN, SOURCE_KEY, changes, data_name, result_of};
+use super::late::{MOST, late_entry, late_of};
+use super::names::{ELSEWHERE, Entry, FILE, FILES, LATE, OPEN, SOURCE_KEY, changes, data_name, result_of};
 use super::opening::{FORMAT, JOURNAL};
 use super::record::Record;
 use super::staged::{StagedFile, in_order};
@@ -28,6 +28,8 @@ pub(super) struct Closed {
     elsewhere: HashMap<u64, Elsewhere>,
     /// How often its programs had it open when its agent was gone, by inode number.
     opens: HashMap<u64, u32>,
+    /// Writes that were given up and may come to pass.
+    late: usize,
 }
 
 impl Closed {
@@ -47,7 +49,7 @@ impl Closed {
         let (journal, _) =
             Journal::open(top.as_fd(), JOURNAL, FORMAT).map_err(|e| format!("its journal: {e}"))?;
         let (records, elsewhere, opens) = (Vec::new(), HashMap::new(), HashMap::new());
-        let mut closed = Self { journal, files, source: None, records, elsewhere, opens };
+        let mut closed = Self { journal, files, source: None, records, elsewhere, opens, late: 0 };
         closed.read()?;
         Ok(Some(closed))
     }
@@ -74,6 +76,7 @@ impl Closed {
                     let opens = self.opens.entry(ino).or_default();
                     *opens = opens.saturating_add(times);
                 }
+                Some((&LATE, _)) => self.late += 1,
                 _ if key == SOURCE_KEY => self.source = Some(String::from_utf8_lossy(value).into_owned()),
                 // Of requests, probes and the root: nothing that waits.
                 _ => {}
@@ -112,8 +115,13 @@ impl Closed {
         let failed = |e: journal::JournalError| format!("its journal: {e}");
         // What the store was asked for may come to pass all the same, and is ours.
         let dropped: HashSet<u64> = inos.iter().copied().collect();
+        let mut room = MOST.saturating_sub(self.late);
         for (_, record, _) in self.records.iter().filter(|(ino, ..)| dropped.contains(ino)) {
             let late = late_of(record);
+            room = match room.checked_sub(late.len()) {
+                Some(room) => room,
+                None => break, // more are not remembered
+            };
             let entries = late.iter().map(|(id, late)| late_entry(id, late.as_ref()));
             let entries = entries.collect::<Result<Vec<_>, _>>().map_err(|wrong| format!("{wrong:?}"))?;
             self.journal.batch(&changes(&entries)).map_err(failed)?;

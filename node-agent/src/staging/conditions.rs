@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use store::{Abilities, Condition, Seen, StoreError, Version, Write, WriteId, Written};
 
+/// What the name of a file begins with on which a node tries what the store can do. No listing shows it.
+pub(super) const PROBE: &str = ".millpond-probe-";
 /// How often it is tried what a store can do, where something comes in between.
 const PROBES: u32 = 5;
 
@@ -80,7 +82,7 @@ impl Area {
         if let Some(path) = known {
             return Ok(path);
         }
-        let path = format!(".millpond-probe-{}", self.draw());
+        let path = format!("{PROBE}{}", self.draw());
         let (entry, noted) = ((PROBE_KEY.to_vec(), Some(path.clone().into_bytes())), path.clone());
         self.commit(vec![entry], move |state| state.probe = Some(noted)).await?;
         Ok(path)

@@ -86,7 +86,7 @@ impl Area {
         // Nobody makes, removes or renames it meanwhile, and nobody sends it.
         let _held = self.locks.take(&paths).await;
         let mut ongoing = file.turn().await;
-        {
+        let objects: Vec<Former> = {
             let mut state = self.state();
             let now = file.record();
             if !now.waits() {
@@ -101,11 +101,11 @@ impl Area {
             }
             self.dropping.send_modify(|dropping| _ = dropping.insert(file.ino));
             state.remove(file.ino);
-        }
+            now.object().into_iter().chain(now.former).collect()
+        };
         let begun = std::mem::take(&mut *ongoing);
         drop(ongoing);
         if let Some(area) = self.me.upgrade() {
-            let objects: Vec<Former> = record.object().into_iter().chain(record.former).collect();
             // The store may be away.
             tokio::spawn(async move {
                 let mut begun = begun;

@@ -123,6 +123,10 @@ impl File {
         lock(&self.record).base.as_ref().is_some_and(|base| base.version == token)
     }
 
+    pub(super) fn is_nameless(&self) -> bool {
+        lock(&self.record).path.is_none()
+    }
+
     pub(super) fn is_listed(&self) -> bool {
         self.is_listed.load(Acquire)
     }

@@ -15,10 +15,12 @@ use store::{Condition, Seen, WriteId};
 /// A signed request is refused after a quarter of an hour at the latest; by then it is known what came of it, nanoseconds.
 const KEPT_NS: i64 = 20 * 60 * 1_000_000_000;
 /// More are not remembered.
-const MOST: usize = 1024;
+pub(super) const MOST: usize = 1024;
 /// How often it is looked what they have left.
 pub(super) const LOOK: Duration = Duration::from_secs(60);
 
+/// Ids that one frame of the journal forgets.
+const FORGOTTEN_AT_ONCE: usize = 1000;
 /// Names that are looked at at once.
 const LOOKS_AT_ONCE: usize = 4;
 
@@ -55,16 +57,12 @@ impl Area {
     pub(super) fn give_up(&self, given_up: &GivenUp) -> Result<(Vec<Entry>, Changed), Wrong> {
         let now = super::file::now_ns();
         let mut changed = BTreeMap::new();
-        {
+        if !given_up.writes.is_empty() || given_up.is_removed.is_some() {
             let state = self.state();
-            for (id, late) in &state.late {
-                let mut late = late.clone();
-                if late.path == given_up.path
-                    && let Some(is_removed) = given_up.is_removed
-                    && late.is_removed != is_removed
-                {
-                    late.is_removed = is_removed;
-                    changed.insert(id.clone(), Some(late));
+            if let Some(is_removed) = given_up.is_removed {
+                let is_other = |late: &Late| late.path == given_up.path && late.is_removed != is_removed;
+                for (id, late) in state.late.iter().filter(|(_, late)| is_other(late)) {
+                    changed.insert(id.clone(), Some(Late { is_removed, ..late.clone() }));
                 }
             }
             let is_removed = given_up.is_removed.unwrap_or(false);
@@ -73,15 +71,7 @@ impl Area {
                 changed.insert(id.clone(), Some(late));
             }
             if !given_up.writes.is_empty() {
-                let mut oldest: Vec<_> = state.late.iter().map(|(id, late)| (late.given_up_ns, id)).collect();
-                oldest.sort_unstable();
-                let surplus = (oldest.len() + given_up.writes.len()).saturating_sub(MOST);
-                let is_over = |given_up_ns: i64| now.saturating_sub(given_up_ns) > KEPT_NS;
-                for (k, (given_up_ns, id)) in oldest.into_iter().enumerate() {
-                    if k < surplus || is_over(given_up_ns) {
-                        changed.insert(id.clone(), None);
-                    }
-                }
+                changed.extend(state.surplus_late(given_up.writes.len()));
             }
         }
         let entries =
@@ -102,6 +92,7 @@ impl Area {
 
     /// What came late to where nothing is to be goes.
     pub(super) async fn remove_late(&self) {
+        self.forget_over().await;
         let paths: Vec<Vec<u8>> = {
             let state = self.state();
             let is_free = |late: &&Late| {
@@ -124,6 +115,20 @@ impl Area {
             }
         });
         looks.await;
+    }
+
+    /// What cannot come to pass any more is not asked about again.
+    async fn forget_over(&self) {
+        let over = self.state().surplus_late(0);
+        let over: Vec<(String, Option<Late>)> = over.into_iter().collect();
+        for some in over.chunks(FORGOTTEN_AT_ONCE) {
+            let changed: Changed = some.iter().cloned().collect();
+            let entries = changed.keys().map(|id| late_entry(id, None)).collect::<Result<Vec<_>, _>>();
+            let Ok(entries) = entries else { return };
+            if self.commit(entries, move |state| state.remember_late(changed)).await.is_err() {
+                return; // its error has been logged
+            }
+        }
     }
 
     /// As [`Self::remove_late`], of what is below a directory in which nobody makes anything meanwhile.
@@ -159,6 +164,19 @@ impl Area {
 }
 
 impl State {
+    /// Of those that are remembered the ones that are too old, and the oldest where `more` would make them too many.
+    pub(super) fn surplus_late(&self, more: usize) -> Changed {
+        let now = super::file::now_ns();
+        let is_over = |given_up_ns: i64| now.saturating_sub(given_up_ns) > KEPT_NS;
+        let mut oldest: Vec<_> = self.late.iter().map(|(id, late)| (late.given_up_ns, id)).collect();
+        let surplus = (oldest.len() + more).saturating_sub(MOST);
+        if surplus > 0 {
+            oldest.sort_unstable();
+        }
+        let gone = oldest.into_iter().enumerate().filter(|(k, (ns, _))| *k < surplus || is_over(*ns));
+        gone.map(|(_, (_, id))| (id.clone(), None)).collect()
+    }
+
     pub(super) fn remember_late(&mut self, changed: Changed) {
         for (id, late) in changed {
             match late {

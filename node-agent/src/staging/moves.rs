@@ -146,6 +146,7 @@ impl Area {
         failpoint::hit("agent.staging.move-copied");
         let done = self.move_names(caller, &tree, &from, &to, copied, stored).await?;
         drop(turn);
+        lock(&self.left).note(from_dir, tree.dirs[0].1, from_name);
         self.times.set(tree.dirs[0].1, None, None); // it has changed, and not what is in it
         self.times.names_changed(from_dir);
         self.times.names_changed(to_dir);
@@ -385,6 +386,8 @@ impl Area {
                     let change = file.change();
                     if is_all {
                         file.note_sent(change); // all but that its former name goes
+                    } else {
+                        file.note_listed(false);
                     }
                 }
                 state.remember_late(late);

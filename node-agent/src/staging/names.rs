@@ -222,6 +222,12 @@ impl State {
         self.gone.contains_key(path) || self.moved.contains_key(path)
     }
 
+    /// What this name leads to here is not this inode, whatever the store says.
+    pub(super) fn is_others(&self, path: &[u8], ino: u64) -> bool {
+        let other = self.by_path(path).filter(|file| file.ino != ino);
+        other.is_some_and(|file| file.speaks()) || self.gone.get(path).is_some_and(|owner| *owner != ino)
+    }
+
     pub(super) fn by_path(&self, path: &[u8]) -> Option<Arc<File>> {
         self.files.get(self.paths.get(path)?).cloned()
     }

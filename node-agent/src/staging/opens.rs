@@ -3,26 +3,18 @@
 use super::Outcome;
 use super::area::{Area, Caller, Found};
 use super::file::File;
+use super::locks::name;
 use super::names::{APPEND, BEGUN, RESULT, file_entry, open_entry, result_key};
+use super::parted;
 use crate::lock::lock;
-use cache::meta::{Attributes, Kind};
+use cache::meta::{Attributes, Incoming, Kind};
 use fuse_abi::{CreateIn, InHeader};
 use link::Cause;
 use link::broker::MountId;
 use link::writable::{Done, SetAttributes, Wrong};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::Instant;
-
-/// A kernel that has looked a name up opens what it was told, although another mount has removed it in between. So small files
-/// are kept for a moment when they lose their names.
-const PARTED_FOR: Duration = Duration::from_secs(2);
-const PARTED_BYTES: u64 = 1 << 20;
-const PARTED_MAX: usize = 256;
-
-/// Files that have lost their names just now, and when.
-pub(super) type Parted = VecDeque<(Instant, u64)>;
 
 impl Area {
     pub(super) async fn open(&self, caller: &Caller<'_>, ino: u64) -> Outcome {
@@ -49,7 +41,8 @@ impl Area {
             _ => libc::S_IRUSR | libc::S_IWUSR,
         };
         let wanted = if cuts { wanted | libc::S_IWUSR } else { wanted };
-        let is_asked = header.opcode == fuse_abi::opcode::CREATE && header.uid == node.uid;
+        let is_file = node.mode & libc::S_IFMT == libc::S_IFREG; // and no link, which the kernel follows
+        let is_asked = is_file && header.opcode == fuse_abi::opcode::CREATE && header.uid == node.uid;
         if !is_asked || node.mode & (wanted | SET_IDS) != wanted {
             return Err(AGAIN);
         }
@@ -77,7 +70,10 @@ impl Area {
                 let has_bytes = record.local && file.rest.is_empty();
                 record.path.is_some() || has_bytes || self.state().is_open(ino)
             }
-            None => self.scope.names.attributes(ino).map_err(|e| self.meta_wrong(&e))?.is_some(),
+            None => match self.scope.names.attributes(ino).map_err(|e| self.meta_wrong(&e))? {
+                Some((attributes, _)) => !self.is_elsewhere(&attributes)?,
+                None => false,
+            },
         };
         if !is_there {
             return Err(Wrong::Cause(Cause::Stale));
@@ -130,13 +126,8 @@ impl Area {
         let strangers: BTreeSet<MountId> = {
             let here = lock(&self.mounts);
             let state = self.state();
-            state
-                .opens
-                .values()
-                .flat_map(|mounts| mounts.keys())
-                .filter(|mount| !here.contains(mount))
-                .copied()
-                .collect()
+            let opened = state.opens.values().flat_map(|mounts| mounts.keys());
+            opened.chain(state.results.keys()).filter(|mount| !here.contains(mount)).copied().collect()
         };
         for mount in strangers {
             self.let_go(mount).await;
@@ -176,14 +167,8 @@ impl Area {
 
     /// A file has lost its name.
     pub(super) async fn part(&self, file: &File) {
-        let is_kept = file.record().local && file.size() <= PARTED_BYTES;
-        let over = if is_kept {
-            let mut parted = lock(&self.parted);
-            parted.push_back((Instant::now(), file.ino));
-            if parted.len() > PARTED_MAX { parted.pop_front().map(|(_, ino)| ino) } else { None }
-        } else {
-            Some(file.ino)
-        };
+        let is_kept = file.record().local && file.size() <= parted::BYTES_MAX;
+        let over = if is_kept { lock(&self.parted).note(file.ino) } else { Some(file.ino) };
         if let Some(ino) = over {
             self.forget_unlinked(ino).await;
         }
@@ -191,15 +176,48 @@ impl Area {
 
     /// Those that have lost their names so long ago or longer.
     pub(super) async fn forget_parted(&self, age: Duration) {
-        let next = || lock(&self.parted).pop_front_if(|(since, _)| since.elapsed() >= age);
-        while let Some((_, ino)) = next() {
+        let next = || lock(&self.parted).take_older(age);
+        while let Some(ino) = next() {
             self.forget_unlinked(ino).await;
         }
     }
 
+    /// A file of the store's that has come to a name which one had that has none any more. The store's names keep their inode numbers: the
+    /// one without a name goes if nobody has it open, or the name gets another number. None: it has one by now.
+    pub(super) async fn make_way(
+        &self,
+        dir: u64,
+        attributes: Attributes,
+    ) -> Result<Option<Attributes>, Wrong> {
+        let ino = attributes.ino;
+        let is_taken = || self.by_ino(ino).is_some_and(|file| file.is_nameless());
+        if attributes.kind != Kind::File || !is_taken() {
+            return Ok(Some(attributes));
+        }
+        lock(&self.parted).take(ino);
+        self.forget_unlinked(ino).await;
+        if !is_taken() {
+            return Ok(Some(attributes));
+        }
+        let Some(path) = self.scope.names.path(ino).map_err(|e| self.meta_wrong(&e))? else {
+            return Ok(None);
+        };
+        lock(&self.left).note(dir, ino, name(&path));
+        let incoming = Incoming {
+            name: name(&path).to_vec(),
+            kind: Kind::File,
+            size: attributes.size,
+            mtime_ns: attributes.mtime_ns,
+            token: attributes.token,
+            target: Vec::new(),
+            permissions: attributes.permissions,
+        };
+        self.place(&path, incoming, self.next_ino()?).await.map(Some)
+    }
+
     /// Those that an agent before has left when it died just before: nobody asks for them any more.
     pub(super) async fn forget_all_unlinked(&self) {
-        self.forget_parted(PARTED_FOR).await;
+        self.forget_parted(parted::KEPT).await;
         let over: Vec<u64> = {
             let state = self.state();
             let nameless = state.files.values().filter(|file| {
@@ -220,7 +238,7 @@ impl Area {
             let file = state.files.get(&ino).map(|file| file.record());
             file.is_some_and(|record| record.path.is_none() && record.former.is_empty())
                 && !state.is_open(ino)
-                && lock(&self.parted).iter().all(|(_, parted)| *parted != ino)
+                && !lock(&self.parted).has(ino)
         };
         if !is_over() {
             return; // as nearly each one that is closed

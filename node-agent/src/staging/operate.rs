@@ -5,21 +5,11 @@ use super::bring::How;
 use super::file::{File, now_ns};
 use super::names::{State, file_entry, open_entry};
 use super::{Executed, Outcome};
-use cache::meta::{Attributes, Kind, Lookup, ROOT};
+use cache::meta::{Attributes, Kind};
 use link::Cause;
-use link::writable::{Done, Name, Node, Operation, Owner, SetAttributes, Wrong};
-use std::collections::{BTreeMap, BTreeSet};
+use link::writable::{Done, Operation, Owner, SetAttributes, Wrong};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-
-/// Where a listing goes on after "." and after ".."; after a name of the store's: at its inode number.
-const AFTER_DOT: u64 = 1;
-const AFTER_DOT_DOT: u64 = 2;
-/// Set where it goes on among the names that only the area has, which follow the others.
-const STAGED: u64 = 1 << 62;
-/// Of one answer, bytes: with what surrounds each name it stays below the largest message.
-const NAMES_BYTES: usize = 40 << 10;
-const NAME_COSTS: usize = 96;
 
 impl Area {
     /// Does what the kernel asks for. A descriptor comes with [`Done::Staged`] alone.
@@ -149,104 +139,6 @@ impl Area {
         Ok(Done::Space { total_bytes, free_bytes: free, total_inodes })
     }
 
-    // ------------------------------------------------------------------ listings
-
-    async fn read_directory(&self, dir: u64, offset: u64) -> Outcome {
-        if offset <= AFTER_DOT_DOT {
-            let listed = self.scope.list(dir, self.freshness());
-            self.scope.within(self.spec.parameters.store_timeout, Some(dir), listed).await?;
-        }
-        let mut names = Names::default();
-        let own = self.dir_attributes(dir)?;
-        if offset < AFTER_DOT {
-            names.add(b".", AFTER_DOT, self.stored_node(&own));
-        }
-        if offset < AFTER_DOT_DOT {
-            let above = self.scope.names.parent(dir).map_err(|e| self.meta_wrong(&e))?.unwrap_or(ROOT);
-            let mut node = self.stored_node(&own);
-            node.ino = above;
-            names.add(b"..", AFTER_DOT_DOT, node);
-        }
-        // What the area says of this directory: the names of its files, and those that only the store has still. A file keeps its place
-        // in the listing, whatever comes of it between two answers: one that was taken from the store stays among the store's, and one
-        // that gets there later among the area's.
-        let (staged, gone) = {
-            let _still = self.moving.read().await;
-            let path = self.path_of_dir(dir)?;
-            let state = self.state();
-            let staged = State::in_dir(&state.paths, &path)
-                .filter_map(|(name, ino)| Some((name.to_vec(), state.files.get(ino)?.clone())));
-            let staged: BTreeMap<Vec<u8>, Arc<File>> = staged.collect();
-            let moved = State::in_dir(&state.moved, &path).map(|(name, _)| name.to_vec());
-            let gone: BTreeSet<Vec<u8>> =
-                State::in_dir(&state.gone, &path).map(|(name, _)| name.to_vec()).chain(moved).collect();
-            (staged, gone)
-        };
-        if offset < STAGED {
-            let after = (offset > AFTER_DOT_DOT).then_some(offset);
-            let mut known: Vec<(Vec<u8>, Attributes)> = Vec::new();
-            let mut room = names.room();
-            let mut whole = true;
-            let read = self.scope.names.read_dir(dir, after, &mut |name, attributes| {
-                let is_later = staged.get(name).is_some_and(|file| !file.is_listed());
-                if is_later || gone.contains(name) {
-                    return true;
-                }
-                whole = room.checked_sub(name.len() + NAME_COSTS).map(|left| room = left).is_some();
-                if whole {
-                    known.push((name.to_vec(), attributes.clone()));
-                }
-                whole
-            });
-            read.map_err(|e| self.meta_wrong(&e))?.ok_or(Wrong::Cause(Cause::Unavailable))?;
-            for (name, attributes) in known {
-                let node = match staged.get(&name).filter(|file| file.speaks()) {
-                    Some(file) => file.node(),
-                    None => self.stored_node(&attributes),
-                };
-                names.add(&name, attributes.ino, node);
-            }
-            if !whole {
-                return Ok(Done::Names(names.list));
-            }
-        }
-        let after = if offset & STAGED != 0 { offset & !STAGED } else { 0 };
-        let mut staged: Vec<_> = staged.into_iter().filter(|(_, file)| file.ino > after).collect();
-        staged.sort_by_key(|(_, file)| file.ino);
-        for (name, file) in staged {
-            let node = match (file.is_listed(), file.speaks()) {
-                (false, true) => Some(file.node()),
-                (false, false) => self.stored_in(dir, &name)?,
-                // It has its place above, unless the store has lost its name.
-                (true, true) if self.stored_in(dir, &name)?.is_none() => Some(file.node()),
-                (true, _) => None,
-            };
-            let Some(node) = node else { continue }; // somebody else has removed it
-            if !names.add(&name, STAGED | file.ino, node) {
-                break;
-            }
-        }
-        Ok(Done::Names(names.list))
-    }
-
-    /// What the store has at this name, as last known.
-    fn stored_in(&self, dir: u64, name: &[u8]) -> Result<Option<Node>, Wrong> {
-        Ok(match self.scope.names.lookup(dir, name).map_err(|e| self.meta_wrong(&e))? {
-            Lookup::Found { attributes, .. } => Some(self.stored_node(&attributes)),
-            _ => None,
-        })
-    }
-
-    /// Of a directory, as last known.
-    fn dir_attributes(&self, ino: u64) -> Result<Attributes, Wrong> {
-        let known = self.scope.names.last_attributes(ino).map_err(|e| self.meta_wrong(&e))?;
-        let known = known.ok_or(Wrong::Cause(Cause::Stale))?;
-        match known.kind {
-            Kind::Directory => Ok(known),
-            _ => Err(Wrong::Cause(Cause::NotADirectory)),
-        }
-    }
-
     // ------------------------------------------------------------------ files
 
     async fn create(
@@ -374,10 +266,11 @@ impl Area {
         self.commit(entries, move |state| state.set(&removed, record)).await?;
         drop((content, counting));
         self.times.names_changed(dir);
+        self.part(&file).await;
         if self.is_through() {
             self.send(&file).await?;
+            self.forget_unlinked(file.ino).await;
         }
-        self.part(&file).await;
         outcome
     }
 
@@ -430,6 +323,9 @@ impl Area {
             Some(there) => Some(self.staged(there).await?),
             None => None,
         };
+        if let Some(replaced) = &replaced {
+            self.keep_for_readers(replaced).await?; // before anything is held
+        }
         // As file systems do it for programs that write, close and rename over: a loss of power leaves the old file or the new one.
         let is_all_here = |file: &File| file.record().local && file.rest.is_over();
         let has_store_them = |file: &File| file.record().base.is_some() && file.record().same;
@@ -493,6 +389,13 @@ impl Area {
         };
         self.commit(entries, apply).await?;
         drop((content, replacing, ordered));
+        {
+            let mut left = crate::lock::lock(&self.left);
+            left.note(from_dir, file.ino, from_name);
+            if let Some(replaced) = &replaced {
+                left.note(to_dir, replaced.ino, to_name);
+            }
+        }
         self.times.names_changed(from_dir);
         self.times.names_changed(to_dir);
         if let Some(replaced) = &replaced {
@@ -548,29 +451,6 @@ fn changes(operation: &Operation) -> bool {
 
 fn boxed<'f>(work: impl Future<Output = Outcome> + Send + 'f) -> futures::future::BoxFuture<'f, Outcome> {
     Box::pin(work)
-}
-
-/// An answer to READDIR on its way.
-#[derive(Default)]
-struct Names {
-    list: Vec<Name>,
-    bytes: usize,
-}
-
-impl Names {
-    fn room(&self) -> usize {
-        NAMES_BYTES.saturating_sub(self.bytes)
-    }
-
-    /// False: it does not fit.
-    fn add(&mut self, name: &[u8], next: u64, node: link::writable::Node) -> bool {
-        let fits = self.room() >= name.len() + NAME_COSTS;
-        if fits {
-            self.bytes += name.len() + NAME_COSTS;
-            self.list.push(Name { name: name.to_vec(), next, node });
-        }
-        fits
-    }
 }
 
 #[cfg(test)]

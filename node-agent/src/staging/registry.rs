@@ -180,6 +180,7 @@ impl Staging {
             dropping: Arc::default(),
             counting: tokio::sync::Mutex::new(()),
             parted: Mutex::default(),
+            left: Mutex::default(),
             mounts: Mutex::default(),
             believed: Believed::new(match opened.is_new {
                 true => AllKnown::Now,

@@ -5,7 +5,7 @@ use crate::state::StateDir;
 use crate::testing::scope_over;
 use crate::volumes::scope::Scope;
 use cache::meta::ROOT;
-use fuse_abi::{InHeader, WriteIn};
+use fuse_abi::{CreateIn, InHeader, WriteIn};
 use inflight::{Inflight, Room};
 use link::Cause;
 use link::broker::MountId;
@@ -230,7 +230,7 @@ impl Node {
         operation: Operation,
     ) -> Outcome {
         let area = area.me.upgrade().unwrap();
-        let (inflight, waits) = (&self.inflight, &|_| false);
+        let (inflight, waits) = (&self.inflight, &|other| other == unique);
         let caller = Caller { mount, unique, waits, inflight, read_only: false };
         area.execute(&caller, &self.executed, operation).await.map(|(done, _)| done)
     }
@@ -297,20 +297,30 @@ pub(super) async fn until(done: impl Fn() -> bool) {
 
 /// A WRITE as a kernel and a worker bring it.
 pub(super) fn bring_write(inflight: &Inflight, unique: u64, offset: u64, bytes: &[u8], flags: u32) {
-    let len = InHeader::BYTES + WriteIn::BYTES + bytes.len();
+    let write = WriteIn { offset, size: bytes.len() as u32, flags, ..WriteIn::default() };
+    bring(inflight, unique, fuse_abi::opcode::WRITE, 0, &[&write.to_bytes()[..], bytes].concat());
+}
+
+/// And a CREATE of this user.
+pub(super) fn bring_create(inflight: &Inflight, unique: u64, uid: u32, flags: i32) {
+    let create = CreateIn { flags: flags as u32, mode: 0o100644, ..CreateIn::default() };
+    bring(inflight, unique, fuse_abi::opcode::CREATE, uid, &[&create.to_bytes()[..], b"name\0"].concat());
+}
+
+fn bring(inflight: &Inflight, unique: u64, opcode: u32, uid: u32, body: &[u8]) {
+    let len = InHeader::BYTES + body.len();
     let header = InHeader {
         len: len as u32,
-        opcode: fuse_abi::opcode::WRITE,
+        opcode,
         unique,
         nodeid: 2,
-        uid: 0,
+        uid,
         gid: 0,
         pid: 1,
         total_extlen: 0,
         padding: 0,
     };
-    let write = WriteIn { offset, size: bytes.len() as u32, flags, ..WriteIn::default() };
-    let all = [&header.to_bytes()[..], &write.to_bytes()[..], bytes].concat();
+    let all = [&header.to_bytes()[..], body].concat();
     let stage = inflight.acquire_stage().expect("there are more than requests");
     // SAFETY: the buffer is no shorter than the longest request.
     unsafe { std::ptr::copy_nonoverlapping(all.as_ptr(), inflight.stage_pointer(stage), all.len()) };

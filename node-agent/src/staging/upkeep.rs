@@ -150,6 +150,7 @@ pub(super) fn keep_sending(area: &Arc<Area>) {
     tokio::spawn(async move {
         let mut strangers = Some(Instant::now() + STRANGERS);
         let mut late = Instant::now() + late::LOOK;
+        let mut looking: Option<tokio::task::JoinHandle<()>> = None;
         loop {
             tokio::time::sleep(LOOK).await;
             let Some(area) = area.upgrade() else { return };
@@ -160,8 +161,10 @@ pub(super) fn keep_sending(area: &Arc<Area>) {
                 area.forget_strangers().await;
             }
             area.look_after().await;
-            if Instant::now() >= late {
-                area.remove_late().await;
+            let is_looking = looking.as_ref().is_some_and(|looking| !looking.is_finished());
+            if Instant::now() >= late && !is_looking {
+                // By itself: a store that hangs holds up nothing else.
+                looking = Some(tokio::spawn(async move { area.remove_late().await }));
                 late = Instant::now() + late::LOOK;
             }
         }

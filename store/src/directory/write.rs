@@ -30,7 +30,7 @@ const COPY_BYTES: usize = 1 << 20;
 /// So much is copied at once by the kernel, bytes.
 const COPY_STEP: usize = 64 << 20;
 /// So much is written before it is brought to the disk: whoever waits sees that it gets on, bytes.
-const SYNC_STEP: u64 = 256 << 20;
+const SYNC_STEP: u64 = 64 << 20;
 /// Nobody goes on with a file beside its place that has not changed for so long.
 const LEFT_AFTER: Duration = Duration::from_secs(20 * 60);
 /// Of a new file of which nobody has said it.
@@ -353,8 +353,8 @@ impl Tree {
             crc.update(&buffer);
             write_all(to, &buffer).map_err(|e| self.failed(path, e))?;
             at += buffer.len() as u64;
-            progress.step();
             written.add(buffer.len() as u64, to).map_err(|e| self.failed(path, e))?;
+            progress.step();
         }
         let found = crc.finalize();
         match found == u64::from(body.crc32c) {
@@ -384,8 +384,8 @@ impl Tree {
             match copied {
                 Ok(0) => break,
                 Ok(copied) => {
-                    progress.step();
                     written.add(copied as u64, to).map_err(fail)?;
+                    progress.step();
                 }
                 Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) if offset == 0 => {
                     return self.duplicate_by_reading(path, wanted, from, to, progress);
@@ -414,8 +414,8 @@ impl Tree {
             }
             write_all(to, &buffer[..read]).map_err(fail)?;
             at += read as u64;
-            progress.step();
             written.add(read as u64, to).map_err(fail)?;
+            progress.step();
         }
     }
 

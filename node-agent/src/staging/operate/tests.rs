@@ -2,8 +2,9 @@
 
 use super::super::Area;
 use super::super::executed::Executed;
-use super::super::testing::{Does, MOUNT, Node, SOON, bring_write, until};
+use super::super::testing::{Does, MOUNT, Node, SOON, bring_create, bring_write, until};
 use super::*;
+use cache::meta::ROOT;
 use link::broker::MountId;
 use link::writable::SetAttributes;
 use rand::RngExt;
@@ -37,6 +38,10 @@ fn create(name: &str, exclusive: bool) -> Operation {
 }
 
 const STALE: Outcome = Err(Wrong::Cause(Cause::Stale));
+
+async fn node_size(node: &Node, area: &Area) -> u64 {
+    node.finds(area, "a").await.unwrap().size
+}
 
 async fn reads(node: &Node, area: &Arc<Area>, ino: u64) -> Vec<u8> {
     let executed = Executed::default();
@@ -175,6 +180,127 @@ async fn a_file_that_was_made_meanwhile_is_looked_up_again_before_it_is_opened()
     assert!(!area.state().is_open(ino) && reads(&node, &area, ino).await == BYTES);
 }
 
+/// As the kernel would have let him, and he only.
+#[tokio::test(flavor = "multi_thread")]
+async fn its_owner_opens_what_was_made_meanwhile_and_others_are_sent_back() {
+    let mut node = Node::new();
+    let area = node.area().await;
+    let ino = node.write(&area, "a", BYTES, false).await;
+    let attributes = |mode: u32| {
+        let set = SetAttributes { uid: Some(3), mode: Some(mode), ..SetAttributes::default() };
+        Operation::SetAttributes { ino, set }
+    };
+    let size = async |area: &Arc<Area>| node_size(&node, area).await;
+    for (mode, uid, flags, opens, left) in [
+        (0o640, 0, libc::O_RDWR, false, BYTES.len()),
+        (0o640, 4, libc::O_RDONLY, false, BYTES.len()),
+        (0o440, 3, libc::O_WRONLY, false, BYTES.len()),
+        (0o440, 3, libc::O_RDONLY | libc::O_TRUNC, false, BYTES.len()),
+        (0o240, 3, libc::O_RDONLY, false, BYTES.len()),
+        (0o4640, 3, libc::O_RDWR, false, BYTES.len()),
+        (0o440, 3, libc::O_RDONLY, true, BYTES.len()),
+        (0o240, 3, libc::O_WRONLY, true, BYTES.len()),
+        (0o640, 3, libc::O_RDWR, true, BYTES.len()),
+        (0o200, 3, libc::O_WRONLY | libc::O_TRUNC, true, 0),
+    ] {
+        node.does(&area, attributes(mode)).await;
+        let (unique, before) = (node.next_unique(), area.state().times_open(MOUNT, ino));
+        bring_create(&node.inflight, unique, uid, flags | libc::O_CREAT);
+        let made = node.asks_as(&area, MOUNT, unique, create("a", false)).await;
+        let case = format!("mode {mode:o}, user {uid}, flags {flags:o}: {made:?}");
+        match opens {
+            true => assert!(
+                matches!(&made, Ok(Done::Node(of)) if of.ino == ino && of.size == left as u64),
+                "{case}"
+            ),
+            false => assert_eq!(made, STALE, "{case}"),
+        }
+        assert_eq!(area.state().times_open(MOUNT, ino), before + u32::from(opens), "{case}");
+        assert_eq!(size(&area).await, left as u64, "{case}");
+        // Its agent dies before it is known that it was answered.
+        if left == 0 {
+            node.dies(area).await;
+            let area = node.area().await;
+            assert_eq!(node.asks_as(&area, MOUNT, unique, create("a", false)).await, made);
+            assert_eq!(area.state().times_open(MOUNT, ino), before + 1);
+            return;
+        }
+        let claim = node.inflight.claim(unique).expect("it waits");
+        node.inflight.answered(claim);
+    }
+}
+
+/// Its name leads to another one, of which the store is not told yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_replaced_here_is_neither_opened_nor_changed_any_more() {
+    let mut node = Node::new();
+    for name in ["a", "b"] {
+        fs::write(node.store(name), BYTES).unwrap();
+    }
+    let area = node.area().await;
+    let [a, b] = [node.finds(&area, "a").await.unwrap().ino, node.finds(&area, "b").await.unwrap().ino];
+    let over = node.write(&area, "over", b"over", false).await;
+    node.does(&area, rename("over", "a")).await;
+    let elsewhere =
+        node.does(&area, Operation::MakeDirectory { parent: ROOT, name: b"d".into(), owner: OWNER });
+    let Done::Node(dir) = elsewhere.await else { panic!("a directory was made") };
+    let to_name = b"b".to_vec();
+    node.does(
+        &area,
+        Operation::Rename { parent: ROOT, name: b"b".into(), to: dir.ino, to_name, keep: false },
+    )
+    .await;
+    for _ in 0..2 {
+        for operation in [open(a), mode(a, 0o600), Operation::Attributes { ino: a }] {
+            assert_eq!(node.asks(&area, operation.clone()).await, STALE, "{operation:?}");
+        }
+        assert_eq!(node.finds(&area, "a").await.unwrap().ino, over);
+        node.does(&area, mode(b, 0o600)).await; // under its other name
+        assert!(node.finds(&area, "b").await.is_none());
+        node.does.send_replace(Does::Takes);
+        assert!(area.send_all(SOON).await && area.waiting().conflicts == 0);
+        assert_eq!(fs::read(node.store("a")).unwrap(), b"over");
+        assert!(node.store("d/b").exists() && !node.store("b").exists());
+    }
+}
+
+/// The store's names keep their inode numbers.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_to_the_name_of_a_removed_file_is_not_that_file() {
+    const THEIRS: &[u8] = b"theirs, and longer than what was there before";
+    let mut node = Node::new();
+    node.does.send_replace(Does::Takes);
+    for name in ["open", "closed", "listed"] {
+        fs::write(node.store(name), BYTES).unwrap();
+    }
+    let area = node.area().await;
+    let mut before = Vec::new();
+    for name in ["open", "closed", "listed"] {
+        let ino = node.write(&area, name, BYTES, name != "closed").await;
+        assert!(area.send_all(SOON).await);
+        node.does(&area, unlink(name)).await;
+        assert!(area.send_all(SOON).await && !node.store(name).exists());
+        fs::write(node.store(name), THEIRS).unwrap();
+        area.look_again(name.as_bytes()).await;
+        before.push(ino);
+    }
+    let Done::Names(names) = node.does(&area, Operation::ReadDirectory { dir: ROOT, offset: 0 }).await else {
+        panic!("names were asked for")
+    };
+    for name in names.iter().filter(|name| name.name.len() > 2) {
+        assert!(name.node.size == THEIRS.len() as u64 && name.node.ino != before[2], "{name:?}");
+    }
+    assert_eq!(names.len(), 5);
+    for name in ["open", "closed", "listed"] {
+        let found = node.finds(&area, name).await.unwrap();
+        assert_eq!(found.size, THEIRS.len() as u64, "{name}");
+        node.does(&area, open(found.ino)).await;
+        let bytes = node.does(&area, Operation::Locate { ino: found.ino }).await;
+        assert!(matches!(bytes, Done::Stored { .. }), "{name}: {bytes:?}");
+    }
+    assert_eq!(reads(&node, &area, before[0]).await, BYTES, "who had it open goes on");
+}
+
 /// An agent and the worker to which it has answered die together.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_another_mount_has_changed_since_is_not_undone_by_a_request_that_comes_again() {
@@ -271,6 +397,7 @@ async fn a_file_that_is_written_to_during_a_listing_is_in_it_once() {
     }
     let area = node.area().await;
     node.write(&area, "made", BYTES, false).await;
+    fs::write(node.store(".millpond-probe-of-another-node"), BYTES).unwrap();
     let mut offset = 0;
     let mut all = listed(&node, &area, &mut offset).await;
     assert!(all.len() > 10 && all.len() < 200, "{} at once", all.len());
@@ -303,6 +430,119 @@ async fn a_file_that_is_written_to_during_a_listing_is_in_it_once() {
         again.extend(more);
     }
     assert_eq!(again.iter().filter(|name| **name == before).count(), 1);
+}
+
+/// All that is left of a listing, once each.
+async fn rest(node: &Node, area: &Area, dir: u64, mut offset: u64) -> Vec<String> {
+    let mut all = Vec::new();
+    loop {
+        let listed = node.does(area, Operation::ReadDirectory { dir, offset }).await;
+        let Done::Names(names) = listed else { panic!("names were asked for") };
+        let Some(last) = names.last() else { break };
+        offset = last.next;
+        all.extend(names.into_iter().map(|name| String::from_utf8(name.name).unwrap()));
+        assert!(all.len() < 1000, "it has an end");
+    }
+    let mut once = all.clone();
+    once.sort();
+    once.dedup();
+    assert_eq!(once.len(), all.len());
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_goes_on_where_its_last_name_has_left_the_directory() {
+    let mut node = Node::new();
+    node.does.send_replace(Does::Takes);
+    let name = |n: u32| format!("{n:04}{}", "x".repeat(200));
+    for n in 0..300 {
+        fs::write(node.store(&name(n)), BYTES).unwrap();
+    }
+    fs::create_dir(node.store("zz-elsewhere")).unwrap();
+    let area = node.area().await;
+    let dir = node.finds(&area, "zz-elsewhere").await.unwrap().ino;
+    let mut offset = 0;
+    let listed = listed(&node, &area, &mut offset).await;
+    let last = listed.last().unwrap();
+    let away = |name: &str| Operation::Rename {
+        parent: ROOT,
+        name: name.into(),
+        to: dir,
+        to_name: name.into(),
+        keep: false,
+    };
+    node.does(&area, away(last)).await;
+    // One that another replaces, too.
+    let replaced = &listed[listed.len() - 2];
+    let of_it = node.finds(&area, replaced).await.unwrap().ino;
+    node.does(&area, rename(&name(299), replaced)).await;
+    assert!(area.send_all(SOON).await);
+    // What has got a name that was there before may be shown again.
+    let others = |mut left: Vec<String>| {
+        left.retain(|name| name != replaced && *name != listed[4]);
+        left
+    };
+    node.does(&area, rename(&listed[5], &listed[4])).await; // long behind
+    let left = others(rest(&node, &area, ROOT, offset).await);
+    assert_eq!(left.len(), 303 - 1 - listed.len(), "all but what has left");
+    assert!(!left.contains(last) && !left.contains(&name(299)));
+    assert_eq!(others(rest(&node, &area, ROOT, of_it).await), left);
+    // Under its new name it has a place of its own.
+    node.does(&area, rename("zz-elsewhere", "aa")).await;
+    assert_eq!(rest(&node, &area, ROOT, 0).await.len(), 303 - 3, "three have gone");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_gets_another_name_is_listed_whole_while_its_files_get_to_the_store() {
+    let mut node = Node::new();
+    node.does.send_replace(Does::Takes);
+    fs::create_dir(node.store("d")).unwrap();
+    let name = |n: u32| format!("d/{n:04}{}", "x".repeat(200));
+    for n in 0..300 {
+        fs::write(node.store(&name(n)), BYTES).unwrap();
+    }
+    let area = node.area().await;
+    let dir = node.finds(&area, "d").await.unwrap().ino;
+    node.does(&area, Operation::ReadDirectory { dir, offset: 0 }).await;
+    let changed = Operation::Lookup { parent: dir, name: name(1)[2..].into() };
+    let Done::Node(changed) = node.does(&area, changed).await else { panic!("it is there") };
+    let file = area.to_change(changed.ino).await.unwrap();
+    node.does(&area, rename("d", "e")).await;
+    assert!(!file.record().clean, "it waits under its new name");
+    drop(file);
+    let first = node.does(&area, Operation::ReadDirectory { dir, offset: 0 }).await;
+    let Done::Names(first) = first else { panic!("names were asked for") };
+    assert!(area.send_all(SOON).await);
+    let rest = rest(&node, &area, dir, first.last().unwrap().next).await;
+    assert_eq!(first.len() + rest.len(), 302, "with . and ..");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_what_is_discarded_no_more_is_remembered_than_of_what_was_given_up() {
+    for is_open in [true, false] {
+        let mut node = Node::new();
+        let area = node.area().await;
+        for n in 0..1100 {
+            let ino = node.write(&area, &format!("{n}"), b"1", false).await;
+            let file = area.by_ino(ino).unwrap();
+            let _alone = file.content.write().await;
+            area.begin_write(&file).await.unwrap();
+        }
+        let area = if is_open {
+            Some(area)
+        } else {
+            node.close(area).await;
+            None
+        };
+        let discarded = node.staging.discard(&node.spec.id, &[], SOON).await.unwrap();
+        assert_eq!((discarded.files, discarded.left.len()), (1100, 0));
+        let area = match area {
+            Some(area) => area,
+            None => node.area().await,
+        };
+        let late = area.state().late.len();
+        assert!(late <= 1024 && late > 1000, "{late}");
+    }
 }
 
 /// Its agent was killed in the middle.
