@@ -49,9 +49,9 @@ pub struct Behalf {
 }
 
 impl Behalf {
-    /// None: of no request.
+    /// None: of no request, but of a worker's own question.
     pub fn of(inflight: &Arc<Inflight>, unique: u64) -> Option<Self> {
-        (unique != 0).then(|| Self { inflight: inflight.clone(), unique })
+        (unique != 0 && unique & GUILTY == 0).then(|| Self { inflight: inflight.clone(), unique })
     }
 
     #[cfg(test)]

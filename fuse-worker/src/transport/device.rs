@@ -462,7 +462,10 @@ impl Sink for Transport {
             Err(errno) => {
                 say(&format!("fuse-worker: the kernel refused an answer of {len} bytes (errno {errno})"));
                 // Refused as malformed, so the caller still waits: an error is better than silence.
-                if error == 0 { self.send(unique, -libc::EIO, &[]) } else { Delivery::Dropped }
+                if error == 0 {
+                    self.send(unique, -libc::EIO, &[]);
+                }
+                Delivery::Dropped
             }
         }
     }

@@ -72,6 +72,10 @@ pub(crate) struct Area {
     /// Held by whoever counts an open file.
     pub(super) counting: tokio::sync::Mutex<()>,
     pub(super) parted: Mutex<Parted>,
+    /// Held by whoever gives a name another inode number.
+    pub(super) making_way: tokio::sync::Mutex<()>,
+    /// When a listing was told something last.
+    pub(super) listed_at: Mutex<Option<tokio::time::Instant>>,
     /// Names that files have left, for listings that go on after them.
     pub(super) left: Mutex<Left>,
     /// Mounts that are here. Others that the journal tells of have ended with their agent.

@@ -139,6 +139,7 @@ impl Area {
         self.sink.remove_dir(&path).await.map_err(|e| self.store_wrong("rmdir", &path, &e))?;
         failpoint::hit("agent.staging.removed");
         crate::lock::lock(&self.kept_dirs).remove(&path);
+        crate::lock::lock(&self.left).note(dir, ino, name);
         self.unplace(&path).await?;
         self.times.forget(ino);
         self.times.names_changed(dir);

@@ -123,6 +123,12 @@ impl File {
         lock(&self.record).base.as_ref().is_some_and(|base| base.version == token)
     }
 
+    /// It has no name, and the store nothing of it.
+    pub(super) fn is_nowhere(&self) -> bool {
+        let record = lock(&self.record);
+        record.path.is_none() && record.former.is_empty()
+    }
+
     pub(super) fn is_nameless(&self) -> bool {
         lock(&self.record).path.is_none()
     }

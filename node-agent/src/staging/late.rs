@@ -5,10 +5,12 @@ use super::area::Area;
 use super::names::{Entry, LATE, State};
 use super::record::{Late, Record};
 use super::staged::lies_at_or_below;
+use crate::lock::lock;
 use futures::{StreamExt, TryStreamExt};
 use link::Cause;
 use link::writable::Wrong;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
 use std::time::Duration;
 use store::{Condition, Seen, WriteId};
 
@@ -92,17 +94,15 @@ impl Area {
 
     /// What came late to where nothing is to be goes.
     pub(super) async fn remove_late(&self) {
-        self.forget_over().await;
-        let paths: Vec<Vec<u8>> = {
+        let paths: BTreeSet<Vec<u8>> = {
             let state = self.state();
             let is_free = |late: &&Late| {
                 late.is_removed && !state.paths.contains_key(&late.path) && !state.is_gone(&late.path)
             };
-            let mut paths: Vec<_> =
-                state.late.values().filter(is_free).map(|late| late.path.clone()).collect();
-            paths.dedup();
-            paths
+            state.late.values().filter(is_free).map(|late| late.path.clone()).collect()
         };
+        let begun_ns = super::file::now_ns();
+        let unseen = Mutex::new(BTreeSet::new());
         let looks = futures::stream::iter(paths).for_each_concurrent(LOOKS_AT_ONCE, async |path| {
             // Nobody makes it meanwhile.
             let _held = self.locks.take(&[&path]).await;
@@ -110,20 +110,28 @@ impl Area {
                 let state = self.state();
                 !state.paths.contains_key(&path) && !state.is_gone(&path)
             };
-            if is_free {
-                let _ = self.remove_late_at(&path).await; // tried again at the next look
+            // Tried again at the next look.
+            if is_free && self.remove_late_at(&path).await.is_err() {
+                lock(&unseen).insert(path);
             }
         });
         looks.await;
+        let unseen = unseen.into_inner().unwrap_or_default();
+        self.forget_over(begun_ns, &unseen).await;
     }
 
-    /// What cannot come to pass any more is not asked about again.
-    async fn forget_over(&self) {
-        let over = self.state().surplus_late(0);
-        let over: Vec<(String, Option<Late>)> = over.into_iter().collect();
+    /// What could not come to pass any more when it was looked for last is not asked about again. `unseen`: where nobody could look.
+    async fn forget_over(&self, looked_ns: i64, unseen: &BTreeSet<Vec<u8>>) {
+        let over: Vec<String> = {
+            let state = self.state();
+            let is_over = |late: &Late| {
+                looked_ns.saturating_sub(late.given_up_ns) > KEPT_NS && !unseen.contains(&late.path)
+            };
+            state.late.iter().filter(|(_, late)| is_over(late)).map(|(id, _)| id.clone()).collect()
+        };
         for some in over.chunks(FORGOTTEN_AT_ONCE) {
-            let changed: Changed = some.iter().cloned().collect();
-            let entries = changed.keys().map(|id| late_entry(id, None)).collect::<Result<Vec<_>, _>>();
+            let changed: Changed = some.iter().map(|id| (id.clone(), None)).collect();
+            let entries = some.iter().map(|id| late_entry(id, None)).collect::<Result<Vec<_>, _>>();
             let Ok(entries) = entries else { return };
             if self.commit(entries, move |state| state.remember_late(changed)).await.is_err() {
                 return; // its error has been logged
@@ -157,6 +165,9 @@ impl Area {
         let seen = self.sink.look(path).await.map_err(failed("look"))?;
         let Some(seen) = seen.filter(|seen| self.is_late(path, seen)) else { return Ok(()) };
         let shown = String::from_utf8_lossy(path);
+        if self.is_released() {
+            return Err(Wrong::Cause(Cause::Unavailable)); // a successor has it, and may know better
+        }
         tracing::warn!(volume = %self.volume, path = %shown, "a write that was given up has come to pass: it is removed");
         self.sink.delete(path, &Condition::Is(seen.version)).await.map_err(failed("removal"))?;
         self.unplace(path).await // a listing tells it, too
@@ -164,17 +175,15 @@ impl Area {
 }
 
 impl State {
-    /// Of those that are remembered the ones that are too old, and the oldest where `more` would make them too many.
+    /// The oldest of those that are remembered, where `more` would make them too many.
     pub(super) fn surplus_late(&self, more: usize) -> Changed {
-        let now = super::file::now_ns();
-        let is_over = |given_up_ns: i64| now.saturating_sub(given_up_ns) > KEPT_NS;
-        let mut oldest: Vec<_> = self.late.iter().map(|(id, late)| (late.given_up_ns, id)).collect();
-        let surplus = (oldest.len() + more).saturating_sub(MOST);
-        if surplus > 0 {
-            oldest.sort_unstable();
+        let surplus = (self.late.len() + more).saturating_sub(MOST);
+        if surplus == 0 {
+            return Changed::new();
         }
-        let gone = oldest.into_iter().enumerate().filter(|(k, (ns, _))| *k < surplus || is_over(*ns));
-        gone.map(|(_, (_, id))| (id.clone(), None)).collect()
+        let mut oldest: Vec<_> = self.late.iter().map(|(id, late)| (late.given_up_ns, id)).collect();
+        oldest.sort_unstable();
+        oldest.into_iter().take(surplus).map(|(_, id)| (id.clone(), None)).collect()
     }
 
     pub(super) fn remember_late(&mut self, changed: Changed) {

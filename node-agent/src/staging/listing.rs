@@ -11,6 +11,7 @@ use link::Cause;
 use link::writable::{Done, Name, Node, Wrong};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+use tokio::time::Instant;
 
 /// Where a listing goes on after "." and after ".."; after a name of the store's: at its inode number.
 const AFTER_DOT: u64 = 1;
@@ -57,6 +58,7 @@ impl Area {
             (staged, gone)
         };
         let is_all = offset >= STAGED || self.list_stored(dir, offset, &staged, &gone, &mut names)?;
+        *lock(&self.listed_at) = Some(Instant::now());
         if !is_all {
             return Ok(Done::Names(names.list));
         }
@@ -78,7 +80,7 @@ impl Area {
     async fn make_way_in(&self, dir: u64) -> Result<(), Wrong> {
         let nameless: Vec<u64> = {
             let state = self.state();
-            let nameless = state.files.values().filter(|file| file.is_nameless());
+            let nameless = state.files.values().filter(|file| file.is_nowhere());
             nameless.map(|file| file.ino).collect()
         };
         for ino in nameless {
@@ -88,8 +90,11 @@ impl Area {
                     self.scope.names.attributes(ino).map_err(|e| self.meta_wrong(&e))?
             {
                 let path = self.scope.names.path(ino).map_err(|e| self.meta_wrong(&e))?;
-                let is_gone = path.is_none_or(|path| self.state().is_gone(&path));
-                if !is_gone {
+                let is_ours = path.is_none_or(|path| {
+                    let state = self.state();
+                    state.is_gone(&path) || state.is_others(&path, ino)
+                });
+                if !is_ours {
                     self.make_way(dir, attributes).await?;
                 }
             }
@@ -133,8 +138,7 @@ impl Area {
             let node = own.unwrap_or_else(|| self.stored_node(&attributes));
             known.insert(name, (attributes.ino, node));
         }
-        let shown: BTreeSet<u64> = known.values().map(|(ino, _)| *ino).collect();
-        lock(&self.left).note_shown(dir, |ino| shown.contains(&ino));
+        let mut lost = BTreeSet::new();
         // Those of which the store has lost the name, up to where the next answer begins.
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         for (name, file) in staged.range((from, Bound::Unbounded)) {
@@ -146,15 +150,22 @@ impl Area {
                 && !known.contains_key(name)
                 && let Some(node) = self.staged_node(file)
             {
-                lock(&self.left).note(dir, file.ino, name);
+                lost.insert(file.ino);
                 known.insert(name.clone(), (file.ino, node));
             }
         }
+        let mut shown = Vec::new();
         for (name, (ino, node)) in known {
             if !names.add(&name, ino, node) {
-                return Ok(false);
+                is_all = false;
+                break;
             }
+            shown.push((ino, name));
         }
+        let mut left = lock(&self.left);
+        let inos: BTreeSet<u64> = shown.iter().map(|(ino, _)| *ino).collect();
+        left.note_shown(dir, |ino| inos.contains(&ino));
+        shown.iter().filter(|(ino, _)| lost.contains(ino)).for_each(|(ino, name)| left.note(dir, *ino, name));
         Ok(is_all)
     }
 

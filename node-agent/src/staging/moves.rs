@@ -144,9 +144,9 @@ impl Area {
                 Err(file) => return Ok(Tried::Stale(file)),
             };
         failpoint::hit("agent.staging.move-copied");
+        lock(&self.left).note(from_dir, tree.dirs[0].1, from_name);
         let done = self.move_names(caller, &tree, &from, &to, copied, stored).await?;
         drop(turn);
-        lock(&self.left).note(from_dir, tree.dirs[0].1, from_name);
         self.times.set(tree.dirs[0].1, None, None); // it has changed, and not what is in it
         self.times.names_changed(from_dir);
         self.times.names_changed(to_dir);
@@ -255,7 +255,11 @@ impl Area {
                 match attributes.kind {
                     Kind::Directory => tree.dirs.push((child(&dir, &name), attributes.ino)),
                     _ if staged.contains_key(&name) => {}
-                    Kind::File => tree.files.push(self.stage(&attributes).await?),
+                    Kind::File => {
+                        let attributes = self.make_way(ino, attributes).await?;
+                        let attributes = attributes.ok_or(Wrong::Cause(Cause::Unavailable))?; // it has just been replaced
+                        tree.files.push(self.stage(&attributes).await?);
+                    }
                     Kind::Symlink => return Err(Wrong::Elsewhere),
                 }
             }
@@ -386,8 +390,6 @@ impl Area {
                     let change = file.change();
                     if is_all {
                         file.note_sent(change); // all but that its former name goes
-                    } else {
-                        file.note_listed(false);
                     }
                 }
                 state.remember_late(late);

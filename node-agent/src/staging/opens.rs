@@ -191,25 +191,36 @@ impl Area {
     ) -> Result<Option<Attributes>, Wrong> {
         let ino = attributes.ino;
         let is_taken = || self.by_ino(ino).is_some_and(|file| file.is_nameless());
-        if attributes.kind != Kind::File || !is_taken() {
+        if !is_taken() {
             return Ok(Some(attributes));
+        }
+        let _turn = self.making_way.lock().await;
+        let Some((attributes, _)) = self.scope.names.attributes(ino).map_err(|e| self.meta_wrong(&e))? else {
+            return Ok(None);
+        };
+        let Some(path) = self.scope.names.path(ino).map_err(|e| self.meta_wrong(&e))? else {
+            return Ok(None);
+        };
+        let is_ours = {
+            let state = self.state();
+            state.is_gone(&path) || state.is_others(&path, ino)
+        };
+        if is_ours {
+            return Err(Wrong::Cause(Cause::Stale)); // it was removed or replaced here since it was looked up
         }
         lock(&self.parted).take(ino);
         self.forget_unlinked(ino).await;
         if !is_taken() {
             return Ok(Some(attributes));
         }
-        let Some(path) = self.scope.names.path(ino).map_err(|e| self.meta_wrong(&e))? else {
-            return Ok(None);
-        };
         lock(&self.left).note(dir, ino, name(&path));
         let incoming = Incoming {
             name: name(&path).to_vec(),
-            kind: Kind::File,
+            kind: attributes.kind,
             size: attributes.size,
             mtime_ns: attributes.mtime_ns,
             token: attributes.token,
-            target: Vec::new(),
+            target: attributes.target,
             permissions: attributes.permissions,
         };
         self.place(&path, incoming, self.next_ino()?).await.map(Some)

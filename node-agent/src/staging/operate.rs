@@ -265,6 +265,7 @@ impl Area {
         let removed = file.clone();
         self.commit(entries, move |state| state.set(&removed, record)).await?;
         drop((content, counting));
+        crate::lock::lock(&self.left).note(dir, file.ino, name);
         self.times.names_changed(dir);
         self.part(&file).await;
         if self.is_through() {

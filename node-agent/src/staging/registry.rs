@@ -180,6 +180,8 @@ impl Staging {
             dropping: Arc::default(),
             counting: tokio::sync::Mutex::new(()),
             parted: Mutex::default(),
+            making_way: tokio::sync::Mutex::default(),
+            listed_at: Mutex::default(),
             left: Mutex::default(),
             mounts: Mutex::default(),
             believed: Believed::new(match opened.is_new {

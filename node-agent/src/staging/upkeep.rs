@@ -24,6 +24,9 @@ const LOOK: Duration = Duration::from_millis(500);
 const AGAIN: Duration = Duration::from_secs(15);
 /// Files of which the store has all and that are kept for readers, and their bytes.
 const CLEAN_MAX: usize = 4096;
+/// The same while a directory of the volume is listed, and how long after an answer it goes on at most.
+const CLEAN_MOST: usize = 4 * CLEAN_MAX;
+const LISTING: Duration = Duration::from_secs(5);
 
 impl Area {
     /// Sends what nobody waits for.
@@ -64,7 +67,9 @@ impl Area {
         self.forget_all_unlinked().await;
         self.end_all_moves().await;
         let clean = self.state().files.values().filter(|file| file.record().clean).count();
-        if clean > CLEAN_MAX {
+        // A listing that has not come to them yet would miss them.
+        let is_listing = lock(&self.listed_at).is_some_and(|at| at.elapsed() < LISTING);
+        if clean > CLEAN_MAX && !is_listing || clean > CLEAN_MOST {
             self.drop_clean().await;
         }
     }

@@ -299,6 +299,15 @@ async fn what_comes_to_the_name_of_a_removed_file_is_not_that_file() {
         assert!(matches!(bytes, Done::Stored { .. }), "{name}: {bytes:?}");
     }
     assert_eq!(reads(&node, &area, before[0]).await, BYTES, "who had it open goes on");
+    let ino = node.write(&area, "dir", BYTES, true).await;
+    assert!(area.send_all(SOON).await);
+    node.does(&area, unlink("dir")).await;
+    assert!(area.send_all(SOON).await);
+    fs::create_dir(node.store("dir")).unwrap();
+    area.look_again(b"dir").await;
+    let found = node.finds(&area, "dir").await.unwrap();
+    assert!(found.ino != ino && found.mode & libc::S_IFMT == libc::S_IFDIR, "{found:?}");
+    assert_eq!(reads(&node, &area, ino).await, BYTES);
 }
 
 /// An agent and the worker to which it has answered die together.
@@ -471,6 +480,12 @@ async fn a_listing_goes_on_where_its_last_name_has_left_the_directory() {
         to_name: name.into(),
         keep: false,
     };
+    // Made anew under the same number as far as the store's names go.
+    node.does(&area, unlink(last)).await;
+    node.write(&area, last, BYTES, false).await;
+    assert!(area.send_all(SOON).await);
+    let after = rest(&node, &area, ROOT, offset).await;
+    assert_eq!(after.len(), 303 - listed.len() + 1, "it is new");
     node.does(&area, away(last)).await;
     // One that another replaces, too.
     let replaced = &listed[listed.len() - 2];
@@ -614,5 +629,14 @@ async fn what_was_discarded_and_comes_late_is_ours_and_goes() {
         assert!(node.store("a").exists());
         area.remove_late().await;
         assert!(!node.store("a").exists());
+        // One that was given up long ago, and that nobody could look for until now, is looked for before it is forgotten.
+        let (id, long_ago) = (area.draw(), now_ns() - 3600 * 1_000_000_000);
+        let late =
+            super::super::record::Late { path: b"b".to_vec(), given_up_ns: long_ago, is_removed: true };
+        area.state().late.insert(id.to_string(), late);
+        let write = store::Write { id, ..write };
+        sink.put(b"b", &body, &write, &store::Condition::Absent).await.unwrap();
+        area.remove_late().await;
+        assert!(!node.store("b").exists() && !area.state().late.contains_key(&id.to_string()));
     }
 }
