@@ -273,7 +273,7 @@ impl App {
     }
 
     /// Lets go of everything that has one owner, as fast as it can: applications wait.
-    pub(crate) async fn drain(&mut self) {
+    pub(crate) async fn drain(&mut self) -> bool {
         tracing::info!("draining for a successor");
         self.volumes.drain().await;
         for server in self.servers.drain(..) {
@@ -281,11 +281,12 @@ impl App {
             let _ = server.await; // aborted: its listener is closed now
         }
         self.engine.shutdown().await;
-        self.volumes.release_stores();
+        let is_released = self.volumes.release_stores();
         self.owner = None;
         // Nobody waits for their end: what they ask is of no use any more.
         let helpers = self.helpers.clone();
         drop(tokio::task::spawn_blocking(move || helpers.end_all()));
+        is_released
     }
 
     pub(crate) fn is_drained(&self) -> bool {

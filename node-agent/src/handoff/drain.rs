@@ -34,7 +34,12 @@ pub(crate) async fn follow(app: &mut App, state_dir: &Path) -> io::Result<End> {
         match order {
             Order::Drain(done) => {
                 failpoint::hit("old.called");
-                app.drain().await;
+                if !app.drain().await {
+                    // The successor has them as after a death: when the kernel has let go of them.
+                    return Err(io::Error::other(
+                        "a staging disk does not answer: its areas are let go with the process",
+                    ));
+                }
                 failpoint::hit("old.drained");
                 let _ = done.send(()); // the connection is gone: the next broker will be shown the mounts
             }

@@ -69,7 +69,8 @@ pub(crate) struct Area {
     pub(super) ending_moves: tokio::sync::Mutex<()>,
     /// Inode numbers whose staged files are just being removed.
     pub(super) dropping: Arc<watch::Sender<HashSet<u64>>>,
-    /// Held by whoever counts an open file.
+    /// Held by whoever counts an open file, and by whoever takes a name away, from the last look to the commit. Taken after a file's
+    /// `sending` and `content`; only the journal is waited for under it.
     pub(super) counting: tokio::sync::Mutex<()>,
     pub(super) parted: Mutex<Parted>,
     /// Held by whoever gives a name another inode number.
@@ -400,7 +401,7 @@ impl Area {
         let mut state = self.state();
         let State { results, appends, .. } = &mut *state;
         let kept = results.entry(caller.mount).or_default();
-        if kept.back() != Some(&caller.unique) {
+        if !kept.contains(&caller.unique) {
             kept.push_back(caller.unique);
         }
         if kept.len() > RESULTS_KEPT {
@@ -738,26 +739,21 @@ impl Area {
         Ok((about.f_blocks.saturating_mul(about.f_frsize), about.f_bavail.saturating_mul(about.f_frsize)))
     }
 
-    /// This agent leaves the area to its successor.
-    pub(crate) fn release(&self) {
+    /// This agent leaves the area to its successor. False: a call of the disk goes on, which may still change what the successor has.
+    #[must_use]
+    pub(crate) fn release(&self) -> bool {
         self.released.store(true, Release);
         let end = Instant::now() + RELEASE_LIMIT;
-        loop {
-            let is_late = Instant::now() >= end;
-            // Whatever takes longer than a release waits may still come to pass: its successor is not to wait for that.
+        while Instant::now() < end {
             let is_idle = self.changing.try_write().is_ok();
-            if (is_idle || is_late)
-                && let Ok(mut journal) = self.journal.try_lock()
-            {
+            if is_idle && let Ok(mut journal) = self.journal.try_lock() {
                 *journal = None;
-                return;
-            }
-            if is_late {
-                break;
+                return true;
             }
             std::thread::sleep(Duration::from_millis(1)); // a change is just being written
         }
         tracing::error!(volume = %self.volume, "the staging disk does not answer: what this agent has of it is let go with the process");
+        false
     }
 
     pub(super) fn is_released(&self) -> bool {

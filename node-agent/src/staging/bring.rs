@@ -188,6 +188,11 @@ impl Area {
             return Ok(());
         }
         let seen = self.sink.look(&base.path).await.map_err(|e| self.store_wrong("look", &base.path, &e))?;
+        if seen.is_none() {
+            // Nothing of a bucket that is missing was removed by anybody.
+            let there = self.scope.source.check(self.spec.parameters.store_timeout).await;
+            there.map_err(|e| self.store_wrong("look", &base.path, &e))?;
+        }
         if seen.is_none_or(|seen| seen.version != base.version()) {
             tracing::error!(
                 volume = %self.volume, path = %String::from_utf8_lossy(&base.path), inode = file.ino, missing = file.rest.bytes(),

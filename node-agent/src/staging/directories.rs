@@ -6,9 +6,11 @@ use super::file::now_ns;
 use super::locks::{name, parent};
 use super::names::State;
 use super::record::Root;
+use crate::lock::lock;
 use cache::meta::{Attributes, Incoming, Kind, ROOT};
 use link::Cause;
 use link::writable::{Done, Owner, SetAttributes, Wrong};
+use store::StoreError;
 use volume::Permissions;
 
 impl Area {
@@ -111,7 +113,7 @@ impl Area {
         failpoint::hit("agent.staging.mkdir");
         self.sink.make_dir(&path, &write).await.map_err(|e| self.store_wrong("mkdir", &path, &e))?;
         failpoint::hit("agent.staging.made");
-        crate::lock::lock(&self.kept_dirs).insert(path.clone());
+        lock(&self.kept_dirs).insert(path.clone());
         let ino = self.next_ino()?;
         let placed = self.place_dir(&path, ino, owner.mode, owner.uid, owner.gid, now_ns()).await?;
         self.times.names_changed(dir);
@@ -136,10 +138,13 @@ impl Area {
         self.begin(caller).await?;
         failpoint::hit("agent.staging.rmdir");
         self.keep_dir(parent(&path)).await?;
-        self.sink.remove_dir(&path).await.map_err(|e| self.store_wrong("rmdir", &path, &e))?;
+        match self.sink.remove_dir(&path).await {
+            Err(StoreError::Conflict { .. }) => return Err(Wrong::NotEmpty), // nobody is shown what is in it
+            removed => removed.map_err(|e| self.store_wrong("rmdir", &path, &e))?,
+        }
         failpoint::hit("agent.staging.removed");
-        crate::lock::lock(&self.kept_dirs).remove(&path);
-        crate::lock::lock(&self.left).note(dir, ino, name);
+        lock(&self.kept_dirs).remove(&path);
+        lock(&self.left).note(dir, ino, name);
         self.unplace(&path).await?;
         self.times.forget(ino);
         self.times.names_changed(dir);
@@ -156,9 +161,14 @@ impl Area {
         }
         self.sent_below(dir).await?;
         self.end_moves(dir).await?;
+        self.shows_nothing(dir).await
+    }
+
+    /// The store.
+    pub(super) async fn shows_nothing(&self, dir: &[u8]) -> Result<bool, Wrong> {
         match self.scope.source.list(dir, None).await {
             Ok(page) => Ok(page.entries.is_empty() && page.unnameable.is_empty() && page.next.is_none()),
-            Err(store::StoreError::NotFound { .. }) => Ok(true), // it was there only for what was in it
+            Err(StoreError::NotFound { .. }) => Ok(true), // it was there only for what was in it
             Err(error) => Err(self.store_wrong("list", dir, &error)),
         }
     }

@@ -49,6 +49,11 @@ impl Executed {
         request.outcome.get_or_init(|| work).await.clone()
     }
 
+    /// By this agent or one before it.
+    pub(super) fn is_done(&self, unique: u64) -> bool {
+        lock(&self.requests).done.get(&unique).is_some_and(|request| request.outcome.initialized())
+    }
+
     /// It was answered with an error, and may not be done yet.
     pub(super) fn give_up(&self, unique: u64) {
         if let Some(request) = lock(&self.requests).done.get(&unique) {

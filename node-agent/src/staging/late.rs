@@ -2,6 +2,8 @@
 //! answer any more. What such a write leaves is ours, not somebody else's, and goes if nothing of ours is there any more.
 
 use super::area::Area;
+use super::file::now_ns;
+use super::locks::parent;
 use super::names::{Entry, LATE, State};
 use super::record::{Late, Record};
 use super::staged::lies_at_or_below;
@@ -45,7 +47,7 @@ pub(super) fn late_entry(id: &str, late: Option<&Late>) -> Result<Entry, Wrong> 
 
 /// The writes of a file that is dropped, which nobody asks about any more.
 pub(super) fn late_of(record: &Record) -> Changed {
-    let given_up_ns = super::file::now_ns();
+    let given_up_ns = now_ns();
     let objects = record.object().into_iter().chain(record.former.iter().cloned());
     let late = objects.flat_map(|object| {
         let late = Late { path: object.path, given_up_ns, is_removed: object.version.is_none() };
@@ -57,7 +59,7 @@ pub(super) fn late_of(record: &Record) -> Changed {
 impl Area {
     /// What changes by that of what is remembered: in the journal, and (by [`State::remember_late`]) in memory.
     pub(super) fn give_up(&self, given_up: &GivenUp) -> Result<(Vec<Entry>, Changed), Wrong> {
-        let now = super::file::now_ns();
+        let now = now_ns();
         let mut changed = BTreeMap::new();
         if !given_up.writes.is_empty() || given_up.is_removed.is_some() {
             let state = self.state();
@@ -101,7 +103,7 @@ impl Area {
             };
             state.late.values().filter(is_free).map(|late| late.path.clone()).collect()
         };
-        let begun_ns = super::file::now_ns();
+        let begun_ns = now_ns();
         let unseen = Mutex::new(BTreeSet::new());
         let looks = futures::stream::iter(paths).for_each_concurrent(LOOKS_AT_ONCE, async |path| {
             // Nobody makes it meanwhile.
@@ -125,7 +127,9 @@ impl Area {
         let over: Vec<String> = {
             let state = self.state();
             let is_over = |late: &Late| {
-                looked_ns.saturating_sub(late.given_up_ns) > KEPT_NS && !unseen.contains(&late.path)
+                looked_ns.saturating_sub(late.given_up_ns) > KEPT_NS
+                    && !unseen.contains(&late.path)
+                    && !state.is_being_moved_to(&late.path)
             };
             state.late.iter().filter(|(_, late)| is_over(late)).map(|(id, _)| id.clone()).collect()
         };
@@ -175,6 +179,12 @@ impl Area {
 }
 
 impl State {
+    /// A directory at or above it is being made by a rename, which may copy something there, or was made by one that came to nothing.
+    fn is_being_moved_to(&self, path: &[u8]) -> bool {
+        let above = std::iter::successors(Some(path), |path| (!path.is_empty()).then(|| parent(path)));
+        above.filter_map(|path| self.moved.get(path)).any(Option::is_none)
+    }
+
     /// The oldest of those that are remembered, where `more` would make them too many.
     pub(super) fn surplus_late(&self, more: usize) -> Changed {
         let surplus = (self.late.len() + more).saturating_sub(MOST);

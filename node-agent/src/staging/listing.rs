@@ -76,32 +76,6 @@ impl Area {
         Ok(Done::Names(names.list))
     }
 
-    /// No name of this directory leads to a file that has none any more.
-    async fn make_way_in(&self, dir: u64) -> Result<(), Wrong> {
-        let nameless: Vec<u64> = {
-            let state = self.state();
-            let nameless = state.files.values().filter(|file| file.is_nowhere());
-            nameless.map(|file| file.ino).collect()
-        };
-        for ino in nameless {
-            let is_here = self.scope.names.parent(ino).map_err(|e| self.meta_wrong(&e))? == Some(dir);
-            if is_here
-                && let Some((attributes, _)) =
-                    self.scope.names.attributes(ino).map_err(|e| self.meta_wrong(&e))?
-            {
-                let path = self.scope.names.path(ino).map_err(|e| self.meta_wrong(&e))?;
-                let is_ours = path.is_none_or(|path| {
-                    let state = self.state();
-                    state.is_gone(&path) || state.is_others(&path, ino)
-                });
-                if !is_ours {
-                    self.make_way(dir, attributes).await?;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Names that the store has, and those of files that were taken from it. True: that was all.
     fn list_stored(
         &self,
@@ -181,7 +155,7 @@ impl Area {
         {
             return Ok(name(&path).to_vec());
         }
-        Err(self.meta_wrong(&MetaError::UnknownInode(ino)))
+        Err(Wrong::Cause(Cause::Internal)) // its name has gone long ago, or a worker has made that up
     }
 
     fn staged_node(&self, file: &InDirectory) -> Option<Node> {

@@ -37,6 +37,7 @@ mod late;
 mod left;
 mod listing;
 mod locks;
+mod making_way;
 mod moves;
 mod names;
 mod ongoing;

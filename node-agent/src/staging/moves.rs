@@ -19,7 +19,7 @@ use super::names::{Entry, State, file_entry, moved_entry};
 use super::record::{Late, Moved, Object, Record};
 use super::staged::lies_at_or_below;
 use crate::lock::lock;
-use cache::meta::{Attributes, Kind};
+use cache::meta::{Attributes, Kind, Lookup};
 use futures::{StreamExt, TryStreamExt};
 use link::Cause;
 use link::writable::{Done, Wrong};
@@ -195,7 +195,7 @@ impl Area {
         Err(Wrong::Cause(Cause::Unavailable)) // somebody changes it again and again
     }
 
-    /// Has the whole tree, and the new name, for itself: nothing is made or removed there meanwhile.
+    /// Has the whole tree, and its new names, for itself: nothing is made or removed there meanwhile.
     async fn hold_tree(
         &self,
         (from_dir, from_name): (u64, &[u8]),
@@ -211,8 +211,11 @@ impl Area {
                 _ => return Err(Wrong::Cause(Cause::NotFound)), // it was one a moment ago
             };
             let listed = self.below(&from, top.ino, true).await?;
-            let alone: Vec<&[u8]> = listed.dirs.iter().map(|(path, _)| &path[..]).chain([&to[..]]).collect();
-            let held = self.locks.take(&alone).await;
+            // Nor is there anything removed that the store copies there.
+            let dirs = listed.dirs.iter();
+            let alone: Vec<Vec<u8>> =
+                dirs.flat_map(|(path, _)| [path.clone(), below(path, &from, &to)]).collect();
+            let held = self.locks.take(&alone.iter().map(Vec::as_slice).collect::<Vec<_>>()).await;
             self.remove_late_below(&from).await?; // what is nobody's gets no new name
             let is_there =
                 self.child_path(from_dir, from_name)? == from && self.child_path(to_dir, to_name)? == to;
@@ -252,14 +255,20 @@ impl Area {
                 known.retain(|(name, _)| !state.is_gone(&child(&dir, name)));
             }
             for (name, attributes) in known {
+                if attributes.kind != Kind::Directory && staged.contains_key(&name) {
+                    continue;
+                }
+                let attributes = match self.make_way(ino, attributes).await? {
+                    Some(attributes) => attributes,
+                    // It has got another number in between.
+                    None => match self.scope.names.lookup(ino, &name).map_err(|e| self.meta_wrong(&e))? {
+                        Lookup::Found { attributes, .. } => attributes,
+                        _ => continue,
+                    },
+                };
                 match attributes.kind {
                     Kind::Directory => tree.dirs.push((child(&dir, &name), attributes.ino)),
-                    _ if staged.contains_key(&name) => {}
-                    Kind::File => {
-                        let attributes = self.make_way(ino, attributes).await?;
-                        let attributes = attributes.ok_or(Wrong::Cause(Cause::Unavailable))?; // it has just been replaced
-                        tree.files.push(self.stage(&attributes).await?);
-                    }
+                    Kind::File => tree.files.push(self.stage(&attributes).await?),
                     Kind::Symlink => return Err(Wrong::Elsewhere),
                 }
             }
@@ -530,6 +539,8 @@ impl Area {
         self.sync_disk().await?; // no loss of power brings its name back, or hides what has it next
         failpoint::hit("agent.staging.move-end");
         let is_theirs = match self.sink.remove_dir(path).await {
+            // What another node is just making in it, or has left: this is tried again.
+            Err(StoreError::Conflict { .. }) if self.shows_nothing(path).await? => return Ok(()),
             // Something is in it that is nobody's here: it is a directory of its own from now on.
             Err(StoreError::Conflict { .. }) => true,
             removed => {
@@ -552,3 +563,6 @@ impl Area {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

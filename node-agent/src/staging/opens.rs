@@ -3,11 +3,10 @@
 use super::Outcome;
 use super::area::{Area, Caller, Found};
 use super::file::File;
-use super::locks::name;
 use super::names::{APPEND, BEGUN, RESULT, file_entry, open_entry, result_key};
 use super::parted;
 use crate::lock::lock;
-use cache::meta::{Attributes, Incoming, Kind};
+use cache::meta::{Attributes, Kind};
 use fuse_abi::{CreateIn, InHeader};
 use link::Cause;
 use link::broker::MountId;
@@ -93,8 +92,8 @@ impl Area {
         }
     }
 
-    pub(super) async fn close(&self, caller: &Caller<'_>, ino: u64) -> Outcome {
-        let outcome = Ok(Done::Done);
+    /// `outcome`: of the request by which it is closed.
+    pub(super) async fn close(&self, caller: &Caller<'_>, ino: u64, outcome: Outcome) -> Outcome {
         {
             let _counting = self.counting.lock().await;
             let (mount, times) = (caller.mount, self.state().times_open(caller.mount, ino).saturating_sub(1));
@@ -182,59 +181,12 @@ impl Area {
         }
     }
 
-    /// A file of the store's that has come to a name which one had that has none any more. The store's names keep their inode numbers: the
-    /// one without a name goes if nobody has it open, or the name gets another number. None: it has one by now.
-    pub(super) async fn make_way(
-        &self,
-        dir: u64,
-        attributes: Attributes,
-    ) -> Result<Option<Attributes>, Wrong> {
-        let ino = attributes.ino;
-        let is_taken = || self.by_ino(ino).is_some_and(|file| file.is_nameless());
-        if !is_taken() {
-            return Ok(Some(attributes));
-        }
-        let _turn = self.making_way.lock().await;
-        let Some((attributes, _)) = self.scope.names.attributes(ino).map_err(|e| self.meta_wrong(&e))? else {
-            return Ok(None);
-        };
-        let Some(path) = self.scope.names.path(ino).map_err(|e| self.meta_wrong(&e))? else {
-            return Ok(None);
-        };
-        let is_ours = {
-            let state = self.state();
-            state.is_gone(&path) || state.is_others(&path, ino)
-        };
-        if is_ours {
-            return Err(Wrong::Cause(Cause::Stale)); // it was removed or replaced here since it was looked up
-        }
-        lock(&self.parted).take(ino);
-        self.forget_unlinked(ino).await;
-        if !is_taken() {
-            return Ok(Some(attributes));
-        }
-        lock(&self.left).note(dir, ino, name(&path));
-        let incoming = Incoming {
-            name: name(&path).to_vec(),
-            kind: attributes.kind,
-            size: attributes.size,
-            mtime_ns: attributes.mtime_ns,
-            token: attributes.token,
-            target: attributes.target,
-            permissions: attributes.permissions,
-        };
-        self.place(&path, incoming, self.next_ino()?).await.map(Some)
-    }
-
     /// Those that an agent before has left when it died just before: nobody asks for them any more.
     pub(super) async fn forget_all_unlinked(&self) {
         self.forget_parted(parted::KEPT).await;
         let over: Vec<u64> = {
             let state = self.state();
-            let nameless = state.files.values().filter(|file| {
-                let record = file.record();
-                record.clean && record.path.is_none() && record.former.is_empty()
-            });
+            let nameless = state.files.values().filter(|file| file.is_nowhere() && file.record().clean);
             nameless.map(|file| file.ino).filter(|ino| !state.is_open(*ino)).collect()
         };
         for ino in over {
@@ -246,8 +198,7 @@ impl Area {
     pub(super) async fn forget_unlinked(&self, ino: u64) {
         let is_over = || {
             let state = self.state();
-            let file = state.files.get(&ino).map(|file| file.record());
-            file.is_some_and(|record| record.path.is_none() && record.former.is_empty())
+            state.files.get(&ino).is_some_and(|file| file.is_nowhere())
                 && !state.is_open(ino)
                 && !lock(&self.parted).has(ino)
         };

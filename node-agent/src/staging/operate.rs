@@ -5,6 +5,7 @@ use super::bring::How;
 use super::file::{File, now_ns};
 use super::names::{State, file_entry, open_entry};
 use super::{Executed, Outcome};
+use crate::lock::lock;
 use cache::meta::{Attributes, Kind};
 use link::Cause;
 use link::writable::{Done, Operation, Owner, SetAttributes, Wrong};
@@ -22,6 +23,7 @@ impl Area {
         if caller.read_only && changes(&operation) {
             return Err(Wrong::ReadOnly);
         }
+        let is_again = executed.is_done(caller.unique);
         let once = |work| executed.once(caller.unique, caller.waits, self.on_answering_disk(work));
         let done = match operation {
             Operation::Lookup { parent, name } => self.lookup(parent, &name).await,
@@ -35,7 +37,7 @@ impl Area {
             Operation::Sync { ino, closing } => self.on_answering_disk(self.sync(ino, closing)).await,
             // Done again it would undo what others have done since.
             Operation::SetAttributes { ino, set } => {
-                once(boxed(self.set_attributes(caller, ino, &set))).await
+                once(boxed(self.change_attributes(Some(caller), ino, &set))).await
             }
             Operation::Write { ino } => self.write(caller, ino, executed).await,
             // Each of these happens once, however often its request is executed.
@@ -71,17 +73,23 @@ impl Area {
             }
             // Begun in any case: nobody asks for it again.
             Operation::Close { ino } => {
-                executed.once(caller.unique, caller.waits, boxed(self.close(caller, ino))).await
+                executed
+                    .once(caller.unique, caller.waits, boxed(self.close(caller, ino, Ok(Done::Done))))
+                    .await
             }
         };
-        done.map(|done| (done, None))
+        let done = match done? {
+            // As it is by now: it may have been changed since it was done.
+            Done::Node(node) if is_again => self.attributes(node.ino).await.unwrap_or(Done::Node(node)),
+            done => done,
+        };
+        Ok((done, None))
     }
 
     /// A file that was just counted as open. Who was answered with an error meanwhile does not have it open, and closes nothing.
     async fn unless_given_up(&self, caller: &Caller<'_>, executed: &Executed, ino: u64) -> Result<(), Wrong> {
         if executed.is_given_up(caller.unique) {
-            self.close(caller, ino).await?;
-            return Err(Wrong::Cause(Cause::Unavailable));
+            self.close(caller, ino, Err(Wrong::Cause(Cause::Unavailable))).await?;
         }
         Ok(())
     }
@@ -183,10 +191,6 @@ impl Area {
         outcome
     }
 
-    async fn set_attributes(&self, caller: &Caller<'_>, ino: u64, set: &SetAttributes) -> Outcome {
-        self.change_attributes(Some(caller), ino, set).await
-    }
-
     /// `asked`: by whose request, of which the result is to be noted.
     pub(super) async fn change_attributes(
         &self,
@@ -265,7 +269,7 @@ impl Area {
         let removed = file.clone();
         self.commit(entries, move |state| state.set(&removed, record)).await?;
         drop((content, counting));
-        crate::lock::lock(&self.left).note(dir, file.ino, name);
+        lock(&self.left).note(dir, file.ino, name);
         self.times.names_changed(dir);
         self.part(&file).await;
         if self.is_through() {
@@ -391,7 +395,7 @@ impl Area {
         self.commit(entries, apply).await?;
         drop((content, replacing, ordered));
         {
-            let mut left = crate::lock::lock(&self.left);
+            let mut left = lock(&self.left);
             left.note(from_dir, file.ino, from_name);
             if let Some(replaced) = &replaced {
                 left.note(to_dir, replaced.ino, to_name);

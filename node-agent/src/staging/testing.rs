@@ -32,6 +32,10 @@ pub(super) enum Does {
     Refuses,
     /// Gives no answer to what would change it.
     Hangs,
+    /// Gives none to a copy, which it has made.
+    HangsAfterCopy,
+    /// Says of each object that it is not there, and of itself that it is missing.
+    Lost,
 }
 
 /// A directory that takes what is written, or not.
@@ -53,9 +57,18 @@ impl Gate {
         let met = *does.wait_for(|does| *does != Does::Hangs).await.expect("the test goes on");
         match met {
             Does::Refuses => Err(StoreError::Full { what: "the store".into(), why: "no room".into() }),
-            Does::Takes | Does::Hangs => Ok(()),
+            Does::Lost => Err(lost(path)),
+            Does::Takes | Does::Hangs | Does::HangsAfterCopy => Ok(()),
         }
     }
+
+    fn is_lost(&self) -> bool {
+        *self.does.borrow() == Does::Lost
+    }
+}
+
+fn lost(path: &[u8]) -> StoreError {
+    StoreError::NotFound { what: String::from_utf8_lossy(path).into_owned(), advice: "" }
 }
 
 #[async_trait::async_trait]
@@ -70,7 +83,7 @@ impl Source for Gate {
         self.source.get(path, version, range).await
     }
     async fn check(&self, limit: Duration) -> Result<(), StoreError> {
-        self.source.check(limit).await
+        if self.is_lost() { Err(lost(b"bucket")) } else { self.source.check(limit).await }
     }
     fn sink(&self) -> Option<Arc<dyn Sink>> {
         Some(Arc::new(self.clone()))
@@ -109,7 +122,7 @@ impl Sink for Gate {
         self.sink.leftovers(age).await
     }
     async fn look(&self, path: &[u8]) -> Result<Option<Seen>, StoreError> {
-        self.sink.look(path).await
+        if self.is_lost() { Ok(None) } else { self.sink.look(path).await }
     }
     async fn delete(&self, path: &[u8], is: &Condition) -> Result<(), StoreError> {
         self.pass(path).await?;
@@ -127,7 +140,11 @@ impl Sink for Gate {
         self.pass(from).await?;
         let now = self.sink.look(from).await?.filter(|_| self.copies_anything);
         let (version, size) = now.map_or((version.clone(), size), |now| (now.version, now.size));
-        self.sink.copy(from, &version, size, to, write, is).await
+        let copied = self.sink.copy(from, &version, size, to, write, is).await;
+        let mut does = self.does.clone();
+        let is_probe = from.starts_with(b".millpond-probe-");
+        let _ = does.wait_for(|does| is_probe || *does != Does::HangsAfterCopy).await;
+        copied
     }
     async fn withdraw(&self, path: &[u8], write: WriteId, is: Option<&Condition>) -> Result<(), StoreError> {
         self.sink.withdraw(path, write, is).await

@@ -1,8 +1,9 @@
 //! The bytes of staged files.
 
-use super::area::{Area, Caller, Found, file_wrong};
+use super::area::{Area, Caller, Found, disk_wrong, file_wrong};
 use super::bring::How;
 use super::file::{File, now_ns};
+use super::names::{APPEND, result_key};
 use super::record::{Append, Record};
 use super::{Executed, Outcome, parts};
 use fuse_abi::{InHeader, WRITE_KILL_SUIDGID, WriteIn};
@@ -62,11 +63,9 @@ impl Area {
             let at_end = Append { ino, offset, end: end_of(offset)?, is_over: false };
             let append = self.append_at(caller, at_end).await?;
             if !append.is_over {
-                let put = self.put_bytes(&file, data, bytes, append.offset).await;
+                let put = self.put_bytes(&file, data.clone(), bytes, append.offset).await;
                 if let Err(wrong) = put {
-                    // Nobody gets that place after all.
-                    let over = self.end_appends(ino, append.offset)?;
-                    self.commit(over, |_| ()).await?;
+                    self.give_place_back(caller, &file, data, &wrong).await?;
                     return Err(wrong);
                 }
             }
@@ -81,7 +80,13 @@ impl Area {
                 self.note_dirty(&file, true).await?;
             };
             let data = content.as_ref().ok_or(Wrong::Cause(Cause::Internal))?.clone();
-            self.put_bytes(&file, data, bytes, head.offset).await?;
+            let put = self.put_bytes(&file, data.clone(), bytes, head.offset).await;
+            drop(content);
+            if let Err(wrong) = put {
+                let _alone = file.content.write().await;
+                let _ = self.cut_off_rest(&file, data).await; // a disk that fails
+                return Err(wrong);
+            }
             let written = head.offset..end_of(head.offset)?;
             file.wrote(written.start, written.end).then_some(written)
         };
@@ -89,7 +94,43 @@ impl Area {
         if in_order.is_some_and(|written| parts::of(written.start) != parts::of(written.end)) {
             self.advance(&file);
         }
-        Ok(Done::Written { bytes: len })
+        let outcome = Ok(Done::Written { bytes: len });
+        let is_shared = self.state().opens.get(&ino).is_some_and(|mounts| mounts.len() > 1);
+        if is_shared {
+            // Done again it would undo what programs of another mount have written since. Those of this one wait for its answer.
+            let entries = self.result_entries(caller, &outcome)?;
+            self.commit(entries, |_| ()).await?;
+        }
+        outcome
+    }
+
+    /// Nothing was appended: the next request gets that place, and this one its error, however often it is executed. A successor of
+    /// this agent goes on with it instead, where it has its place. The caller has the content alone.
+    async fn give_place_back(
+        &self,
+        caller: &Caller<'_>,
+        file: &Arc<File>,
+        data: Arc<std::fs::File>,
+        wrong: &Wrong,
+    ) -> Result<(), Wrong> {
+        let _ = self.cut_off_rest(file, data).await; // a disk that fails
+        if self.is_released() {
+            return Ok(());
+        }
+        let mut entries = self.result_entries(caller, &Err(wrong.clone()))?;
+        entries.push((result_key(APPEND, caller.mount, caller.unique), None));
+        let request = (caller.mount, caller.unique);
+        self.commit(entries, move |state| _ = state.appends.remove(&request)).await
+    }
+
+    /// What a write that failed has put behind the end of the file. The caller has the content alone.
+    async fn cut_off_rest(&self, file: &Arc<File>, data: Arc<std::fs::File>) -> Result<(), Wrong> {
+        let end = file.size();
+        let cut = self.change_data(move || {
+            let is_longer = rustix::fs::fstat(&data).map_err(disk_wrong)?.st_size as u64 > end;
+            if is_longer { data.set_len(end).map_err(file_wrong) } else { Ok(()) }
+        });
+        cut.await
     }
 
     /// As each file system does before somebody without a right to keep them writes. Where the bytes go through its page cache

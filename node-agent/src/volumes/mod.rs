@@ -355,14 +355,14 @@ impl Volumes {
         self.mounts().iter().filter(|m| !m.is_started()).map(|m| m.id).collect()
     }
 
-    /// After the last worker: nothing of ours writes names any more.
-    pub(crate) fn release_stores(&self) {
+    /// After the last worker: nothing of ours writes names any more. False: not as long as this process lives.
+    pub(crate) fn release_stores(&self) -> bool {
         // Also those that no mount has any more, of which something is still being sent.
         let areas = self.staging.open_areas();
         let of_mounts = self.mounts().into_iter().map(|mount| mount.scope.clone());
         let of_areas = areas.iter().map(|area| area.scope());
         of_mounts.chain(of_areas).chain(self.scopes.all()).for_each(|scope| scope.release());
-        areas.iter().for_each(|area| area.release());
+        areas.iter().map(|area| area.release()).fold(true, |all, is_released| all && is_released)
     }
 
     pub fn usage(&self, id: MountId) -> Result<Usage, Refusal> {

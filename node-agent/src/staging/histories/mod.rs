@@ -246,7 +246,7 @@ impl World {
             match end {
                 End::Killed => self.killed(),
                 End::Quiet if !is_last && self.rng.random() => {
-                    area.release();
+                    assert!(area.release());
                     End::Succeeded
                 }
                 end => end,

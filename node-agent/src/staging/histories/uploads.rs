@@ -15,6 +15,7 @@ use inflight::{Inflight, Room};
 use journal::Journal;
 use link::broker::MountId;
 use link::writable::{Done, Operation};
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -58,27 +59,48 @@ impl Node {
         Self { store: store.clone(), staging, numbers, scope: None, dir }
     }
 
+    /// What another agent opens its areas with.
+    pub(super) fn another(&self) -> Arc<Staging> {
+        Arc::new(Staging::new(self.dir.path().join("staging"), SOON))
+    }
+
     pub(super) async fn open(&mut self) -> Result<Arc<Area>, String> {
+        let staging = self.staging.clone();
+        self.opens(&staging).await
+    }
+
+    pub(super) async fn opens(&mut self, staging: &Arc<Staging>) -> Result<Arc<Area>, String> {
         let scope = self.scope.get_or_insert_with(|| {
             let (id, store) = (ScopeId::parse(&"0a".repeat(16)).unwrap(), self.store.clone());
             scope_over(self.dir.path(), id, self.numbers.clone(), |_| Ok(store)).0
         });
-        self.staging.open(&spec(), scope, &self.numbers).await.map_err(|refusal| refusal.message)
+        staging.open(&spec(), scope, &self.numbers).await.map_err(|refusal| refusal.message)
     }
 
     /// Its agent hands over to another one.
-    async fn succeed(&mut self, area: Arc<Area>) -> Arc<Area> {
-        area.release();
+    pub(super) async fn succeed(&mut self, area: Arc<Area>) -> Arc<Area> {
+        assert!(area.release());
         self.close(area).await;
         self.open().await.unwrap()
     }
 
     /// Bytes that are staged of this inode.
     pub(super) fn staged(&self, ino: u64) -> u64 {
-        std::fs::metadata(self.dir.path().join(format!("staging/v/files/{ino:016x}"))).unwrap().len()
+        self.file(ino).metadata().unwrap().len()
     }
 
-    async fn close(&self, area: Arc<Area>) {
+    pub(super) fn bytes(&self, ino: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.file(ino).read_to_end(&mut bytes).unwrap();
+        bytes
+    }
+
+    /// To be read alone.
+    pub(super) fn file(&self, ino: u64) -> std::fs::File {
+        std::fs::File::open(self.dir.path().join(format!("staging/v/files/{ino:016x}"))).unwrap()
+    }
+
+    pub(super) async fn close(&self, area: Arc<Area>) {
         let weak = Arc::downgrade(&area);
         drop(area);
         until(|| weak.strong_count() == 0).await;
