@@ -197,11 +197,13 @@ impl Area {
         entries: Vec<Entry>,
         apply: impl FnOnce(&mut State) + Send + 'static,
     ) -> Result<(), Wrong> {
-        let (journal, state) = (self.journal.clone(), self.state.clone());
+        let (journal, state, released) = (self.journal.clone(), self.state.clone(), self.released.clone());
         let done = self.in_order(move || {
             failpoint::hit("agent.staging.commit");
             let mut journal = lock(&journal);
-            let journal = journal.as_mut().ok_or(Wrong::Cause(Cause::Unavailable))?; // left to a successor
+            // Left to a successor, or about to be: it executes anew what was refused, as if nothing had come after that.
+            let journal = journal.as_mut().filter(|_| !released.load(Acquire));
+            let journal = journal.ok_or(Wrong::Cause(Cause::Unavailable))?;
             journal.batch(&changes(&entries)).map_err(|error| journal_wrong(&error))?;
             apply(&mut lock(&state));
             failpoint::hit("agent.staging.committed");
