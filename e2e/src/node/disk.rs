@@ -2,6 +2,7 @@
 
 use super::places::Places;
 use super::server::spawn;
+use super::{AgentOptions, Node};
 use anyhow::{Context, Result, ensure};
 use rustix::mount::{MountFlags, mount};
 use std::io::{BufRead, BufReader, Write};
@@ -31,6 +32,17 @@ pub fn small_staging_disk(places: &Places, megabytes: u64, uid: u32) -> Result<(
     Ok(())
 }
 
+impl Node {
+    /// One whose staging disk fails as its test says. The disk is to outlive what [`Self::finish`] does.
+    pub fn on_faulty_staging_disk(options: AgentOptions) -> Result<(Self, FaultyDisk)> {
+        let mut node = Self::start(options)?;
+        node.stop_agent()?;
+        let disk = FaultyDisk::of_staging(&node.places, node.options.uid)?;
+        node.start_agent()?;
+        Ok((node, disk))
+    }
+}
+
 /// `fault-fs` over a directory.
 #[derive(Debug)]
 pub struct FaultyDisk {
@@ -47,7 +59,7 @@ impl FaultyDisk {
     }
 
     /// Where the agent, which is down, has what was written.
-    pub fn of_staging(places: &Places, uid: u32) -> Result<Self> {
+    fn of_staging(places: &Places, uid: u32) -> Result<Self> {
         Self::at(places, places.state("agent").join("staging"), uid)
     }
 

@@ -5,7 +5,7 @@ use crate::operators::millpond;
 use crate::promises::errno;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, BUCKET, FaultyDisk, Mounted, Node, small_staging_disk};
+use e2e::node::{AgentOptions, BUCKET, Mounted, Node, small_staging_disk};
 use e2e::tree::{Shape, Tree};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -347,12 +347,8 @@ type Ask<'a> = Box<dyn Fn() -> io::Result<()> + Send + Sync + 'a>;
 #[test]
 fn a_staging_disk_that_hangs_is_an_error_in_time_and_nothing_that_was_acknowledged_is_lost() -> Result<()> {
     let hang_limit = Some(Duration::from_secs(4));
-    let mut node = Node::start(AgentOptions { hang_limit, ..AgentOptions::default() })?;
-    node.stop_agent()?;
-    // To outlive the node.
-    let uid = node.options().uid;
-    let disk = FaultyDisk::of_staging(node.places(), uid)?;
-    node.start_agent()?;
+    let options = AgentOptions { hang_limit, ..AgentOptions::default() };
+    let (mut node, disk) = Node::on_faulty_staging_disk(options)?;
     let hang = || disk.set(&DiskFaults { hangs: Call::ALL.to_vec(), ..DiskFaults::default() });
     let mend = || disk.set(&DiskFaults::default());
     let tree = Tree::generated("", Shape::LITTLE);
@@ -461,11 +457,7 @@ fn a_staging_disk_that_hangs_is_an_error_in_time_and_nothing_that_was_acknowledg
 /// knows what of the journal is there: an agent that starts anew finds out.
 #[test]
 fn a_staging_disk_that_fails_is_an_error_and_nothing_that_is_said_to_be_safe_is_lost() -> Result<()> {
-    let mut node = Node::start(AgentOptions::default())?;
-    node.stop_agent()?;
-    let uid = node.options().uid;
-    let disk = FaultyDisk::of_staging(node.places(), uid)?;
-    node.start_agent()?;
+    let (mut node, disk) = Node::on_faulty_staging_disk(AgentOptions::default())?;
     let mounted = node.workspace("fails", "fails", &[("writeMode", "back")])?;
     let path = |name: &str| mounted.target.join(name);
     let safe = File::create_new(path("safe"))?;

@@ -4,7 +4,7 @@ use crate::operators::{json, millpond};
 use crate::promises::errno;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, FaultyDisk, Mounted, Node, secrets};
+use e2e::node::{AgentOptions, Mounted, Node, secrets};
 use e2e::scenario::ended::{Ending, end};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
@@ -93,11 +93,8 @@ fn to(node: &Node, name: &str) -> Result<(PathBuf, String)> {
 #[test]
 fn who_is_killed_while_a_file_is_opened_leaves_it_open_to_nobody() -> Result<()> {
     let hang_limit = Some(Duration::from_secs(30));
-    let mut node = Node::start(AgentOptions { hang_limit, ..AgentOptions::default() })?;
-    node.stop_agent()?;
-    let uid = node.options().uid;
-    let disk = FaultyDisk::of_staging(node.places(), uid)?;
-    node.start_agent()?;
+    let options = AgentOptions { hang_limit, ..AgentOptions::default() };
+    let (mut node, disk) = Node::on_faulty_staging_disk(options)?;
     let mounted = back(&mut node, "killed")?;
     refuse_writes(&node)?;
     let path = mounted.target.join("a");
@@ -109,16 +106,23 @@ fn who_is_killed_while_a_file_is_opened_leaves_it_open_to_nobody() -> Result<()>
         Ok(command.arg(mounted.target.join(name)).stdout(Stdio::null()).spawn()?)
     };
     let mut programs = [start("cat", "a")?, start("touch", "new")?];
-    let waits = |program: &Child| {
-        let at = fs::read_to_string(format!("/proc/{}/wchan", program.id()));
-        at.is_ok_and(|at| at.contains("request_wait_answer"))
+    let stack =
+        |program: &Child| fs::read_to_string(format!("/proc/{}/stack", program.id())).unwrap_or_default();
+    // Other requests are waited for, too: fuse_atomic_open looks the name up (fs/fuse/dir.c) before it sends CREATE, or OPEN is sent in
+    // do_dentry_open.
+    let opens = |program: &Child| {
+        let stack = stack(program);
+        let is_in = |function: &str| stack.contains(function);
+        let is_opening = is_in("do_dentry_open") || is_in("fuse_atomic_open") && !is_in("fuse_lookup");
+        is_opening && is_in("request_wait_answer")
     };
-    let all_wait = wait_until(PATIENCE, || programs.iter().all(waits));
+    let all_open = wait_until(PATIENCE, || programs.iter().all(opens));
+    let stacks = programs.each_ref().map(stack);
     for program in &mut programs {
         program.kill()?;
         ensure!(program.wait()?.signal() == Some(9), "it ends although the disk hangs");
     }
-    ensure!(all_wait, "they do not wait for the agent");
+    ensure!(all_open, "they do not wait for the agent to open their files: {stacks:#?}");
     disk.set(&DiskFaults::default())?;
     let opened = wait_until(PATIENCE, || fs::read(&path).is_ok_and(|read| read == b"hello"));
     ensure!(opened, "{:?}", fs::read(&path));

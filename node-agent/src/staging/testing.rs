@@ -1,5 +1,6 @@
 //! A node with one volume, at a store that a test directs.
 
+use super::conditions::PROBE;
 use super::{Area, Caller, Executed, Outcome, Staging};
 use crate::state::StateDir;
 use crate::testing::scope_over;
@@ -50,7 +51,7 @@ struct Gate {
 
 impl Gate {
     async fn pass(&self, path: &[u8]) -> Result<(), StoreError> {
-        if path.starts_with(b".millpond-probe-") {
+        if path.starts_with(PROBE.as_bytes()) {
             return Ok(());
         }
         let mut does = self.does.clone();

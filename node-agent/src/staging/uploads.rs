@@ -9,6 +9,7 @@
 //! What this agent is sending is never ended: whoever sends an upload holds it, and what is held by nobody is left over.
 
 use super::area::Area;
+use super::conditions::PROBE;
 use super::file::now_ns;
 use super::names::{Entry, State, UPLOAD};
 use super::ongoing::{Holder, Noted};
@@ -141,7 +142,7 @@ impl Area {
         }
         // There are servers that say the same time of each upload: one that has only begun must not be old.
         let write = Write { id: self.draw(), attributes: Attributes::default() };
-        let path = format!(".millpond-probe-{}", write.id);
+        let path = format!("{PROBE}{}", write.id);
         let witness = self.sink.begin(path.as_bytes(), &write).await?;
         let found = self.sink.leftovers(OLD).await;
         let _ = self.sink.abandon(&witness).await; // it has no parts

@@ -31,6 +31,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 use volume::Permissions;
 
@@ -74,21 +75,8 @@ impl Directory {
         question: Question,
         work: impl FnOnce(&Tree) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.run_in(Lane::Metadata, op, question, work).await
-    }
-
-    async fn run_in<T: Send + 'static>(
-        &self,
-        lane: Lane,
-        op: &'static str,
-        question: Question,
-        work: impl FnOnce(&Tree) -> Result<T, StoreError> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        let slot = enter(&self.tree, &self.place, lane, &question).await?;
-        let meter = Meter::start(&self.observer, op);
-        let tree = self.tree.clone();
-        let result = blocking(&self.tree, &question, slot, move || work(&tree)).await;
-        report(meter, result)
+        let (meter, work) = self.start(Lane::Metadata, op, &question, work).await?;
+        report(meter, ended(&self.tree, question.in_time(work).await))
     }
 
     /// The same of work that moves bytes: it may take as long as it gets on.
@@ -97,16 +85,10 @@ impl Directory {
         op: &'static str,
         work: impl FnOnce(&Tree, &Progress) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let question = self.access.question();
-        let slot = enter(&self.tree, &self.place, Lane::Upload, &question).await?;
-        let meter = Meter::start(&self.observer, op);
-        let (tree, progress) = (self.tree.clone(), Arc::new(Progress::default()));
+        let (question, progress) = (self.access.question(), Arc::new(Progress::default()));
         let seen = progress.clone();
-        let work = tokio::task::spawn_blocking(move || {
-            let _slot = slot;
-            work(&tree, &seen)
-        });
-        tokio::pin!(work);
+        let started = self.start(Lane::Upload, op, &question, move |tree| work(tree, &seen));
+        let (meter, mut work) = started.await?;
         let mut waited = question.in_time(&mut work).await;
         let mut before = 0;
         while waited.is_none() {
@@ -119,7 +101,24 @@ impl Directory {
         }
         report(meter, ended(&self.tree, waited))
     }
+
+    /// As soon as there is a slot for it.
+    async fn start<T: Send + 'static>(
+        &self,
+        lane: Lane,
+        op: &'static str,
+        question: &Question,
+        work: impl FnOnce(&Tree) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<(Meter, Working<T>), StoreError> {
+        let slot = enter(&self.tree, &self.place, lane, question).await?;
+        let meter = Meter::start(&self.observer, op);
+        let tree = self.tree.clone();
+        Ok((meter, spawn(slot, move || work(&tree))))
+    }
 }
+
+/// On a blocking thread.
+type Working<T> = JoinHandle<Result<T, StoreError>>;
 
 /// How far work on a blocking thread has come, for whoever waits for it.
 #[derive(Default)]
@@ -153,25 +152,27 @@ async fn enter(tree: &Tree, place: &Place, lane: Lane, question: &Question) -> R
 const HANGS: &str = "the file system does not answer (a network file system that hangs?)";
 
 /// The slot goes with the work: a disk that hangs keeps it, so that hanging calls cannot fill the blocking pool.
+fn spawn<T: Send + 'static>(
+    slot: Slot,
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Working<T> {
+    tokio::task::spawn_blocking(move || {
+        let _slot = slot;
+        work()
+    })
+}
+
 async fn blocking<T: Send + 'static>(
     tree: &Tree,
     question: &Question,
     slot: Slot,
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
-    let work = tokio::task::spawn_blocking(move || {
-        let _slot = slot;
-        work()
-    });
-    let waited = question.in_time(work).await;
-    ended(tree, waited)
+    ended(tree, question.in_time(spawn(slot, work)).await)
 }
 
 /// What came of work on a blocking thread; None: it was not waited for any longer.
-fn ended<T>(
-    tree: &Tree,
-    waited: Option<Result<Result<T, StoreError>, tokio::task::JoinError>>,
-) -> Result<T, StoreError> {
+fn ended<T>(tree: &Tree, waited: Option<Result<Result<T, StoreError>, JoinError>>) -> Result<T, StoreError> {
     match waited {
         Some(Ok(result)) => result,
         Some(Err(e)) => Err(tree.unavailable("", format!("the reading thread failed: {e}"))),
@@ -516,10 +517,16 @@ mod tests {
         assert_eq!(settles_in(i64::MAX, i64::MIN), ms(50));
     }
 
-    #[tokio::test]
-    async fn what_gets_on_is_waited_for_and_what_hangs_is_not() {
+    /// Whoever waits looks at the steps when he is polled, and the test polls after a step alone: no machine is too slow for that.
+    #[test]
+    fn what_gets_on_is_waited_for_and_what_hangs_is_not() {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().max_blocking_threads(1).build().unwrap().block_on(waits_for_what_gets_on());
+    }
+
+    async fn waits_for_what_gets_on() {
         let at = tempfile::tempdir().unwrap();
-        let store_timeout = Duration::from_millis(200);
+        let store_timeout = Duration::from_millis(100);
         let spec = volume::VolumeSpec {
             id: volume::VolumeId::parse("v").unwrap(),
             source: volume::SourceUrl::Dir { path: at.path().to_owned() },
@@ -529,15 +536,26 @@ mod tests {
         let limits = Limits::new(crate::LimitsConfig::default());
         let directory =
             Directory::new(at.path().to_owned(), access, "readers", &limits, Arc::new(crate::NoObserver));
-        let step = store_timeout / 4;
+        let (grants, granted) = std::sync::mpsc::channel::<()>();
+        let (makes, made) = std::sync::mpsc::channel::<()>();
         let moves = directory.run_on("put", move |_, progress| {
-            for _ in 0..20 {
-                std::thread::sleep(step);
+            while granted.recv().is_ok() {
                 progress.step();
+                let _ = makes.send(());
             }
             Ok(7)
         });
-        assert_eq!(moves.await.unwrap(), 7, "five times as long as it may take to answer");
+        tokio::pin!(moves);
+        for step in 0..5 {
+            assert!(futures::poll!(&mut moves).is_pending(), "after step {step}");
+            grants.send(()).unwrap();
+            made.recv_timeout(Duration::from_secs(60)).unwrap();
+            tokio::time::sleep(2 * store_timeout).await;
+        }
+        drop(grants);
+        // The one thread does this after it.
+        tokio::task::spawn_blocking(|| ()).await.unwrap();
+        assert_eq!(moves.await.unwrap(), 7, "ten times as long as it may take to answer");
         let (goes_on, ends) = std::sync::mpsc::channel::<()>();
         let hangs = directory.run_on("put", move |_, progress| {
             progress.step();

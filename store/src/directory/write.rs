@@ -250,6 +250,43 @@ impl Tree {
         Ok(Written { version: version(&made), confirmed: true })
     }
 
+    fn make_dir(&self, path: &[u8], attributes: &Attributes) -> Result<(), StoreError> {
+        if path.is_empty() {
+            return self.open(path, OFlags::RDONLY | OFlags::DIRECTORY).map(drop);
+        }
+        let (place, fail) = (self.place(path)?, |e| self.failed(path, e));
+        match rustix::fs::mkdirat(&place.parent, place.name, Mode::RWXU) {
+            Ok(()) => {}
+            Err(Errno::EXIST) => {
+                let found = self.stat(&place)?.map(|found| FileType::from_raw_mode(found.st_mode));
+                return match found {
+                    Some(FileType::Directory) => Ok(()),
+                    _ => Err(fail(Errno::EXIST)),
+                };
+            }
+            Err(error) => return Err(fail(error)),
+        }
+        let made = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        describe(&made, attributes, DIRECTORY_MODE).map_err(fail)?;
+        rustix::fs::fsync(made.as_fd()).map_err(fail)?;
+        self.sync_directory(&place)
+    }
+
+    fn remove_dir(&self, path: &[u8]) -> Result<(), StoreError> {
+        let place = self.place(path)?;
+        let removed = || rustix::fs::unlinkat(&place.parent, place.name, AtFlags::REMOVEDIR);
+        match removed() {
+            // Nobody is shown what else is in it.
+            Err(Errno::NOTEMPTY | Errno::EXIST) if self.remove_temporaries(path, LEFT_AFTER)? => {
+                removed().map_err(|e| self.failed(path, e))?;
+                self.sync_directory(&place)
+            }
+            Ok(()) => self.sync_directory(&place),
+            Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(self.failed(path, error)),
+        }
+    }
+
     /// What writes have left in this directory that have not gone on for so long. True: nothing else is in it.
     fn remove_temporaries(&self, path: &[u8], idle: Duration) -> Result<bool, StoreError> {
         let fail = |e| self.failed(path, e);
@@ -606,48 +643,13 @@ impl Sink for DirectorySink {
 
     async fn make_dir(&self, path: &[u8], write: &Write) -> Result<(), StoreError> {
         let (path, attributes) = (path.to_vec(), write.attributes);
-        let work = move |tree: &Tree| {
-            if path.is_empty() {
-                return tree.open(&path, OFlags::RDONLY | OFlags::DIRECTORY).map(drop);
-            }
-            let place = tree.place(&path)?;
-            let fail = |e| tree.failed(&path, e);
-            match rustix::fs::mkdirat(&place.parent, place.name, Mode::RWXU) {
-                Ok(()) => {}
-                Err(Errno::EXIST) => {
-                    let found = tree.stat(&place)?.map(|found| FileType::from_raw_mode(found.st_mode));
-                    return match found {
-                        Some(FileType::Directory) => Ok(()),
-                        _ => Err(fail(Errno::EXIST)),
-                    };
-                }
-                Err(error) => return Err(fail(error)),
-            }
-            let made = tree.open(&path, OFlags::RDONLY | OFlags::DIRECTORY)?;
-            describe(&made, &attributes, DIRECTORY_MODE).map_err(fail)?;
-            rustix::fs::fsync(made.as_fd()).map_err(fail)?;
-            tree.sync_directory(&place)
-        };
+        let work = move |tree: &Tree| tree.make_dir(&path, &attributes);
         self.0.run("put", self.0.access.question(), work).await
     }
 
     async fn remove_dir(&self, path: &[u8]) -> Result<(), StoreError> {
         let path = path.to_vec();
-        let work = move |tree: &Tree| {
-            let place = tree.place(&path)?;
-            let removed = || rustix::fs::unlinkat(&place.parent, place.name, AtFlags::REMOVEDIR);
-            match removed() {
-                // Nobody is shown what else is in it.
-                Err(Errno::NOTEMPTY | Errno::EXIST) if tree.remove_temporaries(&path, LEFT_AFTER)? => {
-                    removed().map_err(|e| tree.failed(&path, e))?;
-                    tree.sync_directory(&place)
-                }
-                Ok(()) => tree.sync_directory(&place),
-                Err(Errno::NOENT) => Ok(()),
-                Err(error) => Err(tree.failed(&path, error)),
-            }
-        };
-        self.0.run("delete", self.0.access.question(), work).await
+        self.0.run("delete", self.0.access.question(), move |tree| tree.remove_dir(&path)).await
     }
 }
 

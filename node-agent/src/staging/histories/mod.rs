@@ -18,6 +18,7 @@ mod store;
 mod trace;
 mod uploads;
 
+use super::conditions::PROBE;
 use super::uploads::{LISTING, OLD};
 use super::{Executed, STEPS, Staging};
 use crate::lock::lock;
@@ -272,7 +273,7 @@ impl World {
         tokio::time::sleep(Duration::from_secs(2)).await;
         let mut uploads = self.store.uploads();
         // The probe is no file's.
-        uploads.retain(|_, (path, has_parts)| *has_parts && !path.starts_with(".millpond-probe-"));
+        uploads.retain(|_, (path, has_parts)| *has_parts && !path.starts_with(PROBE));
         assert_eq!(uploads, BTreeMap::new(), "seed {seed}: uploads whose parts stay");
         assert!(area.state().uploads.is_empty(), "seed {seed}: uploads are noted that are over");
         // Whose begin was not answered, or whose agent died before it was noted: a week later.
@@ -286,7 +287,7 @@ impl World {
             expected.extend(client.objects());
         }
         let mut found = self.store.objects();
-        found.retain(|path, _| !path.starts_with(".millpond-probe-"));
+        found.retain(|path, _| !path.starts_with(PROBE));
         if let Some(shared) = found.remove("shared") {
             let all: Vec<_> = self.clients.iter().map(|client| client.try_lock().unwrap()).collect();
             client::judge_shared(&shared.bytes, &all, self.plan.loses_power)
@@ -322,7 +323,7 @@ async fn clock() {
     }
 }
 
-fn number(name: &str) -> Option<u64> {
+pub(super) fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
