@@ -17,6 +17,8 @@ pub const SUSPEND: &str = "/run/millpond/agent/suspend-respawn";
 pub const CACHE: &str = "/var/lib/millpond/cache";
 /// The agent writes here of which version it is.
 pub const STATE_VERSION: &str = "/var/lib/millpond/state/version";
+/// Where kubelet has its pods.
+pub const KUBELET: &str = "/var/lib/kubelet";
 pub const CSI_SOCKET: &str = "/var/lib/kubelet/plugins/csi.millpond.io/csi.sock";
 
 /// The suite's own.

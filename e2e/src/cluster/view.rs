@@ -1,7 +1,7 @@
 //! What the node's kernel shows of Millpond: its processes, its mounts, what kubelet keeps of a pod.
 
 use super::machine::{Machine, in_namespace};
-use super::names::FILE_SYSTEM;
+use super::names::{FILE_SYSTEM, KUBELET};
 use crate::mountinfo::Mount;
 use crate::processes;
 use anyhow::{Context, Result, ensure};
@@ -57,9 +57,11 @@ impl View<'_> {
         processes::signal(pid, signal)
     }
 
-    /// Millpond's mounts, each once though kubelet and the plugin's container see them both.
+    /// Millpond's mounts, each once though kubelet and the plugin's container see them both. What other tests have mounted on the
+    /// same machine is none of this node.
     pub fn volumes(self) -> Result<Vec<Mount>> {
-        Ok(self.0.mounts()?.into_iter().filter(|m| m.kind == FILE_SYSTEM).collect())
+        let is_ours = |m: &Mount| m.kind == FILE_SYSTEM && m.point.starts_with(KUBELET);
+        Ok(self.0.mounts()?.into_iter().filter(is_ours).collect())
     }
 
     /// What is left on the node of a pod: kubelet's directory and mounts.

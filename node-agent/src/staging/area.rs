@@ -6,15 +6,15 @@ use super::discards::Discards;
 use super::disk::{Disk, Gone, write_anew, write_out};
 use super::failures::Failures;
 use super::file::{File, now_ns};
-use super::left::Left;
+use super::lingering::Lingering;
 use super::locks::{Held, Locks, child};
 use super::names::{
     APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, Tag, append_entry, changes, data_name, result_key,
 };
-use super::parted::Parted;
 use super::record::{Append, Object, Record, Root};
 use super::times::Times;
 use super::told::Told;
+use super::vacated::Vacated;
 use super::{Executed, Outcome};
 use crate::lock::lock;
 use crate::state::StateDir;
@@ -72,13 +72,13 @@ pub(crate) struct Area {
     /// Held by whoever counts an open file, and by whoever takes a name away, from the last look to the commit. Taken after a file's
     /// `sending` and `content`; only the journal is waited for under it.
     pub(super) counting: tokio::sync::Mutex<()>,
-    pub(super) parted: Mutex<Parted>,
+    pub(super) lingering: Mutex<Lingering>,
     /// Held by whoever gives a name another inode number.
     pub(super) making_way: tokio::sync::Mutex<()>,
     /// When a listing was told something last.
     pub(super) listed_at: Mutex<Option<tokio::time::Instant>>,
     /// Names that files have left, for listings that go on after them.
-    pub(super) left: Mutex<Left>,
+    pub(super) vacated: Mutex<Vacated>,
     /// Mounts that are here. Others that the journal tells of have ended with their agent.
     pub(super) mounts: Mutex<HashSet<MountId>>,
     /// What their kernels believe of what they were told.
@@ -564,13 +564,13 @@ impl Area {
         let attributes = known.ok_or(Wrong::Cause(Cause::Stale))?;
         Ok(match staged {
             Some(file) if file.is_of(&attributes.token) => Found::Staged(file),
-            None if self.is_elsewhere(&attributes)? => return Err(Wrong::Cause(Cause::Stale)),
+            None if self.leads_to_another(&attributes)? => return Err(Wrong::Cause(Cause::Stale)),
             _ => Found::Stored(attributes),
         })
     }
 
     /// The name by which the store knows this file leads to another one here, or to none: the store is not told yet. Nobody has it open.
-    pub(super) fn is_elsewhere(&self, attributes: &Attributes) -> Result<bool, Wrong> {
+    pub(super) fn leads_to_another(&self, attributes: &Attributes) -> Result<bool, Wrong> {
         if attributes.kind != Kind::File {
             return Ok(false);
         }

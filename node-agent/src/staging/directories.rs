@@ -144,7 +144,7 @@ impl Area {
         }
         failpoint::hit("agent.staging.removed");
         lock(&self.kept_dirs).remove(&path);
-        lock(&self.left).note(dir, ino, name);
+        lock(&self.vacated).note(dir, ino, name);
         self.unplace(&path).await?;
         self.times.forget(ino);
         self.times.names_changed(dir);

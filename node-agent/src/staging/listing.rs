@@ -136,17 +136,20 @@ impl Area {
             }
             shown.push((ino, name));
         }
-        let mut left = lock(&self.left);
+        let mut vacated = lock(&self.vacated);
         let inos: BTreeSet<u64> = shown.iter().map(|(ino, _)| *ino).collect();
-        left.note_shown(dir, |ino| inos.contains(&ino));
-        shown.iter().filter(|(ino, _)| lost.contains(ino)).for_each(|(ino, name)| left.note(dir, *ino, name));
+        vacated.note_shown(dir, |ino| inos.contains(&ino));
+        shown
+            .iter()
+            .filter(|(ino, _)| lost.contains(ino))
+            .for_each(|(ino, name)| vacated.note(dir, *ino, name));
         Ok(is_all)
     }
 
     /// The name after which a listing goes on that has stopped at this inode.
     fn name_in(&self, dir: u64, ino: u64) -> Result<Vec<u8>, Wrong> {
-        let left = lock(&self.left).find(dir, ino);
-        if let Some(name) = left {
+        let vacated = lock(&self.vacated).find(dir, ino);
+        if let Some(name) = vacated {
             return Ok(name);
         }
         let of = |known: Result<Option<u64>, MetaError>| known.map_err(|e| self.meta_wrong(&e));

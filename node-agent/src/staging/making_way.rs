@@ -23,7 +23,7 @@ impl Area {
         }
         let _turn = self.making_way.lock().await;
         let Some((_, attributes)) = self.named(ino).await? else { return Ok(None) };
-        lock(&self.parted).take(ino);
+        lock(&self.lingering).take(ino);
         self.forget_unlinked(ino).await;
         if !is_taken() {
             return Ok(Some(attributes));
@@ -31,7 +31,7 @@ impl Area {
         let new = self.next_ino()?;
         let _still = self.moving.read().await;
         let Some((path, attributes)) = self.named_still(ino)? else { return Ok(None) };
-        lock(&self.left).note(dir, ino, name(&path));
+        lock(&self.vacated).note(dir, ino, name(&path));
         let incoming = Incoming {
             name: name(&path).to_vec(),
             kind: attributes.kind,

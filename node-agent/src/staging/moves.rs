@@ -144,7 +144,7 @@ impl Area {
                 Err(file) => return Ok(Tried::Stale(file)),
             };
         failpoint::hit("agent.staging.move-copied");
-        lock(&self.left).note(from_dir, tree.dirs[0].1, from_name);
+        lock(&self.vacated).note(from_dir, tree.dirs[0].1, from_name);
         let done = self.move_names(caller, &tree, &from, &to, copied, stored).await?;
         drop(turn);
         self.times.set(tree.dirs[0].1, None, None); // it has changed, and not what is in it

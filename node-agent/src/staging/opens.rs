@@ -3,8 +3,8 @@
 use super::Outcome;
 use super::area::{Area, Caller, Found};
 use super::file::File;
+use super::lingering;
 use super::names::{APPEND, BEGUN, RESULT, file_entry, open_entry, result_key};
-use super::parted;
 use crate::lock::lock;
 use cache::meta::{Attributes, Kind};
 use fuse_abi::{CreateIn, InHeader};
@@ -70,7 +70,7 @@ impl Area {
                 record.path.is_some() || has_bytes || self.state().is_open(ino)
             }
             None => match self.scope.names.attributes(ino).map_err(|e| self.meta_wrong(&e))? {
-                Some((attributes, _)) => !self.is_elsewhere(&attributes)?,
+                Some((attributes, _)) => !self.leads_to_another(&attributes)?,
                 None => false,
             },
         };
@@ -114,7 +114,7 @@ impl Area {
             area.let_go(mount).await;
             let is_last = lock(&area.mounts).is_empty();
             if is_last {
-                area.forget_parted(Duration::ZERO).await;
+                area.forget_lingering(Duration::ZERO).await;
             }
         };
         let _ = self.unless_silent(left).await; // it goes on
@@ -165,17 +165,17 @@ impl Area {
     }
 
     /// A file has lost its name.
-    pub(super) async fn part(&self, file: &File) {
-        let is_kept = file.record().local && file.size() <= parted::BYTES_MAX;
-        let over = if is_kept { lock(&self.parted).note(file.ino) } else { Some(file.ino) };
+    pub(super) async fn linger(&self, file: &File) {
+        let is_kept = file.record().local && file.size() <= lingering::BYTES_MAX;
+        let over = if is_kept { lock(&self.lingering).note(file.ino) } else { Some(file.ino) };
         if let Some(ino) = over {
             self.forget_unlinked(ino).await;
         }
     }
 
     /// Those that have lost their names so long ago or longer.
-    pub(super) async fn forget_parted(&self, age: Duration) {
-        let next = || lock(&self.parted).take_older(age);
+    pub(super) async fn forget_lingering(&self, age: Duration) {
+        let next = || lock(&self.lingering).take_older(age);
         while let Some(ino) = next() {
             self.forget_unlinked(ino).await;
         }
@@ -183,7 +183,7 @@ impl Area {
 
     /// Those that an agent before has left when it died just before: nobody asks for them any more.
     pub(super) async fn forget_all_unlinked(&self) {
-        self.forget_parted(parted::KEPT).await;
+        self.forget_lingering(lingering::KEPT).await;
         let over: Vec<u64> = {
             let state = self.state();
             let nameless = state.files.values().filter(|file| file.is_nowhere() && file.record().clean);
@@ -200,7 +200,7 @@ impl Area {
             let state = self.state();
             state.files.get(&ino).is_some_and(|file| file.is_nowhere())
                 && !state.is_open(ino)
-                && !lock(&self.parted).has(ino)
+                && !lock(&self.lingering).has(ino)
         };
         if !is_over() {
             return; // as nearly each one that is closed

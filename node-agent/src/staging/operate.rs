@@ -269,9 +269,9 @@ impl Area {
         let removed = file.clone();
         self.commit(entries, move |state| state.set(&removed, record)).await?;
         drop((content, counting));
-        lock(&self.left).note(dir, file.ino, name);
+        lock(&self.vacated).note(dir, file.ino, name);
         self.times.names_changed(dir);
-        self.part(&file).await;
+        self.linger(&file).await;
         if self.is_through() {
             self.send(&file).await?;
             self.forget_unlinked(file.ino).await;
@@ -395,16 +395,16 @@ impl Area {
         self.commit(entries, apply).await?;
         drop((content, replacing, ordered));
         {
-            let mut left = lock(&self.left);
-            left.note(from_dir, file.ino, from_name);
+            let mut vacated = lock(&self.vacated);
+            vacated.note(from_dir, file.ino, from_name);
             if let Some(replaced) = &replaced {
-                left.note(to_dir, replaced.ino, to_name);
+                vacated.note(to_dir, replaced.ino, to_name);
             }
         }
         self.times.names_changed(from_dir);
         self.times.names_changed(to_dir);
         if let Some(replaced) = &replaced {
-            self.part(replaced).await;
+            self.linger(replaced).await;
         }
         if self.is_through() {
             self.send(&file).await?;

@@ -179,10 +179,10 @@ impl Staging {
             ending_moves: tokio::sync::Mutex::default(),
             dropping: Arc::default(),
             counting: tokio::sync::Mutex::new(()),
-            parted: Mutex::default(),
+            lingering: Mutex::default(),
             making_way: tokio::sync::Mutex::default(),
             listed_at: Mutex::default(),
-            left: Mutex::default(),
+            vacated: Mutex::default(),
             mounts: Mutex::default(),
             believed: Believed::new(match opened.is_new {
                 true => AllKnown::Now,

@@ -143,7 +143,7 @@ impl Sink for Gate {
         let (version, size) = now.map_or((version.clone(), size), |now| (now.version, now.size));
         let copied = self.sink.copy(from, &version, size, to, write, is).await;
         let mut does = self.does.clone();
-        let is_probe = from.starts_with(b".millpond-probe-");
+        let is_probe = from.starts_with(PROBE.as_bytes());
         let _ = does.wait_for(|does| is_probe || *does != Does::HangsAfterCopy).await;
         copied
     }

@@ -65,7 +65,7 @@ impl Area {
             if !append.is_over {
                 let put = self.put_bytes(&file, data.clone(), bytes, append.offset).await;
                 if let Err(wrong) = put {
-                    self.give_place_back(caller, &file, data, &wrong).await?;
+                    self.give_place_back(caller, &file, data, wrong).await?;
                     return Err(wrong);
                 }
             }
@@ -111,10 +111,10 @@ impl Area {
         caller: &Caller<'_>,
         file: &Arc<File>,
         data: Arc<std::fs::File>,
-        wrong: &Wrong,
+        wrong: Wrong,
     ) -> Result<(), Wrong> {
         let _ = self.cut_off_rest(file, data).await; // a disk that fails
-        let mut entries = self.result_entries(caller, &Err(wrong.clone()))?;
+        let mut entries = self.result_entries(caller, &Err(wrong))?;
         entries.push((result_key(APPEND, caller.mount, caller.unique), None));
         let request = (caller.mount, caller.unique);
         self.commit(entries, move |state| _ = state.appends.remove(&request)).await

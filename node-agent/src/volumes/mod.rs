@@ -362,7 +362,7 @@ impl Volumes {
         let of_mounts = self.mounts().into_iter().map(|mount| mount.scope.clone());
         let of_areas = areas.iter().map(|area| area.scope());
         of_mounts.chain(of_areas).chain(self.scopes.all()).for_each(|scope| scope.release());
-        areas.iter().map(|area| area.release()).fold(true, |all, is_released| all && is_released)
+        areas.iter().filter(|area| !area.release()).count() == 0
     }
 
     pub fn usage(&self, id: MountId) -> Result<Usage, Refusal> {

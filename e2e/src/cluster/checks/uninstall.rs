@@ -113,7 +113,8 @@ fn nothing_on_the_node(suite: &Suite) -> Result<()> {
     })?;
     let ours = |m: &crate::mountinfo::Mount| {
         let point = m.point.to_string_lossy();
-        m.kind == FILE_SYSTEM || point.starts_with("/run/millpond") || point.contains("csi.millpond.io")
+        let is_volume = m.kind == FILE_SYSTEM && m.point.starts_with(KUBELET);
+        is_volume || point.starts_with("/run/millpond") || point.contains("csi.millpond.io")
     };
     let mounts: Vec<_> = suite.machine().mounts()?.into_iter().filter(ours).collect();
     ensure!(mounts.is_empty(), "mounts are left: {mounts:?}");

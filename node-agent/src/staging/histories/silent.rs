@@ -78,7 +78,9 @@ async fn ask_with(
 async fn append(area: &Arc<Area>, executed: &Arc<Executed>, unique: u64, ino: u64, text: &str) -> Outcome {
     let inflight = Inflight::map(Inflight::create(Room::ReadWrite).unwrap()).unwrap();
     bring_write(&inflight, unique, 0, text.as_bytes(), libc::O_APPEND as u32);
-    ask_with(area, executed, unique, Operation::Write { ino }, inflight).await.ok().expect("the disk answers")
+    let asked = ask_with(area, executed, unique, Operation::Write { ino }, inflight).await;
+    let Ok(outcome) = asked else { panic!("the disk does not answer") };
+    outcome
 }
 
 fn create(name: &str) -> Operation {

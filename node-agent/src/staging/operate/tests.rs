@@ -3,7 +3,7 @@
 use super::super::Area;
 use super::super::executed::Executed;
 use super::super::histories::number;
-use super::super::parted::KEPT;
+use super::super::lingering::KEPT;
 use super::super::testing::{Does, MOUNT, Node, SOON, bring_create, bring_write, until};
 use super::*;
 use cache::meta::ROOT;
@@ -68,14 +68,16 @@ async fn reads(node: &Node, area: &Arc<Area>, ino: u64) -> Vec<u8> {
 
 /// The clock stands still, also while the staging disk is waited for: it goes on by itself where nothing else does, but not beside a
 /// blocking task (tokio::time::pause). On a runtime of one thread.
-struct StoppedClock(#[allow(dead_code, reason = "the task ends when it is dropped")] mpsc::Sender<()>);
+struct StoppedClock {
+    _stops: mpsc::Sender<()>,
+}
 
 impl StoppedClock {
     fn stop() -> Self {
         tokio::time::pause();
         let (stops, stopped) = mpsc::channel();
         tokio::task::spawn_blocking(move || stopped.recv());
-        Self(stops)
+        Self { _stops: stops }
     }
 
     async fn goes_on_after(self, time: Duration) {
@@ -180,7 +182,7 @@ async fn who_opens_a_file_while_another_one_removes_it_reads_it_or_does_not_have
         }
         assert!(!area.state().is_open(ino), "{n}");
     }
-    area.forget_parted(Duration::ZERO).await;
+    area.forget_lingering(Duration::ZERO).await;
     assert_eq!(area.state().files.values().filter(|file| file.record().path.is_none()).count(), 0);
     println!("{in_time} of {ROUNDS} were opened in time");
 }

@@ -11,9 +11,9 @@ const MOST: usize = 256;
 
 /// By inode number.
 #[derive(Default)]
-pub(super) struct Parted(VecDeque<(Instant, u64)>);
+pub(super) struct Lingering(VecDeque<(Instant, u64)>);
 
-impl Parted {
+impl Lingering {
     /// One that is not to be kept any longer, so that there are not too many.
     pub(super) fn note(&mut self, ino: u64) -> Option<u64> {
         self.0.push_back((Instant::now(), ino));
@@ -21,11 +21,11 @@ impl Parted {
     }
 
     pub(super) fn has(&self, ino: u64) -> bool {
-        self.0.iter().any(|(_, parted)| *parted == ino)
+        self.0.iter().any(|(_, lingering)| *lingering == ino)
     }
 
     pub(super) fn take(&mut self, ino: u64) {
-        self.0.retain(|(_, parted)| *parted != ino);
+        self.0.retain(|(_, lingering)| *lingering != ino);
     }
 
     /// The one that was noted first, if it was so long ago or longer.

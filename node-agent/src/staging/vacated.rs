@@ -9,7 +9,7 @@ const KEPT: Duration = Duration::from_secs(300);
 const MOST: usize = 4096;
 
 #[derive(Default)]
-pub(super) struct Left(VecDeque<Name>);
+pub(super) struct Vacated(VecDeque<Name>);
 
 struct Name {
     since: Instant,
@@ -18,7 +18,7 @@ struct Name {
     name: Vec<u8>,
 }
 
-impl Left {
+impl Vacated {
     pub(super) fn note(&mut self, dir: u64, ino: u64, name: &[u8]) {
         while self.0.len() >= MOST || self.0.front().is_some_and(|name| name.since.elapsed() >= KEPT) {
             self.0.pop_front();
@@ -44,18 +44,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_last_name_is_found_for_a_while_and_there_are_never_too_many() {
-        let mut left = Left::default();
-        left.note(1, 7, b"a");
-        left.note(1, 7, b"b");
-        left.note(2, 7, b"c");
-        assert_eq!([left.find(1, 7), left.find(2, 7)], [Some(b"b".to_vec()), Some(b"c".to_vec())]);
-        assert_eq!(left.find(1, 8), None);
-        left.note_shown(2, |_| true);
-        assert_eq!((left.find(1, 7), left.find(2, 7)), (Some(b"b".to_vec()), None));
+        let mut vacated = Vacated::default();
+        vacated.note(1, 7, b"a");
+        vacated.note(1, 7, b"b");
+        vacated.note(2, 7, b"c");
+        assert_eq!([vacated.find(1, 7), vacated.find(2, 7)], [Some(b"b".to_vec()), Some(b"c".to_vec())]);
+        assert_eq!(vacated.find(1, 8), None);
+        vacated.note_shown(2, |_| true);
+        assert_eq!((vacated.find(1, 7), vacated.find(2, 7)), (Some(b"b".to_vec()), None));
         tokio::time::advance(KEPT).await;
-        left.note(3, 1, b"d");
-        assert_eq!((left.find(1, 7), left.0.len()), (None, 1));
-        (0..2 * MOST as u64).for_each(|ino| left.note(4, ino, b"e"));
-        assert_eq!(left.0.len(), MOST);
+        vacated.note(3, 1, b"d");
+        assert_eq!((vacated.find(1, 7), vacated.0.len()), (None, 1));
+        (0..2 * MOST as u64).for_each(|ino| vacated.note(4, ino, b"e"));
+        assert_eq!(vacated.0.len(), MOST);
     }
 }
