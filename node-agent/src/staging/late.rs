@@ -143,8 +143,8 @@ impl Area {
         }
     }
 
-    /// As [`Self::remove_late`], of what is below a directory in which nobody makes anything meanwhile.
-    pub(super) async fn remove_late_below(&self, top: &[u8]) -> Result<(), Wrong> {
+    /// As [`Self::remove_late`], of what is below a directory in which nobody makes anything meanwhile. True: there was something.
+    pub(super) async fn remove_late_below(&self, top: &[u8]) -> Result<bool, Wrong> {
         let paths: BTreeSet<Vec<u8>> = {
             let state = self.state();
             let is_below = |late: &&Late| late.is_removed && lies_at_or_below(&late.path, top);
@@ -153,10 +153,11 @@ impl Area {
         };
         let removed =
             futures::stream::iter(paths).map(|path| async move { self.remove_late_at(&path).await });
-        removed.buffer_unordered(LOOKS_AT_ONCE).try_collect().await
+        let removed: Vec<bool> = removed.buffer_unordered(LOOKS_AT_ONCE).try_collect().await?;
+        Ok(removed.contains(&true))
     }
 
-    async fn remove_late_at(&self, path: &[u8]) -> Result<(), Wrong> {
+    async fn remove_late_at(&self, path: &[u8]) -> Result<bool, Wrong> {
         let failed = |what| move |error| self.store_wrong(what, path, &error);
         let writes: Vec<WriteId> = {
             let state = self.state();
@@ -167,14 +168,12 @@ impl Area {
             self.sink.withdraw(path, id, None).await.map_err(failed("removal"))?;
         }
         let seen = self.sink.look(path).await.map_err(failed("look"))?;
-        let Some(seen) = seen.filter(|seen| self.is_late(path, seen)) else { return Ok(()) };
+        let Some(seen) = seen.filter(|seen| self.is_late(path, seen)) else { return Ok(false) };
         let shown = String::from_utf8_lossy(path);
-        if self.is_released() {
-            return Err(Wrong::Cause(Cause::Unavailable)); // a successor has it, and may know better
-        }
         tracing::warn!(volume = %self.volume, path = %shown, "a write that was given up has come to pass: it is removed");
         self.sink.delete(path, &Condition::Is(seen.version)).await.map_err(failed("removal"))?;
-        self.unplace(path).await // a listing tells it, too
+        self.unplace(path).await?; // a listing tells it, too
+        Ok(true)
     }
 }
 

@@ -27,6 +27,7 @@ mod disk;
 mod elsewhere;
 mod executed;
 mod failures;
+mod fence;
 mod file;
 mod former;
 #[cfg(test)]

@@ -108,8 +108,11 @@ impl Area {
         }
         self.remove_late_below(&to).await?;
         // Also where nothing is known of it: what the store has there would be taken in.
-        if !self.is_empty(&to).await? {
-            return Err(Wrong::NotEmpty);
+        while !self.is_empty(&to).await? {
+            // A copy of an agent before this one may have come in between.
+            if !self.remove_late_below(&to).await? {
+                return Err(Wrong::NotEmpty);
+            }
         }
         self.new_path(to_dir, to_name)?;
         let mut bytes = 0;

@@ -8,6 +8,7 @@ use super::buffers::Buffers;
 use super::discards::Discards;
 use super::disk::{Disk, Gone, Silence};
 use super::failures::Failures;
+use super::fence::Fence;
 use super::locks::{Held, Locks};
 use super::opening;
 use super::random::random;
@@ -20,7 +21,7 @@ use crate::volumes::scope::Scope;
 use link::{Refusal, RefusalKind};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use store::{Sink, StoreError};
@@ -159,6 +160,8 @@ impl Staging {
             .await
             .map_err(|Gone| refused("the thread of its disk has ended".into()))?;
         let opened = opened.map_err(refused)?;
+        let released = Arc::new(AtomicBool::new(false));
+        let sink = Arc::new(Fence::new(sink, released.clone()));
         let area = Arc::new_cyclic(|me| Area {
             volume: spec.id.clone(),
             scope: scope.clone(),
@@ -170,7 +173,7 @@ impl Staging {
             journal: Arc::new(Mutex::new(Some(opened.journal))),
             changes: Arc::default(),
             turn: Arc::default(),
-            released: Arc::default(),
+            released,
             changing: Arc::default(),
             state: Arc::new(Mutex::new(opened.state)),
             locks: Locks::default(),

@@ -10,6 +10,8 @@ use tokio::sync::Notify;
 #[derive(Default)]
 pub(super) struct Fate {
     dead: AtomicBool,
+    /// Its workers are gone.
+    leaving: AtomicBool,
     /// The step, and how often the agent gets past it.
     armed: Mutex<Option<(&'static str, u32)>>,
     /// Deaths at each step.
@@ -29,6 +31,12 @@ impl Fate {
     pub(super) fn begins(&self, armed: Option<(&'static str, u32)>) {
         *lock(&self.armed) = armed;
         self.dead.store(false, SeqCst);
+        self.leaving.store(false, SeqCst);
+    }
+
+    /// What it has begun goes on, and nobody hears what comes of it.
+    pub(super) fn leaves(&self) {
+        self.leaving.store(true, SeqCst);
     }
 
     /// Nothing of it goes on.
@@ -40,9 +48,9 @@ impl Fate {
         self.died.notified().await;
     }
 
-    /// Never returns in an agent that is dead: what it had begun does not go on.
+    /// Never returns in an agent that is dead (what it had begun does not go on) or leaves.
     pub(super) async fn is_alive(&self) {
-        if self.is_dead() {
+        if self.is_dead() || self.leaving.load(SeqCst) {
             std::future::pending().await
         }
     }

@@ -239,7 +239,10 @@ impl World {
                 biased;
                 () = self.fate.death() => End::Killed,
                 () = all => End::Quiet,
-                () = timed => End::Killed,
+                () = timed => match self.rng.random() {
+                    true => End::Killed,
+                    false => self.leaves(&area).await,
+                },
             };
             if is_last {
                 self.judge(&area).await;
@@ -258,6 +261,19 @@ impl World {
         drop(scope); // outside of it: on this thread, before the next life opens the same files
         trace(|| format!("life {number} of seed {}: {end:?}", self.seed));
         end
+    }
+
+    /// It is succeeded while programs wait for what they have asked of it.
+    async fn leaves(&mut self, area: &Arc<super::Area>) -> End {
+        let mut pause = || Duration::from_micros(self.rng.random_range(0..20_000));
+        let (before, after) = (pause(), pause());
+        self.fate.leaves();
+        // Its release waits for a call of the disk meanwhile.
+        area.released.store(true, std::sync::atomic::Ordering::Release);
+        tokio::time::sleep(before).await;
+        assert!(area.release());
+        tokio::time::sleep(after).await;
+        End::Succeeded
     }
 
     fn killed(&mut self) -> End {
