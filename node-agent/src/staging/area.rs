@@ -35,8 +35,6 @@ use store::{Abilities, NoPlace, Sink, StoreError, WriteId};
 use tokio::sync::{OnceCell, watch};
 use volume::{Freshness, VolumeId, VolumeSpec, WriteMode};
 
-/// How long an agent that is succeeded waits for its staging disk.
-const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 /// How often a name is looked up anew at most that is not known any more as soon as it was.
 const LOOKED_UP_MAX: u32 = 8;
 /// Results of requests that are kept before it is looked whether their answers have arrived.
@@ -741,16 +739,19 @@ impl Area {
         Ok((about.f_blocks.saturating_mul(about.f_frsize), about.f_bavail.saturating_mul(about.f_frsize)))
     }
 
-    /// This agent leaves the area to its successor. False: a call of the disk goes on, which may still change what the successor has.
+    /// This agent leaves the area to its successor. False: at `end` a call of the disk goes on still, which may change what the successor
+    /// has.
     #[must_use]
-    pub(crate) fn release(&self) -> bool {
+    pub(crate) fn release(&self, end: Instant) -> bool {
         self.released.store(true, Release);
-        let end = Instant::now() + RELEASE_LIMIT;
-        while Instant::now() < end {
+        loop {
             let is_idle = self.changing.try_write().is_ok();
             if is_idle && let Ok(mut journal) = self.journal.try_lock() {
                 *journal = None;
                 return true;
+            }
+            if Instant::now() >= end {
+                break;
             }
             std::thread::sleep(Duration::from_millis(1)); // a change is just being written
         }

@@ -34,6 +34,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use volume::{AttributesFrom, Credentials, Freshness, ScopeId, VolumeSpec};
 
+/// How long an agent that is succeeded waits for its staging disk.
+const RELEASE_LIMIT: Duration = Duration::from_secs(1);
+
 /// How long what was written to a volume is sent after its last unpublish.
 const UPLOADS_LIMIT: Duration = Duration::from_secs(300);
 /// From the fds to a worker's INIT answer, and from Go to Serving.
@@ -362,7 +365,8 @@ impl Volumes {
         let of_mounts = self.mounts().into_iter().map(|mount| mount.scope.clone());
         let of_areas = areas.iter().map(|area| area.scope());
         of_mounts.chain(of_areas).chain(self.scopes.all()).for_each(|scope| scope.release());
-        areas.iter().filter(|area| !area.release()).count() == 0
+        let end = Instant::now() + RELEASE_LIMIT; // all lie on one disk
+        areas.iter().filter(|area| !area.release(end)).count() == 0
     }
 
     pub fn usage(&self, id: MountId) -> Result<Usage, Refusal> {

@@ -250,7 +250,7 @@ impl World {
             match end {
                 End::Killed => self.killed(),
                 End::Quiet if !is_last && self.rng.random() => {
-                    assert!(area.release());
+                    assert!(area.release(std::time::Instant::now() + DISK_LIMIT));
                     End::Succeeded
                 }
                 end => end,
@@ -271,7 +271,7 @@ impl World {
         // Its release waits for a call of the disk meanwhile.
         area.released.store(true, std::sync::atomic::Ordering::Release);
         tokio::time::sleep(before).await;
-        assert!(area.release());
+        assert!(area.release(std::time::Instant::now() + DISK_LIMIT));
         tokio::time::sleep(after).await;
         End::Succeeded
     }

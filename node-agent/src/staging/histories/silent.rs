@@ -12,7 +12,7 @@ use link::broker::MountId;
 use link::writable::{Done, Operation, SetAttributes, Wrong};
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -157,7 +157,7 @@ async fn an_agent_that_was_succeeded_changes_no_bytes() {
     while !executed.is_begun(3) {
         tokio::task::yield_now().await;
     }
-    assert!(area.release());
+    assert!(area.release(Instant::now() + LIMIT));
     drop(stuck);
     let done = waiting.await.unwrap();
     assert!(!matches!(done, Ok(Ok(_))), "{done:?}");
@@ -226,7 +226,7 @@ async fn an_agent_whose_disk_hangs_keeps_what_it_is_to_leave() {
         })
     };
     entered.await.unwrap();
-    assert!(!area.release());
+    assert!(!area.release(Instant::now()));
     let other = node.another();
     let refused = node.opens(&other).await.err().expect("it is locked");
     assert!(refused.contains("another process"), "{refused}");

@@ -19,7 +19,7 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use store::{Attributes, Body, Condition, Sink, Upload, Write, WriteId};
 use volume::{Access, Parameters, ScopeId, SourceUrl, VolumeId, VolumeSpec, WriteMode};
 
@@ -79,7 +79,7 @@ impl Node {
 
     /// Its agent hands over to another one.
     pub(super) async fn succeed(&mut self, area: Arc<Area>) -> Arc<Area> {
-        assert!(area.release());
+        assert!(area.release(Instant::now() + SOON));
         self.close(area).await;
         self.open().await.unwrap()
     }
