@@ -35,7 +35,9 @@ pub(crate) async fn follow(app: &mut App, state_dir: &Path) -> io::Result<End> {
             Order::Drain(done) => {
                 failpoint::hit("old.called");
                 if !app.drain().await {
-                    // The successor has them as after a death: when the kernel has let go of them.
+                    // The successor has them as after a death, when the kernel has let go of them; everything else at once: the broker
+                    // gets no answer, and promotes it.
+                    std::mem::forget(done);
                     return Err(io::Error::other(
                         "a staging disk does not answer: its areas are let go with the process",
                     ));

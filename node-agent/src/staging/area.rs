@@ -9,9 +9,10 @@ use super::file::{File, now_ns};
 use super::lingering::Lingering;
 use super::locks::{Held, Locks, child};
 use super::names::{
-    APPEND, BEGUN, Entry, RESULT, ROOT_KEY, State, Tag, append_entry, changes, data_name, result_key,
+    APPEND, BEGUN, Entry, RESULT, ROOT_KEY, Request, State, Tag, append_entry, changes, data_name, result_key,
 };
 use super::record::{Append, Object, Record, Root};
+use super::tenure::Tenure;
 use super::times::Times;
 use super::told::Told;
 use super::vacated::Vacated;
@@ -27,9 +28,9 @@ use link::writable::{Node, Wrong};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use store::{Abilities, NoPlace, Sink, StoreError, WriteId};
 use tokio::sync::{OnceCell, watch};
@@ -54,9 +55,7 @@ pub(crate) struct Area {
     pub(super) changes: Arc<Mutex<VecDeque<Change>>>,
     /// Held by whoever makes one.
     pub(super) turn: Arc<Mutex<()>>,
-    pub(super) released: Arc<AtomicBool>,
-    /// Held with others by whoever changes staged bytes, so that a release knows that nobody does any more.
-    pub(super) changing: Arc<RwLock<()>>,
+    pub(super) tenure: Arc<Tenure>,
     pub(super) state: Arc<Mutex<State>>,
     pub(super) locks: Locks,
     /// Held by a rename that lets a file wait for another one.
@@ -195,12 +194,12 @@ impl Area {
         entries: Vec<Entry>,
         apply: impl FnOnce(&mut State) + Send + 'static,
     ) -> Result<(), Wrong> {
-        let (journal, state, released) = (self.journal.clone(), self.state.clone(), self.released.clone());
+        let (journal, state, tenure) = (self.journal.clone(), self.state.clone(), self.tenure.clone());
         let done = self.in_order(move || {
             failpoint::hit("agent.staging.commit");
             let mut journal = lock(&journal);
             // Left to a successor, or about to be: it executes anew what was refused, as if nothing had come after that.
-            let journal = journal.as_mut().filter(|_| !released.load(Acquire));
+            let journal = journal.as_mut().filter(|_| !tenure.is_over());
             let journal = journal.ok_or(Wrong::Cause(Cause::Unavailable))?;
             journal.batch(&changes(&entries)).map_err(|error| journal_wrong(&error))?;
             apply(&mut lock(&state));
@@ -231,14 +230,17 @@ impl Area {
         data: Arc<std::fs::File>,
         alone: bool,
     ) -> Result<(), Wrong> {
-        let (dir, doubt) = (self.files.clone(), file.doubt.clone());
+        let (dir, doubt, tenure) = (self.files.clone(), file.doubt.clone(), self.tenure.clone());
         // What was written before it failed is written once more.
         let bytes = if alone { file.size() } else { file.unwritten() };
         let done = self.on_disk_for(bytes, move || {
             let _turn = lock(&doubt.turn);
             let written = match (doubt.has_failed.load(Acquire), alone) {
                 (false, _) => Ok(()),
-                (true, true) => write_anew(&data),
+                (true, true) => match tenure.change() {
+                    Some(_changing) => write_anew(&data),
+                    None => Err(rustix::io::Errno::IO),
+                },
                 // It has come to be so since somebody asked.
                 (true, false) => Err(rustix::io::Errno::IO),
             };
@@ -297,10 +299,10 @@ impl Area {
         &self,
         job: impl FnOnce() -> Result<T, Wrong> + Send + 'static,
     ) -> Result<T, Wrong> {
-        let (changing, released) = (self.changing.clone(), self.released.clone());
+        let tenure = self.tenure.clone();
         let done = self.on_disk(move || {
-            let _changing = changing.read().unwrap_or_else(PoisonError::into_inner);
-            if released.load(Acquire) { Err(Wrong::Cause(Cause::Unavailable)) } else { job() }
+            let _changing = tenure.change().ok_or(Wrong::Cause(Cause::Unavailable))?;
+            job()
         });
         done.await
     }
@@ -363,12 +365,33 @@ impl Area {
             return Ok(append);
         }
         let (_, value) = append_entry(request, &at_end)?;
-        let entries = self.remember(caller, APPEND, value.unwrap_or_default());
+        let mut entries = self.remember(caller, APPEND, value.unwrap_or_default());
+        // Of those whose places could not be given back.
+        let (over, void) = self.void_appends(at_end.ino, at_end.offset)?;
+        entries.extend(void);
         let give = move |state: &mut State| {
+            over.iter().for_each(|request| _ = state.appends.remove(request));
             state.appends.insert(request, at_end);
         };
         self.commit(entries, give).await?;
         Ok(at_end)
+    }
+
+    /// Requests that have a place behind this end of a file, where they could not append, and what the journal is to be told of that: they
+    /// have failed, however often they are executed. To be called with the content alone.
+    pub(super) fn void_appends(&self, ino: u64, end: u64) -> Result<(Vec<Request>, Vec<Entry>), Wrong> {
+        let failed: Outcome = Err(Wrong::Cause(Cause::Unavailable));
+        let failed = postcard::to_stdvec(&failed).map_err(|_| Wrong::Cause(Cause::Internal))?;
+        let state = self.state();
+        let is_void = |append: &Append| append.ino == ino && append.end > end && !append.is_over;
+        let void: Vec<Request> =
+            state.appends.iter().filter(|(_, append)| is_void(append)).map(|(request, _)| *request).collect();
+        let entries = void.iter().flat_map(|(mount, unique)| {
+            let key = |kind| result_key(kind, *mount, *unique);
+            [(key(RESULT), Some(failed.clone())), (key(APPEND), None)]
+        });
+        let entries = entries.collect();
+        Ok((void, entries))
     }
 
     /// A file ends here: what was appended behind that is not appended again, and nothing is kept free for it.
@@ -718,8 +741,10 @@ impl Area {
 
     pub(super) async fn remove_data(&self, ino: u64) {
         let dir = self.files.clone();
-        // A stray is removed at the next start.
-        let _ = self.disk.run(move || rustix::fs::unlinkat(&dir, data_name(ino), AtFlags::empty())).await;
+        let removed = self.change_data(move || {
+            rustix::fs::unlinkat(&dir, data_name(ino), AtFlags::empty()).map_err(disk_wrong)
+        });
+        let _ = removed.await; // a stray is removed at the next start
     }
 
     /// For a worker: its bytes, to be read alone.
@@ -743,10 +768,11 @@ impl Area {
     /// has.
     #[must_use]
     pub(crate) fn release(&self, end: Instant) -> bool {
-        self.released.store(true, Release);
+        self.tenure.end();
         loop {
-            let is_idle = self.changing.try_write().is_ok();
-            if is_idle && let Ok(mut journal) = self.journal.try_lock() {
+            if self.tenure.is_idle()
+                && let Ok(mut journal) = self.journal.try_lock()
+            {
                 *journal = None;
                 return true;
             }
@@ -760,7 +786,7 @@ impl Area {
     }
 
     pub(super) fn is_released(&self) -> bool {
-        self.released.load(Acquire)
+        self.tenure.is_over()
     }
 
     pub(super) fn meta_wrong(&self, error: &meta::MetaError) -> Wrong {

@@ -189,9 +189,7 @@ impl Area {
         }
         let seen = self.sink.look(&base.path).await.map_err(|e| self.store_wrong("look", &base.path, &e))?;
         if seen.is_none() {
-            // Nothing of a bucket that is missing was removed by anybody.
-            let there = self.scope.source.check(self.spec.parameters.store_timeout).await;
-            there.map_err(|e| self.store_wrong("look", &base.path, &e))?;
+            self.store_is_there(&base.path).await?;
         }
         if seen.is_none_or(|seen| seen.version != base.version()) {
             tracing::error!(

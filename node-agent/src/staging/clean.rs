@@ -58,16 +58,23 @@ impl Area {
         for (id, late) in &late {
             entries.push(late_entry(id, late.as_ref())?);
         }
-        let (state, journal, files, dropping) =
-            (self.state.clone(), self.journal.clone(), self.files.clone(), self.dropping.clone());
+        let (state, journal, files, dropping, tenure) = (
+            self.state.clone(),
+            self.journal.clone(),
+            self.files.clone(),
+            self.dropping.clone(),
+            self.tenure.clone(),
+        );
         let forgotten = self.in_order(move || {
-            let forgotten = lock(&journal).as_mut().is_some_and(|journal| {
-                let gone = journal.batch(&changes(&entries)).is_ok();
-                if durably {
-                    failpoint::hit("agent.staging.discarded");
-                }
-                gone && (!durably || journal.sync().is_ok())
-            });
+            let changing = tenure.change();
+            let forgotten = changing.is_some()
+                && lock(&journal).as_mut().is_some_and(|journal| {
+                    let gone = journal.batch(&changes(&entries)).is_ok();
+                    if durably {
+                        failpoint::hit("agent.staging.discarded");
+                    }
+                    gone && (!durably || journal.sync().is_ok())
+                });
             match forgotten {
                 true => {
                     lock(&state).remember_late(late);

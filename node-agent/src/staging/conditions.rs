@@ -134,6 +134,12 @@ impl Area {
         Ok(self.sink.copy(&from.path, &from.version(), from.size, to, write, condition).await)
     }
 
+    /// Nothing was seen at `path`. Of a bucket that is missing nobody has removed anything.
+    pub(super) async fn store_is_there(&self, path: &[u8]) -> Result<(), Wrong> {
+        let listed = self.scope.source.list(b"", None).await;
+        listed.map(drop).map_err(|e| self.store_wrong("look", path, &e))
+    }
+
     /// The store did not take it. Ok: it is to be tried again.
     pub(super) async fn refused(
         &self,
@@ -145,6 +151,9 @@ impl Area {
             return Err(self.store_wrong("upload", path, error));
         }
         let seen = self.sink.look(path).await.map_err(|e| self.store_wrong("look", path, &e))?;
+        if seen.is_none() {
+            self.store_is_there(path).await?;
+        }
         let is_late = seen.as_ref().is_some_and(|seen| self.is_of_no_record(path, seen));
         let mut is_ours = false;
         self.change_record(file, |record| {

@@ -70,9 +70,6 @@ impl Area {
 
     async fn note_description(&self, mount: &MountSpec) {
         let mut described = self.described.lock().await;
-        if self.is_released() {
-            return; // its successor writes it
-        }
         let text = match text(mount, &self.scope.id) {
             Ok(text) if text == *described => return,
             Ok(text) => text,
@@ -82,7 +79,7 @@ impl Area {
             }
         };
         let (files, kept) = (self.files.clone(), text.clone());
-        let written = self.on_disk(move || {
+        let written = self.change_data(move || {
             let failed = |error: std::io::Error| {
                 tracing::warn!(%error, "the description beside a staging journal was not written");
                 Wrong::Cause(link::Cause::Unavailable)

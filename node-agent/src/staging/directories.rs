@@ -161,11 +161,6 @@ impl Area {
         }
         self.sent_below(dir).await?;
         self.end_moves(dir).await?;
-        self.shows_nothing(dir).await
-    }
-
-    /// The store.
-    pub(super) async fn shows_nothing(&self, dir: &[u8]) -> Result<bool, Wrong> {
         match self.scope.source.list(dir, None).await {
             Ok(page) => Ok(page.entries.is_empty() && page.unnameable.is_empty() && page.next.is_none()),
             Err(StoreError::NotFound { .. }) => Ok(true), // it was there only for what was in it

@@ -1,9 +1,8 @@
 //! The store of an area, as long as its agent has the area: one that was released asks nothing more that would change the store, where
 //! its successor goes on.
 
+use super::tenure::Tenure;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 use store::{
     Body, Condition, Leftover, NoPlace, Part, Seen, Sink, SinkLimits, StoreError, Upload, Version, Write,
@@ -13,25 +12,30 @@ use store::{
 #[derive(Debug)]
 pub(super) struct Fence {
     sink: Arc<dyn Sink>,
-    released: Arc<AtomicBool>,
+    tenure: Arc<Tenure>,
 }
 
 impl Fence {
-    pub(super) fn new(sink: Arc<dyn Sink>, released: Arc<AtomicBool>) -> Self {
-        Self { sink, released }
+    pub(super) fn new(sink: Arc<dyn Sink>, tenure: Arc<Tenure>) -> Self {
+        Self { sink, tenure }
     }
 
-    fn pass(&self) -> Result<&Arc<dyn Sink>, StoreError> {
-        if !self.released.load(Acquire) {
-            return Ok(&self.sink);
+    /// What is in the air may come to pass, as after a death; nothing is tried again.
+    async fn pass<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        tokio::select! {
+            biased;
+            () = self.tenure.ended() => Err(StoreError::Unavailable {
+                what: "the staging area".into(),
+                waited: Duration::ZERO,
+                queued: Duration::ZERO,
+                attempts: 0,
+                cause: "the next agent has it".into(),
+            }),
+            done = call => done,
         }
-        Err(StoreError::Unavailable {
-            what: "the staging area".into(),
-            waited: Duration::ZERO,
-            queued: Duration::ZERO,
-            attempts: 0,
-            cause: "the next agent has it".into(),
-        })
     }
 }
 
@@ -52,15 +56,15 @@ impl Sink for Fence {
         write: &Write,
         condition: &Condition,
     ) -> Result<Written, StoreError> {
-        self.pass()?.put(path, body, write, condition).await
+        self.pass(self.sink.put(path, body, write, condition)).await
     }
 
     async fn begin(&self, path: &[u8], write: &Write) -> Result<Upload, StoreError> {
-        self.pass()?.begin(path, write).await
+        self.pass(self.sink.begin(path, write)).await
     }
 
     async fn part(&self, upload: &Upload, number: u32, body: &Body) -> Result<Part, StoreError> {
-        self.pass()?.part(upload, number, body).await
+        self.pass(self.sink.part(upload, number, body)).await
     }
 
     async fn complete(
@@ -69,11 +73,11 @@ impl Sink for Fence {
         parts: &[Part],
         condition: &Condition,
     ) -> Result<Written, StoreError> {
-        self.pass()?.complete(upload, parts, condition).await
+        self.pass(self.sink.complete(upload, parts, condition)).await
     }
 
     async fn abandon(&self, upload: &Upload) -> Result<(), StoreError> {
-        self.pass()?.abandon(upload).await
+        self.pass(self.sink.abandon(upload)).await
     }
 
     async fn withdraw(
@@ -82,7 +86,7 @@ impl Sink for Fence {
         write: WriteId,
         condition: Option<&Condition>,
     ) -> Result<(), StoreError> {
-        self.pass()?.withdraw(path, write, condition).await
+        self.pass(self.sink.withdraw(path, write, condition)).await
     }
 
     async fn leftovers(&self, age: Duration) -> Result<Vec<Leftover>, StoreError> {
@@ -94,7 +98,7 @@ impl Sink for Fence {
     }
 
     async fn delete(&self, path: &[u8], condition: &Condition) -> Result<(), StoreError> {
-        self.pass()?.delete(path, condition).await
+        self.pass(self.sink.delete(path, condition)).await
     }
 
     async fn copy(
@@ -106,14 +110,36 @@ impl Sink for Fence {
         write: &Write,
         condition: &Condition,
     ) -> Result<Written, StoreError> {
-        self.pass()?.copy(from, version, size, to, write, condition).await
+        self.pass(self.sink.copy(from, version, size, to, write, condition)).await
     }
 
     async fn make_dir(&self, path: &[u8], write: &Write) -> Result<(), StoreError> {
-        self.pass()?.make_dir(path, write).await
+        self.pass(self.sink.make_dir(path, write)).await
     }
 
     async fn remove_dir(&self, path: &[u8]) -> Result<(), StoreError> {
-        self.pass()?.remove_dir(path).await
+        self.pass(self.sink.remove_dir(path)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Does, Node};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_waits_for_the_store_is_let_go_when_the_area_is_released() {
+        let mut node = Node::new();
+        node.does.send_replace(Does::Hangs);
+        let area = node.area().await;
+        let ino = node.write(&area, "a", b"bytes", true).await;
+        let file = area.by_ino(ino).unwrap();
+        let sending = tokio::spawn({
+            let area = area.clone();
+            async move { area.send(&file).await }
+        });
+        area.tenure.end();
+        assert!(sending.await.unwrap().is_err());
+        node.does.send_replace(Does::Takes);
+        assert!(!node.store("a").exists());
     }
 }

@@ -62,6 +62,7 @@ mod simulated;
 mod staged;
 mod sums;
 mod sync;
+mod tenure;
 #[cfg(test)]
 mod testing;
 mod times;

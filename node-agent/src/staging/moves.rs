@@ -303,12 +303,13 @@ impl Area {
                 Some((file, record, new, self.draw()))
             })
             .collect();
-        let (mut entries, mut changed) = (Vec::new(), BTreeMap::new());
+        let mut changed = self.state().surplus_late(wanted.len());
         for (_, _, new, id) in &wanted {
             let late = Late { path: new.clone(), given_up_ns: now_ns(), is_removed: true };
-            entries.push(late_entry(&id.to_string(), Some(&late))?);
             changed.insert(id.to_string(), Some(late));
         }
+        let entries =
+            changed.iter().map(|(id, late)| late_entry(id, late.as_ref())).collect::<Result<_, _>>()?;
         self.commit(entries, move |state| state.remember_late(changed)).await?;
         self.sync_disk().await?; // nor does a loss of power forget them
         let copies = wanted.into_iter().map(|(file, record, new, id)| async move {
@@ -542,8 +543,6 @@ impl Area {
         self.sync_disk().await?; // no loss of power brings its name back, or hides what has it next
         failpoint::hit("agent.staging.move-end");
         let is_theirs = match self.sink.remove_dir(path).await {
-            // What another node is just making in it, or has left: this is tried again.
-            Err(StoreError::Conflict { .. }) if self.shows_nothing(path).await? => return Ok(()),
             // Something is in it that is nobody's here: it is a directory of its own from now on.
             Err(StoreError::Conflict { .. }) => true,
             removed => {

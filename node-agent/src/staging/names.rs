@@ -73,6 +73,9 @@ pub(super) struct State {
 /// Random, of the writes of one area between two losses of power.
 pub(super) type Tag = [u8; 8];
 
+/// By mount and id.
+pub(super) type Request = (MountId, u64);
+
 /// One change of the journal: a key, and its value if it is to have one.
 pub(super) type Entry = (Vec<u8>, Option<Vec<u8>>);
 

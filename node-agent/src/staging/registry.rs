@@ -12,6 +12,7 @@ use super::fence::Fence;
 use super::locks::{Held, Locks};
 use super::opening;
 use super::random::random;
+use super::tenure::Tenure;
 use super::times::Times;
 use super::upkeep::{self, FILES_AT_ONCE};
 use super::{Waiting, uploads};
@@ -21,7 +22,7 @@ use crate::volumes::scope::Scope;
 use link::{Refusal, RefusalKind};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use store::{Sink, StoreError};
@@ -160,8 +161,8 @@ impl Staging {
             .await
             .map_err(|Gone| refused("the thread of its disk has ended".into()))?;
         let opened = opened.map_err(refused)?;
-        let released = Arc::new(AtomicBool::new(false));
-        let sink = Arc::new(Fence::new(sink, released.clone()));
+        let tenure = Arc::new(Tenure::default());
+        let sink = Arc::new(Fence::new(sink, tenure.clone()));
         let area = Arc::new_cyclic(|me| Area {
             volume: spec.id.clone(),
             scope: scope.clone(),
@@ -173,8 +174,7 @@ impl Staging {
             journal: Arc::new(Mutex::new(Some(opened.journal))),
             changes: Arc::default(),
             turn: Arc::default(),
-            released,
-            changing: Arc::default(),
+            tenure,
             state: Arc::new(Mutex::new(opened.state)),
             locks: Locks::default(),
             ordering: tokio::sync::Mutex::default(),

@@ -75,7 +75,7 @@ fn lost(path: &[u8]) -> StoreError {
 #[async_trait::async_trait]
 impl Source for Gate {
     async fn list(&self, dir: &[u8], token: Option<&str>) -> Result<Page, StoreError> {
-        self.source.list(dir, token).await
+        if self.is_lost() { Err(lost(b"bucket")) } else { self.source.list(dir, token).await }
     }
     async fn head(&self, path: &[u8]) -> Result<Option<Entry>, StoreError> {
         self.source.head(path).await
@@ -84,7 +84,7 @@ impl Source for Gate {
         self.source.get(path, version, range).await
     }
     async fn check(&self, limit: Duration) -> Result<(), StoreError> {
-        if self.is_lost() { Err(lost(b"bucket")) } else { self.source.check(limit).await }
+        self.source.check(limit).await
     }
     fn sink(&self) -> Option<Arc<dyn Sink>> {
         Some(Arc::new(self.clone()))

@@ -3,7 +3,6 @@
 use super::area::{Area, Caller, Found, disk_wrong, file_wrong};
 use super::bring::How;
 use super::file::{File, now_ns};
-use super::names::{APPEND, result_key};
 use super::record::{Append, Record};
 use super::{Executed, Outcome, parts};
 use fuse_abi::{InHeader, WRITE_KILL_SUIDGID, WriteIn};
@@ -80,14 +79,16 @@ impl Area {
                 self.note_dirty(&file, true).await?;
             };
             let data = content.as_ref().ok_or(Wrong::Cause(Cause::Internal))?.clone();
+            let written = head.offset..end_of(head.offset)?;
             let put = self.put_bytes(&file, data.clone(), bytes, head.offset).await;
-            drop(content);
             if let Err(wrong) = put {
-                let _alone = file.content.write().await;
-                let _ = self.cut_off_rest(&file, data).await; // a disk that fails
+                drop(content);
+                if written.end > file.size() {
+                    let _alone = file.content.write().await;
+                    let _ = self.cut_off_rest(&file, data).await; // a disk that fails
+                }
                 return Err(wrong);
             }
-            let written = head.offset..end_of(head.offset)?;
             file.wrote(written.start, written.end).then_some(written)
         };
         // Whoever changes what is there already would have all of it sent, and sent again.
@@ -114,10 +115,10 @@ impl Area {
         wrong: Wrong,
     ) -> Result<(), Wrong> {
         let _ = self.cut_off_rest(file, data).await; // a disk that fails
-        let mut entries = self.result_entries(caller, &Err(wrong))?;
-        entries.push((result_key(APPEND, caller.mount, caller.unique), None));
-        let request = (caller.mount, caller.unique);
-        self.commit(entries, move |state| _ = state.appends.remove(&request)).await
+        let (over, mut entries) = self.void_appends(file.ino, file.size())?;
+        entries.extend(self.result_entries(caller, &Err(wrong))?);
+        self.commit(entries, move |state| over.iter().for_each(|request| _ = state.appends.remove(request)))
+            .await
     }
 
     /// What a write that failed has put behind the end of the file. The caller has the content alone.

@@ -507,7 +507,7 @@ impl Client {
             let again = self.ask(life, executed, unique, operation.clone());
             let (first, second) = tokio::join!(self.ask(life, executed, unique, operation), again);
             ensure!(
-                is_same(&first, &second)
+                is_same(&act, &first, &second)
                     || life.plan.hangs && (is_unavailable(&first) || is_unavailable(&second))
                     || matches!(
                         act,
@@ -1099,10 +1099,12 @@ impl Client {
     }
 }
 
-/// A file that others write to may look another way by now.
-fn is_same<T>(first: &Result<(Done, T), Wrong>, second: &Result<(Done, T), Wrong>) -> bool {
+fn is_same<T>(act: &Act, first: &Result<(Done, T), Wrong>, second: &Result<(Done, T), Wrong>) -> bool {
     match (first, second) {
-        (Ok((Done::Node(first), _)), Ok((Done::Node(second), _))) => first.ino == second.ino,
+        // Others may have written to it in between.
+        (Ok((Done::Node(first), _)), Ok((Done::Node(second), _))) if matches!(act, Act::OpenShared) => {
+            first.ino == second.ino
+        }
         (first, second) => first.as_ref().map(|(done, _)| done) == second.as_ref().map(|(done, _)| done),
     }
 }

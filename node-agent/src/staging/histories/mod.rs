@@ -269,7 +269,7 @@ impl World {
         let (before, after) = (pause(), pause());
         self.fate.leaves();
         // Its release waits for a call of the disk meanwhile.
-        area.released.store(true, std::sync::atomic::Ordering::Release);
+        area.tenure.end();
         tokio::time::sleep(before).await;
         assert!(area.release(std::time::Instant::now() + DISK_LIMIT));
         tokio::time::sleep(after).await;

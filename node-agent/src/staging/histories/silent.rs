@@ -1,7 +1,7 @@
 //! A staging disk that does not answer, and an agent whose successor has it, call by call.
 
 use super::client::OWNER;
-use super::uploads::{Node, store};
+use super::uploads::{Node, SOON, store};
 use crate::staging::disk::THREADS;
 use crate::staging::testing::bring_write;
 use crate::staging::{Area, Caller, Executed, Outcome};
@@ -10,7 +10,6 @@ use inflight::{Inflight, Room};
 use link::Cause;
 use link::broker::MountId;
 use link::writable::{Done, Operation, SetAttributes, Wrong};
-use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -88,8 +87,8 @@ fn create(name: &str) -> Operation {
 }
 
 /// That is open, by its inode number.
-async fn with_a_file() -> (Node, Arc<Area>, Arc<Executed>, u64) {
-    let mut node = Node::on_disk(&store(), LIMIT);
+async fn with_a_file(limit: Duration) -> (Node, Arc<Area>, Arc<Executed>, u64) {
+    let mut node = Node::on_disk(&store(), limit);
     let area = node.open().await.unwrap();
     let executed = Arc::new(Executed::default());
     area.join(MOUNT, &executed);
@@ -99,7 +98,7 @@ async fn with_a_file() -> (Node, Arc<Area>, Arc<Executed>, u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_told_that_an_open_has_failed_has_nothing_open_when_it_is_done_after_all() {
-    let (mut node, area, executed, ino) = with_a_file().await;
+    let (mut node, area, executed, ino) = with_a_file(LIMIT).await;
     let times = |ino| area.state().times_open(MOUNT, ino);
     assert_eq!(times(ino), 1);
 
@@ -142,7 +141,7 @@ async fn who_is_told_that_an_open_has_failed_has_nothing_open_when_it_is_done_af
 /// What it has begun may get to the disk when its successor has executed it anew, and others have gone on from there.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_was_succeeded_changes_no_bytes() {
-    let (node, area, executed, ino) = with_a_file().await;
+    let (node, area, executed, ino) = with_a_file(LIMIT).await;
     let cut = |size| {
         let set = SetAttributes { size: Some(size), ..SetAttributes::default() };
         Operation::SetAttributes { ino, set }
@@ -169,9 +168,9 @@ async fn an_agent_that_was_succeeded_changes_no_bytes() {
 /// Its place is noted, and its bytes are refused, because a successor is about to have them.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_not_appended_when_its_agent_was_released_is_appended_by_the_successor() {
-    let (mut node, area, executed, ino) = with_a_file().await;
+    let (mut node, area, executed, ino) = with_a_file(SOON).await;
     assert_eq!(append(&area, &executed, 2, ino, "one ").await, Ok(Done::Written { bytes: 4 }));
-    area.released.store(true, Release); // its release waits for another call of the disk
+    area.tenure.end(); // its release waits for another call of the disk
     for (unique, text) in [(3, "two "), (4, "three")] {
         assert_eq!(append(&area, &executed, unique, ino, text).await, Err(Wrong::Cause(Cause::Unavailable)));
     }
@@ -185,7 +184,7 @@ async fn what_was_not_appended_when_its_agent_was_released_is_appended_by_the_su
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_could_not_be_appended_stays_so_and_its_place_is_the_next_ones() {
-    let (mut node, area, executed, ino) = with_a_file().await;
+    let (mut node, area, executed, ino) = with_a_file(SOON).await;
     assert_eq!(append(&area, &executed, 2, ino, "one ").await, Ok(Done::Written { bytes: 4 }));
     let file = area.by_ino(ino).unwrap();
     let whole = file.content.write().await.replace(Arc::new(node.file(ino)));
@@ -211,7 +210,7 @@ async fn what_could_not_be_appended_stays_so_and_its_place_is_the_next_ones() {
 /// A call that goes on could change what the successor has.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_whose_disk_hangs_keeps_what_it_is_to_leave() {
-    let (mut node, area, ..) = with_a_file().await;
+    let (mut node, area, ..) = with_a_file(SOON).await;
     let (mend, mended) = mpsc::channel::<()>();
     let (enter, entered) = oneshot::channel();
     let changing = {

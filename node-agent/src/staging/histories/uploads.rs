@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use store::{Attributes, Body, Condition, Sink, Upload, Write, WriteId};
 use volume::{Access, Parameters, ScopeId, SourceUrl, VolumeId, VolumeSpec, WriteMode};
 
-const SOON: Duration = Duration::from_secs(60);
+pub(super) const SOON: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// With one volume.
