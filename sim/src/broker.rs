@@ -132,6 +132,7 @@ impl Broker {
                 true => Place::Target,
                 false => Place::Nowhere,
             },
+            refused: mount.is_refused(),
         });
         let seen = Snapshot {
             known: known.collect(),

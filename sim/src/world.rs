@@ -946,6 +946,7 @@ impl World {
                     }
                     is_to_give = true;
                 }
+                Finding::Refused(_) => is_to_give = true,
                 Finding::HeldThoughOrphaned(id) => {
                     if let Some(known) = self.broker.as_ref().and_then(|broker| broker.table.get(id)) {
                         known.enter_if(State::Serving, "its agent holds it", |state, _| {

@@ -166,7 +166,8 @@ impl Adopter {
         };
         let adopt = AgentRequest::Adopt(Box::new(adopt));
         let adopted = agent.ask(adopt, &[device.as_fd(), inflight.as_fd()], self.limit);
-        // No agent serves it in the cases below: it ends with its healTimeout, unless another agent comes.
+        // No agent serves it in the cases below: it ends with its healTimeout, unless this one takes it
+        // later (`compare`) or another one comes.
         let why = match adopted {
             Ok((AgentAnswer::Done, _)) => {
                 self.lifecycle.enter_if(mount, State::Serving, "a new agent serves it", still);
@@ -176,7 +177,8 @@ impl Adopter {
             Ok(_) => "the new agent answered with something else".to_owned(),
             Err(AskError::Gone) => "the new agent is gone, too".to_owned(),
             Err(error) => {
-                tracing::error!(mount = %mount.id, volume = %mount.volume(), %error, "the new agent does not take this mount: it ends after healTimeout");
+                mount.note_refused(matches!(error, AskError::Refused(_)));
+                tracing::error!(mount = %mount.id, volume = %mount.volume(), %error, "the new agent does not take this mount: it is asked again, until healTimeout");
                 format!("the new agent refused it: {error}")
             }
         };

@@ -30,6 +30,8 @@ pub struct MountView {
     pub state: State,
     pub owner: Owner,
     pub place: Place,
+    /// By the agent that was given it last.
+    pub refused: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -52,6 +54,9 @@ pub enum Finding {
     HeldUnknown(MountId),
     /// The broker takes it for served, and no agent holds it: adopted again.
     ServedByNobody(MountId),
+    /// The agent has refused it, and may take it by now (what its predecessor has left of a disk that hung): given to it again, until its
+    /// time is over.
+    Refused(MountId),
     /// The broker waits for an agent for it, and the agent holds it: served.
     HeldThoughOrphaned(MountId),
     /// It lives, but not at its target. It may be in use in a container: reported.
@@ -66,6 +71,7 @@ impl Finding {
             Self::HeldThoughOver(id)
             | Self::HeldUnknown(id)
             | Self::ServedByNobody(id)
+            | Self::Refused(id)
             | Self::HeldThoughOrphaned(id)
             | Self::Displaced(id) => Some(id),
             Self::Stray(..) => None,
@@ -135,6 +141,7 @@ fn judge(mount: &MountView, held: Option<&BTreeSet<MountId>>) -> Option<Finding>
         (State::Orphaned(_), Owner::Current) if is_held == Some(true) => {
             Some(Finding::HeldThoughOrphaned(id))
         }
+        (State::Orphaned(_), Owner::Current) if mount.refused => Some(Finding::Refused(id)),
         _ if mount.place != Place::Target => Some(Finding::Displaced(id)),
         _ => None,
     }
@@ -148,7 +155,7 @@ mod tests {
     const ID: MountId = MountId(7);
 
     fn known(state: State) -> MountView {
-        MountView { id: ID, state, owner: Owner::Current, place: Place::Target }
+        MountView { id: ID, state, owner: Owner::Current, place: Place::Target, refused: false }
     }
 
     fn found(known: MountView, held: Option<&[u64]>) -> Vec<Finding> {
@@ -204,7 +211,11 @@ mod tests {
         assert_eq!(found(known(State::Serving), Some(&[])), [Finding::ServedByNobody(ID)]);
         let orphaned = State::Orphaned(Instant::now());
         assert_eq!(found(known(orphaned), Some(&[7])), [Finding::HeldThoughOrphaned(ID)]);
-        assert_eq!(found(known(orphaned), Some(&[])), [], "it was refused, and expires");
+        assert_eq!(found(known(orphaned), Some(&[])), [], "it is being given, and expires");
+        let refused = MountView { refused: true, ..known(orphaned) };
+        assert_eq!(found(refused, Some(&[])), [Finding::Refused(ID)]);
+        assert_eq!(found(refused, Some(&[7])), [Finding::HeldThoughOrphaned(ID)]);
+        assert_eq!(found(MountView { owner: Owner::Connected, ..refused }, Some(&[])), []);
         // Of another agent: adoption sees to it, unless that agent is gone.
         for (owner, expected) in
             [(Owner::Connected, vec![]), (Owner::Gone, vec![Finding::ServedByNobody(ID)])]

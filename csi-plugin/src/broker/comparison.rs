@@ -134,7 +134,8 @@ impl Comparer {
     fn look_at(&self, mount: &Mount, current: Option<&AgentLink>, table: &[MountEntry]) -> MountView {
         let agent = mount.agent();
         let owner = owner(&agent, current.map(AgentLink::identity), || self.agents.slots.has(&agent));
-        MountView { id: mount.id, state: mount.state(), owner, place: place(table, mount) }
+        let (state, refused) = (mount.state(), mount.is_refused());
+        MountView { id: mount.id, state, owner, place: place(table, mount), refused }
     }
 
     fn held_by(&self, agent: &AgentLink) -> Option<BTreeSet<MountId>> {
@@ -191,6 +192,7 @@ impl Comparer {
                 self.lifecycle.wake_expiry();
                 true
             }
+            (Finding::Refused(_), Some(_)) => true,
             (Finding::HeldThoughOrphaned(_), Some(mount)) => {
                 tracing::warn!(mount = %id, volume = %mount.volume(), "the agent holds a mount that the broker takes for orphaned");
                 self.lifecycle.enter_if(&mount, State::Serving, "its agent holds it", |state, _| {

@@ -26,6 +26,8 @@ use mounts::{Connection, Control, MountSource, Target};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use volume::{Credentials, RequestTimeout, VolumeId};
@@ -81,6 +83,7 @@ pub struct Mount {
     pub device: Mutex<Option<Arc<OwnedFd>>>,
     pub(super) condition: Condition,
     limit: Option<RequestTimeout>,
+    refused: AtomicBool,
     changing: Mutex<Changing>,
 }
 
@@ -149,6 +152,7 @@ impl Mount {
             device: Mutex::new(Some(Arc::new(parts.device))),
             condition: Condition::default(),
             limit: parts.limit,
+            refused: AtomicBool::new(false),
             changing: Mutex::new(changing),
         }
     }
@@ -234,6 +238,7 @@ impl Mount {
     /// This agent is about to be given what no agent serves, or only one whose end no agent has noted, and may speak of it
     /// from now on. Since when has no agent served it, and which did before? None: it is not to be had.
     pub fn begin_adoption(&self, agent: &AgentIdentity, now: Instant) -> Option<(Instant, AgentIdentity)> {
+        self.note_refused(false);
         let mut changing = self.changing();
         let from = changing.state;
         let since = match from {
@@ -246,6 +251,15 @@ impl Mount {
         drop(changing);
         self.log(from, State::Adopting(since), "an agent is given it");
         Some((since, before))
+    }
+
+    /// The agent that was given it last has said that it does not take it.
+    pub fn is_refused(&self) -> bool {
+        self.refused.load(Acquire)
+    }
+
+    pub(super) fn note_refused(&self, is_refused: bool) {
+        self.refused.store(is_refused, Release);
     }
 
     fn log(&self, from: State, to: State, why: &str) {

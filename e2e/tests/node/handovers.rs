@@ -14,7 +14,12 @@ use e2e::scenario::handovers::{self, HandoverPlan};
 use e2e::scenario::memory;
 use e2e::tree::{Shape, Tree};
 use rustix::process::Signal;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
+use testkit::fault_fs::{Call, DiskFaults};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -192,6 +197,52 @@ fn an_agent_that_hangs_is_succeeded_by_one_that_comes() -> Result<()> {
         pod.verify(&tree, 2)?.ensure_all(&tree)?;
     }
     drop(pods);
+    node.finish()
+}
+
+/// One of the agent's threads for it is in a call of this disk, which is a FUSE file system.
+fn waits_for_its_staging_disk(agent: u32) -> bool {
+    let read = |task: &Path, file: &str| fs::read_to_string(task.join(file)).unwrap_or_default();
+    let waits = |task: &Path| {
+        read(task, "comm").starts_with("staging-") && read(task, "wchan").contains("request_wait_answer")
+    };
+    let tasks = fs::read_dir(format!("/proc/{agent}/task"));
+    tasks.is_ok_and(|tasks| tasks.flatten().any(|task| waits(&task.path())))
+}
+
+/// It cannot let go of what it may still change. All else is served meanwhile, and that when the disk answers.
+#[test]
+fn an_agent_whose_staging_disk_hangs_is_succeeded() -> Result<()> {
+    let (mut node, disk) = Node::on_faulty_staging_disk(AgentOptions::default())?;
+    let tree = Tree::generated("", Shape::LITTLE);
+    node.server.add(&tree, "set")?;
+    let data_set = node.volume("set", "set", &[])?;
+    let reader = node.pod(&data_set)?;
+    let mounted = node.workspace("hangs", "hangs", &[("writeMode", "back")])?;
+    let path = mounted.target.join("a");
+    let mut file = File::create_new(&path)?;
+    file.write_all(b"first")?;
+    file.sync_all()?;
+    drop(file);
+    disk.set(&DiskFaults { hangs: vec![Call::Write], ..DiskFaults::default() })?;
+    // A process of its own: whoever has the file open would wait for this mount where he starts another one.
+    let append = format!("printf second >> '{}'", path.display());
+    let mut writer = Command::new("sh").arg("-c").arg(append).stderr(Stdio::null()).spawn()?;
+    let old = node.agent().pid();
+    ensure!(wait_until(PATIENCE, || waits_for_its_staging_disk(old)), "nothing is written to the disk");
+    node.start_standby(&of(Version::Next))?;
+    ensure!(wait_until(PATIENCE, || processes::fuse_children(old).is_empty()), "it does not drain");
+    reader.verify(&tree, 2)?.ensure_all(&tree)?;
+    disk.set(&DiskFaults::default())?;
+    let outcome = node.decide()?;
+    let Outcome::Succeeded(status) = outcome else { bail!("{outcome:?}") };
+    ensure!(!status.success(), "it let go of what it might still change: {status}");
+    served_by(&node, node.agent().pid())?;
+    let written = writer.wait()?;
+    let found = fs::read(&path)?;
+    let expected: &[u8] = if written.success() { b"firstsecond" } else { b"first" };
+    ensure!(found == expected, "{written}, and {:?}", String::from_utf8_lossy(&found));
+    drop(reader);
     node.finish()
 }
 
