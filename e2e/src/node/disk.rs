@@ -24,7 +24,7 @@ pub fn small_disk(places: &Places, megabytes: u64, uid: u32) -> Result<PathBuf> 
 }
 
 /// A tmpfs of `megabytes` where the agent, which is down, has what was written. It disappears with the node's directory.
-pub fn small_staging_disk(places: &Places, megabytes: u64, uid: u32) -> Result<()> {
+fn own_staging_disk(places: &Places, megabytes: u64, uid: u32) -> Result<()> {
     let staging = places.state("agent").join("staging");
     std::fs::create_dir_all(&staging)?;
     let data = std::ffi::CString::new(format!("size={megabytes}m,mode=0700,uid={uid},gid={uid}"))?;
@@ -33,6 +33,15 @@ pub fn small_staging_disk(places: &Places, megabytes: u64, uid: u32) -> Result<(
 }
 
 impl Node {
+    /// One whose staging disk has so many megabytes, whatever this machine's has free.
+    pub fn on_staging_disk_of(megabytes: u64) -> Result<Self> {
+        let mut node = Self::start(AgentOptions::default())?;
+        node.stop_agent()?;
+        own_staging_disk(&node.places, megabytes, node.options.uid)?;
+        node.start_agent()?;
+        Ok(node)
+    }
+
     /// One whose staging disk fails as its test says. The disk is to outlive what [`Self::finish`] does.
     pub fn on_faulty_staging_disk(options: AgentOptions) -> Result<(Self, FaultyDisk)> {
         let mut node = Self::start(options)?;

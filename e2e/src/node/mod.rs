@@ -13,7 +13,7 @@ mod plugin;
 mod server;
 
 pub use agent::{ALICE, Agent, AgentOptions, Failpoints, InjectedFault, Tier};
-pub use disk::{FaultyDisk, small_disk, small_staging_disk};
+pub use disk::{FaultyDisk, small_disk};
 pub use handover::Outcome;
 pub use log::LogTo;
 pub use many::Published;

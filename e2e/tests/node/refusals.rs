@@ -5,7 +5,7 @@ use crate::operators::millpond;
 use crate::promises::errno;
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, BUCKET, Mounted, Node, small_staging_disk};
+use e2e::node::{AgentOptions, BUCKET, Mounted, Node};
 use e2e::tree::{Shape, Tree};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -229,12 +229,8 @@ fn back_what_a_store_refuses_fails_no_call_and_gets_there_by_itself() -> Result<
 /// Nothing is dropped that the store does not have; what it has makes room, and writers wait for that.
 #[test]
 fn a_full_staging_disk_holds_writers_up_and_fails_them_only_if_nothing_can_go() -> Result<()> {
-    let mut node = Node::start(AgentOptions::default())?;
-    node.stop_agent()?;
     // So much of it stays free, and there is room for about six of the files.
-    let uid = node.options().uid;
-    small_staging_disk(node.places(), 256 + 128, uid)?;
-    node.start_agent()?;
+    let mut node = Node::on_staging_disk_of(256 + 128)?;
     let mut store = Store::start(&node, "full")?;
     let mounted = store.workspace(&mut node, "full", "back")?;
     let bytes = bytes(Trouble::Denied, LARGE);

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::clock::wait_until;
-use e2e::node::{AgentOptions, Mounted, Node, small_staging_disk};
+use e2e::node::{Mounted, Node};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::PathBuf;
@@ -20,12 +20,7 @@ const ROOM: u64 = 128;
 
 /// With so little room that the files of two volumes do not fit.
 fn node() -> Result<Node> {
-    let mut node = Node::start(AgentOptions::default())?;
-    node.stop_agent()?;
-    let uid = node.options().uid;
-    small_staging_disk(node.places(), KEPT_FREE + ROOM, uid)?;
-    node.start_agent()?;
-    Ok(node)
+    Node::on_staging_disk_of(KEPT_FREE + ROOM)
 }
 
 fn bytes(seed: u8, len: usize) -> Vec<u8> {

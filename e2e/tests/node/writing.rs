@@ -26,6 +26,11 @@ fn started() -> Result<Node> {
     Node::start(AgentOptions::default())
 }
 
+/// Where what the store has stays staged: of the disk of this machine less than an eighth may be free.
+fn started_with_room() -> Result<Node> {
+    Node::on_staging_disk_of(2048)
+}
+
 fn set(of: &[&str]) -> BTreeSet<OsString> {
     of.iter().map(OsString::from).collect()
 }
@@ -279,7 +284,7 @@ fn a_directory_with_all_below_it_gets_another_name_at_once() -> Result<()> {
 /// `mv` makes copies then, and says how far it is.
 #[test]
 fn a_directory_of_more_than_a_journals_frame_is_left_to_who_copies_it() -> Result<()> {
-    let mut node = started()?;
+    let mut node = started_with_room()?;
     let mounted = workspace(&mut node, "many", &[("writeMode", "back")])?;
     let dir = mounted.target.join("d");
     fs::create_dir(&dir)?;
@@ -298,7 +303,7 @@ fn a_directory_of_more_than_a_journals_frame_is_left_to_who_copies_it() -> Resul
 #[test]
 fn each_name_is_listed_once_while_the_files_get_to_the_store() -> Result<()> {
     const FILES: usize = 1500;
-    let mut node = started()?;
+    let mut node = started_with_room()?;
     let mounted = workspace(&mut node, "listed", &[("writeMode", "back")])?;
     let dir = mounted.target.join("d");
     fs::create_dir(&dir)?;
