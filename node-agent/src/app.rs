@@ -272,7 +272,8 @@ impl App {
         Ok(Self { volumes, engine, spawner, helpers, metrics_address, api_socket, servers, orders, owner })
     }
 
-    /// Lets go of everything that has one owner, as fast as it can: applications wait.
+    /// Lets go of everything that has one owner, as fast as it can: applications wait. False: of what a staging disk that hangs may still
+    /// change it cannot, as long as this process lives.
     pub(crate) async fn drain(&mut self) -> bool {
         tracing::info!("draining for a successor");
         self.volumes.drain().await;

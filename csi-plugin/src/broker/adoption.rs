@@ -177,7 +177,9 @@ impl Adopter {
             Ok(_) => "the new agent answered with something else".to_owned(),
             Err(AskError::Gone) => "the new agent is gone, too".to_owned(),
             Err(error) => {
-                mount.note_refused(matches!(error, AskError::Refused(_)));
+                if matches!(error, AskError::Refused(_)) {
+                    mount.note_refused();
+                }
                 tracing::error!(mount = %mount.id, volume = %mount.volume(), %error, "the new agent does not take this mount: it is asked again, until healTimeout");
                 format!("the new agent refused it: {error}")
             }

@@ -26,8 +26,6 @@ use mounts::{Connection, Control, MountSource, Target};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use volume::{Credentials, RequestTimeout, VolumeId};
@@ -83,7 +81,6 @@ pub struct Mount {
     pub device: Mutex<Option<Arc<OwnedFd>>>,
     pub(super) condition: Condition,
     limit: Option<RequestTimeout>,
-    refused: AtomicBool,
     changing: Mutex<Changing>,
 }
 
@@ -99,6 +96,8 @@ struct Changing {
     backing: BTreeSet<u32>,
     /// Of its connection; None where there is no fusectl.
     control: Option<Arc<Control>>,
+    /// The agent that was given it last has said that it does not take it.
+    refused: bool,
     /// Another process has ended its connection.
     ended_by_others: bool,
     /// Dead mounts in whose place it shall be, wherever they are found.
@@ -140,6 +139,7 @@ impl Mount {
             prepared: None,
             backing: BTreeSet::new(),
             control: parts.control.map(Arc::new),
+            refused: false,
             ended_by_others: false,
             replaces: Vec::new(),
         };
@@ -152,7 +152,6 @@ impl Mount {
             device: Mutex::new(Some(Arc::new(parts.device))),
             condition: Condition::default(),
             limit: parts.limit,
-            refused: AtomicBool::new(false),
             changing: Mutex::new(changing),
         }
     }
@@ -238,7 +237,6 @@ impl Mount {
     /// This agent is about to be given what no agent serves, or only one whose end no agent has noted, and may speak of it
     /// from now on. Since when has no agent served it, and which did before? None: it is not to be had.
     pub fn begin_adoption(&self, agent: &AgentIdentity, now: Instant) -> Option<(Instant, AgentIdentity)> {
-        self.note_refused(false);
         let mut changing = self.changing();
         let from = changing.state;
         let since = match from {
@@ -247,7 +245,7 @@ impl Mount {
             _ => return None,
         };
         let before = std::mem::replace(&mut changing.agent, agent.clone());
-        changing.state = State::Adopting(since);
+        (changing.state, changing.refused) = (State::Adopting(since), false);
         drop(changing);
         self.log(from, State::Adopting(since), "an agent is given it");
         Some((since, before))
@@ -255,11 +253,11 @@ impl Mount {
 
     /// The agent that was given it last has said that it does not take it.
     pub fn is_refused(&self) -> bool {
-        self.refused.load(Acquire)
+        self.changing().refused
     }
 
-    pub(super) fn note_refused(&self, is_refused: bool) {
-        self.refused.store(is_refused, Release);
+    pub(super) fn note_refused(&self) {
+        self.changing().refused = true;
     }
 
     fn log(&self, from: State, to: State, why: &str) {

@@ -785,10 +785,6 @@ impl Area {
         false
     }
 
-    pub(super) fn is_released(&self) -> bool {
-        self.tenure.is_over()
-    }
-
     pub(super) fn meta_wrong(&self, error: &meta::MetaError) -> Wrong {
         tracing::error!(volume = %self.volume, %error, "metadata store failed");
         Wrong::Cause(Cause::Internal)

@@ -124,7 +124,7 @@ impl Sink for Fence {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Does, Node};
+    use super::super::testing::{Does, Node, SOON, until};
 
     #[tokio::test(flavor = "multi_thread")]
     async fn who_waits_for_the_store_is_let_go_when_the_area_is_released() {
@@ -133,12 +133,15 @@ mod tests {
         let area = node.area().await;
         let ino = node.write(&area, "a", b"bytes", true).await;
         let file = area.by_ino(ino).unwrap();
+        let waiting = node.does.receiver_count();
         let sending = tokio::spawn({
             let area = area.clone();
             async move { area.send(&file).await }
         });
+        until(|| node.does.receiver_count() > waiting).await; // each call that hangs has one
         area.tenure.end();
-        assert!(sending.await.unwrap().is_err());
+        let sent = tokio::time::timeout(SOON, sending).await.expect("it is let go");
+        assert!(sent.unwrap().is_err());
         node.does.send_replace(Does::Takes);
         assert!(!node.store("a").exists());
     }

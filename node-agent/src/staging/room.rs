@@ -80,7 +80,7 @@ impl Staging {
         while self.is_low(disk).await? {
             let mut dropped = false;
             for area in self.open_areas() {
-                dropped |= !area.is_released() && area.drop_clean().await;
+                dropped |= !area.tenure.is_over() && area.drop_clean().await;
             }
             if !dropped {
                 break;

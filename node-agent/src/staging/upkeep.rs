@@ -159,7 +159,7 @@ pub(super) fn keep_sending(area: &Arc<Area>) {
         loop {
             tokio::time::sleep(LOOK).await;
             let Some(area) = area.upgrade() else { return };
-            if area.is_released() {
+            if area.tenure.is_over() {
                 return;
             }
             if strangers.take_if(|at| Instant::now() >= *at).is_some() {

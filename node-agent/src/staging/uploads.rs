@@ -167,7 +167,7 @@ pub(super) fn keep_ending(area: &Arc<Area>) {
         let mut listing = Instant::now() + FIRST_LISTING;
         loop {
             {
-                let Some(area) = area.upgrade().filter(|area| !area.is_released()) else { return };
+                let Some(area) = area.upgrade().filter(|area| !area.tenure.is_over()) else { return };
                 area.end_left_uploads().await;
                 if Instant::now() >= listing {
                     area.end_old_uploads().await;
